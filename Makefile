@@ -1,0 +1,59 @@
+# Everything a developer does. `make` lists it. Needs CPython 3.11 or later, and nothing else.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+GENERATED := services
+PROTOS := $(wildcard protos/outrider/v1/*.proto)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo bench test check fmt proto demo-models clean
+
+help:  ## Shows this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo  ## Starts everything, streams a generation, compares the methods
+	@$(BIN)/outrider demo
+
+bench: $(VENV)/.demo  ## Measures every method; flags in ARGS="--help"
+	@$(BIN)/outrider bench $(ARGS)
+
+test: $(VENV)/.dev  ## Runs all tests
+	$(BIN)/pytest $(ARGS)
+
+check: $(VENV)/.dev  ## Style, types, layers, fast tests: before every push
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/pytest -q -m "not slow" $(ARGS)
+
+fmt: $(VENV)/.dev  ## Formats the code
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+proto: $(VENV)/.dev  ## Generates services/outrider/v1 from protos/
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iprotos \
+		--python_out=$(GENERATED) --pyi_out=$(GENERATED) \
+		--grpc_python_out=$(GENERATED) --mypy_grpc_out=$(GENERATED) $(PROTOS)
+
+demo-models: $(VENV)/.demo  ## Trains the demo pair anew, from Python's own library
+	$(BIN)/python -m outrider.models.demo.train $(ARGS)
+
+clean:  ## Deletes what was built, the virtual environment included
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis bench-results
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp for each set of extras: installed anew when pyproject.toml changes.
+$(VENV)/.demo: EXTRA := demo
+$(VENV)/.dev: EXTRA := dev
+$(VENV)/.demo $(VENV)/.dev: pyproject.toml | $(BIN)/python
+	@echo "installing outrider[$(EXTRA)] into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRA)]'
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $(PYTHON) is older than 3.11; name another with PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "error: $(PYTHON) cannot make virtual environments; on Debian: apt install python3-venv"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,29 @@
+"""The client SDK: an asyncio and a blocking client, the `outrider` command, the benchmark.
+
+>>> from outrider_client import BlockingClient
+>>> with BlockingClient("127.0.0.1:50051") as client:                           # doctest: +SKIP
+...     print(client.complete("def add(", temperature=0, max_tokens=32).text)
+"""
+
+from outrider.core.params import Method, Source
+from outrider_client.blocking import BlockingClient, BlockingGeneration
+from outrider_client.client import Client, Generation
+from outrider_client.errors import OutriderError
+from outrider_client.generation import Chunk, FinishReason, Result
+from outrider_client.requests import ChatMessage, GenerateOptions, Prompt
+
+__all__ = [
+    "BlockingClient",
+    "BlockingGeneration",
+    "ChatMessage",
+    "Chunk",
+    "Client",
+    "FinishReason",
+    "GenerateOptions",
+    "Generation",
+    "Method",
+    "OutriderError",
+    "Prompt",
+    "Result",
+    "Source",
+]

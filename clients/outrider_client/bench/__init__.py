@@ -1,0 +1,16 @@
+"""`outrider bench`: how fast each method is, on this machine, beside what the machine could do.
+
+prompts      what is continued
+config       what was asked for: every flag, checked
+contenders   who takes part: our methods and the baselines, each with its setting
+samples      what one generation looked like to its client
+drivers      how a contender generates: over gRPC, or in a worker process
+servers      the services under test, each a process of its own
+workload     who runs when: interleaved, in rotating order
+statistics   samples to rows
+machine      what one forward costs, and the ceiling that this sets
+environment  where it ran
+report       rows to tables and to results.json
+plots        rows to pictures
+command      the command itself
+"""

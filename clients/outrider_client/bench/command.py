@@ -1,0 +1,177 @@
+"""`outrider bench`: reads the flags, runs the benchmark, prints and writes the report."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from outrider_client.bench.benchmark import Benchmark
+from outrider_client.bench.config import (
+    BASELINES,
+    DTYPE_ALIASES,
+    METHODS,
+    BenchConfig,
+    FlagError,
+    parse_cores,
+    parse_counts,
+    parse_names,
+    parse_numbers,
+    read_prompts,
+)
+from outrider_client.bench.drivers import GenerationFailed
+from outrider_client.bench.prompts import PromptError
+from outrider_client.bench.report import print_report, write_report
+from outrider_client.bench.samples import Sample
+from outrider_client.bench.servers import StackError
+from outrider_client.bench.workers import WorkerError
+
+_DEFAULTS = BenchConfig()
+
+
+def bench(
+    target: Annotated[
+        str, typer.Option(help="Target model: a demo model, a folder or a name on the Hugging Face hub.")
+    ] = _DEFAULTS.target,
+    draft: Annotated[str, typer.Option(help="Draft model, likewise.")] = _DEFAULTS.draft,
+    dtype: Annotated[
+        str, typer.Option(help="Type the target computes in: bfloat16 (bf16) or float32 (fp32).")
+    ] = _DEFAULTS.dtype,
+    draft_dtype: Annotated[str, typer.Option(help="Type the draft model computes in.")] = _DEFAULTS.draft_dtype,
+    methods: Annotated[str, typer.Option(help=f"Of {', '.join(METHODS)}; off always takes part.")] = ",".join(
+        _DEFAULTS.methods
+    ),
+    baselines: Annotated[
+        str, typer.Option(help="hf: transformers' generate, assisted generation and prompt lookup; bare: no services.")
+    ] = "",
+    temperatures: Annotated[str, typer.Option(help="Sampling temperatures; 0 = greedy.")] = "0,0.7,1",
+    num_speculative_tokens: Annotated[
+        str, typer.Option(help="Most drafted tokens a round; several = a row for each. Default: the server's.")
+    ] = "",
+    lookahead: Annotated[int | None, typer.Option(help="How far pearl drafts ahead. Default: the server's.")] = None,
+    min_path_probability: Annotated[
+        float | None, typer.Option(help="Where a chain ends. Default: the server's.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help='JSONL with {"prompt": ..., "category": ...}. Default: 24 prompts of our own.')
+    ] = None,
+    categories: Annotated[str, typer.Option(help="Categories of prompts to use. Default: all.")] = "",
+    num_prompts: Annotated[int | None, typer.Option(help="Prompts to use, the categories taking turns.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = _DEFAULTS.max_tokens,
+    repeats: Annotated[int, typer.Option(help="How often everything is measured.")] = _DEFAULTS.repeats,
+    seed: Annotated[int, typer.Option(help="Keys the sampling.")] = _DEFAULTS.seed,
+    concurrency: Annotated[str, typer.Option(help="Generations at once; several = a row for each.")] = "1",
+    rtt_ms: Annotated[
+        str, typer.Option(help="Round-trip times added between verifier and speculator; several = a row for each.")
+    ] = "0",
+    cores: Annotated[
+        str, typer.Option(help="Cores of the target and of everything else, like 0,1; or auto; or none.")
+    ] = "auto",
+    address: Annotated[
+        str | None, typer.Option(help="Measure a verifier that runs already, instead of a stack of our own.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.json, results.md and pictures.")] = None,
+) -> None:
+    """Measures how fast each method is on this machine, beside what the machine could do."""
+    try:
+        config = BenchConfig(
+            target=target,
+            draft=draft,
+            dtype=DTYPE_ALIASES.get(dtype, dtype),
+            draft_dtype=DTYPE_ALIASES.get(draft_dtype, draft_dtype),
+            methods=parse_names("--methods", methods, METHODS),
+            baselines=parse_names("--baselines", baselines, BASELINES),
+            temperatures=parse_numbers("--temperatures", temperatures, "a number >= 0", lambda value: value >= 0),
+            concurrencies=parse_counts("--concurrency", concurrency),
+            rtts_ms=parse_numbers("--rtt-ms", rtt_ms, "a number >= 0", lambda value: value >= 0),
+            num_speculative_tokens=parse_counts("--num-speculative-tokens", num_speculative_tokens)
+            if num_speculative_tokens
+            else (),
+            lookahead=lookahead,
+            min_path_probability=min_path_probability,
+            max_tokens=max_tokens,
+            repeats=repeats,
+            seed=seed,
+            address=address,
+            cores=parse_cores(cores, _available_cores()) if address is None else (),
+            prompts=read_prompts(prompts, categories, num_prompts),
+        )
+        _check_folder(out)
+    except (FlagError, PromptError) as error:
+        _fail(error, 2)
+    run_and_report(Benchmark(config), out, Console())
+
+
+def run_and_report(benchmark: Benchmark, out: Path | None, console: Console) -> None:
+    """Runs, then prints and writes. Ctrl-C and failures end the run, not the report of what has been measured."""
+    failure: Exception | None = None
+    interrupted = False
+    if benchmark.config.cores:
+        # Children inherit this; the verifier and the workers then move to the core of their own.
+        os.sched_setaffinity(0, {benchmark.config.cores[1]})
+    try:
+        asyncio.run(_run(benchmark, console))
+    except KeyboardInterrupt:
+        interrupted = True
+    except (GenerationFailed, WorkerError, StackError) as error:
+        failure = error
+    if benchmark.has_samples:
+        results = benchmark.results()
+        paths = write_report(results, out) if out is not None else []
+        print_report(results, console)
+        for path in paths:
+            console.print(f"wrote {path}", highlight=False)
+    if failure is not None:
+        _fail(failure, 1)
+    if interrupted:
+        sys.exit(130)
+
+
+async def _run(benchmark: Benchmark, console: Console) -> None:
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=benchmark.num_generations)
+
+        def say(text: str) -> None:
+            progress.update(task, description=text)
+
+        def on_sample(sample: Sample) -> None:
+            done = sample.generation
+            speed = f"{len(done.token_ids) / done.duration_s:.0f} tok/s" if done else f"failed: {sample.error}"
+            text = f"{sample.condition.label}, temperature {sample.condition.temperature:g}: {speed}"
+            progress.update(task, advance=1, description=text)
+
+        await benchmark.run(say, on_sample)
+
+
+def _available_cores() -> list[int]:
+    """Cores this process may use; where that cannot be asked, none can be chosen either."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def _check_folder(out: Path | None) -> None:
+    """An hour of measuring should not end at a folder that cannot be written to."""
+    if out is None:
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FlagError("--out", f"a folder that can be written to ({error.strerror})", out) from None
+    if not os.access(out, os.W_OK):
+        raise FlagError("--out", "a folder that can be written to", out)
+
+
+def _fail(error: Exception, status: int) -> NoReturn:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(status)

@@ -1,0 +1,138 @@
+"""What was asked for. Every flag is checked here, and every error is one line that names the flag."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from outrider_client.bench.prompts import Prompt, PromptError, choose, default_prompts, load_prompts
+
+METHODS = ("off", "speculative", "pearl", "retrieval", "speculative+retrieval", "pearl+retrieval")
+"""`+retrieval` sets `SpeculationParams.retrieval`."""
+BASELINES = ("hf", "bare")
+DTYPES = ("bfloat16", "float32")
+DTYPE_ALIASES = {"bf16": "bfloat16", "fp32": "float32"}
+
+T = TypeVar("T")
+
+
+class FlagError(ValueError):
+    """A flag has a wrong value. The message names the flag, the rule and the value."""
+
+    def __init__(self, flag: str, rule: str, value: object) -> None:
+        super().__init__(f"{flag} must be {rule}, got {str(value)!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchConfig:
+    """A benchmark, fully decided."""
+
+    target: str = "demo/target-100m"
+    draft: str = "demo/draft"
+    dtype: str = "bfloat16"
+    draft_dtype: str = "float32"
+    methods: tuple[str, ...] = ("off", "speculative", "pearl", "retrieval")
+    baselines: tuple[str, ...] = ()
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    concurrencies: tuple[int, ...] = (1,)
+    rtts_ms: tuple[float, ...] = (0.0,)
+    num_speculative_tokens: tuple[int, ...] = ()
+    """Each gives every drafting method a row of its own; empty = the server's default."""
+    lookahead: int | None = None
+    min_path_probability: float | None = None
+    max_tokens: int = 128
+    repeats: int = 3
+    seed: int = 0
+    address: str | None = None
+    """A verifier that runs already; None = a stack of our own."""
+    cores: tuple[int, ...] = ()
+    """The target's core, then the core of everything else; empty = not pinned."""
+    prompts: tuple[Prompt, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        _require(self.max_tokens >= 2, "--max-tokens", ">= 2 (a rate needs two tokens)", self.max_tokens)
+        _require(self.repeats >= 1, "--repeats", ">= 1", self.repeats)
+        _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
+        _require(self.dtype in DTYPES, "--dtype", _one_of(DTYPES), self.dtype)
+        _require(self.draft_dtype in DTYPES, "--draft-dtype", _one_of(DTYPES), self.draft_dtype)
+        _require(self.lookahead is None or self.lookahead >= 1, "--lookahead", ">= 1", self.lookahead)
+        minimum = self.min_path_probability
+        _require(minimum is None or 0 <= minimum < 1, "--min-path-probability", "in [0, 1)", minimum)
+        if self.address is not None:
+            # The baselines need the weights, and the delay stands between services that we start: both only in a stack
+            # of our own.
+            _require(not self.baselines, "--baselines", "empty with --address", ",".join(self.baselines))
+            _require(self.rtts_ms == (0.0,), "--rtt-ms", "0 with --address", ",".join(map(str, self.rtts_ms)))
+
+
+def parse_list(
+    flag: str, text: str, convert: Callable[[str], T], rule: str, allowed: Callable[[T], bool]
+) -> tuple[T, ...]:
+    """The values of a comma-separated flag, in order, each once. `rule` says what one value must be."""
+    values: list[T] = []
+    for part in (part.strip() for part in text.split(",")):
+        try:
+            value = convert(part)
+        except ValueError:
+            raise FlagError(flag, rule, part) from None
+        if not allowed(value):
+            raise FlagError(flag, rule, part)
+        if value not in values:
+            values.append(value)
+    return tuple(values)
+
+
+def parse_names(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """A comma-separated choice of names; an empty text chooses none."""
+    return parse_list(flag, text, str, _one_of(known), lambda name: name in known) if text.strip() else ()
+
+
+def parse_numbers(flag: str, text: str, rule: str, allowed: Callable[[float], bool]) -> tuple[float, ...]:
+    """Comma-separated finite numbers."""
+    return parse_list(flag, text, float, rule, lambda value: math.isfinite(value) and allowed(value))
+
+
+def parse_counts(flag: str, text: str) -> tuple[int, ...]:
+    """Comma-separated whole numbers, each at least 1."""
+    return parse_list(flag, text, int, ">= 1, a whole number", lambda value: value >= 1)
+
+
+def parse_cores(text: str, available: Sequence[int]) -> tuple[int, ...]:
+    """Cores for the target and for everything else.
+
+    "auto" takes the first two that this process may use, "none" pins nothing. One core stands for both.
+    """
+    if text == "none":
+        return ()
+    if text == "auto":
+        return (available[0], available[1 % len(available)])
+    rule = f"auto, none, or one or two of the cores {','.join(map(str, available))}"
+    cores = parse_list("--cores", text, int, rule, lambda core: core in available)
+    _require(len(cores) <= 2, "--cores", rule, text)
+    return (cores[0], cores[-1])
+
+
+def read_prompts(path: Path | None, categories: str, count: int | None) -> tuple[Prompt, ...]:
+    """The prompts that the flags --prompts, --categories and --num-prompts choose."""
+    _require(count is None or count >= 1, "--num-prompts", ">= 1", count)
+    try:
+        prompts = load_prompts(path) if path is not None else default_prompts()
+    except PromptError as error:
+        raise PromptError(f"--prompts: {error}") from None
+    names = tuple(name.strip() for name in categories.split(",") if name.strip())
+    try:
+        return tuple(choose(prompts, names, count))
+    except PromptError as error:
+        raise PromptError(f"--categories: {error}") from None
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return f"one of {', '.join(names)}"
+
+
+def _require(condition: bool, flag: str, rule: str, value: object) -> None:
+    if not condition:
+        raise FlagError(flag, rule, value)

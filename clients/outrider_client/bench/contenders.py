@@ -1,0 +1,77 @@
+"""Who takes part: our methods and the baselines, each in one setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider_client.bench.config import BenchConfig
+
+OFF = "off"
+BARE = "bare"
+HF_GENERATE = "hf-generate"
+HF_ASSISTED = "hf-assisted"
+HF_PROMPT_LOOKUP = "hf-prompt-lookup"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A way to generate. `options` is what its driver must know beside the request."""
+
+    method: str
+    setting: str = ""
+    driver: str = "stack"
+    """Which driver runs it: "stack", "hf" or "bare"."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+def contenders_of(config: BenchConfig) -> list[Contender]:
+    """All contenders. `off` always takes part: it is what the others are compared with."""
+    contenders = [Contender(OFF, options={"method": OFF})]
+    for method in config.methods:
+        if method != OFF:
+            contenders.extend(_settings_of(method, config))
+    if "bare" in config.baselines:
+        contenders.append(Contender(BARE, driver="bare"))
+    if "hf" in config.baselines:
+        contenders.extend(_hf_contenders())
+    return contenders
+
+
+def _settings_of(method: str, config: BenchConfig) -> list[Contender]:
+    """A method once for each --num-speculative-tokens."""
+    base, _, retrieval = method.partition("+")
+    shared: dict[str, Any] = {"method": base, "retrieval": bool(retrieval)}
+    if config.min_path_probability is not None:
+        shared["min_path_probability"] = config.min_path_probability
+    # Only pearl drafts ahead; the server refuses the field elsewhere.
+    lookahead = config.lookahead if base == "pearl" else None
+    found = []
+    for count in config.num_speculative_tokens or (None,):
+        options = dict(shared)
+        if count is not None:
+            options["num_speculative_tokens"] = count
+        if lookahead is not None:
+            # A lookahead below the chain's length is refused; a sweep over lengths should not stumble over one fixed
+            # lookahead.
+            options["lookahead"] = max(count or 0, lookahead)
+        found.append(Contender(method, "" if count is None else f"k={count}", options=options))
+    return found
+
+
+def _hf_contenders() -> list[Contender]:
+    """transformers' own ways to generate.
+
+    Assisted generation has two schedules worth comparing with: its default, which drafts up to 20 tokens and stops
+    where the draft model is less than 40 % sure, and a constant length, of which the best is not known beforehand.
+    """
+    constant = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+    assisted = [Contender(HF_ASSISTED, "default (dynamic)", "hf", {"assistant": {}})]
+    for count in (3, 5, 8):
+        options = {"assistant": constant | {"num_assistant_tokens": count}}
+        assisted.append(Contender(HF_ASSISTED, f"constant {count}", "hf", options))
+    return [
+        Contender(HF_GENERATE, driver="hf"),
+        *assisted,
+        Contender(HF_PROMPT_LOOKUP, "10 tokens", "hf", {"prompt_lookup_num_tokens": 10}),
+    ]

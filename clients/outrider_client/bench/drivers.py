@@ -1,0 +1,83 @@
+"""How a contender generates: over gRPC against the services, or in a worker process for a baseline.
+
+Both take the time where the tokens arrive, on the clock of the process that asked for them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from grpc import aio
+
+from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from outrider_client.bench.samples import TIME_NAMES, Chunk, Generation, Request, Rounds
+
+
+class Driver(Protocol):
+    """Runs one generation at a time, or many at once."""
+
+    async def generate(self, request: Request, options: Mapping[str, Any]) -> Generation:
+        """Generates to the end. Raises GenerationFailed."""
+
+
+class GenerationFailed(RuntimeError):
+    """A generation did not come to its end. The message says why, in one line."""
+
+
+class StackDriver:
+    """Generates over gRPC, the way an application does."""
+
+    def __init__(self, stub: verifier_pb2_grpc.VerifierServiceAsyncStub) -> None:
+        self._stub = stub
+
+    async def generate(self, request: Request, options: Mapping[str, Any]) -> Generation:
+        """See Driver."""
+        message = to_proto(request, options)
+        token_ids: list[int] = []
+        chunks: list[Chunk] = []
+        num_prompt_tokens, rounds = 0, None
+        started = time.perf_counter()
+        try:
+            async for response in self._stub.Generate(message):
+                match response.WhichOneof("event"):
+                    case "started":
+                        num_prompt_tokens = response.started.num_prompt_tokens
+                    case "chunk":
+                        chunks.append(Chunk(time.perf_counter() - started, len(response.chunk.token_ids)))
+                        token_ids.extend(response.chunk.token_ids)
+                    case "finished":
+                        rounds = rounds_from_proto(response.finished.summary)
+        except aio.AioRpcError as error:
+            raise GenerationFailed(f"{error.code().name}: {error.details()}") from None
+        duration_s = time.perf_counter() - started
+        if rounds is None or not token_ids:
+            raise GenerationFailed("the stream ended without tokens or without `finished`")
+        return Generation(num_prompt_tokens, tuple(token_ids), tuple(chunks), duration_s, rounds)
+
+
+def to_proto(request: Request, options: Mapping[str, Any]) -> verifier_pb2.GenerateRequest:
+    """The request that a contender sends. It ignores end-of-sequence tokens, so that all outputs are equally long."""
+    fields = dict(options)
+    method = f"METHOD_{fields.pop('method').upper()}"
+    return verifier_pb2.GenerateRequest(
+        prompt=verifier_pb2.Prompt(text=request.prompt),
+        sampling=types_pb2.SamplingParams(
+            temperature=request.temperature, seed=request.seed, max_tokens=request.max_tokens, ignore_eos=True
+        ),
+        speculation=types_pb2.SpeculationParams(method=method, **fields),
+    )
+
+
+def rounds_from_proto(summary: verifier_pb2.SpeculationSummary) -> Rounds:
+    """What the server says about its rounds."""
+    return Rounds(
+        num_rounds=summary.num_rounds,
+        num_drafted=summary.num_drafted_tokens,
+        num_accepted=summary.num_accepted_tokens,
+        num_empty=summary.num_empty_rounds,
+        num_hits=summary.num_hits,
+        degraded=summary.degraded,
+        times_p50={name: float(getattr(summary.times_p50, name)) for name in TIME_NAMES},
+    )

@@ -1,0 +1,92 @@
+"""Prompts: a JSONL file with one `{"prompt": ..., "category": ...}` a line.
+
+The set that ships with the benchmark has three categories of eight. `code` is held-out library code, what the demo pair
+was trained for; `prose` is documentation in English, where a model of code guesses badly; `repetitive` is where looking
+the continuation up is hard to beat. None of it is in the demo pair's training text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from itertools import chain, zip_longest
+from pathlib import Path
+
+NO_CATEGORY = "none"
+ALL_CATEGORIES = "all"
+"""What the rows over all prompts are called; no prompt may claim it."""
+
+_KEYS = frozenset({"prompt", "category", "source"})
+
+
+class PromptError(ValueError):
+    """A prompt file breaks a rule. The message names the file, the line and the rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text to continue."""
+
+    text: str
+    category: str = NO_CATEGORY
+
+
+def default_prompts() -> list[Prompt]:
+    """The 24 prompts that ship with the benchmark."""
+    name = "prompts.jsonl"
+    return parse_prompts((resources.files(__package__) / name).read_text(encoding="utf-8"), name)
+
+
+def load_prompts(path: Path) -> list[Prompt]:
+    """The prompts of a file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PromptError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise PromptError(f"{path}: must be UTF-8") from None
+    return parse_prompts(text, str(path))
+
+
+def parse_prompts(text: str, name: str) -> list[Prompt]:
+    """The prompts of a text in JSONL. Empty lines are skipped; everything else must be right."""
+    # Not splitlines: JSON strings may hold U+2028 and other characters that it takes for the end of a line.
+    lines = enumerate(text.split("\n"), start=1)
+    prompts = [_parse_line(line, f"{name}, line {number}") for number, line in lines if line.strip()]
+    if not prompts:
+        raise PromptError(f"{name}: holds no prompts")
+    return prompts
+
+
+def _parse_line(line: str, where: str) -> Prompt:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise PromptError(f"{where}: must be JSON ({error.msg} at column {error.colno})") from None
+    if not isinstance(entry, dict):
+        raise PromptError(f'{where}: must be an object {{"prompt": ..., "category": ...}}')
+    if unknown := sorted(entry.keys() - _KEYS):
+        raise PromptError(f"{where}: unknown key {unknown[0]!r} (known: prompt, category, source)")
+    text, category = entry.get("prompt"), entry.get("category", NO_CATEGORY)
+    if not isinstance(text, str) or not text:
+        raise PromptError(f"{where}: prompt must be a string that is not empty")
+    if not isinstance(category, str) or not category or category == ALL_CATEGORIES:
+        raise PromptError(f"{where}: category must be a string, not empty and not {ALL_CATEGORIES!r}")
+    return Prompt(text, category)
+
+
+def categories_of(prompts: Iterable[Prompt]) -> list[str]:
+    """The categories, in order of appearance."""
+    return list(dict.fromkeys(prompt.category for prompt in prompts))
+
+
+def choose(prompts: Sequence[Prompt], categories: Sequence[str] = (), count: int | None = None) -> list[Prompt]:
+    """The first `count` prompts of these categories (all if none is named), the categories taking turns."""
+    known = categories_of(prompts)
+    if missing := [category for category in categories if category not in known]:
+        raise PromptError(f"there is no category {missing[0]!r} (there are: {', '.join(known)})")
+    groups = [[p for p in prompts if p.category == category] for category in (categories or known)]
+    turns = chain.from_iterable(zip_longest(*groups))
+    return [prompt for prompt in turns if prompt is not None][:count]

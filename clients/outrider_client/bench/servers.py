@@ -1,0 +1,85 @@
+"""The services under test: a stack of our own, or a verifier that runs already."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any
+
+from grpc import aio
+
+from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from outrider_client.bench.config import BenchConfig
+from outrider_client.bench.drivers import StackDriver
+from outrider_client.channel import open_aio
+from outrider_client.child import ChildFailed
+from outrider_client.local_redis import RedisFailed, RedisNotFound
+from outrider_client.stack import LocalStack, StackConfig
+
+_ANSWER_TIMEOUT_S = 10.0
+
+
+class StackError(RuntimeError):
+    """The services could not be started, or do not answer."""
+
+
+@asynccontextmanager
+async def running_stack(
+    config: BenchConfig, rtt_ms: float
+) -> AsyncIterator[tuple[StackDriver, verifier_pb2.GetInfoResponse]]:
+    """A driver for the services while the block runs, and what the verifier says of itself. Raises StackError."""
+    stack = LocalStack(stack_config(config, rtt_ms)) if config.address is None else None
+    try:
+        # Blocks the event loop on purpose: the processes live as long as the thread that starts them, and nothing else
+        # runs yet.
+        with stack or nullcontext():
+            address = stack.address if stack is not None else config.address
+            assert address is not None
+            async with open_aio(address, None) as channel:
+                stub = verifier_pb2_grpc.VerifierServiceStub(channel)
+                info = await _info(stub, address)
+                _check_methods(config, info)
+                yield StackDriver(stub), info
+    except (ChildFailed, RedisFailed, RedisNotFound) as error:
+        raise StackError(str(error)) from None
+
+
+def stack_config(config: BenchConfig, rtt_ms: float) -> StackConfig:
+    """What to start. One thread a model: that is what the baselines have."""
+    pins: dict[str, Any] = {}
+    if config.cores:
+        target, others = config.cores
+        pins = {
+            "verifier_arguments": ("--cpu", str(target)),
+            "speculator_arguments": ("--cpu", str(others)),
+        }
+    return StackConfig(
+        target=config.target,
+        target_dtype=config.dtype,
+        draft=config.draft,
+        draft_dtype=config.draft_dtype,
+        delay_ms=rtt_ms / 2,
+        num_threads=1,
+        **pins,
+    )
+
+
+def describe_server(info: verifier_pb2.GetInfoResponse) -> dict[str, dict[str, Any]]:
+    """The target model as a server tells it, for results about a server whose weights are not at hand."""
+    return {"target": {"model_id": info.model.model_id, "server_version": info.version}}
+
+
+async def _info(stub: verifier_pb2_grpc.VerifierServiceAsyncStub, address: str) -> verifier_pb2.GetInfoResponse:
+    try:
+        return await stub.GetInfo(verifier_pb2.GetInfoRequest(), timeout=_ANSWER_TIMEOUT_S, wait_for_ready=True)
+    except aio.AioRpcError as error:
+        raise StackError(f"the verifier at {address} does not answer: {error.code().name}: {error.details()}") from None
+
+
+def _check_methods(config: BenchConfig, info: verifier_pb2.GetInfoResponse) -> None:
+    """A stack without a peer would refuse in the middle of the warm-up; this says it in terms of the flag."""
+    offered = {types_pb2.Method.Name(number) for number in info.methods}
+    for method in config.methods:
+        if f"METHOD_{method.partition('+')[0].upper()}" not in offered:
+            known = ", ".join(sorted(name.removeprefix("METHOD_").lower() for name in offered))
+            raise StackError(f"--methods: the verifier does not offer {method!r} (it offers {known})")

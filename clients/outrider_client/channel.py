@@ -1,0 +1,53 @@
+"""How channels to a server are opened: message sizes, keepalive, retries. The same for both clients."""
+
+from __future__ import annotations
+
+import json
+
+import grpc
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""Largest message in either direction: a prompt of a million tokens, with room to spare."""
+
+_RETRY_POLICY = {
+    # A call is repeated only while nothing of the answer has arrived: after that gRPC considers it committed.
+    "maxAttempts": 4,
+    "initialBackoff": "0.1s",
+    "maxBackoff": "1s",
+    "backoffMultiplier": 2,
+    "retryableStatusCodes": ["UNAVAILABLE"],
+}
+
+_SERVICE_CONFIG = {
+    # With dns:///name of a headless service, every replica gets its share.
+    "loadBalancingConfig": [{"round_robin": {}}],
+    "methodConfig": [{"name": [{}], "retryPolicy": _RETRY_POLICY}],
+}
+
+CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Finds a dead server within 40 s, and keeps a middlebox from forgetting a stream that waits for its first token.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.enable_retries", 1),
+    # A server that restarts is found again quickly; gRPC's own default waits up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
+]
+
+
+def open_aio(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+    """An asyncio channel; without credentials it is neither encrypted nor authenticated."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+
+
+def open_blocking(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
+    """A blocking channel; without credentials it is neither encrypted nor authenticated."""
+    if credentials is None:
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)

@@ -1,0 +1,99 @@
+"""What the command shows: text coloured by where its tokens came from, the legend, the summary, one-line errors.
+
+Only generated text goes to stdout, so that it can be piped; everything else goes to stderr.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+
+from rich.console import Console
+from rich.text import Text
+
+from outrider.core.params import Source
+from outrider_client.generation import Chunk, Result
+from outrider_client.requests import method_name
+
+STYLES: dict[Source, tuple[str, str]] = {
+    Source.TARGET: ("target", "default"),
+    Source.DRAFT: ("draft", "green"),
+    Source.PRIOR: ("retrieval", "cyan"),
+    Source.DYNAMIC: ("retrieval", "cyan"),
+    Source.REJECTED: ("retrieval", "cyan"),
+    Source.OWN_TEXT: ("retrieval", "cyan"),
+}
+"""What a source is called in the legend, and its colour. The target's own tokens look like ordinary text."""
+
+Detokenize = Callable[[Sequence[int]], str]
+
+
+def legend() -> Text:
+    """The colours, in words of these colours."""
+    meanings = {"draft": "guessed by the draft model", "retrieval": "retrieved", "target": "the target's own"}
+    line = Text()
+    for name, style in dict(STYLES.values()).items():
+        line.append(f"■ {name}", style).append(f" {meanings[name]}   ", "dim")
+    return line
+
+
+def pieces(chunk: Chunk, detokenize: Detokenize) -> Iterator[tuple[str, str]]:
+    """The chunk's text in pieces of one source each, with their styles. Joined, they are the chunk's text, always.
+
+    The server sends one text for a round. Where it ends inside a character, or the tokenizer treats the tokens of a
+    piece differently alone, the rest of the chunk keeps the colour of that piece: colours may be off, the text is not.
+    """
+    runs = _runs(chunk)
+    rest = chunk.text
+    for style, token_ids in runs[:-1]:
+        text = detokenize(token_ids)
+        text = text if rest.startswith(text) else f" {text}"  # some tokenizers drop a leading space
+        if not text.strip("\ufffd ") or not rest.startswith(text):
+            yield style, rest
+            return
+        yield style, text
+        rest = rest[len(text) :]
+    if rest and runs:
+        yield runs[-1][0], rest
+
+
+def style_of(source: Source | None) -> str:
+    """The colour of a source."""
+    return STYLES[source][1] if source is not None else "default"
+
+
+def stream(generation: Iterator[Chunk], console: Console, detokenize: Detokenize | None) -> None:
+    """Shows the chunks as they come; in colours if there is something to split them with."""
+    for chunk in generation:
+        if detokenize is None:
+            console.out(chunk.text, end="", highlight=False)
+        else:
+            for style, text in pieces(chunk, detokenize):
+                console.out(text, end="", style=style, highlight=False)
+        console.file.flush()
+
+
+def summary(result: Result, seconds: float) -> Text:
+    """One or two lines about a generation: what speculation did, how fast it was."""
+    counts = result.summary
+    parts = [
+        f"{len(result.token_ids)} tokens in {seconds:.1f} s ({len(result.token_ids) / seconds:.0f} tokens/s)",
+        f"{counts.num_rounds} rounds",
+    ]
+    if counts.num_drafted_tokens:
+        parts.append(f"acceptance length {result.acceptance_length:.2f}")
+        parts.append(f"{result.acceptance_rate:.0%} of {counts.num_drafted_tokens} drafted tokens accepted")
+    parts.append(f"ended by {result.finish_reason.value}")
+    line = Text(f"{method_name(counts.method)}: ", "bold").append(" · ".join(parts), "not bold")
+    line.append(f" · seed {result.seed}", "not bold dim")
+    if counts.degraded:
+        lost = counts.num_speculator_losses
+        losses = f" (the speculator was lost {lost} times)" if lost else ""
+        line.append(f"\ndegraded: a peer was missing for a part of it{losses}; the text is the same", "not bold yellow")
+    return line
+
+
+def _runs(chunk: Chunk) -> list[tuple[str, list[int]]]:
+    """Neighbouring tokens of one colour."""
+    pairs = zip(map(style_of, chunk.sources), chunk.token_ids, strict=True)
+    return [(style, [token_id for _, token_id in run]) for style, run in groupby(pairs, key=lambda pair: pair[0])]

@@ -1,0 +1,206 @@
+"""What can go wrong in a call, one exception per gRPC status.
+
+    Exception
+    └── OutriderError             .code .message .details
+        ├── Aborted
+        ├── AlreadyExists
+        ├── Cancelled             the caller gave up, here or through `Generation.cancel()`
+        ├── DataLoss
+        ├── DeadlineExceeded      timeout_s has passed, or nothing was read for the server's stall timeout
+        ├── FailedPrecondition    the server is configured without what the request needs
+        ├── Internal              a bug; also a stream that breaks the protocol
+        ├── InvalidArgument       .field   a value is outside its range: do not retry
+        ├── NotFound
+        ├── OutOfRange            the prompt leaves no room in the context: do not retry
+        ├── PermissionDenied
+        ├── ResourceExhausted     .retry_after_s   too many sessions: retry after that time
+        ├── Unauthenticated
+        ├── Unavailable           loading, draining or unreachable: retry elsewhere or later
+        ├── Unimplemented
+        └── Unknown
+
+The server's message names the field, the rule and the value, so it is shown as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import grpc
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+
+class OutriderError(Exception):
+    """A call failed. The base of all errors that a server can cause."""
+
+    code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
+
+    def __init__(self, message: str, details: Sequence[Message] = (), *, code: grpc.StatusCode | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        """What the server said, or what happened on the way to it."""
+        self.details = tuple(details)
+        """Messages of google.rpc (BadRequest, RetryInfo, ...) that came with the status."""
+        if code is not None:
+            self.code = code
+
+
+class Aborted(OutriderError):
+    """The server gave the operation up because of a conflict."""
+
+    code = grpc.StatusCode.ABORTED
+
+
+class AlreadyExists(OutriderError):
+    """What should be created exists."""
+
+    code = grpc.StatusCode.ALREADY_EXISTS
+
+
+class Cancelled(OutriderError):
+    """The call was cancelled; what arrived before stays readable on the generation."""
+
+    code = grpc.StatusCode.CANCELLED
+
+
+class DataLoss(OutriderError):
+    """Something was lost for good."""
+
+    code = grpc.StatusCode.DATA_LOSS
+
+
+class DeadlineExceeded(OutriderError):
+    """The deadline has passed, or the client has read nothing for the server's stall timeout."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class FailedPrecondition(OutriderError):
+    """The server is configured without what the request needs (a peer, a chat template)."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class Internal(OutriderError):
+    """A bug: in the server, or a stream that breaks the protocol."""
+
+    code = grpc.StatusCode.INTERNAL
+
+
+class InvalidArgument(OutriderError):
+    """A field is missing or outside its range. The same request fails again."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+    @property
+    def field(self) -> str | None:
+        """The field as the server names it (`sampling.top_p`), if it does."""
+        for detail in self.details:
+            if isinstance(detail, error_details_pb2.BadRequest) and detail.field_violations:
+                return str(detail.field_violations[0].field)
+        return None
+
+
+class NotFound(OutriderError):
+    """What was asked for does not exist."""
+
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class OutOfRange(OutriderError):
+    """The prompt leaves no room in the context. The same request fails again."""
+
+    code = grpc.StatusCode.OUT_OF_RANGE
+
+
+class PermissionDenied(OutriderError):
+    """The caller may not do this."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+
+class ResourceExhausted(OutriderError):
+    """The server has too many sessions, or a message is larger than allowed."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """How long to wait before the next attempt, in seconds, if the server says."""
+        for detail in self.details:
+            if isinstance(detail, error_details_pb2.RetryInfo):
+                seconds: float = detail.retry_delay.seconds + detail.retry_delay.nanos / 1e9
+                return seconds
+        return None
+
+
+class Unauthenticated(OutriderError):
+    """The server does not know the caller."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class Unavailable(OutriderError):
+    """The server is loading, draining or cannot be reached."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class Unimplemented(OutriderError):
+    """The server cannot do this."""
+
+    code = grpc.StatusCode.UNIMPLEMENTED
+
+
+class Unknown(OutriderError):
+    """The server failed without saying how."""
+
+    code = grpc.StatusCode.UNKNOWN
+
+
+_CLASSES: dict[grpc.StatusCode, type[OutriderError]] = {kind.code: kind for kind in OutriderError.__subclasses__()}
+_DETAIL_TYPES: dict[str, type[Message]] = {
+    kind.DESCRIPTOR.full_name: kind
+    for kind in (
+        error_details_pb2.BadRequest,
+        error_details_pb2.ErrorInfo,
+        error_details_pb2.PreconditionFailure,
+        error_details_pb2.QuotaFailure,
+        error_details_pb2.RetryInfo,
+    )
+}
+
+
+class _Status(Protocol):
+    """What blocking and asyncio errors of gRPC have in common (their type stubs do not say so)."""
+
+    def code(self) -> grpc.StatusCode: ...
+
+    def details(self) -> str | None: ...
+
+
+def from_rpc_error(error: grpc.RpcError) -> OutriderError:
+    """The typed exception for an error of a blocking or an asyncio call."""
+    status = cast(_Status, error)
+    code = status.code()
+    message = status.details() or code.name
+    kind = _CLASSES.get(code)
+    if kind is None:
+        return OutriderError(message, _rich_details(error), code=code)
+    return kind(message, _rich_details(error))
+
+
+def _rich_details(error: grpc.RpcError) -> list[Message]:
+    try:
+        status = rpc_status.from_call(error)
+    except ValueError:  # a proxy replaced code or message but not the trailer: the status itself counts
+        return []
+    details = []
+    for packed in status.details if status is not None else ():
+        if kind := _DETAIL_TYPES.get(packed.TypeName()):
+            packed.Unpack(detail := kind())
+            details.append(detail)
+    return details

@@ -1,0 +1,152 @@
+"""What a generation says: its chunks, its result, and the transcript that both clients fill event by event.
+
+Knows nothing about channels and loops. Both clients' generations are transcripts with a stream behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from outrider.core.params import Source
+from outrider.v1 import verifier_pb2
+from outrider_client.errors import Internal
+
+_SOURCES = {source.value: source for source in Source}
+
+
+class FinishReason(Enum):
+    """Why a generation ended."""
+
+    LENGTH = "length"
+    """max_tokens, or the end of the context."""
+    STOP = "stop"
+    """The model's end-of-sequence token, or one of stop_token_ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The tokens that one round committed."""
+
+    token_ids: tuple[int, ...]
+    """In order. Never empty."""
+    sources: tuple[Source | None, ...]
+    """Where each token came from; None = a source that this version does not know."""
+    text: str
+    """Their text, as far as it is decided: bytes of an unfinished character come with a later chunk."""
+    num_drafted: int
+    """Chain tokens that were verified in this round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A complete generation."""
+
+    text: str
+    """The text of the output, without tokens that were resumed."""
+    token_ids: tuple[int, ...]
+    """The output, without tokens that were resumed and without a stop token."""
+    finish_reason: FinishReason
+    """Why it ended."""
+    stop_token_id: int | None
+    """The token that stopped it; None if none did."""
+    seed: int
+    """The seed in use: with it, the same request gives the same text."""
+    num_prompt_tokens: int
+    """Length of the prompt."""
+    num_output_tokens: int
+    """Length of the output, resumed tokens included."""
+    summary: verifier_pb2.SpeculationSummary
+    """What speculation did."""
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per round, the target's own included: 1 without speculation; 0 if there was no round."""
+        rounds = self.summary.num_rounds
+        return 1 + self.summary.num_accepted_tokens / rounds if rounds else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the drafted tokens that were kept; 0 if none was drafted."""
+        drafted = self.summary.num_drafted_tokens
+        return self.summary.num_accepted_tokens / drafted if drafted else 0.0
+
+
+class Transcript:
+    """What has arrived so far. Stays readable after an error, so that the generation can be resumed.
+
+    >>> again = client.generate(prompt, seed=lost.seed, resume_token_ids=lost.token_ids)    # doctest: +SKIP
+    """
+
+    def __init__(self) -> None:
+        self.session_id: str | None = None
+        """Names the generation in the logs of all services; None before the server has admitted it."""
+        self.seed: int | None = None
+        """The seed in use; None before the server has admitted the generation."""
+        self._token_ids: list[int] = []
+        self._texts: list[str] = []
+        self._num_prompt_tokens = 0
+        self._result: Result | None = None
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens so far, without resumed ones."""
+        return tuple(self._token_ids)
+
+    @property
+    def text(self) -> str:
+        """The text so far, without resumed tokens."""
+        return "".join(self._texts)
+
+    @property
+    def result(self) -> Result:
+        """The result. Raises RuntimeError while the generation goes on, and after it failed."""
+        if self._result is None:
+            raise RuntimeError("the generation has not finished: read it to its end first")
+        return self._result
+
+    def _fold(self, response: verifier_pb2.GenerateResponse) -> Chunk | None:
+        """Takes an event in; returns the chunk if it is one."""
+        match response.WhichOneof("event"):
+            case "started":
+                self.session_id = response.started.session_id
+                self.seed = response.started.seed
+                self._num_prompt_tokens = response.started.num_prompt_tokens
+            case "chunk":
+                chunk = _chunk(response.chunk)
+                self._token_ids.extend(chunk.token_ids)
+                self._texts.append(chunk.text)
+                return chunk
+            case "finished":
+                self._result = self._finish(response.finished)
+        return None  # also for an event that a newer server may send
+
+    def _end(self) -> None:
+        """Says that the stream ended with OK."""
+        if self._result is None:
+            raise Internal("the server ended the stream without finishing the generation")
+
+    def _finish(self, finished: verifier_pb2.Finished) -> Result:
+        if self.seed is None:
+            raise Internal("the server finished a generation that it had not started")
+        stopped = finished.reason == verifier_pb2.FINISH_REASON_STOP
+        return Result(
+            text=self.text,
+            token_ids=self.token_ids,
+            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            stop_token_id=finished.stop_token_id if finished.HasField("stop_token_id") else None,
+            seed=self.seed,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_output_tokens=finished.num_output_tokens,
+            summary=finished.summary,
+        )
+
+
+def known_sources(numbers: Iterable[int]) -> tuple[Source | None, ...]:
+    """Sources by their numbers on the wire; None for a number that this version does not know."""
+    return tuple(_SOURCES.get(number) for number in numbers)
+
+
+def _chunk(message: verifier_pb2.Chunk) -> Chunk:
+    return Chunk(tuple(message.token_ids), known_sources(message.sources), message.text, message.num_drafted)

@@ -1,0 +1,77 @@
+"""Flags of the `outrider` command that several subcommands share. Unset means: the server's default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.core.params import Method
+
+DEFAULT_PORT = 50051
+DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
+
+_SAMPLING = "Sampling"
+_SPECULATION = "Speculation (changes the speed, never the text)"
+_MODELS = "Models"
+
+Address = Annotated[str, typer.Option(envvar="OUTRIDER_ADDRESS", help="The verifier, HOST:PORT.", show_default=True)]
+Plain = Annotated[bool, typer.Option("--plain", help="No colours, no legend, no summary.")]
+TimeoutS = Annotated[float | None, typer.Option(help="Deadline of a generation, in seconds.", min=0)]
+
+Temperature = Annotated[float | None, typer.Option(help="Divides the logits; 0 = greedy.", rich_help_panel=_SAMPLING)]
+TopK = Annotated[int | None, typer.Option(help="Keeps the k most probable tokens; 0 = all.", rich_help_panel=_SAMPLING)]
+TopP = Annotated[
+    float | None,
+    typer.Option(help="Keeps the most probable tokens that reach this probability.", rich_help_panel=_SAMPLING),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(help="Keeps tokens this probable, relative to the most probable one.", rich_help_panel=_SAMPLING),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        help="Same request and seed: same text.", metavar="<int>", min=0, max=2**64 - 1, rich_help_panel=_SAMPLING
+    ),
+]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.", rich_help_panel=_SAMPLING)]
+StopTokenIds = Annotated[
+    list[int] | None,
+    typer.Option("--stop-token-id", help="Ends the generation. Can be repeated.", rich_help_panel=_SAMPLING),
+]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Goes on after end-of-sequence tokens.", rich_help_panel=_SAMPLING)
+]
+
+MethodOption = Annotated[
+    Method | None, typer.Option("--method", help="How drafts are made.", rich_help_panel=_SPECULATION)
+]
+NumSpeculativeTokens = Annotated[
+    int | None, typer.Option(help="Most tokens verified in one round.", rich_help_panel=_SPECULATION)
+]
+Lookahead = Annotated[
+    int | None, typer.Option(help="Tokens drafted beyond the committed ones.", rich_help_panel=_SPECULATION)
+]
+MinPathProbability = Annotated[
+    float | None,
+    typer.Option(help="A chain ends where its probability falls below this.", rich_help_panel=_SPECULATION),
+]
+Retrieval = Annotated[
+    bool | None,
+    typer.Option("--retrieval/--no-retrieval", help="Adds retrieved continuations.", rich_help_panel=_SPECULATION),
+]
+
+Target = Annotated[
+    str, typer.Option(help="Target model: a demo name, a folder or a Hugging Face name.", rich_help_panel=_MODELS)
+]
+TargetDtype = Annotated[str, typer.Option(help="auto, bfloat16 or float32.", rich_help_panel=_MODELS)]
+Draft = Annotated[str, typer.Option(help="Draft model; its tokenizer must be the target's.", rich_help_panel=_MODELS)]
+DraftDtype = Annotated[str, typer.Option(help="auto, bfloat16 or float32.", rich_help_panel=_MODELS)]
+Device = Annotated[str, typer.Option(help="Device of both models, like cpu or cuda:0.", rich_help_panel=_MODELS)]
+NumThreads = Annotated[
+    int, typer.Option(help="Threads of each model on a CPU; 0 = one a core.", min=0, rich_help_panel=_MODELS)
+]
+RedisUrl = Annotated[str | None, typer.Option(envvar="REDIS_URL", help="A Redis that runs already; unset = start one.")]
+LogFolder = Annotated[Path | None, typer.Option(help="Keeps the logs here.", file_okay=False)]

@@ -1,0 +1,212 @@
+"""All services on this machine: Redis, the datastore, the speculator and the verifier, as processes on loopback.
+
+Used by `outrider up`, by the demo, the benchmark and the end-to-end tests. All that is started here is ended here, in
+reverse order, whatever happens; what cannot be ended in order (SIGKILL of this process) dies with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType, TracebackType
+from typing import Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider_client.child import Child, ChildFailed, wait_for_end
+from outrider_client.local_redis import running_redis
+
+LOAD_TIMEOUT_S = 120.0
+ANY_PORT = "127.0.0.1:0"
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """What to start."""
+
+    target: str = "demo/target-100m"
+    """The target model, as the verifier's --model."""
+    target_dtype: str = "auto"
+    """Number format of the target: "auto", "bfloat16", "float32"."""
+    draft: str | None = "demo/draft"
+    """The draft model, as the speculator's --model; None = no speculator."""
+    draft_dtype: str = "float32"
+    """Number format of the draft model."""
+    datastore: bool = True
+    """Whether there is a datastore (and, without redis_url, a Redis)."""
+    redis_url: str | None = None
+    """A Redis that runs already; None = the one of REDIS_URL, or one of our own."""
+    device: str = "cpu"
+    """Device of both models."""
+    num_threads: int = 1
+    """Threads of each model."""
+    listen: str = ANY_PORT
+    """Address of the verifier."""
+    cores: tuple[int, ...] | None = None
+    """The verifier's core, then that of everything else; one stands for both; () = not pinned; None = the first two."""
+    delay_ms: float = 0.0
+    """Delay each way between verifier and speculator, in milliseconds; 0 = no proxy between them."""
+    log_folder: Path | None = None
+    """Where the logs go and stay; None = a folder that is deleted at the end."""
+    verifier_arguments: tuple[str, ...] = ()
+    """More flags for the verifier."""
+    speculator_arguments: tuple[str, ...] = ()
+    """More flags for the speculator."""
+
+
+class Service(Child):
+    """A child that answers health checks."""
+
+    def wait_serving(self, timeout_s: float = LOAD_TIMEOUT_S) -> None:
+        """Returns when its model is loaded. Raises ChildFailed if it ends first, or takes longer."""
+        request = health_pb2.HealthCheckRequest(service="")
+        with grpc.insecure_channel(self.address) as channel:
+            try:
+                for response in health_pb2_grpc.HealthStub(channel).Watch(request, timeout=timeout_s):
+                    if response.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+            except grpc.RpcError:
+                pass  # it ended, or the time has passed: either way its log says more than the status
+        raise self.failure("did not get ready")
+
+    def restart(self) -> None:
+        """Starts it again at the same address, after ending it if it runs; returns when it serves."""
+        self.stop()
+        self.start()
+        self.wait_serving()
+
+
+class LocalStack:
+    """The services of one configuration. Use it as a context manager, from a thread that lives as long as they shall.
+
+    >>> with LocalStack(StackConfig()) as stack, BlockingClient(stack.address) as client:    # doctest: +SKIP
+    ...     client.complete("def add(")
+    """
+
+    def __init__(self, config: StackConfig, on_step: Callable[[str], None] = lambda _: None) -> None:
+        """`on_step` is told what is being waited for, in a few words."""
+        self.config = config
+        self.redis_url: str | None = None
+        self.datastore: Service | None = None
+        self.speculator: Service | None = None
+        self.proxy: Child | None = None
+        self.verifier: Service | None = None
+        self.log_folder = Path()
+        self._on_step = on_step
+        self._exits = ExitStack()
+
+    @property
+    def address(self) -> str:
+        """Where the verifier listens. Raises ChildFailed if it was not started."""
+        if self.verifier is None:
+            raise ChildFailed("the stack is not running")
+        return self.verifier.address
+
+    @property
+    def children(self) -> list[Child]:
+        """Everything that has been started, first to last, without Redis."""
+        return [child for child in (self.datastore, self.speculator, self.proxy, self.verifier) if child is not None]
+
+    def start(self) -> None:
+        """Returns when all services serve. Raises ChildFailed, RedisNotFound or RedisFailed; then nothing is left."""
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Ends everything, last started first. An interrupt while it waits turns the rest of the wait into SIGKILL."""
+        self._exits.close()
+
+    def wait(self) -> Child:
+        """Blocks until one of the running processes ends; returns it."""
+        return wait_for_end(child for child in self.children if child.is_running)
+
+    def _start(self) -> None:
+        config = self.config
+        self.log_folder = config.log_folder or Path(self._exits.enter_context(TemporaryDirectory(prefix="outrider-")))
+        self.log_folder.mkdir(parents=True, exist_ok=True)
+        verifier_core, other_core = _cores(config.cores)
+        arguments: tuple[str, ...]
+        model_arguments = ("--device", config.device, "--num-threads", str(config.num_threads))
+        if config.datastore:
+            self._on_step("starting Redis")
+            self.redis_url = config.redis_url or self._exits.enter_context(running_redis(self.log_folder))
+            self._on_step("starting the datastore")
+            self.datastore = self._start_service("datastore", ("--redis-url", self.redis_url), other_core)
+        peers: tuple[str, ...] = ("--datastore", self.datastore.address) if self.datastore else ()
+        if config.draft is not None:
+            self._on_step("starting the speculator")
+            arguments = ("--model", config.draft, "--dtype", config.draft_dtype, *model_arguments)
+            arguments += config.speculator_arguments
+            self.speculator = self._start_service("speculator", arguments, other_core)
+            peers += ("--speculator", self._behind_proxy(self.speculator.address, other_core))
+        self._on_step("starting the verifier")
+        arguments = ("--model", config.target, "--dtype", config.target_dtype, *model_arguments)
+        arguments += peers + config.verifier_arguments
+        self.verifier = self._start_service("verifier", arguments, verifier_core, config.listen)
+        # They load at the same time: each announces its address before it loads.
+        for service in (self.datastore, self.speculator, self.verifier):
+            if service is not None:
+                self._on_step(f"waiting for the {service.name}")
+                service.wait_serving()
+
+    def _start_service(self, name: str, arguments: tuple[str, ...], core: set[int], listen: str = ANY_PORT) -> Service:
+        log = self.log_folder / f"{name}.log"
+        service = Service(name, f"outrider.{name}", arguments, log, listen=listen, cores=core)
+        self._exits.callback(service.stop)
+        service.start()
+        return service
+
+    def _behind_proxy(self, address: str, core: set[int]) -> str:
+        """The address to dial for an address: the same, or a proxy before it."""
+        if not self.config.delay_ms:
+            return address
+        arguments = ("--to", address, "--delay-ms", str(self.config.delay_ms))
+        log = self.log_folder / "proxy.log"
+        self.proxy = Child("proxy", "outrider_client.delay_proxy", arguments, log, listen=ANY_PORT, cores=core)
+        self._exits.callback(self.proxy.stop)
+        self.proxy.start()
+        return self.proxy.address
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+@contextmanager
+def termination_as_exit() -> Iterator[None]:
+    """Turns SIGTERM and SIGHUP into SystemExit while the block runs, so that its `finally`s run. Main thread only."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _cores(wanted: tuple[int, ...] | None) -> tuple[set[int], set[int]]:
+    """Cores of the verifier, and of everything else. Empty = any: a machine with one core has nothing to share out.
+
+    One each, even where there are more: nodes that share caches and memory anyway should at least not take turns.
+    """
+    if wanted is None:
+        available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        wanted = tuple(available[:2]) if len(available) >= 2 else ()
+    return set(wanted[:1]), set(wanted[-1:])

@@ -1,0 +1,1 @@
+"""Pure logic on token ids: no torch, grpc, redis, clock or global randomness."""

@@ -1,0 +1,91 @@
+"""The Gumbel noise behind every draw: a pure function of (seed, output index, token id).
+
+Adding Gumbel noise to log-probabilities and taking the best token draws exactly from the distribution. Keying
+the noise by position makes the draw repeatable, and lets a draft model that knows the seed guess the *draw*,
+not only the likely token. So the bits must be the same in every process, on every device, in numpy and torch:
+the hash uses only 32-bit multiplications, shifts and xors (`outrider.models.noise` is the torch twin).
+
+The hash of a token is two rounds of a 32-bit finaliser, with one half of the row's 64-bit key injected before
+each: lowbias32 (Wellons 2018, the least biased of its form that a search found) and murmur3's fmix32. Both rounds
+are bijections of 32-bit words, so two tokens of a row never share a value, and the second key keeps rows apart whose
+first words are equal. Joint counts of neighbouring tokens, output indices and seeds are tested for uniformity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+MASK_64 = 2**64 - 1
+#: 2**64 / golden ratio: the increment of splitmix64 (Steele, Lea, Flood 2014).
+GOLDEN_64 = 0x9E3779B97F4A7C15
+
+#: (shift, factor, shift, factor, shift) of the two rounds.
+LOWBIAS32 = (16, 0x7FEB352D, 15, 0x846CA68B, 16)
+FMIX32 = (16, 0x85EBCA6B, 13, 0xC2B2AE35, 16)
+
+
+def _mix_64(word: int) -> int:
+    """The output function of splitmix64: a bijection of 64-bit words."""
+    word = (word + GOLDEN_64) & MASK_64
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK_64
+    return word ^ (word >> 31)
+
+
+def row_key(seed: int, output_index: int) -> tuple[int, int]:
+    """Two 32-bit words that select the noise of one output index. For one seed, all indices have different keys."""
+    key = _mix_64(_mix_64(seed) ^ output_index)
+    return key >> 32, key & 0xFFFFFFFF
+
+
+def _finalise(words: npt.NDArray[np.uint32], constants: tuple[int, int, int, int, int]) -> None:
+    """One round, in place; the products wrap at 32 bits."""
+    first, factor, second, factor_2, third = constants
+    words ^= words >> np.uint32(first)
+    words *= np.uint32(factor)
+    words ^= words >> np.uint32(second)
+    words *= np.uint32(factor_2)
+    words ^= words >> np.uint32(third)
+
+
+def hash_rows(seed: int, output_indices: Sequence[int], token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+    """A 32-bit word for each output index and each token id.
+
+    Returns:
+        uint32 [num output indices, num token ids].
+    """
+    keys = np.array([row_key(seed, index) for index in output_indices], dtype=np.uint32)
+    words = token_ids.astype(np.uint32)[None, :] ^ keys[:, :1]
+    _finalise(words, LOWBIAS32)
+    words ^= keys[:, 1:]
+    _finalise(words, FMIX32)
+    return words
+
+
+def hash_tokens(seed: int, output_index: int, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+    """A 32-bit word for each token id at one output index: uint32, of the shape of `token_ids` (one dimension)."""
+    return hash_rows(seed, (output_index,), token_ids)[0]
+
+
+def gumbel_rows(seed: int, output_indices: Sequence[int], token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Standard Gumbel noise for each output index and each token id: float32 [num output indices, num token ids].
+
+    Computed in float64: in float32 the largest hashes would all round to a uniform of 1, and to infinite noise.
+    The noise lies between -3.14 and 22.9.
+    """
+    uniform = hash_rows(seed, output_indices, token_ids).astype(np.float64)
+    uniform += 0.5
+    uniform *= 2.0**-32
+    np.log(uniform, out=uniform)
+    np.negative(uniform, out=uniform)
+    np.log(uniform, out=uniform)
+    np.negative(uniform, out=uniform)
+    return uniform.astype(np.float32)
+
+
+def gumbel(seed: int, output_index: int, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Standard Gumbel noise for each token id at one output index: float32, of the shape of `token_ids`."""
+    return gumbel_rows(seed, (output_index,), token_ids)[0]

@@ -1,0 +1,142 @@
+"""One generation as a state machine without I/O: drafts in, chains out; the target's draws in, verdicts out.
+
+A round is: `chain = session.next_chain()`, one target forward over [last committed token] + chain, one draw for each
+row, then `session.apply(chain, draws)`. The acceptance rule is the match rule: a chain token is kept while it equals
+the target's own draw at its position; the first draw that differs, or the one after the last chain token, is the next
+token. Every emitted token is the target's draw, so the text is a function of (prompt, parameters, seed) alone,
+whatever the drafts were.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from outrider.core.params import SamplingParams, Source, SpeculationParams
+from outrider.core.statistics import Statistics
+from outrider.core.tree import DraftTree, Node, TokenId
+
+
+class FinishReason(Enum):
+    """Why a generation ended. The values are those of the wire."""
+
+    LENGTH = 1
+    STOP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one round decided."""
+
+    num_drafted: int
+    """Chain tokens that were verified."""
+    num_accepted: int
+    """Leading chain tokens that equal the target's draws."""
+    base_len: int
+    """Committed tokens before this verdict."""
+    token_ids: tuple[TokenId, ...]
+    """Tokens committed by it: the accepted ones and the next token, cut at the end of the generation. Empty if it
+    begins with a stop."""
+    sources: tuple[Source, ...]
+    """Where each came from."""
+    rejected_token_id: TokenId | None
+    """The first chain token that was refused, if one was."""
+    finish_reason: FinishReason | None
+    stop_token_id: TokenId | None
+    """The token that ended the generation, if one did."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSpec:
+    """Everything that is known when a generation begins. All values are valid."""
+
+    session_id: str
+    prompt_token_ids: tuple[TokenId, ...]
+    sampling: SamplingParams
+    speculation: SpeculationParams
+    vocab_size: int
+    """Token ids are below it."""
+    max_tokens: int
+    """Most output tokens, those of resume_token_ids included; the context has room for them."""
+    stop_token_ids: frozenset[TokenId] = frozenset()
+    """Tokens that end the generation, end-of-sequence tokens included."""
+    resume_token_ids: tuple[TokenId, ...] = ()
+    """Output that an earlier, interrupted generation has already emitted."""
+
+
+class Session:
+    """One generation. The caller owns the model, the clock and the streams."""
+
+    def __init__(self, spec: SessionSpec) -> None:
+        self.spec = spec
+        self.tree = DraftTree(spec.prompt_token_ids + spec.resume_token_ids, spec.vocab_size)
+        self.statistics = Statistics()
+        self.finish_reason: FinishReason | None = None
+        self.stop_token_id: TokenId | None = None
+        probability = spec.speculation.min_path_probability
+        self._min_path_logprob = math.log(probability) if probability > 0 else -math.inf
+
+    @property
+    def committed(self) -> Sequence[TokenId]:
+        """Prompt and output so far. Append-only."""
+        return self.tree.committed
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Length of the output so far; the output index of the next token."""
+        return len(self.tree.committed) - len(self.spec.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[TokenId]:
+        """The output so far."""
+        return self.tree.committed[len(self.spec.prompt_token_ids) :]
+
+    @property
+    def num_wanted(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.spec.max_tokens - self.num_output_tokens
+
+    @property
+    def max_chain_len(self) -> int:
+        """Longest chain of the next round: never more than can still be emitted beside the next token."""
+        return min(self.spec.speculation.num_speculative_tokens, self.num_wanted - 1)
+
+    def next_chain(self) -> list[Node]:
+        """The chain for the next round, possibly empty."""
+        return self.tree.best_chain(self.max_chain_len, self._min_path_logprob)
+
+    def apply(self, chain: Sequence[Node], draws: Sequence[TokenId]) -> Verdict:
+        """Takes the target's draws, one for each row of [last committed token] + chain, and commits what they
+        decide."""
+        num_accepted = 0
+        while num_accepted < len(chain) and chain[num_accepted].token_id == draws[num_accepted]:
+            num_accepted += 1
+        token_ids = list(draws[: num_accepted + 1])
+        sources = [node.source for node in chain[:num_accepted]] + [Source.TARGET]
+        reason, stop_token_id = None, None
+        for index, token_id in enumerate(token_ids):
+            if token_id in self.spec.stop_token_ids:
+                reason, stop_token_id = FinishReason.STOP, token_id
+                del token_ids[index:], sources[index:]
+                break
+        if reason is None and len(token_ids) >= self.num_wanted:
+            reason = FinishReason.LENGTH
+            del token_ids[self.num_wanted :], sources[self.num_wanted :]
+        base_len = len(self.tree.committed)
+        num_known = self.tree.commit(token_ids)
+        self.statistics.count_round(
+            len(chain), [source for source in sources if source is not Source.TARGET], num_known == num_accepted + 1
+        )
+        self.finish_reason, self.stop_token_id = reason, stop_token_id
+        return Verdict(
+            num_drafted=len(chain),
+            num_accepted=num_accepted,
+            base_len=base_len,
+            token_ids=tuple(token_ids),
+            sources=tuple(sources),
+            rejected_token_id=chain[num_accepted].token_id if num_accepted < len(chain) else None,
+            finish_reason=reason,
+            stop_token_id=stop_token_id,
+        )

@@ -1,0 +1,83 @@
+"""What speculation did in one generation: counts, and where the time of its rounds went."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from outrider.core.params import Source
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTime:
+    """One round, in milliseconds."""
+
+    round_ms: float
+    """From one commit to the next."""
+    forward_ms: float
+    """The target's forward."""
+    wait_ms: float
+    """Waiting for a draft."""
+
+    @property
+    def overhead_ms(self) -> float:
+        """All the rest: tree, sampler, packing, streams."""
+        return max(0.0, self.round_ms - self.forward_ms - self.wait_ms)
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counts of one generation. Its owner writes, others read."""
+
+    num_rounds: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_empty_rounds: int = 0
+    num_hits: int = 0
+    """Rounds after which the tree had the committed next token as a node."""
+    num_speculator_losses: int = 0
+    degraded: bool = False
+    """Whether a peer that the method needs was missing for part of the generation."""
+    accepted_by_source: Counter[Source] = field(default_factory=Counter)
+    round_times: list[RoundTime] = field(default_factory=list)
+    draft_latencies_ms: list[float] = field(default_factory=list)
+    draft_forwards_ms: list[float] = field(default_factory=list)
+
+    def count_round(self, num_drafted: int, accepted_sources: Sequence[Source], is_hit: bool) -> None:
+        """Counts a verdict."""
+        self.num_rounds += 1
+        self.num_drafted_tokens += num_drafted
+        self.num_accepted_tokens += len(accepted_sources)
+        self.num_empty_rounds += num_drafted == 0
+        self.num_hits += is_hit
+        self.accepted_by_source.update(accepted_sources)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens committed per round, the next token included."""
+        return 1 + self.num_accepted_tokens / self.num_rounds if self.num_rounds else 0.0
+
+
+def median_or_zero(values: Sequence[float]) -> float:
+    """The median; 0 of nothing."""
+    return median(values) if values else 0.0
+
+
+class RunningMean:
+    """An exponentially weighted mean that starts at its first value. Unset until then."""
+
+    __slots__ = ("_weight", "value")
+
+    def __init__(self, weight: float = 0.2) -> None:
+        self._weight = weight
+        self.value: float | None = None
+
+    def add(self, value: float) -> None:
+        """Takes a value in."""
+        self.value = value if self.value is None else self.value + self._weight * (value - self.value)
+
+    def get(self, default: float) -> float:
+        """The mean, or `default` while there is none."""
+        return default if self.value is None else self.value

@@ -1,0 +1,228 @@
+"""The draft tree: guessed tokens that continue the committed ones, and the content rule that keeps it true.
+
+The tree owns the committed tokens. Its root stands for the last of them; a node at depth d below the root claims the
+token at position len(committed) + d - 1. A commit re-roots the tree: what agrees with the committed tokens becomes
+part of them, what contradicts them dies with everything below it, the rest keeps its value.
+
+**Content rule.** A claim names its position, never a version. One whose position is committed already is compared
+with what stands there: equal, it serves as an anchor for what follows; different, it is dropped. So messages may be
+late, repeated or reordered without harm, and a reader never needs to know which commit a drafter had seen. Nothing
+here raises on a bad claim: drafts come from outside.
+
+`StreamNodes` translates the node ids of one drafter's stream. Ids mean nothing outside their stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from outrider.core.params import Source
+
+TokenId = int
+
+
+class NodeState(Enum):
+    """What has become of a node."""
+
+    LIVE = "live"
+    COMMITTED = "committed"
+    DEAD = "dead"
+
+
+class Node:
+    """One guessed token. Owned by its tree; read freely, never write."""
+
+    __slots__ = ("children", "logprob", "parent", "position", "source", "state", "token_id")
+
+    def __init__(
+        self, token_id: TokenId, position: int, parent: Node | None, logprob: float, source: Source, state: NodeState
+    ) -> None:
+        self.token_id = token_id
+        self.position = position
+        """Index that the token has, or would have, among the committed tokens."""
+        self.parent = parent
+        self.logprob = logprob
+        """Log-probability of the token after its parent, as its drafter sees it."""
+        self.source = source
+        self.state = state
+        self.children: dict[TokenId, Node] = {}
+
+    def __repr__(self) -> str:
+        return f"Node({self.token_id}@{self.position}, {self.state.value}, {len(self.children)} children)"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """New nodes of a drafter's tree, as they cross the wire. The lists run in parallel."""
+
+    base_len: int
+    """How many tokens are committed where the drafter's root stands, for nodes whose parent offset is 0."""
+    first_node_id: int
+    """Id of the first node; the others count on."""
+    parent_offsets: Sequence[int]
+    """Node id minus the parent's id; 0 = the root at base_len."""
+    token_ids: Sequence[TokenId]
+    logprobs: Sequence[float]
+    """Empty = all certain."""
+    source: Source
+
+
+class DraftTree:
+    """Committed tokens and the guesses below them.
+
+    Claims of token ids outside [0, vocab_size) never stand: no model could be asked about them. `max_num_nodes`
+    bounds what a drafter can make the tree hold; claims beyond it are ignored until a commit makes room.
+    """
+
+    def __init__(self, committed_token_ids: Sequence[TokenId], vocab_size: int, max_num_nodes: int = 4096) -> None:
+        if not committed_token_ids:
+            raise ValueError("committed_token_ids must hold at least one token")
+        self.committed: list[TokenId] = list(committed_token_ids)
+        self.vocab_size = vocab_size
+        self.max_num_nodes = max_num_nodes
+        self.num_nodes = 0
+        """Live nodes, the root not counted."""
+        self.root = self._committed_node(len(self.committed) - 1)
+
+    def _committed_node(self, position: int) -> Node:
+        return Node(self.committed[position], position, None, 0.0, Source.TARGET, NodeState.COMMITTED)
+
+    def anchor(self, base_len: int) -> Node | None:
+        """The node after which a claim about position `base_len` stands; None if nothing is known to stand there."""
+        if base_len == len(self.committed):
+            return self.root
+        if 0 < base_len < len(self.committed):
+            return self._committed_node(base_len - 1)
+        return None
+
+    def add(self, parent: Node, token_id: TokenId, logprob: float, source: Source) -> Node | None:
+        """Claims that `token_id` follows `parent`.
+
+        Returns the node that now stands for the claim, which may be an existing one, or None if the claim is
+        contradicted, its parent is gone, the token does not exist, or the tree is full. The draft model's opinion
+        replaces a retrieved one.
+        """
+        if parent.state is NodeState.DEAD or not 0 <= token_id < self.vocab_size:
+            return None
+        position = parent.position + 1
+        if position < len(self.committed):
+            if self.committed[position] != token_id:
+                return None
+            return self.root if position == self.root.position else self._committed_node(position)
+        if parent.state is NodeState.COMMITTED:
+            parent = self.root
+        existing = parent.children.get(token_id)
+        if existing is not None:
+            if source is Source.DRAFT and existing.source is not Source.DRAFT:
+                existing.logprob, existing.source = logprob, source
+            return existing
+        if self.num_nodes >= self.max_num_nodes:
+            return None
+        node = Node(token_id, position, parent, logprob, source, NodeState.LIVE)
+        parent.children[token_id] = node
+        self.num_nodes += 1
+        return node
+
+    def add_path(self, base_len: int, token_ids: Iterable[TokenId], logprob: float, source: Source) -> Node | None:
+        """Claims a run of tokens from position `base_len` on, each with the same log-probability. Returns its last
+        node, if it stands."""
+        node = self.anchor(base_len)
+        for token_id in token_ids:
+            if node is None:
+                return None
+            node = self.add(node, token_id, logprob, source)
+        return node
+
+    def commit(self, token_ids: Sequence[TokenId]) -> int:
+        """Appends committed tokens and re-roots the tree. Returns how many of them, from the first, the tree had as
+        nodes."""
+        num_known = 0
+        for index, token_id in enumerate(token_ids):
+            self.committed.append(token_id)
+            child = self.root.children.pop(token_id, None)
+            for sibling in self.root.children.values():
+                self._kill(sibling)
+            self.root.children = {}
+            if child is None:
+                self.root = self._committed_node(len(self.committed) - 1)
+            else:
+                child.state = NodeState.COMMITTED
+                child.parent = None
+                self.num_nodes -= 1
+                self.root = child
+                num_known += index == num_known
+        return num_known
+
+    def _kill(self, node: Node) -> None:
+        stack = [node]
+        while stack:
+            dead = stack.pop()
+            dead.state = NodeState.DEAD
+            stack.extend(dead.children.values())
+            dead.children = {}
+            dead.parent = None
+            self.num_nodes -= 1
+
+    def best_chain(self, max_len: int, min_path_logprob: float = -math.inf) -> list[Node]:
+        """The chain to verify: from the root, always the best child, at most `max_len` nodes.
+
+        A draft model's child is better than a retrieved one, a probable one better than an improbable one, the lower
+        token id wins a tie. The chain ends where its path falls below `min_path_logprob`; its first node always stands.
+        """
+        chain: list[Node] = []
+        node, path_logprob = self.root, 0.0
+        while node.children and len(chain) < max_len:
+            node = min(
+                node.children.values(),
+                key=lambda child: (child.source is not Source.DRAFT, -child.logprob, child.token_id),
+            )
+            path_logprob += node.logprob
+            if chain and path_logprob < min_path_logprob:
+                break
+            chain.append(node)
+        return chain
+
+    def live_nodes(self) -> Iterator[Node]:
+        """Every node below the root, parents before children."""
+        queue = list(self.root.children.values())
+        for node in queue:
+            yield node
+            queue.extend(node.children.values())
+
+
+class StreamNodes:
+    """The node ids of one drafter's stream, translated into nodes of a tree.
+
+    Remembers at most `max_num_ids` of the latest ids; a node below a forgotten one is ignored, like one below an
+    unknown one.
+    """
+
+    def __init__(self, tree: DraftTree, max_num_ids: int = 4096) -> None:
+        self._tree = tree
+        self._nodes: dict[int, Node] = {}
+        self._max_num_ids = max_num_ids
+
+    def add(self, draft: Draft) -> int:
+        """Adds a draft's nodes by the content rule. Returns how many of them stand in the tree or among the committed
+        tokens."""
+        num_standing = 0
+        logprobs = draft.logprobs or [0.0] * len(draft.token_ids)
+        for index, (offset, token_id, logprob) in enumerate(
+            zip(draft.parent_offsets, draft.token_ids, logprobs, strict=False)
+        ):
+            node_id = draft.first_node_id + index
+            parent = self._tree.anchor(draft.base_len) if offset == 0 else self._nodes.get(node_id - offset)
+            node = None if parent is None else self._tree.add(parent, token_id, logprob, draft.source)
+            if node is not None:
+                self._nodes[node_id] = node
+                num_standing += 1
+        if len(self._nodes) > self._max_num_ids:
+            self._forget()
+        return num_standing
+
+    def _forget(self) -> None:
+        alive = [(node_id, node) for node_id, node in self._nodes.items() if node.state is not NodeState.DEAD]
+        self._nodes = dict(alive[-self._max_num_ids // 2 :])

@@ -1,0 +1,1 @@
+"""The retrieval-datastore: n-gram continuations in Redis."""

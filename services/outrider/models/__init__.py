@@ -1,0 +1,1 @@
+"""Everything with tensors: the packed runner, the sampler, loading, the demo pair."""

@@ -1,0 +1,76 @@
+"""A process that the benchmark talks to: one JSON object a line, requests on stdin, answers on stdout.
+
+The first line that a worker writes says that it is ready, and what it has loaded. It ends when its stdin is closed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Handler = Callable[..., dict[str, Any]]
+
+
+def pin(core: int | None) -> None:
+    """Keeps this process on one core, and torch on one thread. To be called before any other work with torch."""
+    import torch
+
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    torch.set_num_threads(1)
+
+
+def serve(load: Callable[[], tuple[dict[str, Any], Mapping[str, Handler]]]) -> None:
+    """Loads, says hello, and answers until stdin ends. A request that raises is answered with its error."""
+    # Libraries print to stdout when it pleases them; the protocol has a copy of the descriptor of its own.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    sys.stdout = sys.stderr
+    hello, handlers = load()
+    print(json.dumps(hello), file=answers)
+    for line in sys.stdin:
+        message = json.loads(line)
+        try:
+            answer = handlers[message.pop("operation")](**message)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        print(json.dumps(answer), file=answers)
+
+
+class Stopwatch:
+    """Notes when tokens came, in seconds since its creation."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self.chunks: list[tuple[float, int]] = []
+
+    def note(self, num_tokens: int) -> None:
+        """These many tokens have just come."""
+        self.chunks.append((self.elapsed_s(), num_tokens))
+
+    def elapsed_s(self) -> float:
+        """Seconds since the beginning."""
+        return time.perf_counter() - self._started
+
+
+def describe_model(model: Any, model_id: str) -> dict[str, Any]:
+    """What the benchmark tells about a model, and above all whether its cost is inflated."""
+    from outrider.models.demo.inflate import parse_inflation
+    from outrider.models.loading import DEMO_PREFIX, build_hf_model
+
+    base, inflation = parse_inflation(model_id.removeprefix(DEMO_PREFIX))
+    is_inflated = model_id.startswith(DEMO_PREFIX) and inflation is not None
+    trained = build_hf_model(DEMO_PREFIX + base)[0] if is_inflated else model
+    return {
+        "model_id": model_id,
+        "num_parameters": model.num_parameters(),
+        "num_trained_parameters": trained.num_parameters(),
+        "inflated": is_inflated,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "num_layers": getattr(model.config, "num_hidden_layers", None),
+        "hidden_size": getattr(model.config, "hidden_size", None),
+        "intermediate_size": getattr(model.config, "intermediate_size", None),
+    }

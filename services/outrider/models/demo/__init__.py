@@ -1,0 +1,1 @@
+"""The demo pair: a small target and its draft, trained on Python's own standard library."""

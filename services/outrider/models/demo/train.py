@@ -1,0 +1,151 @@
+"""Train the demo pair from scratch: ``python -m outrider.models.demo.train``.
+
+Four stages, each of which starts from what the one before it saved:
+
+``tokenizer``  learn the vocabulary from the corpus (seconds)
+``target``     train the target on the text
+``draft``      distil the draft from the target
+``card``       measure the pair on held-out files and write ``README.md``
+
+Both training stages stop after a given time, so the weights differ a little
+from machine to machine, and the card says what was measured for these.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outrider.models.demo import recipe
+from outrider.models.demo.batches import Draw, mixed_batches, text_batches
+from outrider.models.demo.bundle import load_bundle, save_bundle
+from outrider.models.demo.card import write_card
+from outrider.models.demo.corpus import Corpus, load_corpus
+from outrider.models.demo.vocabulary import encode_files, load_tokenizer, train_tokenizer
+
+STAGES = ("tokenizer", "target", "draft", "card")
+CHECKPOINT_SECONDS = 300.0
+REPORT_STEPS = 25
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the stages asked for on the command line."""
+    options = _parser().parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    corpus = load_corpus()
+    for stage in STAGES if options.stage == "all" else (options.stage,):
+        print(f"stage {stage}", flush=True)
+        if stage == "tokenizer":
+            tokenizer = train_tokenizer(corpus.train, recipe.CONTEXT)
+            for name in ("target", "draft"):
+                tokenizer.save_pretrained(options.out / name)
+        elif stage == "target":
+            train_target(options.out, corpus, options.target_minutes, options.seed)
+        elif stage == "draft":
+            train_draft(options.out, corpus, options.draft_minutes, options.seed)
+        else:
+            write_card(options.out, corpus)
+
+
+def train_target(out: Path, corpus: Corpus, minutes: float, seed: int) -> None:
+    """Train the target on the text and save it to ``out/target``."""
+    run = _Run(out / "target", recipe.target_config(), corpus, seed)
+    run.fit(text_batches(run.stream, seed), recipe.text_loss, minutes)
+
+
+def train_draft(out: Path, corpus: Corpus, minutes: float, seed: int) -> None:
+    """Distil the draft from ``out/target`` and save it to ``out/draft``."""
+    target = load_bundle(out / "target")
+    run = _Run(out / "draft", recipe.draft_config(), corpus, seed)
+    sampled = load_bundle(out / "target", torch.bfloat16)
+    draw = mixed_batches(run.stream, sampled, minutes, seed)
+    run.fit(draw, recipe.distillation_loss(target), minutes)
+
+
+class _Run:
+    """One model in training, and the folder that it is saved to."""
+
+    def __init__(self, folder: Path, config: LlamaConfig, corpus: Corpus, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.folder = folder
+        self.seed = seed
+        self.stream = encode_files(load_tokenizer(folder), corpus.train, shuffle_seed=seed)
+        self.model = LlamaForCausalLM(config)
+        self.model.set_attn_implementation("eager")
+        self._next_checkpoint = CHECKPOINT_SECONDS
+        print(f"{self.model.num_parameters()} parameters, {len(self.stream)} tokens", flush=True)
+
+    def fit(self, draw: Draw, loss_of: recipe.Loss, minutes: float) -> None:
+        """Train for the given time and save the result."""
+        final = recipe.fit(self.model, draw, loss_of, minutes=minutes, report=self._report)
+        self._save(final, complete=True)
+        print(f"saved {self.folder}: {final.steps} steps, {final.tokens} tokens", flush=True)
+
+    def _report(self, state: recipe.Progress) -> None:
+        """Print now and then, and save the unfinished model every five minutes."""
+        if state.steps % REPORT_STEPS == 0:
+            print(
+                f"{state.seconds:7.1f} s  step {state.steps:5d}  loss {state.loss:.4f}"
+                f"  {state.tokens / state.seconds:.0f} tokens/s",
+                flush=True,
+            )
+        if state.seconds >= self._next_checkpoint:
+            self._next_checkpoint += CHECKPOINT_SECONDS
+            self._save(state, complete=False)
+
+    def _save(self, state: recipe.Progress, *, complete: bool) -> None:
+        record = {
+            "complete": complete,
+            "parameters": self.model.num_parameters(),
+            "seconds": round(state.seconds, 1),
+            "seed": self.seed,
+            "steps": state.steps,
+            "threads": torch.get_num_threads(),
+            "tokens": state.tokens,
+        }
+        save_bundle(self.model, self.folder, record)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m outrider.models.demo.train",
+        description="Train the demo pair (target and draft) on Python's standard library.",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(__file__).resolve().parent,
+        metavar="DIR",
+        help="where target/, draft/ and README.md go (default: this package's folder)",
+    )
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
+    parser.add_argument(
+        "--target-minutes",
+        type=float,
+        default=22.0,
+        metavar="M",
+        help="training time of the target (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--draft-minutes",
+        type=float,
+        default=25.0,
+        metavar="M",
+        help="training time of the draft (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--stage",
+        choices=(*STAGES, "all"),
+        default="all",
+        help="run one stage only; it needs the results of those before it (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and batches (default: %(default)s)")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Matrix products with few rows, where reading the weights is all the work.
+
+On a CPU, oneDNN reads weights in its own blocked layout nearly twice as fast as in rows (30 against 16 GB/s a core
+in bfloat16). Its calls cost about 15 us more than a plain product, so small float32 matrices stay plain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+#: Maps [rows, in] to [rows, out].
+Product = Callable[[Tensor], Tensor]
+
+#: float32 matrices with fewer entries are faster unpacked.
+MIN_PACKED_ENTRIES = 2**18
+#: The layout is chosen for this many rows, and serves any other number too.
+PACKED_FOR_ROWS = 8
+
+
+def make_product(weight: Tensor, bias: Tensor | None = None) -> Product:
+    """The function `x @ weight.T + bias` for [out, in] weights that will not change."""
+    if not _is_worth_packing(weight):
+        weight = weight.contiguous()
+
+        def plain(x: Tensor) -> Tensor:
+            return functional.linear(x, weight, bias)
+
+        return plain
+
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS)
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+
+    def prepacked(x: Tensor) -> Tensor:
+        product: Tensor = multiply(x, packed, bias, "none", [], "")
+        return product
+
+    return prepacked
+
+
+def concatenate(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of one product that gives the outputs of all `linears` side by side."""
+    weight = torch.cat([linear.weight for linear in linears])
+    if all(linear.bias is None for linear in linears):
+        return weight, None
+    biases = [
+        linear.bias if linear.bias is not None else linear.weight.new_zeros(linear.out_features) for linear in linears
+    ]
+    return weight, torch.cat(biases)
+
+
+def _is_worth_packing(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32 and weight.numel() >= MIN_PACKED_ENTRIES

@@ -1,0 +1,121 @@
+"""From a model's name to a runner and what the services must know about it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from outrider.models.demo.inflate import inflate, parse_inflation
+from outrider.models.runner import Runner
+
+DEMO_PREFIX = "demo/"
+DEMO_FOLDER = Path(__file__).parent / "demo"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class UnknownModel(ValueError):
+    """There is no such model."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that is ready to run."""
+
+    runner: Runner
+    tokenizer: Any
+    """A fast tokenizer of transformers."""
+    tokenizer_hash: str
+    """Hex SHA-256 of what the tokenizer does. Target and draft must have the same."""
+    vocab_size: int
+    """Token ids are below this. The logits may be wider, padded to a round number."""
+    eos_token_ids: tuple[int, ...]
+    model_id: str
+    max_context_len: int
+
+
+def load_model(model_id: str, *, dtype: str = "auto", device: str = "cpu", fuse: bool = True) -> LoadedModel:
+    """Loads a model into a runner.
+
+    Args:
+        model_id: `demo/target`, `demo/draft`, an inflated one (`demo/target-100m`, `demo/target-300m`, `demo/draft-c5`:
+            see `outrider.models.demo.inflate`), a folder, or a name on the Hugging Face hub.
+        dtype: `auto`, or a key of `DTYPES`. `auto` is float32 for the demo pair, bfloat16 for what is inflated
+            from it, and the checkpoint's own type for others; bfloat16 is replaced by float32 on a CPU without it.
+        device: A torch device.
+        fuse: Whether to take known layers apart for speed.
+
+    Raises:
+        UnknownModel: There is no such demo model, or the type has no such name.
+        UnsupportedModel: The model's attention is not of the standard kind.
+    """
+    model, tokenizer = build_hf_model(model_id, dtype, device=device)
+    eos_token_ids = _eos_token_ids(model, tokenizer)
+    runner = Runner(model, fuse=fuse)
+    return LoadedModel(
+        runner=runner,
+        tokenizer=tokenizer,
+        tokenizer_hash=tokenizer_hash(tokenizer),
+        vocab_size=len(tokenizer),
+        eos_token_ids=eos_token_ids,
+        model_id=model_id,
+        max_context_len=runner.max_context_len,
+    )
+
+
+def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -> tuple[PreTrainedModel, Any]:
+    """The library's own model and tokenizer, as `load_model` loads them, for baselines and tests."""
+    folder, inflation = model_id, None
+    if model_id.startswith(DEMO_PREFIX):
+        base, inflation = parse_inflation(model_id.removeprefix(DEMO_PREFIX))
+        folder = str(DEMO_FOLDER / base)
+        if not (DEMO_FOLDER / base / "config.json").is_file():
+            raise UnknownModel(f"there is no demo model {model_id!r} in {DEMO_FOLDER}")
+    if dtype not in {"auto", *DTYPES}:
+        raise UnknownModel(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype!r}")
+    is_demo = model_id.startswith(DEMO_PREFIX)
+    stored: Any = "auto" if not is_demo else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES.get(dtype, stored))
+    if inflation is not None:
+        model = inflate(model, inflation)
+    if dtype == "auto":
+        cast(model, _automatic_dtype(torch.bfloat16 if inflation is not None else model.dtype, device))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = model.to(device).eval()
+    return model, tokenizer
+
+
+def _automatic_dtype(preferred: torch.dtype, device: str) -> torch.dtype:
+    """A CPU without bfloat16 arithmetic emulates it, several times as slowly as it computes in float32."""
+    is_cpu = torch.device(device).type == "cpu"
+    if is_cpu and preferred == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return torch.bfloat16
+    return torch.float32 if is_cpu else preferred
+
+
+def cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Casts the parameters, in place. `model.to(dtype)` would cast the rotary frequencies too, and spoil positions."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    model.config.dtype = dtype
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """Hex SHA-256 of the parts of a fast tokenizer that decide about ids: not its padding and truncation settings."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    for setting in ("padding", "truncation", "version"):
+        state.pop(setting, None)
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def _eos_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
+    generation: Any = model.generation_config
+    for ids in (generation and generation.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)
+    return ()

@@ -1,0 +1,177 @@
+"""One packed forward: whose rows stand where, and what each of them sees.
+
+Linear layers read their weights once for all rows of all sessions. Attention runs for each segment over that
+session's own cache. The views into the caches are made here for all layers at once, because at a few rows an
+operator call costs as much as its arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.models.cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The rows of one session in a packed forward. They are appended to its cache."""
+
+    cache: KVCache
+    token_ids: Sequence[int]
+    num_logits: int
+    """Logits are wanted for the last `num_logits` rows; 0 for a prefill chunk that is not the last."""
+    position_ids: Sequence[int] | None = None
+    """None: the rows continue the cache, row i at position `cache.length + i`."""
+    visible: npt.NDArray[np.bool_] | None = None
+    """bool [rows, cache.length + rows]: which slots a row sees. It must see itself. None: every earlier slot and row."""
+
+    def check(self) -> None:
+        """Raises ValueError if the parts do not fit together."""
+        rows = len(self.token_ids)
+        if rows == 0:
+            raise ValueError("a segment needs at least one row")
+        if not 0 <= self.num_logits <= rows:
+            raise ValueError(f"num_logits must be in [0, {rows}], got {self.num_logits}")
+        if self.position_ids is not None and len(self.position_ids) != rows:
+            raise ValueError(f"position_ids must have {rows} entries, got {len(self.position_ids)}")
+        if self.visible is not None and self.visible.shape != (rows, self.cache.length + rows):
+            raise ValueError(f"visible must be {(rows, self.cache.length + rows)}, got {self.visible.shape}")
+
+
+@dataclass(slots=True)
+class SegmentPlan:
+    """A segment's views into its cache, one for each layer, and its mask."""
+
+    rows: slice
+    num_rows: int
+    new_slots: Sequence[Tensor]
+    """[rows, 2, heads, head_dim] a layer: where the new keys and values go."""
+    keys: Sequence[Tensor]
+    """[1, heads, slots, head_dim] a layer."""
+    values: Sequence[Tensor]
+    mask: Tensor | None
+    """Added to the scores, [rows * queries per key, slots]; None: every row sees every slot, or `is_causal`."""
+    is_causal: bool
+
+
+class Plan:
+    """All segments of one packed forward, and the attention over them."""
+
+    def __init__(self, segments: Sequence[Segment], queries_per_key: int) -> None:
+        """
+        Args:
+            segments: Each of another cache.
+            queries_per_key: Query heads that share a key-value head.
+
+        Raises:
+            ValueError: A segment is malformed, or two segments share a cache.
+        """
+        self._queries_per_key = queries_per_key
+        self._caches = [segment.cache for segment in segments]
+        if len({id(cache) for cache in self._caches}) < len(segments):
+            raise ValueError("two segments of a forward share a cache")
+        self.segments: list[SegmentPlan] = []
+        token_ids: list[int] = []
+        position_ids: list[int] = []
+        self.wanted_rows: list[int] = []
+        """Rows whose logits are wanted."""
+        for segment in segments:
+            segment.check()
+            start, length = len(token_ids), segment.cache.length
+            token_ids.extend(segment.token_ids)
+            position_ids.extend(segment.position_ids or range(length, length + len(segment.token_ids)))
+            self.segments.append(self._plan(segment, start))
+            self.wanted_rows.extend(range(len(token_ids) - segment.num_logits, len(token_ids)))
+        self.num_rows = len(token_ids)
+        self.last_position = max(position_ids)
+        self.num_attended = 0
+        """Layers whose attention came here; the runner checks once that all do."""
+        device = self._caches[0].shape.device
+        self.token_ids, self.position_ids = torch.tensor([token_ids, position_ids], device=device).unbind(0)
+
+    def _plan(self, segment: Segment, start: int) -> SegmentPlan:
+        cache, num_rows = segment.cache, len(segment.token_ids)
+        end = cache.length + num_rows
+        cache.reserve(end)
+        slots = cache.data[:, :end]
+        keys, values = slots.permute(2, 0, 3, 1, 4).unsqueeze(2).unbind(0)
+        is_causal = cache.length == 0 and num_rows > 1 and segment.visible is None and self._queries_per_key == 1
+        return SegmentPlan(
+            rows=slice(start, start + num_rows),
+            num_rows=num_rows,
+            new_slots=slots[:, cache.length :].unbind(0),
+            keys=keys.unbind(0),
+            values=values.unbind(0),
+            mask=None if is_causal else self._mask(segment),
+            is_causal=is_causal,
+        )
+
+    def _mask(self, segment: Segment) -> Tensor | None:
+        cache, num_rows = segment.cache, len(segment.token_ids)
+        dtype, device = cache.shape.dtype, cache.shape.device
+        if segment.visible is not None:
+            hidden = torch.from_numpy(~segment.visible).to(device)
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+        elif num_rows == 1:
+            return None
+        else:
+            mask = torch.full((num_rows, cache.length + num_rows), float("-inf"), dtype=dtype, device=device)
+            mask.triu_(cache.length + 1)
+        # The query heads of one key-value head are further rows: a mask repeated is cheaper than keys repeated.
+        return mask if self._queries_per_key == 1 else mask.repeat_interleave(self._queries_per_key, 0)
+
+    def attend(self, layer: int, queries: Tensor, keys_values: Tensor, scale: float) -> Tensor:
+        """Appends the new keys and values of one layer to the caches, and attends over them.
+
+        Args:
+            layer: Index of the layer.
+            queries: [rows, query heads, head_dim], after the rotary embedding.
+            keys_values: [rows, 2, key-value heads, head_dim], likewise.
+            scale: Factor of the scores.
+
+        Returns:
+            [rows, query heads * head_dim].
+        """
+        self.num_attended += 1
+        if len(self.segments) == 1:
+            return self._attend(self.segments[0], layer, queries, keys_values, scale)
+        sizes = [segment.num_rows for segment in self.segments]
+        return torch.cat(
+            [
+                self._attend(segment, layer, segment_queries, segment_keys_values, scale)
+                for segment, segment_queries, segment_keys_values in zip(
+                    self.segments, queries.split(sizes), keys_values.split(sizes), strict=True
+                )
+            ]
+        )
+
+    def _attend(self, segment: SegmentPlan, layer: int, queries: Tensor, keys_values: Tensor, scale: float) -> Tensor:
+        segment.new_slots[layer].copy_(keys_values)
+        num_rows, group = segment.num_rows, self._queries_per_key
+        if group == 1:
+            folded = queries.transpose(0, 1).unsqueeze(0)
+        else:
+            folded = queries.unflatten(1, (-1, group)).transpose(0, 1).flatten(1, 2).unsqueeze(0)
+        out = functional.scaled_dot_product_attention(
+            folded,
+            segment.keys[layer],
+            segment.values[layer],
+            attn_mask=segment.mask,
+            is_causal=segment.is_causal,
+            scale=scale,
+        )
+        if group == 1:
+            return out.transpose(1, 2).reshape(num_rows, -1)
+        return out[0].unflatten(1, (num_rows, group)).transpose(0, 1).reshape(num_rows, -1)
+
+    def commit(self) -> None:
+        """Counts the appended rows as used. Called once all layers ran, so that a forward that fails leaves no trace."""
+        for cache, segment in zip(self._caches, self.segments, strict=True):
+            cache.length += segment.num_rows

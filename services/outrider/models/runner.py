@@ -1,0 +1,161 @@
+"""The packed runner: one forward of one model over rows of many sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
+
+from outrider.models.cache import CacheShape, KVCache
+from outrider.models.fusion import FusedStack, is_fusable
+from outrider.models.linear import make_product
+from outrider.models.plan import Plan, Segment
+
+__all__ = ["KVCache", "Runner", "Segment", "UnsupportedModel"]
+
+ATTENTION_NAME = "outrider"
+
+
+class UnsupportedModel(ValueError):
+    """The model's attention is not of the standard kind."""
+
+
+class Runner:
+    """Runs a causal language model over packed rows. All calls come from one thread.
+
+    Takes the model over: do not use it elsewhere afterwards.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, fuse: bool = True) -> None:
+        """
+        Args:
+            model: Any causal model of the library with standard attention, in its final type and on its device.
+            fuse: Whether to take the layers apart where they are known (`outrider.models.fusion`).
+
+        Raises:
+            UnsupportedModel: A layer does not attend through the library's attention interface, or with extras.
+        """
+        model.requires_grad_(False).eval()
+        head: Any = model.get_output_embeddings()
+        if head is None:
+            raise UnsupportedModel(f"{type(model).__name__} has no language-model head")
+        config = model.config.get_text_config()
+        self.dtype: torch.dtype = head.weight.dtype
+        self.device: torch.device = head.weight.device
+        self.vocab_size: int = head.weight.shape[0]
+        """Width of the logits."""
+        self.max_context_len = max_context_len(config)
+        """Most slots of a chain."""
+        num_queries: int = config.num_attention_heads
+        num_keys: int = getattr(config, "num_key_value_heads", None) or num_queries
+        self._queries_per_key = num_queries // num_keys
+        self.cache_shape = CacheShape(
+            num_layers=config.num_hidden_layers,
+            num_heads=num_keys,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_queries,
+            # Attention of one bfloat16 row is five times as slow as that of a float32 row on a CPU.
+            dtype=torch.float32 if self.device.type == "cpu" else self.dtype,
+            device=self.device,
+        )
+        self.is_fused = fuse and is_fusable(model)
+        with torch.inference_mode():
+            self._head = make_product(head.weight, head.bias)
+            self._stack: Stack = FusedStack(model) if self.is_fused else PlainStack(model, self.cache_shape.dtype)
+        self._check_attention()
+
+    def new_cache(self, capacity: int = 256) -> KVCache:
+        """An empty cache with room for `capacity` slots; it grows when needed."""
+        return KVCache(self.cache_shape, capacity)
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[Segment]) -> Tensor:
+        """Appends the rows of every segment to its cache, and gives the logits that are wanted.
+
+        Returns:
+            float32 [sum of num_logits, vocab_size], in the order of the segments.
+
+        Raises:
+            ValueError: A segment is malformed, or two segments share a cache. No cache has changed then.
+        """
+        if not segments:
+            return torch.empty(0, self.vocab_size, device=self.device)
+        plan = Plan(segments, self._queries_per_key)
+        hidden = self._stack(plan)
+        plan.commit()
+        if not plan.wanted_rows:
+            return torch.empty(0, self.vocab_size, device=self.device)
+        logits = self._head(hidden)
+        return logits if logits.dtype is torch.float32 else logits.float()
+
+    @torch.inference_mode()
+    def _check_attention(self) -> None:
+        """Runs one row, so that a model that would give wrong logits fails when it is loaded."""
+        plan = Plan([Segment(self.new_cache(1), [0], 1)], self._queries_per_key)
+        self._stack(plan)
+        if plan.num_attended != self.cache_shape.num_layers:
+            raise UnsupportedModel(
+                f"{plan.num_attended} of {self.cache_shape.num_layers} layers use the attention interface"
+            )
+
+
+class Stack(Protocol):
+    """Everything below the head."""
+
+    def __call__(self, plan: Plan) -> Tensor:
+        """The normed hidden states of the wanted rows: [num wanted rows, hidden]."""
+
+
+class PlainStack:
+    """The library's own code, entered through its attention interface."""
+
+    def __init__(self, model: PreTrainedModel, cache_dtype: torch.dtype) -> None:
+        self._inner: Any = model.base_model
+        self._cache_dtype = cache_dtype
+        model.config._attn_implementation = ATTENTION_NAME
+
+    def __call__(self, plan: Plan) -> Tensor:
+        """The normed hidden states of the wanted rows."""
+        hidden: Tensor = self._inner(
+            input_ids=plan.token_ids.unsqueeze(0), position_ids=plan.position_ids.unsqueeze(0), use_cache=False, plan=plan
+        ).last_hidden_state[0]
+        return hidden if len(plan.wanted_rows) == plan.num_rows else hidden[plan.wanted_rows]
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: None, *, plan: Plan, scaling: float, **extras: Any
+) -> tuple[Tensor, None]:
+    """The attention function that the library's layers call: [1, heads, rows, head_dim] to [1, rows, heads, head_dim]."""
+    unsupported = [name for name in ("softcap", "s_aux", "position_bias") if extras.get(name) is not None]
+    if unsupported or key.shape != value.shape:
+        raise UnsupportedModel(f"attention with {unsupported or 'values of another width than keys'} is not supported")
+    dtype = plan.segments[0].keys[0].dtype
+    keys_values = torch.stack((key[0], value[0])).transpose(0, 2).transpose(1, 2).to(dtype)
+    layer: Any = module.layer_idx
+    attended = plan.attend(layer, query[0].transpose(0, 1).to(dtype), keys_values, scaling)
+    return attended.to(query.dtype).view(1, query.shape[2], query.shape[1], query.shape[3]), None
+
+
+def _no_mask(**_arguments: object) -> None:
+    """The plan has the masks; the library must not build one."""
+
+
+AttentionInterface.register(ATTENTION_NAME, _attend)
+AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
+
+
+def max_context_len(config: Any) -> int:
+    """Most slots of a chain for which the runner is exact.
+
+    A sliding window hides only what lies further back than its width, so up to that length it is full attention.
+    """
+    lengths: list[int] = [config.max_position_embeddings]
+    window: int | None = getattr(config, "sliding_window", None)
+    layer_types = getattr(config, "layer_types", None)
+    if window and (layer_types is None or "sliding_attention" in layer_types):
+        lengths.append(window)
+    return min(lengths)

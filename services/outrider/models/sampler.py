@@ -1,0 +1,159 @@
+"""Drawing tokens under the match rule: the best token of `logits / temperature + noise`, among those allowed.
+
+The order of the filters is temperature, top_k, top_p (on what top_k left, renormalised), min_p (relative to the
+most probable token). Each keeps a set of the most probable tokens, so together they keep the smallest of the sets.
+The most probable token always stays. Among equally probable tokens the lower id comes first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.core.params import SamplingParams
+from outrider.models.noise import NoiseRows
+
+#: The log-probabilities of drafted candidates are normalised over this many of the best perturbed scores.
+NUM_NORMALISED = 8
+#: So many of the best tokens are looked at before a row is sorted completely.
+NUM_PRESORTED = 256
+
+
+class Sampler:
+    """Draws for every row of a packed forward. Keeps noise rows, and no other state: a draw is a pure function."""
+
+    def __init__(self) -> None:
+        self._noise: NoiseRows | None = None
+        self._noise_key: tuple[int, torch.device] | None = None
+
+    @torch.inference_mode()
+    def draw(self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]) -> list[int]:
+        """The target's token for every row.
+
+        Args:
+            logits: float32 [rows, vocab].
+            params: One for each row.
+            output_indices: For each row, how many tokens the generation put out before the one drawn here.
+
+        Returns:
+            A token id for each row.
+        """
+        scores = logits if all(p.is_greedy for p in params) else self._perturbed(logits, params, output_indices)
+        token_ids: list[int] = scores.argmax(-1).tolist()
+        return token_ids
+
+    @torch.inference_mode()
+    def candidates(
+        self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int], k: int
+    ) -> list[list[tuple[int, float]]]:
+        """The tokens that the target will most probably draw, guessed from a draft model's logits.
+
+        Returns:
+            For each row at most k pairs (token id, log-probability), best first. The log-probability is the
+            log-softmax of the perturbed scores over the best 8 tokens; at temperature 0, of the logits over all.
+            A row has fewer pairs if fewer tokens are allowed.
+        """
+        all_greedy = all(p.is_greedy for p in params)
+        scores = logits if all_greedy else self._perturbed(logits, params, output_indices)
+        values, ids = scores.topk(min(max(k, NUM_NORMALISED), logits.shape[-1]))
+        logprobs = values[:, :NUM_NORMALISED].logsumexp(-1, keepdim=True).neg().add(values)
+        if any(p.is_greedy for p in params):
+            greedy = torch.tensor([[p.is_greedy] for p in params], device=logits.device)
+            logprobs = torch.where(greedy, values - logits.logsumexp(-1, keepdim=True), logprobs)
+        return [
+            # A filtered token has minus infinity. `topk` promises no order between equals.
+            sorted(((t, p) for t, p in zip(*row, strict=True) if p != -math.inf), key=lambda c: (-c[1], c[0]))[:k]
+            for row in zip(ids.tolist(), logprobs.tolist(), strict=True)
+        ]
+
+    def _perturbed(self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]) -> Tensor:
+        """logits / temperature + noise, minus infinity where not allowed: float32 [rows, vocab]. Greedy rows as given."""
+        noise = self._noise_rows(logits)
+        # A tensor, not a number: torch may multiply by a number's reciprocal, and then a draw would depend
+        # on whether all rows share a temperature.
+        temperatures = torch.tensor([[p.temperature or 1.0] for p in params], device=logits.device)
+        scores = logits / temperatures
+        allowed = _allowed(scores, params)
+        if len(params) == 1:
+            scores += noise.row(params[0].seed, output_indices[0])
+        elif not any(p.is_greedy for p in params):
+            scores += torch.stack([noise.row(p.seed, i) for p, i in zip(params, output_indices, strict=True)])
+        else:
+            for row, p, i in zip(scores, params, output_indices, strict=True):
+                if not p.is_greedy:
+                    row += noise.row(p.seed, i)
+        return scores if allowed is None else scores.masked_fill_(~allowed, -math.inf)
+
+    def _noise_rows(self, logits: Tensor) -> NoiseRows:
+        key = (logits.shape[-1], logits.device)
+        if self._noise is None or self._noise_key != key:
+            self._noise, self._noise_key = NoiseRows(*key), key
+        return self._noise
+
+
+def _allowed(tempered: Tensor, params: Sequence[SamplingParams]) -> Tensor | None:
+    """Which tokens each row may draw: bool [rows, vocab], or None where no row has a filter."""
+    rows_of: dict[tuple[int, float, float], list[int]] = {}
+    for row, p in enumerate(params):
+        if not p.is_greedy and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0):
+            rows_of.setdefault((p.top_k, p.top_p, p.min_p), []).append(row)
+    if not rows_of:
+        return None
+    if len(rows_of) == 1 and len(params) == len(next(iter(rows_of.values()))):
+        return _filter(tempered, *next(iter(rows_of)))
+    allowed = torch.ones_like(tempered, dtype=torch.bool)
+    for filters, rows in rows_of.items():
+        allowed[rows] = _filter(tempered[rows], *filters)
+    return allowed
+
+
+def _filter(tempered: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
+    """Which tokens the filters keep: bool [rows, vocab], of tempered logits of the same shape."""
+    vocab_size = tempered.shape[-1]
+    best = tempered.amax(-1, keepdim=True)
+    floor = best + math.log(min_p) if min_p > 0 else None
+    if not 0 < top_k < vocab_size and top_p == 1:
+        assert floor is not None or top_k >= vocab_size
+        return tempered >= floor if floor is not None else torch.ones_like(tempered, dtype=torch.bool)
+    num_sorted = min(vocab_size, top_k or NUM_PRESORTED)
+    counts = _count_kept(tempered, best, num_sorted, top_k, top_p)
+    if counts is None:
+        counts = _count_kept(tempered, best, vocab_size, top_k, top_p)
+        assert counts is not None
+    counts, lowest = counts
+    allowed = tempered >= lowest
+    surplus = allowed.sum(-1, keepdim=True) - counts
+    if bool((surplus > 0).any()):
+        allowed &= ~_last_of_equals(tempered == lowest, surplus)
+    return allowed if floor is None else allowed & (tempered >= floor)
+
+
+def _count_kept(
+    tempered: Tensor, best: Tensor, num_sorted: int, top_k: int, top_p: float
+) -> tuple[Tensor, Tensor] | None:
+    """How many tokens top_k and top_p keep, and the value of the last of them: int64, float32 [rows, 1] each.
+
+    None if more than `num_sorted` tokens must be known to tell.
+    """
+    values = tempered.topk(num_sorted).values
+    if top_p == 1:
+        return torch.full_like(best, num_sorted, dtype=torch.long), values[:, -1:]
+    # float64: the sum of a large vocabulary in float32 is off by more than a rare token's share.
+    shares = (values - best).double().exp()
+    reached = shares.cumsum(-1)
+    total = reached[:, -1:] if top_k else (tempered - best).double().exp().sum(-1, keepdim=True)
+    needed = top_p * total
+    if num_sorted < (top_k or tempered.shape[-1]) and bool((reached[:, -1:] < needed).any()):
+        return None
+    # A token stays if those before it do not reach top_p yet; so the first always does.
+    counts = ((reached - shares) < needed).sum(-1, keepdim=True)
+    return counts, values.gather(-1, counts - 1)
+
+
+def _last_of_equals(equal: Tensor, surplus: Tensor) -> Tensor:
+    """The last `surplus` [rows, 1] true entries of each row of `equal` [rows, vocab]: those with the highest ids."""
+    from_the_end = equal.flip(-1).cumsum(-1).flip(-1)
+    return equal & (from_the_end <= surplus)

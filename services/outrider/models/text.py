@@ -1,0 +1,70 @@
+"""Text to token ids and back. The services speak token ids; only the client-facing edge of the verifier needs this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+
+
+class NoChatTemplate(ValueError):
+    """The tokenizer cannot render a chat."""
+
+
+class TextCodec:
+    """A tokenizer, as the verifier's edge needs it. `tokenizer` is a fast tokenizer of transformers."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, with the special tokens that the model expects."""
+        return list(self._tokenizer(text)["input_ids"])
+
+    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """Token ids of a chat of (role, content), ready for the assistant's turn. NoChatTemplate if there is no template."""
+        if self._tokenizer.chat_template is None:
+            raise NoChatTemplate("the target's tokenizer has no chat template")
+        rendered = self._tokenizer.apply_chat_template(
+            [{"role": role, "content": content} for role, content in messages], tokenize=False, add_generation_prompt=True
+        )
+        return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens left out. Bytes that form no character become U+FFFD."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+
+    def stream(self) -> TextStream:
+        """A decoder for tokens that arrive bit by bit."""
+        return TextStream(self)
+
+    def new_decode_stream(self) -> tuple[DecodeStream, Any]:
+        """The library's incremental decoder and the tokenizer it wants to be called with."""
+        return DecodeStream(skip_special_tokens=True), self._backend
+
+
+class TextStream:
+    """Decodes a growing run of tokens: joined, the pieces are the text of the whole run."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self._stream, self._backend = codec.new_decode_stream()
+        self._undecided: list[int] = []
+
+    def step(self, token_ids: Sequence[int]) -> str:
+        """The text that these tokens decide. Bytes of an unfinished character wait for a later call."""
+        pieces = []
+        for token_id in token_ids:
+            self._undecided.append(token_id)
+            piece = self._stream.step(self._backend, token_id)
+            if piece is not None:
+                pieces.append(piece)
+                self._undecided.clear()
+        return "".join(pieces)
+
+    def finish(self) -> str:
+        """The text of what is still undecided: nothing more will come."""
+        rest, self._undecided = self._undecided, []
+        return self._codec.decode(rest) if rest else ""

@@ -1,0 +1,1 @@
+"""Everything with gRPC: conversion, errors, peers, the server."""

@@ -1,0 +1,126 @@
+"""Errors on the wire: gRPC status with details, one table for all services.
+
+Domain code raises; `rpc_errors` turns what it raises into a status at the edge of every method. A message names the
+field and the rule, and details carry them for machines: BadRequest for a field, RetryInfo for a full queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import structlog
+from google.protobuf import any_pb2, duration_pb2, message
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from outrider.core.params import InvalidParameter
+
+log = structlog.get_logger(__name__)
+
+
+class RpcError(Exception):
+    """A refusal with a status of its own. `details` are google.rpc messages."""
+
+    code = grpc.StatusCode.INTERNAL
+
+    def __init__(self, text: str, *details: message.Message) -> None:
+        super().__init__(text)
+        self.details = details
+
+
+class InvalidArgument(RpcError):
+    """The request is wrong whatever the state of the server. Names the field."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+    def __init__(self, field: str, problem: str) -> None:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=problem)
+        super().__init__(f"{field} {problem}", error_details_pb2.BadRequest(field_violations=[violation]))
+
+
+class OutOfRange(RpcError):
+    """A position beyond what there is: the context, the committed tokens."""
+
+    code = grpc.StatusCode.OUT_OF_RANGE
+
+
+class FailedPrecondition(RpcError):
+    """This server, as it is configured, cannot serve the request."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class NotFound(RpcError):
+    """What the request names does not exist."""
+
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class Unimplemented(RpcError):
+    """A feature that this server lacks."""
+
+    code = grpc.StatusCode.UNIMPLEMENTED
+
+
+class Unavailable(RpcError):
+    """Loading, draining, or a part that is needed cannot be reached. Safe to retry."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class DeadlineExceeded(RpcError):
+    """The caller was too slow."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class ResourceExhausted(RpcError):
+    """Full for now. Names the limit and when to come back."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, text: str, retry_after_s: float = 1.0) -> None:
+        seconds = int(retry_after_s)
+        delay = duration_pb2.Duration(seconds=seconds, nanos=int((retry_after_s - seconds) * 1e9))
+        super().__init__(text, error_details_pb2.RetryInfo(retry_delay=delay))
+
+
+def to_status(error: RpcError) -> grpc.Status:
+    """The status that a server sends for an error."""
+    details = []
+    for detail in error.details:
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        details.append(packed)
+    code = code_pb2.Code.Value(error.code.name)
+    return rpc_status.to_status(status_pb2.Status(code=code, message=str(error), details=details))
+
+
+@contextmanager
+def rpc_errors(context: grpc.aio.ServicerContext[object, object]) -> Iterator[None]:
+    """Turns what the body raises into the status of the call.
+
+    InvalidParameter becomes INVALID_ARGUMENT. Anything unknown is a bug: it is logged with its traceback and reaches
+    the caller as INTERNAL without details of ours.
+    """
+    try:
+        yield
+    except RpcError as error:
+        _set_status(context, error)
+    except InvalidParameter as error:
+        _set_status(context, InvalidArgument(error.field, str(error).removeprefix(f"{error.field} ")))
+    except (grpc.aio.AbortError, GeneratorExit):
+        raise
+    except Exception:
+        log.exception("rpc.failed")
+        context.set_code(grpc.StatusCode.INTERNAL)
+        context.set_details("internal error; the server's log has the details")
+
+
+def _set_status(context: grpc.aio.ServicerContext[object, object], error: RpcError) -> None:
+    status = to_status(error)
+    context.set_code(status.code)
+    context.set_details(status.details)
+    context.set_trailing_metadata(tuple(status.trailing_metadata))

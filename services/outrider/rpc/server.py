@@ -1,0 +1,126 @@
+"""Runs a service: binds, loads, serves, drains.
+
+The order matters to whoever watches: the port is bound and announced first (one line on stdout, `listening
+HOST:PORT`), health says NOT_SERVING while the service loads and while it drains, and SERVING only in between. SIGTERM
+and SIGINT drain: new calls are refused with UNAVAILABLE, running ones may end. A second signal cuts them off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from outrider.rpc.settings import ServiceSettings
+
+log = structlog.get_logger(__name__)
+
+CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.so_reuseport", 0),
+)
+"""For servers and channels alike. A peer that vanished without a word is noticed within 30 s even when nothing is
+sent."""
+
+
+class Service(Protocol):
+    """What `serve` runs."""
+
+    name: str
+    """Full name of the gRPC service."""
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the servicer to the server. Calls before `load` has ended must be refused with UNAVAILABLE."""
+
+    async def load(self) -> None:
+        """Gets ready. May take long; runs on the event loop, so heavy work belongs in a thread."""
+
+    def drain(self) -> None:
+        """New calls are refused from here on."""
+
+    async def close(self) -> None:
+        """Ends everything."""
+
+
+def pin(cores: set[int]) -> None:
+    """Runs this process, threads to come included, on these cores only. Empty = anywhere."""
+    if cores:
+        os.sched_setaffinity(0, cores)
+
+
+async def serve(service: Service, settings: ServiceSettings) -> None:
+    """Runs a service until a signal ends it."""
+    server = grpc.aio.server(
+        options=[
+            *CHANNEL_OPTIONS,
+            ("grpc.max_receive_message_length", settings.max_message_bytes),
+            ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ]
+    )
+    service.register(server)
+    healthcheck = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(healthcheck, server)
+    reflection.enable_server_reflection((service.name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    host = settings.listen.rpartition(":")[0]
+    try:
+        port = server.add_insecure_port(settings.listen)
+    except RuntimeError as error:
+        raise SystemExit(f"error: --listen: cannot bind {settings.listen}: {error}") from error
+
+    async def set_health(status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for name in ("", service.name):
+            await healthcheck.set(name, status)
+
+    await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+    await server.start()
+    print(f"listening {host}:{port}", flush=True)
+    stop = _signals()
+    loading = asyncio.create_task(service.load())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            await loading
+            await set_health(health_pb2.HealthCheckResponse.SERVING)
+            log.info("server.serving", address=f"{host}:{port}")
+            await stopping
+            stop.clear()
+            await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+            log.info("server.draining", timeout_s=settings.drain_timeout_s)
+            service.drain()
+            await _stop_within(server, settings.drain_timeout_s, stop.wait)
+    finally:
+        stopping.cancel()
+        loading.cancel()
+        await server.stop(0)
+        await service.close()
+        log.info("server.stopped")
+
+
+def _signals() -> asyncio.Event:
+    """Set whenever SIGTERM or SIGINT arrives."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, event.set)
+    return event
+
+
+async def _stop_within(server: grpc.aio.Server, grace_s: float, hurry: Callable[[], Awaitable[object]]) -> None:
+    """Stops the server as soon as no call runs, after grace_s at the latest, or when hurried."""
+    stopped = asyncio.ensure_future(server.stop(grace_s))
+    hurried = asyncio.ensure_future(hurry())
+    await asyncio.wait((stopped, hurried), return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
+    if not stopped.done():
+        await server.stop(0)
+        await stopped

@@ -1,0 +1,82 @@
+"""Settings of a service: one class each, read from flags and from OUTRIDER_* variables, flags first.
+
+Every field has a description, which is its line in --help. Flags are the field names with dashes.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal, TypeVar
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
+
+LISTEN = "Address to listen on, HOST:PORT; port 0 = any free port."
+
+Settings = TypeVar("Settings", bound="ServiceSettings")
+
+
+def model_config(service: str) -> SettingsConfigDict:
+    """The configuration of a settings class: prefix of its variables, shape of its flags."""
+    return SettingsConfigDict(
+        env_prefix=f"OUTRIDER_{service.upper()}_",
+        cli_prog_name=f"python -m outrider.{service}",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        extra="forbid",
+        frozen=True,
+    )
+
+
+class ServiceSettings(BaseSettings):
+    """What every service is told."""
+
+    listen: str = Field("127.0.0.1:0", description=LISTEN)
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+    log_format: Literal["text", "json"] = Field("text", description="Format of the log on stderr.")
+    cpu: str = Field("", description="Cores to run on, like 0 or 2,3; empty = all.")
+    drain_timeout_s: float = Field(
+        30.0, ge=0, description="After SIGTERM, seconds that running calls may take to end; then they are cut off."
+    )
+    max_message_bytes: int = Field(4 << 20, ge=1024, description="Largest message accepted.")
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_is_an_address(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65535:
+            raise ValueError("must be HOST:PORT with a port of 0 to 65535")
+        return value
+
+    @field_validator("cpu")
+    @classmethod
+    def _cpu_is_a_list(cls, value: str) -> str:
+        if value and not all(part.isdigit() for part in value.split(",")):
+            raise ValueError("must be core numbers separated by commas, like 0 or 2,3")
+        return value
+
+    @property
+    def cores(self) -> set[int]:
+        """The cores of `cpu`; empty = all."""
+        return {int(part) for part in self.cpu.split(",")} if self.cpu else set()
+
+
+def parse_settings(cls: type[Settings], arguments: list[str] | None = None) -> Settings:
+    """Reads settings from arguments (default: the command line) and the environment.
+
+    A wrong value ends the process with status 2 and one line for each, naming the flag and the rule.
+    """
+    try:
+        return CliApp.run(cls, cli_args=sys.argv[1:] if arguments is None else arguments)
+    except ValidationError as error:
+        prefix = cls.model_config["env_prefix"]
+        for item in error.errors():
+            name = str(item["loc"][0]) if item["loc"] else "settings"
+            flag, variable = name.replace("_", "-"), f"{prefix}{name.upper()}"
+            value = item.get("input")
+            print(f"error: --{flag} (or {variable}): {item['msg']}, got {value!r}", file=sys.stderr)
+    except SettingsError as error:
+        print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)

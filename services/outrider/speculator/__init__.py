@@ -1,0 +1,1 @@
+"""The draft-speculator: guesses ahead of the target."""

@@ -1,0 +1,64 @@
+"""python -m outrider.speculator: settings, then serve."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from outrider.models.loading import LoadedModel, load_model
+from outrider.models.threads import set_num_threads
+from outrider.rpc.logs import configure_logs
+from outrider.rpc.server import pin, serve
+from outrider.rpc.settings import parse_settings
+from outrider.speculator.engine import Engine
+from outrider.speculator.servicer import SpeculatorServicer
+from outrider.speculator.settings import SpeculatorSettings
+from outrider.v1 import speculator_pb2_grpc
+
+
+class SpeculatorService:
+    """The speculator, as `serve` runs it."""
+
+    name = "outrider.v1.SpeculatorService"
+
+    def __init__(self, settings: SpeculatorSettings) -> None:
+        self._settings = settings
+        self._servicer = SpeculatorServicer(settings.max_num_sessions)
+        self._engine: Engine | None = None
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the servicer."""
+        speculator_pb2_grpc.add_SpeculatorServiceServicer_to_server(self._servicer, server)
+
+    async def load(self) -> None:
+        """Loads the draft model."""
+        model = await asyncio.to_thread(self._load_model)
+        self._engine = Engine(model, prefill_chunk=self._settings.prefill_chunk)
+        self._servicer.ready(model, self._engine)
+
+    def _load_model(self) -> LoadedModel:
+        settings = self._settings
+        set_num_threads(settings.num_threads or len(settings.cores))
+        return load_model(settings.model, dtype=settings.dtype, device=settings.device)
+
+    def drain(self) -> None:
+        """Refuses new sessions."""
+        self._servicer.drain()
+
+    async def close(self) -> None:
+        """Ends the engine."""
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.stop)
+
+
+def main() -> None:
+    """Runs the service until a signal ends it."""
+    settings = parse_settings(SpeculatorSettings)
+    configure_logs(settings.log_level, settings.log_format, "speculator")
+    pin(settings.cores)
+    asyncio.run(serve(SpeculatorService(settings), settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""One session of the speculator: its tree, its keys and values, its place in the packed forward.
+
+**Slots.** The cache holds the trunk first: slot i has committed token i, exact. Behind it stand the nodes that have
+been through a forward, in the order in which that happened, so a parent is always before its children. As long as the
+tree is one chain, slot and position agree and the rows need no mask; with branches, a row sees the trunk, its
+ancestors and itself. On a commit the slots that are still of use (the path that became committed, and what lives
+below it) move together; all others are forgotten. For a chain that is a truncation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider.core.growth import Expansion, growth_policy
+from outrider.core.params import SamplingParams, Source, SpeculationParams
+from outrider.core.tree import Draft, DraftTree, Node, NodeState, TokenId
+from outrider.models.runner import KVCache, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingSpec:
+    """Everything that is known when a session begins. All values are valid."""
+
+    session_id: str
+    committed_token_ids: tuple[TokenId, ...]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    speculation: SpeculationParams
+    vocab_size: int
+
+
+class Drafting:
+    """One session. Owned by the engine's thread."""
+
+    def __init__(self, spec: DraftingSpec, cache: KVCache, max_context_len: int) -> None:
+        self.spec = spec
+        self.tree = DraftTree(spec.committed_token_ids, spec.vocab_size)
+        self._cache = cache
+        self._policy = growth_policy(spec.speculation)
+        self._max_context_len = max_context_len
+        self._trunk_len = 0
+        self._slots: dict[Node, int] = {}
+        self._node_ids: dict[Node, int] = {}
+        self._next_node_id = 1
+        self._unsent: list[Node] = []
+        self._unsent_forward_us = 0.0
+
+    def commit(self, token_ids: Sequence[TokenId]) -> None:
+        """Appends committed tokens and forgets what they contradict."""
+        self.tree.commit(token_ids)
+        kept = [(node, slot) for node, slot in self._slots.items() if node.state is not NodeState.DEAD]
+        self._cache.keep(self._trunk_len, [slot for _, slot in kept])
+        self._slots = {}
+        for slot, (node, _) in enumerate(kept, start=self._trunk_len):
+            if node.state is NodeState.COMMITTED:
+                self._trunk_len = slot + 1
+            else:
+                self._slots[node] = slot
+        self._node_ids = {node: node_id for node, node_id in self._node_ids.items() if node.state is NodeState.LIVE}
+        self._unsent = [node for node in self._unsent if node.state is NodeState.LIVE]
+
+    def next_expansion(self) -> Expansion | None:
+        """What the policy wants to grow next; None = nothing until the next commit, or the context is full."""
+        expansion = self._policy.next_expansion(self.tree)
+        if expansion is None or max(node.position for node in expansion.nodes) + 1 >= self._max_context_len:
+            return None
+        return expansion
+
+    def segment(self, expansion: Expansion, max_rows: int) -> Segment:
+        """The rows of an expansion, its logits in the order of its nodes; or, while much of the trunk is missing, a
+        piece of the trunk."""
+        root, committed = self.tree.root, self.tree.committed
+        branches = [node for node in expansion.nodes if node is not root]
+        expands_root = len(branches) < len(expansion.nodes)
+        if expands_root and self._trunk_len == len(committed):
+            # The root has been through a forward but nothing came of it: once more.
+            self._trunk_len -= 1
+            self._cache.truncate(self._trunk_len)
+        trunk = committed[self._trunk_len :]
+        if len(trunk) > max_rows:
+            self._trunk_len += max_rows
+            return Segment(self._cache, trunk[:max_rows], num_logits=0)
+        rows = trunk + [node.token_id for node in branches]
+        visible = self._visible(branches, len(trunk))
+        positions = None
+        if visible is not None:
+            positions = [*range(self._trunk_len, len(committed)), *(node.position for node in branches)]
+        segment = Segment(self._cache, rows, len(expansion.nodes), positions, visible)
+        self._trunk_len = len(committed)
+        for slot, node in enumerate(branches, start=self._cache.length + len(trunk)):
+            self._slots[node] = slot
+        return segment
+
+    def _visible(self, branches: Sequence[Node], num_trunk_rows: int) -> np.ndarray | None:
+        """Which slots each row sees, bool [rows, slots + rows]; None while everything is one chain."""
+        num_branch_slots = len(self._slots)
+        is_chain = not branches or (
+            len(branches) == 1 and branches[0].position == len(self.tree.committed) + num_branch_slots
+        )
+        if is_chain:
+            return None
+        length = self._cache.length
+        trunk_end = length - num_branch_slots + num_trunk_rows
+        num_rows = num_trunk_rows + len(branches)
+        visible = np.zeros((num_rows, length + num_rows), dtype=bool)
+        for row in range(num_trunk_rows):
+            visible[row, : length + row + 1] = True
+        for row, node in enumerate(branches, start=num_trunk_rows):
+            visible[row, :trunk_end] = True
+            visible[row, length + row] = True
+            ancestor = node.parent
+            while ancestor is not None and ancestor in self._slots:
+                visible[row, self._slots[ancestor]] = True
+                ancestor = ancestor.parent
+        return visible
+
+    def grow(
+        self, expansion: Expansion, candidates: Sequence[Sequence[tuple[TokenId, float]]], forward_us: float
+    ) -> None:
+        """Adds the children that a forward found: for each expanded node, (token id, log-probability), best first."""
+        for node, children in zip(expansion.nodes, candidates, strict=True):
+            for token_id, logprob in children:
+                child = self.tree.add(node, token_id, logprob, Source.DRAFT)
+                if child is not None:
+                    self._unsent.append(child)
+        self._unsent_forward_us += forward_us
+
+    def take_message(self, *, is_idle: bool) -> tuple[Draft, int] | None:
+        """The unsent nodes and the microseconds their forwards took, if they are worth a message: always when growth
+        stands still."""
+        if not self._unsent or not (is_idle or self._policy.is_message(self.tree, len(self._unsent))):
+            return None
+        first_node_id = self._next_node_id
+        self._next_node_id += len(self._unsent)
+        self._node_ids.update(zip(self._unsent, range(first_node_id, self._next_node_id), strict=True))
+        offsets = [
+            0 if node.parent is self.tree.root else self._node_ids[node] - self._node_ids[node.parent]
+            for node in self._unsent
+            if node.parent is not None
+        ]
+        draft = Draft(
+            base_len=len(self.tree.committed),
+            first_node_id=first_node_id,
+            parent_offsets=offsets,
+            token_ids=[node.token_id for node in self._unsent],
+            logprobs=[node.logprob for node in self._unsent],
+            source=Source.DRAFT,
+        )
+        forward_us, self._unsent, self._unsent_forward_us = int(self._unsent_forward_us), [], 0.0
+        return draft, forward_us

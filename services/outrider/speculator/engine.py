@@ -1,0 +1,153 @@
+"""The speculator's engine: one thread that grows the trees of all sessions, a packed forward at a time.
+
+The thread owns every session. Others post to its inbox; between two forwards it takes everything in, so a commit is
+at most one forward late. It sleeps while no session has anything to grow.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from outrider.core.growth import Expansion
+from outrider.core.tree import Draft, TokenId
+from outrider.models.loading import LoadedModel
+from outrider.models.sampler import Sampler
+from outrider.speculator.drafting import Drafting, DraftingSpec
+
+log = structlog.get_logger(__name__)
+
+
+class DraftSink(Protocol):
+    """Where a session's drafts go. Called on the engine's thread; must not block."""
+
+    def send(self, draft: Draft, forward_us: int) -> None:
+        """New nodes, and the time their forwards took."""
+
+    def fail(self) -> None:
+        """The session is gone: the engine could not go on with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    spec: DraftingSpec
+    sink: DraftSink
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    session_id: str
+    token_ids: tuple[TokenId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    session_id: str
+
+
+class Engine:
+    """Grows trees. `open`, `commit` and `close` may be called from any thread."""
+
+    def __init__(self, model: LoadedModel, *, prefill_chunk: int = 512) -> None:
+        self._runner = model.runner
+        self._sampler = Sampler()
+        self._max_context_len = model.max_context_len
+        self._prefill_chunk = prefill_chunk
+        self._inbox: queue.SimpleQueue[_Open | _Commit | _Close | None] = queue.SimpleQueue()
+        self._sessions: dict[str, tuple[Drafting, DraftSink]] = {}
+        self._thread = threading.Thread(target=self._run, name="speculator-engine", daemon=True)
+        self._thread.start()
+
+    def open(self, spec: DraftingSpec, sink: DraftSink) -> None:
+        """Begins a session."""
+        self._inbox.put(_Open(spec, sink))
+
+    def commit(self, session_id: str, token_ids: tuple[TokenId, ...]) -> None:
+        """Appends committed tokens. For a session that is gone: nothing."""
+        self._inbox.put(_Commit(session_id, token_ids))
+
+    def close(self, session_id: str) -> None:
+        """Ends a session."""
+        self._inbox.put(_Close(session_id))
+
+    def stop(self) -> None:
+        """Ends the thread. Idempotent."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            work = self._next_work()
+            try:
+                if not self._take_inbox(wait=not work):
+                    return
+                work = self._next_work()
+                if work:
+                    self._step(work)
+            except Exception:
+                log.exception("engine.step_failed", num_sessions=len(self._sessions))
+                for _, sink in self._sessions.values():
+                    sink.fail()
+                self._sessions.clear()
+
+    def _take_inbox(self, *, wait: bool) -> bool:
+        """Applies what was posted; waits for something if there is nothing to do. False = the engine ends."""
+        while True:
+            try:
+                message = self._inbox.get(block=wait)
+            except queue.Empty:
+                return True
+            wait = False
+            if message is None:
+                return False
+            self._apply(message)
+
+    def _apply(self, message: _Open | _Commit | _Close) -> None:
+        if isinstance(message, _Open):
+            cache = self._runner.new_cache(len(message.spec.committed_token_ids) + 64)
+            drafting = Drafting(message.spec, cache, self._max_context_len)
+            self._sessions[message.spec.session_id] = (drafting, message.sink)
+        elif isinstance(message, _Close):
+            self._sessions.pop(message.session_id, None)
+        elif message.session_id in self._sessions:
+            self._sessions[message.session_id][0].commit(message.token_ids)
+
+    def _next_work(self) -> list[tuple[Drafting, DraftSink, Expansion]]:
+        work = []
+        for drafting, sink in self._sessions.values():
+            expansion = drafting.next_expansion()
+            if expansion is not None:
+                work.append((drafting, sink, expansion))
+        return work
+
+    def _step(self, work: list[tuple[Drafting, DraftSink, Expansion]]) -> None:
+        """One packed forward for all sessions that have something to grow, then the messages that it completes."""
+        started = time.perf_counter()
+        segments = [drafting.segment(expansion, self._prefill_chunk) for drafting, _, expansion in work]
+        logits = self._runner.forward(segments)
+        rows = [
+            (drafting.spec, node.position + 1 - drafting.spec.num_prompt_tokens)
+            for (drafting, _, expansion), segment in zip(work, segments, strict=True)
+            if segment.num_logits
+            for node in expansion.nodes
+        ]
+        num_children = max((expansion.num_children for _, _, expansion in work), default=1)
+        candidates = self._sampler.candidates(
+            logits, [spec.sampling for spec, _ in rows], [index for _, index in rows], num_children
+        ) if rows else []  # fmt: skip
+        forward_us = (time.perf_counter() - started) * 1e6
+        row = 0
+        for (drafting, sink, expansion), segment in zip(work, segments, strict=True):
+            if not segment.num_logits:
+                continue
+            children = [found[: expansion.num_children] for found in candidates[row : row + segment.num_logits]]
+            row += segment.num_logits
+            drafting.grow(expansion, children, forward_us)
+            message = drafting.take_message(is_idle=drafting.next_expansion() is None)
+            if message is not None:
+                sink.send(*message)

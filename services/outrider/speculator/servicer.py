@@ -1,0 +1,223 @@
+"""The edge of the speculator: proto in, engine calls, proto out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import structlog
+
+from outrider.core.params import Method, SpeculationParams, check
+from outrider.core.tree import Draft, TokenId
+from outrider.models.loading import LoadedModel
+from outrider.rpc.convert import (
+    METHODS_TO_PROTO,
+    draft_to_proto,
+    sampling_from_proto,
+    speculation_from_proto,
+    token_ids_from_proto,
+)
+from outrider.rpc.errors import (
+    InvalidArgument,
+    OutOfRange,
+    ResourceExhausted,
+    RpcError,
+    Unavailable,
+    Unimplemented,
+    rpc_errors,
+)
+from outrider.rpc.handshake import check_handshake, model_info
+from outrider.speculator.drafting import DraftingSpec
+from outrider.speculator.engine import Engine
+from outrider.v1 import speculator_pb2, speculator_pb2_grpc
+from outrider.version import __version__
+
+log = structlog.get_logger(__name__)
+
+METHODS = tuple(method for method in Method if method.has_draft_model)
+MAX_NUM_SPECULATIVE_TOKENS = 64
+
+
+class _Stream:
+    """One Speculate call: its drafts on their way out, its committed tokens for checking what comes in."""
+
+    def __init__(self, session_id: str, committed: tuple[TokenId, ...]) -> None:
+        self.session_id = session_id
+        self.committed = list(committed)
+        self._loop = asyncio.get_running_loop()
+        self._drafts: asyncio.Queue[tuple[Draft, int] | RpcError | None] = asyncio.Queue()
+
+    def send(self, draft: Draft, forward_us: int) -> None:
+        """Called by the engine's thread."""
+        self._loop.call_soon_threadsafe(self._drafts.put_nowait, (draft, forward_us))
+
+    def fail(self) -> None:
+        """Called by the engine's thread."""
+        self._loop.call_soon_threadsafe(self._drafts.put_nowait, Unavailable("the speculator lost this session"))
+
+    def end(self, error: RpcError | None = None) -> None:
+        """Ends the stream, with an error if there is one. Called on the loop."""
+        self._drafts.put_nowait(error)
+
+    async def responses(self) -> AsyncIterator[speculator_pb2.SpeculateResponse]:
+        """Drafts until the end."""
+        while True:
+            item = await self._drafts.get()
+            if item is None:
+                return
+            if isinstance(item, RpcError):
+                raise item
+            draft, forward_us = item
+            yield speculator_pb2.SpeculateResponse(
+                draft=speculator_pb2.SpeculatorDraft(draft=draft_to_proto(draft), forward_us=forward_us)
+            )
+
+    def fresh_tokens(self, base_len: int, token_ids: tuple[TokenId, ...]) -> tuple[TokenId, ...]:
+        """Takes a commit in; returns the tokens that are new.
+
+        Raises:
+            OutOfRange: the commit leaves a gap.
+            InvalidArgument: it is empty, or contradicts what is committed.
+        """
+        if not token_ids:
+            raise InvalidArgument("commit.token_ids", "must hold at least one token")
+        if base_len > len(self.committed):
+            raise OutOfRange(
+                f"commit.base_len must be at most {len(self.committed)}, the tokens committed so far, got {base_len}"
+            )
+        check(base_len > 0, "commit.base_len", ">= 1", base_len)
+        known = tuple(self.committed[base_len : base_len + len(token_ids)])
+        if token_ids[: len(known)] != known:
+            raise InvalidArgument("commit.token_ids", f"must repeat what is committed from position {base_len} on")
+        fresh = token_ids[len(known) :]
+        self.committed.extend(fresh)
+        return fresh
+
+
+class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
+    """Serves drafts. Refuses everything until `ready` was called."""
+
+    def __init__(self, max_num_sessions: int) -> None:
+        self._max_num_sessions = max_num_sessions
+        self._model: LoadedModel | None = None
+        self._engine: Engine | None = None
+        self._is_draining = False
+        self.num_sessions = 0
+        self._num_opened = 0
+
+    def ready(self, model: LoadedModel, engine: Engine) -> None:
+        """The model is loaded."""
+        self._model, self._engine = model, engine
+
+    def drain(self) -> None:
+        """Refuses new sessions from here on."""
+        self._is_draining = True
+
+    def _loaded(self) -> tuple[LoadedModel, Engine]:
+        if self._model is None or self._engine is None or self._is_draining:
+            raise Unavailable("the speculator is draining" if self._is_draining else "the draft model is loading")
+        return self._model, self._engine
+
+    async def Speculate(
+        self,
+        requests: AsyncIterator[speculator_pb2.SpeculateRequest],
+        context: grpc.aio.ServicerContext[speculator_pb2.SpeculateRequest, speculator_pb2.SpeculateResponse],
+    ) -> AsyncIterator[speculator_pb2.SpeculateResponse]:
+        """One generation."""
+        with rpc_errors(context):
+            model, engine = self._loaded()
+            spec = self._spec(await anext(aiter(requests), None), model)
+            if self.num_sessions >= self._max_num_sessions:
+                raise ResourceExhausted(f"the speculator has all {self._max_num_sessions} sessions in use")
+            stream = _Stream(spec.session_id, spec.committed_token_ids)
+            self.num_sessions += 1
+            engine.open(spec, stream)
+            reader = asyncio.create_task(self._read(requests, stream, model, engine))
+            try:
+                info = model_info(model)
+                yield speculator_pb2.SpeculateResponse(opened=speculator_pb2.SpeculateOpened(model=info))
+                async for response in stream.responses():
+                    yield response
+            finally:
+                reader.cancel()
+                engine.close(spec.session_id)
+                self.num_sessions -= 1
+
+    async def _read(
+        self,
+        requests: AsyncIterator[speculator_pb2.SpeculateRequest],
+        stream: _Stream,
+        model: LoadedModel,
+        engine: Engine,
+    ) -> None:
+        """Commits, until the caller half-closes or says something wrong."""
+        try:
+            async for request in requests:
+                if request.WhichOneof("event") != "commit":
+                    raise InvalidArgument("event", "must be commit after the first message")
+                token_ids = token_ids_from_proto(request.commit.token_ids, model.vocab_size, "commit.token_ids")
+                fresh = stream.fresh_tokens(request.commit.base_len, token_ids)
+                if fresh:
+                    engine.commit(stream.session_id, fresh)
+        except RpcError as error:
+            stream.end(error)
+        except ValueError as error:
+            stream.end(InvalidArgument(getattr(error, "field", "commit"), str(error)))
+        else:
+            stream.end()
+
+    def _spec(self, request: speculator_pb2.SpeculateRequest | None, model: LoadedModel) -> DraftingSpec:
+        if request is None or request.WhichOneof("event") != "open":
+            raise InvalidArgument("event", "must be open in the first message")
+        opening = request.open
+        check_handshake(opening.handshake, model)
+        committed = token_ids_from_proto(opening.committed_token_ids, model.vocab_size, "open.committed_token_ids")
+        if not committed:
+            raise InvalidArgument("open.committed_token_ids", "must hold at least one token")
+        if len(committed) >= model.max_context_len:
+            raise OutOfRange(
+                f"open.committed_token_ids: {len(committed)} tokens leave no room in the draft model's context of "
+                f"{model.max_context_len}"
+            )
+        num_prompt_tokens = opening.num_prompt_tokens
+        check(
+            1 <= num_prompt_tokens <= len(committed),
+            "open.num_prompt_tokens",
+            f"in [1, {len(committed)}]",
+            num_prompt_tokens,
+        )
+        if not opening.sampling.HasField("seed"):
+            raise InvalidArgument("open.sampling.seed", "must be set: drafts share the target's noise")
+        # The verifier sets every field; these stand in for a caller that does not.
+        defaults = SpeculationParams(Method.PEARL, num_speculative_tokens=8, lookahead=32)
+        speculation = speculation_from_proto(opening.speculation, defaults, MAX_NUM_SPECULATIVE_TOKENS)
+        if speculation.method not in METHODS:
+            raise Unimplemented(f"speculation.method {speculation.method.value} needs no speculator")
+        self._num_opened += 1
+        return DraftingSpec(
+            # The caller's name for its logs, made unique here: a stream that is opened again is another session.
+            session_id=f"{opening.session_id}/{self._num_opened}",
+            committed_token_ids=committed,
+            num_prompt_tokens=num_prompt_tokens,
+            sampling=sampling_from_proto(opening.sampling, default_seed=0),
+            speculation=speculation,
+            vocab_size=model.vocab_size,
+        )
+
+    async def GetInfo(
+        self,
+        request: speculator_pb2.SpeculatorServiceGetInfoRequest,
+        context: grpc.aio.ServicerContext[object, object],
+    ) -> speculator_pb2.SpeculatorServiceGetInfoResponse:
+        """What this server is."""
+        with rpc_errors(context):
+            model, _ = self._loaded()
+            return speculator_pb2.SpeculatorServiceGetInfoResponse(
+                model=model_info(model),
+                methods=[METHODS_TO_PROTO[method] for method in METHODS],
+                max_num_sessions=self._max_num_sessions,
+                num_sessions=self.num_sessions,
+                version=__version__,
+            )
+        return speculator_pb2.SpeculatorServiceGetInfoResponse()

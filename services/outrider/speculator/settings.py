@@ -1,0 +1,25 @@
+"""Settings of the speculator: flags and OUTRIDER_SPECULATOR_* variables."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from outrider.rpc.settings import LISTEN, ServiceSettings, model_config
+
+
+class SpeculatorSettings(ServiceSettings):
+    """The draft-speculator: guesses ahead of a target model."""
+
+    model_config = model_config("speculator")
+
+    listen: str = Field("127.0.0.1:50052", description=LISTEN)
+    model: str = Field("demo/draft", description="Draft model: a demo name, a folder or a Hugging Face name.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "float32", description="Numbers of the draft model; float32 is fastest for a small one on a CPU."
+    )
+    device: str = Field("cpu", description="Device of the draft model, like cpu or cuda:0.")
+    num_threads: int = Field(0, ge=0, description="Threads of a forward on a CPU; 0 = one for each core in --cpu.")
+    max_num_sessions: int = Field(64, ge=1, description="Most sessions at a time.")
+    prefill_chunk: int = Field(512, ge=1, description="Most rows of a prompt in one forward.")

@@ -1,0 +1,106 @@
+"""python -m outrider.verifier: settings, then serve."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from outrider.core.params import Method, SpeculationParams
+from outrider.models.bench_forward import measure_forward
+from outrider.models.loading import LoadedModel, load_model
+from outrider.models.text import TextCodec
+from outrider.models.threads import set_num_threads
+from outrider.rpc.logs import configure_logs
+from outrider.rpc.peers import SpeculatorPeer
+from outrider.rpc.retrieval import DatastorePeer
+from outrider.rpc.server import pin, serve
+from outrider.rpc.settings import parse_settings
+from outrider.v1 import verifier_pb2_grpc
+from outrider.verifier.admission import Limits
+from outrider.verifier.engine import Engine
+from outrider.verifier.servicer import Serving, VerifierServicer
+from outrider.verifier.settings import VerifierSettings
+
+MEASURED_ROWS = (1, 2, 4, 8, 16, 32)
+
+
+class VerifierService:
+    """The verifier, as `serve` runs it."""
+
+    name = "outrider.v1.VerifierService"
+
+    def __init__(self, settings: VerifierSettings) -> None:
+        self._settings = settings
+        self._servicer = VerifierServicer(settings.max_num_sessions, settings.stall_timeout_s)
+        self._serving: Serving | None = None
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the servicer."""
+        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self._servicer, server)
+
+    async def load(self) -> None:
+        """Loads the target model and measures it. The peers are dialled, not waited for."""
+        settings = self._settings
+        model, forward_times_ms = await asyncio.to_thread(self._load_model)
+        engine = Engine(
+            model,
+            asyncio.get_running_loop(),
+            forward_ms=forward_times_ms[1],
+            prefill_chunk=settings.prefill_chunk,
+            max_rows=settings.max_rows,
+        )
+        self._serving = Serving(
+            model=model,
+            codec=TextCodec(model.tokenizer),
+            engine=engine,
+            limits=_limits(settings),
+            speculator=SpeculatorPeer(settings.speculator, model) if settings.speculator else None,
+            datastore=(
+                DatastorePeer(settings.datastore, model.tokenizer_hash, settings.corpus) if settings.datastore else None
+            ),
+            forward_times_ms=forward_times_ms,
+        )
+        self._servicer.ready(self._serving)
+
+    def _load_model(self) -> tuple[LoadedModel, dict[int, float]]:
+        settings = self._settings
+        set_num_threads(settings.num_threads or len(settings.cores))
+        model = load_model(settings.model, dtype=settings.dtype, device=settings.device)
+        return model, measure_forward(model.runner, MEASURED_ROWS, context=min(200, model.max_context_len // 2))
+
+    def drain(self) -> None:
+        """Refuses new sessions."""
+        self._servicer.drain()
+
+    async def close(self) -> None:
+        """Ends the engine and hangs up."""
+        if self._serving is None:
+            return
+        for peer in (self._serving.speculator, self._serving.datastore):
+            if peer is not None:
+                await peer.state.close()
+        await asyncio.to_thread(self._serving.engine.stop)
+
+
+def _limits(settings: VerifierSettings) -> Limits:
+    method = settings.default_method or ("pearl" if settings.speculator else "off")
+    defaults = SpeculationParams(
+        method=Method(method),
+        num_speculative_tokens=min(settings.num_speculative_tokens, settings.max_num_speculative_tokens),
+        lookahead=max(settings.lookahead, settings.num_speculative_tokens),
+        min_path_probability=settings.min_path_probability,
+    )
+    return Limits(defaults, settings.max_num_speculative_tokens, bool(settings.speculator))
+
+
+def main() -> None:
+    """Runs the service until a signal ends it."""
+    settings = parse_settings(VerifierSettings)
+    configure_logs(settings.log_level, settings.log_format, "verifier")
+    pin(settings.cores)
+    asyncio.run(serve(VerifierService(settings), settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""From a request to a session's spec: everything a client can get wrong is found here, and named."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from dataclasses import dataclass
+
+from outrider.core.params import Method, SpeculationParams, check
+from outrider.core.session import SessionSpec
+from outrider.core.tree import TokenId
+from outrider.models.loading import LoadedModel
+from outrider.models.text import NoChatTemplate, TextCodec
+from outrider.rpc.convert import sampling_from_proto, speculation_from_proto, token_ids_from_proto
+from outrider.rpc.errors import FailedPrecondition, InvalidArgument, OutOfRange
+from outrider.v1 import verifier_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the server allows, and what it takes for unset fields."""
+
+    defaults: SpeculationParams
+    max_num_speculative_tokens: int
+    has_speculator: bool
+
+
+def prompt_token_ids(prompt: verifier_pb2.Prompt, model: LoadedModel, codec: TextCodec) -> tuple[TokenId, ...]:
+    """The prompt as token ids.
+
+    Raises:
+        InvalidArgument: unset or empty; InvalidParameter: a token id outside the vocabulary.
+        FailedPrecondition: a chat for a tokenizer without a template.
+    """
+    match prompt.WhichOneof("input"):
+        case "text":
+            token_ids = tuple(codec.encode(prompt.text))
+        case "token_ids":
+            token_ids = token_ids_from_proto(prompt.token_ids.token_ids, model.vocab_size, "prompt.token_ids")
+        case "chat":
+            if not prompt.chat.messages:
+                raise InvalidArgument("prompt.chat.messages", "must hold at least one message")
+            try:
+                token_ids = tuple(codec.encode_chat([(m.role, m.content) for m in prompt.chat.messages]))
+            except NoChatTemplate as error:
+                raise FailedPrecondition(f"prompt.chat: {error}") from error
+        case _:
+            raise InvalidArgument("prompt.input", "must be set: text, token_ids or chat")
+    if not token_ids:
+        raise InvalidArgument("prompt", "must come to at least one token")
+    return token_ids
+
+
+def session_spec(
+    request: verifier_pb2.GenerateRequest, model: LoadedModel, codec: TextCodec, limits: Limits, *, brings_drafts: bool
+) -> SessionSpec:
+    """A request, checked and with every field resolved.
+
+    Args:
+        brings_drafts: Whether the caller supplies the drafts itself (Collaborate).
+
+    Raises:
+        InvalidArgument, InvalidParameter: a field is missing or outside its range.
+        OutOfRange: prompt or max_tokens exceed the context.
+        FailedPrecondition: the method needs a peer that is not configured.
+    """
+    prompt = prompt_token_ids(request.prompt, model, codec)
+    sampling = sampling_from_proto(request.sampling, default_seed=secrets.randbits(64))
+    speculation = speculation_from_proto(request.speculation, limits.defaults, limits.max_num_speculative_tokens)
+    _check_method(speculation.method, limits, brings_drafts)
+    resumed = token_ids_from_proto(request.resume_token_ids, model.vocab_size, "resume_token_ids")
+    if resumed and not (sampling.is_greedy or request.sampling.HasField("seed")):
+        raise InvalidArgument("sampling.seed", "must be set to resume: the tokens so far were drawn with it")
+    stops = token_ids_from_proto(request.sampling.stop_token_ids, model.vocab_size, "sampling.stop_token_ids")
+    eos = () if request.sampling.ignore_eos else model.eos_token_ids
+    return SessionSpec(
+        session_id=uuid.uuid4().hex[:16],
+        prompt_token_ids=prompt,
+        sampling=sampling,
+        speculation=speculation,
+        vocab_size=model.vocab_size,
+        max_tokens=_max_tokens(request, len(prompt), len(resumed), model.max_context_len),
+        stop_token_ids=frozenset((*stops, *eos)),
+        resume_token_ids=resumed,
+    )
+
+
+def _check_method(method: Method, limits: Limits, brings_drafts: bool) -> None:
+    if brings_drafts:
+        names = ", ".join(m.value for m in Method if m.has_draft_model)
+        check(method.has_draft_model, "speculation.method", f"one with a draft model ({names})", method.value)
+    elif method.has_draft_model and not limits.has_speculator:
+        raise FailedPrecondition(f"speculation.method {method.value} needs a speculator, and this server has none")
+
+
+def _max_tokens(request: verifier_pb2.GenerateRequest, num_prompt: int, num_resumed: int, max_context_len: int) -> int:
+    room = max_context_len - num_prompt
+    if room < 1:
+        raise OutOfRange(
+            f"prompt must be shorter than the context of {max_context_len} tokens, got {num_prompt} tokens"
+        )
+    if not request.sampling.HasField("max_tokens"):
+        wanted = room
+    else:
+        wanted = request.sampling.max_tokens
+        check(wanted >= 1, "sampling.max_tokens", ">= 1", wanted)
+        if wanted > room:
+            raise OutOfRange(
+                f"sampling.max_tokens must be at most {room}, got {wanted}: the prompt has {num_prompt} tokens, the "
+                f"context {max_context_len}"
+            )
+    check(num_resumed < wanted, "resume_token_ids", f"shorter than max_tokens ({wanted})", num_resumed)
+    return wanted

@@ -1,0 +1,205 @@
+"""The verifier's engine: one thread that runs the rounds of all sessions, a packed forward at a time.
+
+The thread owns every session and never waits for the event loop: it takes what was posted to its inbox, asks every
+job whether its next round should begin, and runs one forward for those that are ready. What a step decided goes to
+the loop in one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+
+from outrider.core.session import SessionSpec, Verdict
+from outrider.core.statistics import Statistics
+from outrider.core.tree import Draft
+from outrider.models.loading import LoadedModel
+from outrider.models.sampler import Sampler
+from outrider.verifier.job import GenerationSink, Job, Pace
+
+log = structlog.get_logger(__name__)
+
+HOLD = 0.25
+"""A round whose forward would leave out jobs that wait for a draft is held back for them this share of a forward: two
+forwards one after the other cost more."""
+
+
+class Engine:
+    """Runs rounds. Every public method but `stop` may be called from any thread and returns at once."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        forward_ms: float,
+        prefill_chunk: int = 256,
+        max_rows: int = 256,
+    ) -> None:
+        """
+        Args:
+            model: The target.
+            loop: Where sinks are called.
+            forward_ms: What a forward of one row costs, until rounds have shown it.
+            prefill_chunk: Most prompt rows of one forward, over all sessions.
+            max_rows: Most decode rows of one forward; chains are cut to fit.
+        """
+        self._runner = model.runner
+        self._sampler = Sampler()
+        self._loop = loop
+        self._prefill_chunk = prefill_chunk
+        self._max_rows = max_rows
+        self._pace = Pace(forward_ms)
+        self._jobs: dict[str, Job] = {}
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="verifier-engine", daemon=True)
+        self._thread.start()
+
+    def open(self, spec: SessionSpec, sink: GenerationSink) -> None:
+        """Begins a generation."""
+        self._inbox.put(partial(self._open, spec, sink))
+
+    def attach(self, session_id: str) -> None:
+        """A drafter's stream begins."""
+        self._post(session_id, Job.attach)
+
+    def detach(self, session_id: str) -> None:
+        """The drafter's stream has ended."""
+        self._post(session_id, Job.detach)
+
+    def draft(self, session_id: str, draft: Draft, forward_us: int = 0) -> None:
+        """New nodes. For a session that has ended: nothing."""
+        self._post(session_id, lambda job: job.add_draft(draft, forward_us, time.perf_counter()))
+
+    def continuation(self, session_id: str, draft: Draft) -> None:
+        """What the datastore found, possibly nothing."""
+        self._post(session_id, lambda job: job.add_continuation(draft, time.perf_counter()))
+
+    def lose_datastore(self, session_id: str) -> None:
+        """The datastore does not answer."""
+        self._post(session_id, Job.lose_datastore)
+
+    def pause(self, session_id: str, is_paused: bool) -> None:
+        """Stops or resumes a generation whose reader is slow."""
+
+        def set_paused(job: Job) -> None:
+            job.is_paused = is_paused
+
+        self._post(session_id, set_paused)
+
+    def cancel(self, session_id: str) -> None:
+        """Ends a generation; its sink hears nothing more, but for what is on its way."""
+        self._inbox.put(lambda: self._jobs.pop(session_id, None) and None)
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _post(self, session_id: str, action: Callable[[Job], None]) -> None:
+        def act() -> None:
+            job = self._jobs.get(session_id)
+            if job is not None:
+                action(job)
+
+        self._inbox.put(act)
+
+    def _open(self, spec: SessionSpec, sink: GenerationSink) -> None:
+        cache = self._runner.new_cache(len(spec.prompt_token_ids) + spec.max_tokens)
+        self._jobs[spec.session_id] = Job(spec, sink, cache, self._pace, time.perf_counter())
+
+    def _run(self) -> None:
+        timeout_s: float | None = None
+        while self._take_inbox(timeout_s):
+            try:
+                ready, timeout_s = self._plan(time.perf_counter())
+                if ready:
+                    self._step(ready)
+                    timeout_s = 0.0
+            except Exception:
+                log.exception("engine.step_failed", num_sessions=len(self._jobs))
+                failed, self._jobs, timeout_s = list(self._jobs.values()), {}, None
+                self._loop.call_soon_threadsafe(lambda jobs=failed: [job.sink.on_failure() for job in jobs])
+
+    def _take_inbox(self, timeout_s: float | None) -> bool:
+        """Applies everything that was posted; waits at most timeout_s for something (None = for ever). False = the
+        engine ends."""
+        try:
+            action = self._inbox.get(block=timeout_s != 0, timeout=timeout_s)
+            while action is not None:
+                action()
+                action = self._inbox.get(block=False)
+        except queue.Empty:
+            return True
+        return False
+
+    def _plan(self, now: float) -> tuple[list[Job], float | None]:
+        """The jobs whose round begins now; if none, how long to wait (None = until something is posted)."""
+        ready: list[Job] = []
+        waiting: list[Job] = []
+        for job in self._jobs.values():
+            if not job.is_paused:
+                (ready if job.is_ready(now) else waiting).append(job)
+        if not waiting:
+            return ready, None
+        until = min(job.deadline for job in waiting)
+        if ready:
+            held_since = min(job.ready_since or now for job in ready)
+            until = min(until, held_since + HOLD * self._pace.forward_ms.get(0.0) / 1e3)
+            if until <= now:
+                return ready, None
+        return [], max(0.0, until - now)
+
+    def _step(self, jobs: list[Job]) -> None:
+        """One forward, one draw for each row, one verdict for each job that is past its prompt."""
+        started = time.perf_counter()
+        prefill_rows, max_chain_len = self._prefill_chunk, max(0, self._max_rows // len(jobs) - 1)
+        segments = []
+        for job in jobs:
+            segment = job.segment(max(1, prefill_rows), max_chain_len)
+            prefill_rows -= len(segment.token_ids) - segment.num_logits
+            segments.append(segment)
+        packed = time.perf_counter()
+        logits = self._runner.forward(segments)
+        forward_ms = (time.perf_counter() - packed) * 1e3
+        drawing = [job for job, segment in zip(jobs, segments, strict=True) if segment.num_logits]
+        draws = self._draw(logits, drawing)
+        now = time.perf_counter()
+        if len(drawing) == len(jobs) and sum(len(segment.token_ids) for segment in segments) < 2 * self._max_rows:
+            self._pace.forward_ms.add(forward_ms)
+        verdicts = []
+        for job, tokens in zip(drawing, draws, strict=True):
+            verdict = job.apply(tokens, forward_ms, started, now)
+            verdicts.append((job.sink, verdict, job.session.statistics))
+            if verdict.finish_reason is not None:
+                self._jobs.pop(job.session.spec.session_id, None)
+        if verdicts:
+            self._loop.call_soon_threadsafe(_deliver, verdicts)
+
+    def _draw(self, logits: object, jobs: list[Job]) -> list[list[int]]:
+        """The target's draws, a list for each job."""
+        params, indices = [], []
+        for job in jobs:
+            first = job.session.num_output_tokens
+            for row in range(1 + len(job.chain)):
+                params.append(job.session.spec.sampling)
+                indices.append(first + row)
+        if not params:
+            return []
+        draws = self._sampler.draw(logits, params, indices)  # type: ignore[arg-type]
+        split, row = [], 0
+        for job in jobs:
+            split.append(draws[row : row + 1 + len(job.chain)])
+            row += 1 + len(job.chain)
+        return split
+
+
+def _deliver(verdicts: list[tuple[GenerationSink, Verdict, Statistics]]) -> None:
+    for sink, verdict, statistics in verdicts:
+        sink.on_verdict(verdict, statistics)

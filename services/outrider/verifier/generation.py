@@ -1,0 +1,115 @@
+"""One Generate or Collaborate call on the event loop: between the engine's thread, the peers' streams and the
+client's stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from outrider.core.session import SessionSpec, Verdict
+from outrider.core.statistics import Statistics
+from outrider.core.tree import Draft
+from outrider.rpc.errors import RpcError, Unavailable
+from outrider.rpc.peers import SpeculationSpec, SpeculationStream, SpeculatorPeer
+from outrider.rpc.retrieval import DatastorePeer, RetrievalStream
+from outrider.verifier.engine import Engine
+
+HIGH_WATER = 64
+"""Verdicts that a slow reader may be behind before its generation pauses."""
+
+
+class Generation:
+    """Starts the work when constructed; `close` ends it everywhere."""
+
+    def __init__(
+        self,
+        spec: SessionSpec,
+        engine: Engine,
+        speculator: SpeculatorPeer | None,
+        datastore: DatastorePeer | None,
+    ) -> None:
+        self.spec = spec
+        self.statistics = Statistics()
+        """Complete once the last verdict is there."""
+        self._engine = engine
+        self._verdicts: asyncio.Queue[Verdict | RpcError] = asyncio.Queue()
+        self._is_paused = False
+        self._speculation: SpeculationStream | None = None
+        self._retrieval: RetrievalStream | None = None
+        committed = spec.prompt_token_ids + spec.resume_token_ids
+        engine.open(spec, self)
+        if speculator is not None and spec.speculation.method.has_draft_model:
+            told = SpeculationSpec(spec.session_id, len(spec.prompt_token_ids), spec.sampling, spec.speculation)
+            self._speculation = speculator.speculate(told, committed, self)
+        if datastore is not None and spec.speculation.retrieves:
+            self._retrieval = datastore.retrieve(spec.session_id, committed, self)
+
+    async def verdicts(self) -> AsyncIterator[Verdict]:
+        """The rounds' verdicts, until the one with a finish reason.
+
+        Raises:
+            Unavailable: the engine could not go on.
+        """
+        while True:
+            item = await self._verdicts.get()
+            if isinstance(item, RpcError):
+                raise item
+            if self._is_paused and self._verdicts.qsize() < HIGH_WATER // 2:
+                self._is_paused = False
+                self._engine.pause(self.spec.session_id, False)
+            yield item
+            if item.finish_reason is not None:
+                return
+
+    def close(self) -> None:
+        """Ends the work on all servers. Idempotent."""
+        self._engine.cancel(self.spec.session_id)
+        if self._speculation is not None:
+            self._speculation.close()
+        if self._retrieval is not None:
+            self._retrieval.close()
+
+    # From the engine.
+
+    def on_verdict(self, verdict: Verdict, statistics: Statistics) -> None:
+        """A round is over: the peers hear of it first, their work takes longest."""
+        self.statistics = statistics
+        if verdict.finish_reason is None:
+            if self._speculation is not None:
+                self._speculation.commit(verdict.token_ids)
+            if self._retrieval is not None:
+                self._retrieval.commit(verdict.token_ids, verdict.rejected_token_id)
+        self._verdicts.put_nowait(verdict)
+        if self._verdicts.qsize() >= HIGH_WATER and not self._is_paused:
+            self._is_paused = True
+            self._engine.pause(self.spec.session_id, True)
+
+    def on_failure(self) -> None:
+        """The engine could not go on."""
+        self.fail(Unavailable("the verifier lost this session; its log says why"))
+
+    def fail(self, error: RpcError) -> None:
+        """Ends the generation with an error."""
+        self._verdicts.put_nowait(error)
+
+    # From the peers.
+
+    def on_attached(self) -> None:
+        """A drafter's stream begins."""
+        self._engine.attach(self.spec.session_id)
+
+    def on_draft(self, draft: Draft, forward_us: int) -> None:
+        """New nodes."""
+        self._engine.draft(self.spec.session_id, draft, forward_us)
+
+    def on_detached(self) -> None:
+        """The drafter is gone."""
+        self._engine.detach(self.spec.session_id)
+
+    def on_continuation(self, draft: Draft) -> None:
+        """What the datastore found."""
+        self._engine.continuation(self.spec.session_id, draft)
+
+    def on_datastore_lost(self) -> None:
+        """The datastore is gone."""
+        self._engine.lose_datastore(self.spec.session_id)

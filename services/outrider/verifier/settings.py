@@ -1,0 +1,37 @@
+"""Settings of the verifier: flags and OUTRIDER_VERIFIER_* variables."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from outrider.rpc.settings import LISTEN, ServiceSettings, model_config
+
+
+class VerifierSettings(ServiceSettings):
+    """The target-verifier: generates the target model's own text, faster."""
+
+    model_config = model_config("verifier")
+
+    listen: str = Field("127.0.0.1:50051", description=LISTEN)
+    model: str = Field("demo/target", description="Target model: a demo name, a folder or a Hugging Face name.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Numbers of the target model.")
+    device: str = Field("cpu", description="Device of the target model, like cpu or cuda:0.")
+    num_threads: int = Field(0, ge=0, description="Threads of a forward on a CPU; 0 = one for each core in --cpu.")
+    speculator: str = Field("", description="Address of the draft-speculator, HOST:PORT; empty = none.")
+    datastore: str = Field("", description="Address of the retrieval-datastore, HOST:PORT; empty = none.")
+    corpus: str = Field("", description="Prior corpus to look up in; empty = the datastore's default.")
+    default_method: Literal["off", "speculative", "pearl", "retrieval"] | None = Field(
+        None, description="Method of requests that name none; unset = pearl with a speculator, otherwise off."
+    )
+    num_speculative_tokens: int = Field(8, ge=1, le=64, description="Default of the longest chain of a round.")
+    max_num_speculative_tokens: int = Field(32, ge=1, le=64, description="Limit of num_speculative_tokens.")
+    lookahead: int = Field(64, ge=1, description="Default of the tokens that a speculator drafts ahead.")
+    min_path_probability: float = Field(
+        0.1, ge=0, lt=1, description="Default of the path probability at which a chain ends."
+    )
+    max_num_sessions: int = Field(64, ge=1, description="Most sessions at a time.")
+    stall_timeout_s: float = Field(60.0, gt=0, description="A client that reads nothing for so long is cut off.")
+    prefill_chunk: int = Field(256, ge=1, description="Most prompt rows of one forward.")
+    max_rows: int = Field(256, ge=1, description="Most decode rows of one forward; chains are cut to fit.")

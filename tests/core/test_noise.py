@@ -1,0 +1,68 @@
+"""The Gumbel noise: fixed bits, and no structure that a draw could see."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from outrider.core.noise import gumbel, gumbel_rows, hash_rows, hash_tokens, row_key
+
+
+def test_the_bits_never_change() -> None:
+    """Other processes, and texts made earlier with a seed, depend on these values."""
+    assert hash_tokens(0, 0, np.arange(4)).tolist() == [1732568692, 3297423137, 2394447613, 3652510277]
+    assert hash_tokens(2**64 - 1, 12_345, np.array([151_935])).tolist() == [3581786768]
+
+
+def test_two_tokens_of_a_row_never_share_a_hash() -> None:
+    assert len(np.unique(hash_tokens(7, 3, np.arange(200_000)))) == 200_000
+
+
+def test_rows_differ_by_seed_and_by_output_index() -> None:
+    keys = {row_key(seed, index) for seed in range(100) for index in range(100)}
+    assert len(keys) == 10_000
+
+
+def test_a_row_is_the_same_alone_and_in_a_block() -> None:
+    tokens = np.arange(1000)
+    assert (hash_rows(5, range(8), tokens)[3] == hash_tokens(5, 3, tokens)).all()
+    assert (gumbel_rows(5, range(8), tokens)[3] == gumbel(5, 3, tokens)).all()
+
+
+def test_a_token_has_the_same_noise_whatever_tokens_are_asked_for() -> None:
+    assert gumbel(9, 1, np.array([500, 3])).tolist() == gumbel(9, 1, np.arange(501))[[500, 3]].tolist()
+
+
+@pytest.mark.parametrize("bits", [slice(0, 8), slice(8, 16), slice(16, 24), slice(24, 32)])
+def test_every_byte_of_the_hash_is_uniform(bits: slice) -> None:
+    words = hash_rows(1, range(200), np.arange(2048)).ravel()
+    counts = np.bincount((words >> np.uint32(bits.start)) & np.uint32(255), minlength=256)
+    assert stats.chisquare(counts).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("along_rows", "along_tokens", "along_seeds"),
+    [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0)],
+    ids=["output index", "token", "seed", "output index and token"],
+)
+def test_neighbours_are_independent(along_rows: int, along_tokens: int, along_seeds: int) -> None:
+    """Joint counts of the top 5 bits, and of the low 5 bits, of two neighbouring values."""
+    tokens = np.arange(1024)
+    words = np.stack([hash_rows(seed, range(65), tokens) for seed in range(9)])
+    here = words[: 9 - along_seeds, : 65 - along_rows, : 1024 - along_tokens]
+    there = words[along_seeds:, along_rows:, along_tokens:]
+    for part in (lambda w: w >> np.uint32(27), lambda w: w & np.uint32(31)):
+        joint = np.bincount((part(here) * np.uint32(32) + part(there)).ravel(), minlength=1024)
+        assert stats.chisquare(joint).pvalue > 1e-4
+
+
+def test_the_noise_is_gumbel() -> None:
+    sample = gumbel_rows(3, range(50), np.arange(2048)).ravel()
+    assert stats.kstest(sample, "gumbel_r").pvalue > 1e-3
+    assert np.isfinite(sample).all()
+
+
+def test_the_noise_is_finite_at_both_ends_of_the_hash() -> None:
+    ends = (np.array([0, 2**32 - 1], dtype=np.float64) + 0.5) * 2.0**-32
+    assert np.isfinite((-np.log(-np.log(ends))).astype(np.float32)).all()

@@ -66,7 +66,7 @@ def stream(generation: Iterator[Chunk], console: Console, detokenize: Detokenize
     """Shows the chunks as they come; in colours if there is something to split them with."""
     for chunk in generation:
         if detokenize is None:
-            console.out(chunk.text, end="", highlight=False)
+            console.file.write(chunk.text)
         else:
             for style, text in pieces(chunk, detokenize):
                 console.out(text, end="", style=style, highlight=False)

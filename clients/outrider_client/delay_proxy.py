@@ -66,9 +66,10 @@ class DelayProxy:
         except* OSError:
             pass  # either side went away: so does the other
         finally:
-            for end in (writer, target_writer):
-                if end is not None:
-                    end.transport.abort()
+            ends = [end for end in (writer, target_writer) if end is not None]
+            for end in ends:
+                end.transport.abort()
+            await asyncio.gather(*(end.wait_closed() for end in ends), return_exceptions=True)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One direction, until its sender closes."""

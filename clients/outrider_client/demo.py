@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from rich.console import Console
@@ -17,6 +17,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 
 from outrider_client.blocking import BlockingClient
+from outrider_client.child import ChildFailed
+from outrider_client.errors import OutriderError
 from outrider_client.generation import Result
 from outrider_client.requests import GenerateOptions
 from outrider_client.stack import LocalStack, StackConfig
@@ -31,13 +33,19 @@ PROMPTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Measured:
-    """What one method did with all prompts."""
+    """What one method did so far."""
 
     method: str
-    results: tuple[Result, ...]
-    seconds: float
+    results: list[Result] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, client: BlockingClient, prompt: str, options: GenerateOptions) -> None:
+        """Generates once more."""
+        started = time.perf_counter()
+        self.results.append(client.complete(prompt, **GenerateOptions(**options, method=self.method)))
+        self.seconds += time.perf_counter() - started
 
     @property
     def tokens_per_s(self) -> float:
@@ -53,7 +61,7 @@ class Measured:
 
 
 def run(*, max_tokens: int, target_dtype: str) -> None:
-    """Runs the demo. Raises what LocalStack and the client raise; whatever was started has ended then."""
+    """Runs the demo. Raises what LocalStack raises, and ChildFailed; whatever was started has ended then."""
     out = Console(highlight=False)
     options = GenerateOptions(temperature=TEMPERATURE, seed=SEED, max_tokens=max_tokens, ignore_eos=True)
     with ExitStack() as exits:
@@ -61,19 +69,35 @@ def run(*, max_tokens: int, target_dtype: str) -> None:
             task = progress.add_task("starting", total=None)
             on_step = partial(_describe, progress, task)
             stack = exits.enter_context(LocalStack(StackConfig(target_dtype=target_dtype), on_step))
-        client = exits.enter_context(BlockingClient(stack.address))
-        _introduce(out, stack, client)
-        out.print(f"\n[bold]One generation[/] (pearl, temperature {TEMPERATURE})\n")
-        out.out(PROMPTS[0], style="dim", end="")
-        show(client, PROMPTS[0], GenerateOptions(**options, method="pearl"))
-        out.print(
-            f"\n[bold]The methods[/] (temperature {TEMPERATURE}, {len(PROMPTS)} prompts, {max_tokens} tokens each)\n"
-        )
-        with _progress(out) as progress:
-            task = progress.add_task("measuring", total=len(METHODS) * len(PROMPTS))
-            measured = [_measure(client, method, options, progress, task) for method in METHODS]
-        out.print(_table(measured))
-        out.print(_conclusion(measured))
+        try:
+            with BlockingClient(stack.address) as client:
+                _introduce(out, stack, client)
+                _stream_one(out, client, options)
+                _compare(out, client, options)
+        except OutriderError as error:
+            raise ChildFailed(f"{error.message}; the end of the verifier's log:\n{stack.log_tail()}") from error
+
+
+def _stream_one(out: Console, client: BlockingClient, options: GenerateOptions) -> None:
+    out.print(f"\n[bold]One generation[/] (pearl, temperature {TEMPERATURE})\n")
+    out.out(PROMPTS[0], style="dim", end="")
+    show(client, PROMPTS[0], GenerateOptions(**options, method="pearl"))
+
+
+def _compare(out: Console, client: BlockingClient, options: GenerateOptions) -> None:
+    conditions = f"temperature {TEMPERATURE}, {len(PROMPTS)} prompts, {options['max_tokens']} tokens each"
+    out.print(f"\n[bold]The methods[/] ({conditions})\n")
+    measured = [Measured(method) for method in METHODS]
+    with _progress(out) as progress:
+        task = progress.add_task("measuring", total=len(PROMPTS) * len(METHODS))
+        # The methods take turns: what else the machine does meets all of them.
+        for prompt in PROMPTS:
+            for one in measured:
+                progress.update(task, description=one.method)
+                one.add(client, prompt, options)
+                progress.advance(task)
+    out.print(_table(measured))
+    out.print(_conclusion(measured))
 
 
 def parting(text: Sequence[int], reference: Sequence[int]) -> int | None:
@@ -82,20 +106,6 @@ def parting(text: Sequence[int], reference: Sequence[int]) -> int | None:
         return None
     pairs = enumerate(zip(text, reference, strict=False))
     return next((index for index, (ours, theirs) in pairs if ours != theirs), min(len(text), len(reference)))
-
-
-def _measure(
-    client: BlockingClient, method: str, options: GenerateOptions, progress: Progress, task: TaskID
-) -> Measured:
-    progress.update(task, description=method)
-    results = []
-    seconds = 0.0
-    for prompt in PROMPTS:
-        started = time.perf_counter()
-        results.append(client.complete(prompt, **GenerateOptions(**options, method=method)))
-        seconds += time.perf_counter() - started
-        progress.advance(task)
-    return Measured(method, tuple(results), seconds)
 
 
 def _introduce(out: Console, stack: LocalStack, client: BlockingClient) -> None:

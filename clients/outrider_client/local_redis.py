@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from outrider_client.tether import tethered
+
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 NUM_ATTEMPTS = 3
@@ -54,6 +56,11 @@ class LocalRedis:
         """Where it listens; known once started."""
         return f"redis://127.0.0.1:{self.port}/0"
 
+    @property
+    def pid(self) -> int:
+        """Its process; 0 = not running."""
+        return self._process.pid if self._process is not None else 0
+
     def start(self) -> None:
         """Returns when the server answers. Raises RedisFailed."""
         ports = [self.port] if self.port else [free_port() for _ in range(NUM_ATTEMPTS)]
@@ -62,7 +69,7 @@ class LocalRedis:
                 self.port = port
                 return
         last_words = self._log.read_text(errors="replace")[-2000:] if self._log.exists() else "nothing in its log"
-        raise RedisFailed(f"{self._program} did not answer PING on port {ports[-1]}: {last_words}")
+        raise RedisFailed(f"{self._program} did not come up on port {ports[-1]}: {last_words}")
 
     def stop(self) -> None:
         """Ends the server; one that does not listen is killed."""
@@ -85,7 +92,7 @@ class LocalRedis:
 
     def _start_on(self, port: int) -> bool:
         options = {"bind": "127.0.0.1", "port": port, "save": "", "appendonly": "no", "dir": self._directory}
-        command = [self._program]
+        command = tethered([self._program])
         for name, value in options.items():
             command += [f"--{name}", str(value)]
         with self._log.open("wb") as log:
@@ -93,8 +100,8 @@ class LocalRedis:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self._process.poll() is None:
-            # A pong from whoever took the port first would not be ours, but then our own process ends; so look again.
-            if answers_ping(port) and self._process.poll() is None:
+            # Whoever took the port first may answer, too.
+            if process_id_at(port) == self._process.pid:
                 return True
             time.sleep(0.005)
         self.kill()
@@ -154,11 +161,13 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def answers_ping(port: int) -> bool:
-    """Whether a server on this loopback port answers PING: up, and done loading."""
+def process_id_at(port: int) -> int | None:
+    """Process id of the Redis that answers on this loopback port; None = nobody does."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
-            connection.sendall(b"*1\r\n$4\r\nPING\r\n")
-            return connection.recv(7) == b"+PONG\r\n"
+            connection.sendall(b"*2\r\n$4\r\nINFO\r\n$6\r\nserver\r\n*1\r\n$4\r\nQUIT\r\n")
+            with connection.makefile("rb") as answer:
+                lines = dict(line.rstrip().partition(b":")[::2] for line in answer)
     except OSError:
-        return False
+        return None
+    return int(lines.get(b"process_id", 0)) or None

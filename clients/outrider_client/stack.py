@@ -20,7 +20,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider_client.child import Child, ChildFailed, wait_for_end
-from outrider_client.local_redis import running_redis
+from outrider_client.local_redis import free_port, running_redis
 
 LOAD_TIMEOUT_S = 120.0
 ANY_PORT = "127.0.0.1:0"
@@ -67,12 +67,15 @@ class Service(Child):
         """Returns when its model is loaded. Raises ChildFailed if it ends first, or takes longer."""
         request = health_pb2.HealthCheckRequest(service="")
         with grpc.insecure_channel(self.address) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=timeout_s)
             try:
-                for response in health_pb2_grpc.HealthStub(channel).Watch(request, timeout=timeout_s):
+                for response in watch:
                     if response.status == health_pb2.HealthCheckResponse.SERVING:
                         return
             except grpc.RpcError:
                 pass  # it ended, or the time has passed: either way its log says more than the status
+            finally:
+                watch.cancel()
         raise self.failure("did not get ready")
 
     def restart(self) -> None:
@@ -108,6 +111,10 @@ class LocalStack:
             raise ChildFailed("the stack is not running")
         return self.verifier.address
 
+    def log_tail(self) -> str:
+        """The last lines of the verifier's log."""
+        return self.verifier.log_tail() if self.verifier is not None else ""
+
     @property
     def children(self) -> list[Child]:
         """Everything that has been started, first to last, without Redis."""
@@ -134,44 +141,40 @@ class LocalStack:
         self.log_folder = config.log_folder or Path(self._exits.enter_context(TemporaryDirectory(prefix="outrider-")))
         self.log_folder.mkdir(parents=True, exist_ok=True)
         verifier_core, other_core = _cores(config.cores)
-        arguments: tuple[str, ...]
         model_arguments = ("--device", config.device, "--num-threads", str(config.num_threads))
+        peers: tuple[str, ...] = ()
         if config.datastore:
             self._on_step("starting Redis")
             self.redis_url = config.redis_url or self._exits.enter_context(running_redis(self.log_folder))
-            self._on_step("starting the datastore")
-            self.datastore = self._start_service("datastore", ("--redis-url", self.redis_url), other_core)
-        peers: tuple[str, ...] = ("--datastore", self.datastore.address) if self.datastore else ()
+            self.datastore = self._spawn("datastore", ("--redis-url", self.redis_url), other_core)
+            peers += ("--datastore", self.datastore.address)
         if config.draft is not None:
-            self._on_step("starting the speculator")
-            arguments = ("--model", config.draft, "--dtype", config.draft_dtype, *model_arguments)
-            arguments += config.speculator_arguments
-            self.speculator = self._start_service("speculator", arguments, other_core)
+            flags = ("--model", config.draft, "--dtype", config.draft_dtype, *model_arguments)
+            self.speculator = self._spawn("speculator", flags + config.speculator_arguments, other_core)
             peers += ("--speculator", self._behind_proxy(self.speculator.address, other_core))
-        self._on_step("starting the verifier")
-        arguments = ("--model", config.target, "--dtype", config.target_dtype, *model_arguments)
-        arguments += peers + config.verifier_arguments
-        self.verifier = self._start_service("verifier", arguments, verifier_core, config.listen)
-        # They load at the same time: each announces its address before it loads.
+        flags = ("--model", config.target, "--dtype", config.target_dtype, *model_arguments)
+        self.verifier = self._spawn("verifier", flags + peers + config.verifier_arguments, verifier_core, config.listen)
         for service in (self.datastore, self.speculator, self.verifier):
             if service is not None:
-                self._on_step(f"waiting for the {service.name}")
+                self._on_step(f"loading the {service.name}")
+                service.wait_listening()
                 service.wait_serving()
 
-    def _start_service(self, name: str, arguments: tuple[str, ...], core: set[int], listen: str = ANY_PORT) -> Service:
+    def _spawn(self, name: str, flags: tuple[str, ...], cores: set[int], listen: str | None = None) -> Service:
+        """Starts a service without waiting for it: they load at the same time, knowing each other's addresses."""
         log = self.log_folder / f"{name}.log"
-        service = Service(name, f"outrider.{name}", arguments, log, listen=listen, cores=core)
+        service = Service(name, f"outrider.{name}", flags, log, listen=listen or _free_address(), cores=cores)
         self._exits.callback(service.stop)
-        service.start()
+        service.spawn()
         return service
 
-    def _behind_proxy(self, address: str, core: set[int]) -> str:
+    def _behind_proxy(self, address: str, cores: set[int]) -> str:
         """The address to dial for an address: the same, or a proxy before it."""
         if not self.config.delay_ms:
             return address
-        arguments = ("--to", address, "--delay-ms", str(self.config.delay_ms))
+        flags = ("--to", address, "--delay-ms", str(self.config.delay_ms))
         log = self.log_folder / "proxy.log"
-        self.proxy = Child("proxy", "outrider_client.delay_proxy", arguments, log, listen=ANY_PORT, cores=core)
+        self.proxy = Child("proxy", "outrider_client.delay_proxy", flags, log, listen=_free_address(), cores=cores)
         self._exits.callback(self.proxy.stop)
         self.proxy.start()
         return self.proxy.address
@@ -199,6 +202,11 @@ def termination_as_exit() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _free_address() -> str:
+    """An address that nobody listens on just now. If another program takes it first, the service says so and ends."""
+    return f"127.0.0.1:{free_port()}"
 
 
 def _cores(wanted: tuple[int, ...] | None) -> tuple[set[int], set[int]]:

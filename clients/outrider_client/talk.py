@@ -106,12 +106,12 @@ def show(
         try:
             console.stream(generation, out, (lambda ids: detokenize(tuple(ids))) if is_coloured else None)
         except KeyboardInterrupt:
-            out.out()
+            print()
             if not stoppable:
                 raise
             return generation
     seconds = time.perf_counter() - started
-    out.out()
+    print()
     if not plain:
         notes.print(console.summary(generation.result, seconds))
     return generation

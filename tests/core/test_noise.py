@@ -63,6 +63,11 @@ def test_the_noise_is_gumbel() -> None:
     assert np.isfinite(sample).all()
 
 
-def test_the_noise_is_finite_at_both_ends_of_the_hash() -> None:
+def test_the_noise_is_that_of_the_middle_of_a_hash_bucket() -> None:
+    """So it is finite at both ends. The difference shows where the hash is small."""
+    words = hash_tokens(3, 0, np.arange(500_000))
+    token = int(words.argmin())
+    uniform = (int(words[token]) + 0.5) / 2**32
+    assert gumbel(3, 0, np.array([token]))[0] == np.float32(-np.log(-np.log(uniform)))
     ends = (np.array([0, 2**32 - 1], dtype=np.float64) + 0.5) * 2.0**-32
     assert np.isfinite((-np.log(-np.log(ends))).astype(np.float32)).all()

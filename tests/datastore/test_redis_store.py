@@ -82,6 +82,32 @@ async def test_a_document_longer_than_one_call_is_one_run(store, scope):
     assert await store.lookup(scope, contexts, 3, 4) == [tiers.lookup(context, 3, 4) for context in contexts]
 
 
+async def test_more_followers_than_are_kept_push_out_the_least_counted(store, scope, redis_url):
+    tiers = NgramTiers(MAX_MATCH_LEN)
+    for follower in [*range(1, MAX_FOLLOWERS + 1), 1, 2, *range(90, 96), 3, 1]:
+        await store.record(scope, [0, follower], [])
+        tiers.record([0, follower])
+    for ends in ([0], *([0, follower] for follower in range(100))):
+        assert await store.lookup(scope, [ends], 3, 8) == [tiers.lookup(ends, 3, 8)]
+    async with Redis.from_url(redis_url) as redis:
+        lengths = [len(await redis.hget(key, bytes(4))) for key in await keys_of(redis_url, scope)]
+    assert lengths == [8 * MAX_FOLLOWERS]
+
+
+async def test_what_the_target_refused_is_not_taken_from_the_prior_again(store, scope):
+    await store.load_prior(scope, each([3, 1, 2, 50], [3, 1, 2, 50], [3, 1, 2, 60]))
+    assert (await store.lookup(scope, [[1, 2]], 3, 1))[0].token_ids == (50, 60)
+    await store.record(scope, [], [Rejection([4, 4, 3, 1, 2], [50, 51], [70])])
+    refused, elsewhere = await store.lookup(scope, [[9, 3, 1, 2], [9, 1, 2]], 3, 1)
+    assert (refused.tier, refused.token_ids) == (Source.PRIOR, (60,))
+    assert elsewhere.token_ids == (50, 60)
+    await store.record(scope, [], [Rejection([3, 1, 2], [60], [71])])
+    [refused] = await store.lookup(scope, [[3, 1, 2]], 2, 1)
+    assert refused.tier is Source.PRIOR  # marked after three tokens, and asked about two
+    [refused] = await store.lookup(scope, [[3, 1, 2]], 3, 1)
+    assert (refused.tier, refused.token_ids) == (Source.REJECTED, (71, 70))
+
+
 async def test_sessions_do_not_see_one_anothers_tokens(store, scope):
     await store.record(scope, [1, 2, 3], [Rejection([5], [6], [7])])
     for other in (

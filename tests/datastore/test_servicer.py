@@ -182,9 +182,9 @@ def rejection_of(**fields) -> pb.RecordRequest:
         ),
         (pb.RecordRequest(scope=SCOPE, accepted_token_ids=[1, -1]), "accepted_token_ids must be without negative"),
         (pb.RecordRequest(scope=SCOPE, accepted_token_ids=[1] * 7), "accepted_token_ids must be 1 to 6 tokens long"),
-        (rejection_of(context_token_ids=[]), "rejections[0].context_token_ids must be 1 to 4096"),
-        (rejection_of(rejected_token_ids=[]), "rejections[0].rejected_token_ids must be 1 to 4096"),
-        (rejection_of(continuation_token_ids=[]), "rejections[0].continuation_token_ids must be 1 to 4096"),
+        (rejection_of(context_token_ids=[]), "rejections[0].context_token_ids must be 1 to 256"),
+        (rejection_of(rejected_token_ids=[]), "rejections[0].rejected_token_ids must be 1 to 256"),
+        (rejection_of(continuation_token_ids=[]), "rejections[0].continuation_token_ids must be 1 to 256"),
         (
             pb.RecordRequest(scope=SCOPE, rejections=[pb.Rejection()] * 2),
             "rejections must be at most 1 in one message, got 2",

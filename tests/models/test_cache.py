@@ -15,13 +15,13 @@ def filled(length: int) -> KVCache:
     """A cache whose slot i holds the number i."""
     cache = KVCache(SHAPE, 4)
     cache.reserve(length)
-    cache.data[:, :length] = torch.arange(length).float().view(1, -1, 1, 1, 1)
+    cache.slots[:, :length] = torch.arange(length).float().view(1, -1, 1, 1, 1)
     cache.length = length
     return cache
 
 
 def contents(cache: KVCache) -> list[int]:
-    return cache.data[1, : cache.length, 1, 0, 0].int().tolist()
+    return cache.slots[1, : cache.length, 1, 0, 0].int().tolist()
 
 
 def test_growing_keeps_what_is_there_and_at_least_doubles() -> None:
@@ -60,4 +60,4 @@ def test_truncating_beyond_the_end_is_refused(length: int) -> None:
 
 def test_the_memory_held_is_known() -> None:
     cache = filled(8)
-    assert cache.num_bytes == cache.data.numel() * 4
+    assert cache.num_bytes == cache.slots.numel() * 4

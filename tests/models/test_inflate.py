@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.models.demo.inflate import Inflation, inflate, num_layers_for, parse_inflation
 from outrider.models.runner import Runner, Segment
+
 from .tiny import text
 
 
@@ -17,9 +18,14 @@ def base_model() -> LlamaForCausalLM:
     torch.manual_seed(0)
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=211, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
-            tie_word_embeddings=True, max_position_embeddings=128,
-        )  # fmt: skip
+            vocab_size=211,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            tie_word_embeddings=True,
+            max_position_embeddings=128,
+        )
     ).eval()
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import GptOssConfig, MistralConfig
 
 from outrider.models.runner import Runner, Segment, UnsupportedModel, max_context_len
+
 from .tiny import CONFIGS, VOCAB_SIZE, build, reference_logits, text, tree_visibility
 
 FAMILIES = list(CONFIGS)
@@ -174,9 +175,16 @@ def test_attention_with_sinks_is_refused_at_load() -> None:
     from transformers import GptOssForCausalLM
 
     config = GptOssConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, num_local_experts=2, num_experts_per_tok=1,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+    )
     with pytest.raises(UnsupportedModel, match="s_aux"):
         Runner(GptOssForCausalLM(config))
 

@@ -110,9 +110,7 @@ def test_top_k_beyond_the_vocabulary_keeps_all() -> None:
 def test_a_nucleus_wider_than_the_first_look_is_sorted_completely() -> None:
     logits = torch.zeros(1, 2048)
     logits[0, 2000] = -0.5
-    tokens = {
-        Sampler().draw(logits, [SamplingParams(seed=s, top_p=0.5)], [0])[0] for s in range(200)
-    }
+    tokens = {Sampler().draw(logits, [SamplingParams(seed=s, top_p=0.5)], [0])[0] for s in range(200)}
     assert max(tokens) < 1024
     assert max(tokens) > 512
 

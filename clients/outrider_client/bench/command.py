@@ -31,8 +31,11 @@ from outrider_client.bench.report import print_report, write_report
 from outrider_client.bench.samples import Sample
 from outrider_client.bench.servers import StackError
 from outrider_client.bench.workers import WorkerError
+from outrider_client.failures import FAILED, INTERRUPTED, UNREACHABLE, WRONG_USAGE
+from outrider_client.stack import termination_as_exit
 
 _DEFAULTS = BenchConfig()
+_WIDTH = 118
 
 
 def bench(
@@ -41,7 +44,7 @@ def bench(
     ] = _DEFAULTS.target,
     draft: Annotated[str, typer.Option(help="Draft model, likewise.")] = _DEFAULTS.draft,
     dtype: Annotated[
-        str, typer.Option(help="Type the target computes in: bfloat16 (bf16) or float32 (fp32).")
+        str, typer.Option("--dtype", "--target-dtype", help="Type the target computes in: bfloat16 or float32.")
     ] = _DEFAULTS.dtype,
     draft_dtype: Annotated[str, typer.Option(help="Type the draft model computes in.")] = _DEFAULTS.draft_dtype,
     methods: Annotated[str, typer.Option(help=f"Of {', '.join(METHODS)}; off always takes part.")] = ",".join(
@@ -104,8 +107,10 @@ def bench(
         )
         _check_folder(out)
     except (FlagError, PromptError) as error:
-        _fail(error, 2)
-    run_and_report(Benchmark(config), out, Console())
+        _fail(error, WRONG_USAGE)
+    # Tables wrap badly; what is not a terminal has no width of its own, so it gets enough.
+    console = Console()
+    run_and_report(Benchmark(config), out, console if console.is_terminal else Console(width=_WIDTH))
 
 
 def run_and_report(benchmark: Benchmark, out: Path | None, console: Console) -> None:
@@ -116,8 +121,9 @@ def run_and_report(benchmark: Benchmark, out: Path | None, console: Console) -> 
         # Children inherit this; the verifier and the workers then move to the core of their own.
         os.sched_setaffinity(0, {benchmark.config.cores[1]})
     try:
-        asyncio.run(_run(benchmark, console))
-    except KeyboardInterrupt:
+        with termination_as_exit():
+            asyncio.run(_run(benchmark, console))
+    except (KeyboardInterrupt, SystemExit):
         interrupted = True
     except (GenerationFailed, WorkerError, StackError) as error:
         failure = error
@@ -128,9 +134,9 @@ def run_and_report(benchmark: Benchmark, out: Path | None, console: Console) -> 
         for path in paths:
             console.print(f"wrote {path}", highlight=False)
     if failure is not None:
-        _fail(failure, 1)
+        _fail(failure, UNREACHABLE if isinstance(failure, StackError) and benchmark.config.address else FAILED)
     if interrupted:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
 
 
 async def _run(benchmark: Benchmark, console: Console) -> None:
@@ -140,17 +146,27 @@ async def _run(benchmark: Benchmark, console: Console) -> None:
         TimeRemainingColumn(),
         TextColumn("{task.description}", markup=False),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=benchmark.num_generations)
+    total, done = benchmark.num_generations, 0
+    with Progress(*columns, console=console, transient=True, refresh_per_second=4) as progress:
+        task = progress.add_task("", total=total)
+
+        def log(text: str) -> None:
+            if not console.is_terminal:  # a log has no progress bar
+                console.print(text, markup=False, highlight=False)
 
         def say(text: str) -> None:
             progress.update(task, description=text)
+            log(text)
 
         def on_sample(sample: Sample) -> None:
-            done = sample.generation
-            speed = f"{len(done.token_ids) / done.duration_s:.0f} tok/s" if done else f"failed: {sample.error}"
+            nonlocal done
+            done += 1
+            made = sample.generation
+            speed = f"{len(made.token_ids) / made.duration_s:.0f} tok/s" if made else f"failed: {sample.error}"
             text = f"{sample.condition.label}, temperature {sample.condition.temperature:g}: {speed}"
-            progress.update(task, advance=1, description=text)
+            progress.update(task, completed=done, description=text)
+            if done * 10 // total > (done - 1) * 10 // total:
+                log(f"{done} of {total} generations")
 
         await benchmark.run(say, on_sample)
 

@@ -61,11 +61,13 @@ class BenchConfig:
         _require(self.lookahead is None or self.lookahead >= 1, "--lookahead", ">= 1", self.lookahead)
         minimum = self.min_path_probability
         _require(minimum is None or 0 <= minimum < 1, "--min-path-probability", "in [0, 1)", minimum)
+        is_listed = 1 in self.concurrencies or not self.baselines
+        _require(is_listed, "--concurrency", "a list with 1 in it for --baselines", _joined(self.concurrencies))
         if self.address is not None:
             # The baselines need the weights, and the delay stands between services that we start: both only in a stack
             # of our own.
-            _require(not self.baselines, "--baselines", "empty with --address", ",".join(self.baselines))
-            _require(self.rtts_ms == (0.0,), "--rtt-ms", "0 with --address", ",".join(map(str, self.rtts_ms)))
+            _require(not self.baselines, "--baselines", "empty with --address", _joined(self.baselines))
+            _require(self.rtts_ms == (0.0,), "--rtt-ms", "0 with --address", _joined(self.rtts_ms))
 
 
 def parse_list(
@@ -105,7 +107,7 @@ def parse_cores(text: str, available: Sequence[int]) -> tuple[int, ...]:
 
     "auto" takes the first two that this process may use, "none" pins nothing. One core stands for both.
     """
-    if text == "none":
+    if text == "none" or (text == "auto" and not available):
         return ()
     if text == "auto":
         return (available[0], available[1 % len(available)])
@@ -127,6 +129,10 @@ def read_prompts(path: Path | None, categories: str, count: int | None) -> tuple
         return tuple(choose(prompts, names, count))
     except PromptError as error:
         raise PromptError(f"--categories: {error}") from None
+
+
+def _joined(values: Sequence[object]) -> str:
+    return ",".join(map(str, values))
 
 
 def _one_of(names: Sequence[str]) -> str:

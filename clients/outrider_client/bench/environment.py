@@ -13,7 +13,7 @@ from typing import Any
 from outrider_client.bench.config import BenchConfig
 from outrider_client.bench.prompts import categories_of
 
-_PACKAGES = ("outrider", "torch", "transformers", "grpcio", "protobuf", "redis", "numpy")
+_PACKAGES = ("outrider", "torch", "transformers", "scikit-learn", "grpcio", "protobuf", "redis", "numpy")
 
 
 def describe_environment(models: Mapping[str, Mapping[str, Any]], cores: tuple[int, ...]) -> dict[str, Any]:
@@ -46,6 +46,8 @@ def describe_config(config: BenchConfig) -> dict[str, Any]:
     """What was asked for; of the prompts, how many."""
     values = asdict(config)
     values.pop("prompts")
+    if config.address is not None:  # the flags say nothing about a server that somebody else has started
+        values |= {"target": None, "draft": None, "dtype": None, "draft_dtype": None, "cores": None}
     categories = [prompt.category for prompt in config.prompts]
     values["num_prompts"] = len(categories)
     values["categories"] = {name: categories.count(name) for name in categories_of(config.prompts)}

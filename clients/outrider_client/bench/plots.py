@@ -18,8 +18,23 @@ from outrider_client.bench.contenders import OFF
 from outrider_client.bench.prompts import ALL_CATEGORIES
 from outrider_client.bench.statistics import Row, label_of
 
-# Okabe and Ito: to be told apart by everybody, in print as well.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999", "#F0E442")
+# Okabe and Ito: to be told apart by everybody, in print as well. A method has its colour in every picture.
+_COLOURS = {
+    "speculative": "#0072B2",
+    "pearl": "#E69F00",
+    "retrieval": "#009E73",
+    "speculative+retrieval": "#56B4E9",
+    "pearl+retrieval": "#D55E00",
+    "bare": "#999999",
+    "hf-generate": "#CCCCCC",
+    "hf-assisted": "#CC79A7",
+    "hf-prompt-lookup": "#F0E442",
+}
+_PARTS = (
+    ("forward", "target's forward", "#0072B2"),
+    ("wait", "waiting for a draft", "#E69F00"),
+    ("overhead", "all the rest", "#999999"),
+)
 _DPI = 130
 
 
@@ -73,10 +88,9 @@ def draw_rounds(rows: Sequence[Row]) -> Figure | None:
     shown = [row for row in rows if row["forward_ms_p50"] is not None]
     if not shown:
         return None
-    parts = (("forward", "target's forward"), ("wait", "waiting for a draft"), ("overhead", "all the rest"))
     figure, axes = plt.subplots(figsize=(8, 1.6 + 0.34 * len(shown)), layout="constrained")
     left = [0.0] * len(shown)
-    for (name, label), colour in zip(parts, _COLOURS, strict=False):
+    for name, label, colour in _PARTS:
         values = [row[f"{name}_ms_p50"] or 0.0 for row in shown]
         axes.barh(range(len(shown)), values, left=left, label=label, color=colour, height=0.7)
         left = [a + b for a, b in zip(left, values, strict=True)]
@@ -95,8 +109,8 @@ def draw_forwards(machine: Mapping[str, Any]) -> Figure | None:
     if not target:
         return None
     figure, (cost, ceiling) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    series = [("target", target), ("draft", {int(k): v for k, v in machine["draft_forward_ms"].items()})]
-    for (name, times), colour in zip(series, _COLOURS, strict=False):
+    draft = {int(rows): time for rows, time in machine["draft_forward_ms"].items()}
+    for name, times, colour in (("target", target, "#0072B2"), ("draft", draft, "#E69F00")):
         if times:
             cost.plot(list(times), list(times.values()), marker="o", label=name, color=colour)
     cost.set_yscale("log")
@@ -104,35 +118,33 @@ def draw_forwards(machine: Mapping[str, Any]) -> Figure | None:
     cost.set_ylabel("ms per forward (median, log scale)")
     cost.set_title("Cost of a forward")
     _finish(cost, axis="both", columns=2)
-    ceiling.plot(list(ceilings), list(ceilings.values()), color=_COLOURS[2])
+    ceiling.plot(list(ceilings), list(ceilings.values()), color="#009E73")
     ceiling.set_ylabel("speed-up over one row a forward")
     ceiling.set_title("Ceiling: every drafted token accepted")
     ceiling.set_ylim(bottom=0)
     ceiling.grid(alpha=0.3)
     for axes in (cost, ceiling):
         axes.set_xlabel("rows in a forward (drafted tokens + 1)")
-        axes.set_xticks([rows for rows in target if rows not in (2,)], minor=False)
+        axes.set_xticks([rows for rows in target if rows != 2])
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 def _bars(rows: Sequence[Row], field: str, text: str, spread: str = "") -> tuple[Figure, Axes]:
-    """Groups of bars: a group for each temperature, a colour for each method and setting."""
+    """Groups of bars: a group for each temperature, a bar for each method, in its best setting."""
     temperatures = sorted({row["temperature"] for row in rows})
-    labels = list(dict.fromkeys(label_of(row) for row in rows))
-    found = {(label_of(row), row["temperature"]): row for row in rows}
-    width = 0.84 / len(labels)
-    figure, axes = plt.subplots(
-        figsize=(max(6.4, 0.62 * len(labels) * len(temperatures)), 4.6), layout="constrained"
-    )
-    for index, label in enumerate(labels):
-        group = [(place, found[label, t]) for place, t in enumerate(temperatures) if (label, t) in found]
-        places = [place + (index - (len(labels) - 1) / 2) * width for place, _ in group]
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    found = {(row["method"], row["temperature"]): row for row in sorted(rows, key=lambda row: row["best_setting"])}
+    several = {row["method"] for row in rows if row["best_setting"]}
+    width = 0.84 / len(methods)
+    size = (max(6.4, 0.42 * len(methods) * len(temperatures)), 4.6)
+    figure, axes = plt.subplots(figsize=size, layout="constrained")
+    for index, method in enumerate(methods):
+        group = [(place, found[method, t]) for place, t in enumerate(temperatures) if (method, t) in found]
+        places = [place + (index - (len(methods) - 1) / 2) * width for place, _ in group]
         values = [row[field] for _, row in group]
-        bars = axes.bar(places, values, width * 0.92, label=label, color=_COLOURS[index % len(_COLOURS)])
-        # More labels than colours: the second round is hatched.
-        for bar in bars if index >= len(_COLOURS) else ():
-            bar.set_hatch("//")
+        label = f"{method} (best setting)" if method in several else method
+        axes.bar(places, values, width * 0.92, label=label, color=_COLOURS.get(method, "#666666"))
         tops = values
         if spread:
             tops = [max(row[spread], default=row[field]) for _, row in group]
@@ -144,7 +156,7 @@ def _bars(rows: Sequence[Row], field: str, text: str, spread: str = "") -> tuple
     axes.set_xticks(range(len(temperatures)), [f"T = {t:g}" for t in temperatures])
     axes.set_xlabel("sampling temperature")
     axes.margins(y=0.1)
-    _finish(axes, axis="y", columns=min(4, len(labels)))
+    _finish(axes, axis="y", columns=min(4, len(methods)))
     return figure, axes
 
 

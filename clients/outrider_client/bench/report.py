@@ -17,6 +17,7 @@ from outrider_client.bench.contenders import OFF
 from outrider_client.bench.tables import (
     TextTable,
     category_tables,
+    latency_tables,
     machine_table,
     notes,
     round_tables,
@@ -29,7 +30,8 @@ def tables_of(results: Mapping[str, Any]) -> list[TextTable]:
     rows = results["rows"]
     machine = machine_table(results["machine"])
     speed = speed_tables(rows, results["config"]["dtype"])
-    return [*speed, *category_tables(rows), *round_tables(rows), *([machine] if machine else [])]
+    latency = latency_tables(rows)
+    return [*speed, *category_tables(rows), *latency, *round_tables(rows), *([machine] if machine else [])]
 
 
 def print_report(results: Mapping[str, Any], console: Console) -> None:
@@ -37,6 +39,7 @@ def print_report(results: Mapping[str, Any], console: Console) -> None:
     for note in notes(results):
         console.print(Text(f"Note: {note}", style="yellow"))
     for table in tables_of(results):
+        console.print(Text(f"{table.title[0].upper()}{table.title[1:]}", style="bold"))
         console.print(_rich_table(table))
         if table.caption:
             console.print(Padding(Text(table.caption, style="dim"), (0, 0, 1, 0)))
@@ -75,10 +78,11 @@ def to_markdown(results: Mapping[str, Any], pictures: Sequence[Path] = ()) -> st
 def _where(results: Mapping[str, Any]) -> str:
     environment, config = results["environment"], results["config"]
     pinning = environment["pinning"]
-    cores = f"pinned: target to core {pinning['target']}, everything else to core {pinning['everything_else']}"
+    cores = "not pinned"
+    if pinning:
+        cores = f"target on core {pinning['target']}, all others on core {pinning['everything_else']}, one thread each"
     lines = [
-        f"{environment['cpu']}, {environment['num_cores']} cores, {environment['memory_gib']} GiB; "
-        + (f"{cores}; one thread a process" if pinning else "not pinned"),
+        f"{environment['cpu']}, {environment['num_cores']} cores, {environment['memory_gib']} GiB; {cores}",
         ", ".join(f"{name} {number}" for name, number in environment["versions"].items() if number),
         f"{config['num_prompts']} prompts, {config['max_tokens']} tokens each, {config['repeats']} repeats, "
         f"seed {config['seed']}",
@@ -97,7 +101,7 @@ def _markdown_table(table: TextTable) -> str:
 
 
 def _rich_table(table: TextTable) -> Table:
-    drawn = Table(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+    drawn = Table(box=box.SIMPLE_HEAD)
     for index, column in enumerate(table.columns):
         drawn.add_column(column, justify="right" if index else "left", no_wrap=index == 0)
     for cells in table.rows:

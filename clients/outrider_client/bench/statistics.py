@@ -28,12 +28,20 @@ Reference = Mapping[tuple[int, int], tuple[int, ...]]
 
 
 def rows_of(blocks: Sequence[Block], num_prompts: int, repeats: int) -> list[Row]:
-    """All rows, in the order in which the conditions first ran."""
+    """All rows: temperatures, loads and distances apart, the methods in the order of their first turn."""
     by_condition: dict[Condition, list[Block]] = defaultdict(list)
     for block in blocks:
         by_condition[block.condition].append(block)
     rows = []
-    for condition, found in by_condition.items():
+    # The order rotates; the first temperature ran the first time as the contenders were given.
+    places = {name: place for place, name in enumerate(dict.fromkeys((c.method, c.setting) for c in by_condition))}
+
+    def place(condition: Condition) -> tuple[float, int, float, int]:
+        method = places[condition.method, condition.setting]
+        return condition.rtt_ms, condition.concurrency, condition.temperature, method
+
+    for condition in sorted(by_condition, key=place):
+        found = by_condition[condition]
         off = by_condition.get(replace(condition, method=OFF, setting=""), [])
         row = _row(condition, ALL_CATEGORIES, found, off)
         row["partial"] = row["completed"] + row["failed"] < num_prompts * repeats

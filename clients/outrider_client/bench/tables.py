@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider_client.bench.contenders import OFF
@@ -29,11 +29,16 @@ SPEED_CAPTION = (
     "tokens/forward: tokens committed by one forward of the target, its own included. "
     "kept: accepted by drafted tokens. hits: next tokens that the draft tree already had. "
     "empty: rounds without a draft. "
-    "same: texts with exactly the token ids of off. * marks the best of several settings."
+    "same: texts with the very token ids of off (in brackets: the median output index where the others part from it). "
+    "* marks the best of several settings."
 )
 ROUNDING_CAPTION = (
     "In bfloat16 a forward of several rows rounds differently from one of a single row, so two texts may part where "
     "two tokens are equally probable up to rounding; in float32 they do not."
+)
+LATENCY_CAPTION = (
+    "Milliseconds. TTFT: time to the first token, prefill included. TPOT: time per output token after the first "
+    "arrival. ITL: time between two arrivals; a round's tokens arrive together. E2E: the whole generation."
 )
 ROUND_CAPTION = (
     "Milliseconds; medians over the rounds of each generation, then over the generations. They need not add up: the "
@@ -44,24 +49,24 @@ ROUND_CAPTION = (
 
 def speed_tables(rows: Sequence[Row], dtype: str) -> list[TextTable]:
     """One table for each temperature, concurrency and round-trip time."""
-    columns = (
-        "method",
-        "tok/s",
-        "x off",
-        "tokens/forward",
-        "kept",
-        "hits",
-        "empty",
-        "TTFT ms",
-        "TPOT ms",
-        "ITL p99 ms",
-        "same",
-        "first difference",
-    )
+    columns = ("method", "tok/s", "x off", "tokens/forward", "kept", "hits", "empty", "same")
     tables = [TextTable(title, columns, [_speed_cells(row) for row in group]) for title, group in _groups(rows)]
     caption = f"{SPEED_CAPTION} {ROUNDING_CAPTION}" if dtype == "bfloat16" else SPEED_CAPTION
-    # Once is enough: the last table carries it for all.
-    return [*tables[:-1], TextTable(tables[-1].title, columns, tables[-1].rows, caption)] if tables else []
+    return _with_caption(tables, caption)
+
+
+def latency_tables(rows: Sequence[Row]) -> list[TextTable]:
+    """What a user waits for."""
+    columns = ("method", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "ITL p50", "ITL p99", "E2E p50", "E2E p99")
+    names = ("ttft", "tpot", "itl", "e2el")
+    tables = []
+    for title, group in _groups(rows):
+        cells = [
+            [label_of(row), *(_number(row[f"{part}_{name}_ms"], 1) for name in names for part in ("median", "p99"))]
+            for row in group
+        ]
+        tables.append(TextTable(f"Latency in ms, {title}", columns, cells))
+    return _with_caption(tables, LATENCY_CAPTION)
 
 
 def round_tables(rows: Sequence[Row]) -> list[TextTable]:
@@ -74,7 +79,7 @@ def round_tables(rows: Sequence[Row]) -> list[TextTable]:
         cells = [[label_of(row), *(_number(row[f"{name}_ms_p50"], 2) for name in names)] for row in known]
         if cells:
             tables.append(TextTable(f"A round, {title}", columns, cells))
-    return [*tables[:-1], TextTable(tables[-1].title, columns, tables[-1].rows, ROUND_CAPTION)] if tables else []
+    return _with_caption(tables, ROUND_CAPTION)
 
 
 def category_tables(rows: Sequence[Row]) -> list[TextTable]:
@@ -85,7 +90,7 @@ def category_tables(rows: Sequence[Row]) -> list[TextTable]:
         found = {(label_of(row), row["category"]): row["speedup_over_off"] for row in rows if _title(row) == title}
         labels = [label_of(row) for row in group if row["method"] != OFF]
         cells = [[label, *(_number(found.get((label, name)), 2, "x") for name in categories)] for label in labels]
-        if cells and categories:
+        if any(_title(row) == title for row in rows if row["category"] != ALL_CATEGORIES):
             tables.append(TextTable(f"Speed-up by category, {title}", ("method", *categories), cells))
     return tables
 
@@ -131,6 +136,11 @@ def notes(results: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def _with_caption(tables: Sequence[TextTable], caption: str) -> list[TextTable]:
+    """Once is enough: the last table carries it for all."""
+    return [*tables[:-1], *(replace(table, caption=caption) for table in tables[-1:])]
+
+
 def _groups(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     """Rows over all categories that belong into one table, `off` first."""
     groups: dict[str, list[Row]] = {}
@@ -154,6 +164,8 @@ def _speed_cells(row: Row) -> list[str]:
     speedups = row["speedup_runs"]
     spread = f" ({min(speedups):.2f}–{max(speedups):.2f})" if len(speedups) > 1 else ""
     drafts = row["num_draft_tokens"] > 0
+    index = row["median_first_difference"]
+    parting = "" if index is None else f" ({index:.0f})"
     return [
         label,
         _number(row["output_throughput"], 1),
@@ -162,16 +174,12 @@ def _speed_cells(row: Row) -> list[str]:
         _percent(row["draft_acceptance_rate"]),
         _percent(row["hit_rate"]) if drafts else NONE,
         _percent(row["empty_chain_rate"]) if drafts else NONE,
-        _number(row["median_ttft_ms"], 1),
-        _number(row["median_tpot_ms"], 2),
-        _number(row["p99_itl_ms"], 1),
-        NONE if row["method"] == OFF else _percent(row["identical_to_off"]),
-        _number(row["median_first_difference"], 0, prefix="token "),
+        NONE if row["method"] == OFF else _percent(row["identical_to_off"]) + parting,
     ]
 
 
-def _number(value: float | None, digits: int, unit: str = "", prefix: str = "") -> str:
-    return NONE if value is None else f"{prefix}{value:.{digits}f}{unit}"
+def _number(value: float | None, digits: int, unit: str = "") -> str:
+    return NONE if value is None else f"{value:.{digits}f}{unit}"
 
 
 def _percent(value: float | None) -> str:

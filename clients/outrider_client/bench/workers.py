@@ -63,18 +63,18 @@ class Worker:
         return worker
 
     async def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        """One request and its answer."""
+        """One request and its answer. Raises GenerationFailed if the worker says that it failed."""
         assert self._process.stdin is not None
         async with self._turn:
             self._process.stdin.write(json.dumps({"operation": operation, **arguments}).encode() + b"\n")
-            return await self._read()
+            answer = await self._read()
+        if "error" in answer:
+            raise GenerationFailed(answer["error"])
+        return answer
 
     async def generate(self, request: Request, options: Mapping[str, Any]) -> Generation:
         """See Driver."""
-        answer = await self.call("generate", request=asdict(request), options=dict(options))
-        if "error" in answer:
-            raise GenerationFailed(answer["error"])
-        return generation_from_json(answer)
+        return generation_from_json(await self.call("generate", request=asdict(request), options=dict(options)))
 
     async def stop(self) -> None:
         """Ends the process: kindly, then by force."""

@@ -67,7 +67,8 @@ def hash_rows(seed: int, output_indices: Sequence[int], token_ids: npt.NDArray[n
 
 def hash_tokens(seed: int, output_index: int, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
     """A 32-bit word for each token id at one output index: uint32, of the shape of `token_ids` (one dimension)."""
-    return hash_rows(seed, (output_index,), token_ids)[0]
+    words: npt.NDArray[np.uint32] = hash_rows(seed, (output_index,), token_ids)[0]
+    return words
 
 
 def gumbel_rows(seed: int, output_indices: Sequence[int], token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
@@ -88,4 +89,5 @@ def gumbel_rows(seed: int, output_indices: Sequence[int], token_ids: npt.NDArray
 
 def gumbel(seed: int, output_index: int, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     """Standard Gumbel noise for each token id at one output index: float32, of the shape of `token_ids`."""
-    return gumbel_rows(seed, (output_index,), token_ids)[0]
+    noise: npt.NDArray[np.float32] = gumbel_rows(seed, (output_index,), token_ids)[0]
+    return noise

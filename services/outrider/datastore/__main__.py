@@ -16,7 +16,8 @@ from outrider.v1 import datastore_pb2_grpc
 
 
 class DatastoreService:
-    """The datastore, as `serve` runs it. It serves while Redis is away, too: lookups say so, and it is tried anew each time."""
+    """The datastore, as `serve` runs it. It serves while Redis is away, too: lookups say so, and it is tried anew
+    each time."""
 
     name = "outrider.v1.DatastoreService"
 

@@ -74,7 +74,7 @@ def rejections_from(request: pb.RecordRequest, settings: DatastoreSettings) -> l
     found = []
     for index, rejection in enumerate(request.rejections):
         context, rejected, continuation = (
-            tokens_from(getattr(rejection, field), f"rejections[{index}].{field}", settings.max_context_len)
+            tokens_from(getattr(rejection, field), f"rejections[{index}].{field}", settings.max_rejection_len)
             for field in ("context_token_ids", "rejected_token_ids", "continuation_token_ids")
         )
         found.append(Rejection(context, rejected, continuation))

@@ -34,15 +34,7 @@ from urllib.parse import quote, unquote
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    ClusterDownError,
-    ConnectionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    ResponseError,
-    TimeoutError,
-    TryAgainError,
-)
+from redis.exceptions import RedisError, ResponseError
 
 from outrider.core.ngrams import FANOUT, MAX_FOLLOWERS, NOTHING, Continuation, TokenId
 from outrider.core.params import Source, check
@@ -53,26 +45,17 @@ CORPORA = ROOT + "corpora"
 TIERS = (Source.PRIOR, Source.DYNAMIC, Source.REJECTED)
 
 TOKENS_PER_CALL = 64
-"""Tokens learned in one call of a Function. Redis answers nobody else meanwhile."""
+"""Tokens learned in one call of a Function. Redis answers nobody else meanwhile: about 10 us a token."""
+
+REJECTIONS_PER_CALL = 16
+"""Refused drafts learned in one call."""
 
 LOADING_TTL_S = 600
 """A prior whose loading stops halfway is gone after this time."""
 
-UNREACHABLE = (
-    ConnectionError,
-    TimeoutError,
-    ReadOnlyError,
-    OutOfMemoryError,
-    ClusterDownError,
-    TryAgainError,
-    OSError,
-)
-
 
 class RedisStore:
-    """Implements `Store`. Connects when used, again whenever Redis is back; loads its Functions where they are
-    missing.
-    """
+    """Implements `Store`. Connects when used, anew when Redis is back; loads the Functions where they are missing."""
 
     def __init__(self, url: str, *, max_match_len: int, session_ttl_s: int, timeout_s: float) -> None:
         """`max_match_len` is the longest n-gram recorded; a command, and connecting, may take `timeout_s` each."""
@@ -94,24 +77,25 @@ class RedisStore:
         keys = [_tag(scope) + "prior", *_session_keys(scope)]
         tails = (_pack(context[-max_match_len:]) for context in contexts)
         call = ("FCALL_RO", "outrider_lookup_1", len(keys), *keys, max_match_len, max_continuation_len, *FANOUT, *tails)
-        [replies] = await self._call([call])
+        replies = await self._call(*call)
         return [_unpack(reply) for reply in replies]
 
     async def record(self, scope: Scope, accepted: Sequence[TokenId], rejections: Sequence[Rejection]) -> None:
         keys = _session_keys(scope)
         head = ("FCALL", "outrider_record_1", len(keys), *keys, self._max_match_len, MAX_FOLLOWERS, self._session_ttl_s)
-        refused = [
-            _pack(token_ids)
-            for rejection in rejections
-            for token_ids in (rejection.context, rejection.rejected, rejection.continuation)
-        ]
-        calls = [(*head, _pack(piece)) for piece in _pieces(accepted)]
-        if refused:
-            calls.append((*head, b"", *refused))
-        await self._call(calls)
+        # One call after the other, not a pipeline: Redis would work that off in one go, and lookups would wait for it.
+        for start in range(0, len(accepted), TOKENS_PER_CALL):
+            await self._call(*head, _pack(accepted[start : start + TOKENS_PER_CALL]))
+        for start in range(0, len(rejections), REJECTIONS_PER_CALL):
+            lists = [
+                _pack(token_ids)
+                for rejection in rejections[start : start + REJECTIONS_PER_CALL]
+                for token_ids in (rejection.context, rejection.rejected, rejection.continuation)
+            ]
+            await self._call(*head, b"", *lists)
 
     async def end_session(self, scope: Scope) -> None:
-        await self._call([("UNLINK", *_session_keys(scope))])
+        await self._call("UNLINK", *_session_keys(scope))
 
     async def load_prior(self, scope: Scope, documents: AsyncIterator[Sequence[TokenId]]) -> int:
         loading = f"{_tag(scope)}loading:{uuid.uuid4().hex}"
@@ -119,23 +103,21 @@ class RedisStore:
         num_tokens = 0
         try:
             async for document in documents:
-                calls = []
                 for start in range(0, len(document), TOKENS_PER_CALL):
                     before = _pack(document[max(0, start - self._max_match_len) : start])
-                    calls.append((*head, before, _pack(document[start : start + TOKENS_PER_CALL])))
-                await self._call(calls)
+                    await self._call(*head, before, _pack(document[start : start + TOKENS_PER_CALL]))
                 num_tokens += len(document)
-            [found] = await self._call([("PERSIST", loading)])
+            found = await self._call("PERSIST", loading)
             check(bool(found), "documents", "runs of two tokens or more", f"{num_tokens} tokens in all")
-            await self._call([("RENAME", loading, _tag(scope) + "prior")])
+            await self._call("RENAME", loading, _tag(scope) + "prior")
         except BaseException:
             await self._forget(loading)
             raise
-        await self._call([("HSET", CORPORA, _name(scope), num_tokens)])
+        await self._call("HSET", CORPORA, _name(scope), num_tokens)
         return num_tokens
 
     async def list_corpora(self) -> list[Corpus]:
-        [fields] = await self._call([("HGETALL", CORPORA)])
+        fields = await self._call("HGETALL", CORPORA)
         corpora = []
         for field, num_tokens in fields.items():
             tokenizer_hash, name = (unquote(part) for part in field.decode().split(":"))
@@ -144,48 +126,40 @@ class RedisStore:
 
     async def delete_corpus(self, scope: Scope) -> None:
         # Listed until it is gone: a call that fails halfway can be repeated.
-        await self._call([("UNLINK", _tag(scope) + "prior")])
-        [listed] = await self._call([("HDEL", CORPORA, _name(scope))])
+        await self._call("UNLINK", _tag(scope) + "prior")
+        listed = await self._call("HDEL", CORPORA, _name(scope))
         if not listed:
             raise CorpusNotFound(f"there is no corpus {scope.corpus!r} for tokenizer {scope.tokenizer_hash!r}")
 
     async def describe(self) -> str:
-        [info] = await self._call([("INFO", "server")])
+        info = await self._call("INFO", "server")
         product = info.get("server_name", "redis")
         return f"{product} {info.get(f'{product}_version', info['redis_version'])}"
 
     async def close(self) -> None:
         await self._redis.aclose()
 
-    async def _call(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Sends commands in one round trip. A Redis that came back empty gets the Functions first."""
+    async def _call(self, *command: Any) -> Any:
+        """One command, one round trip. A Redis that came back empty gets the Functions first."""
         with self._reachable():
             try:
-                return await self._send(commands)
+                return await self._redis.execute_command(*command)
             except ResponseError as error:
                 if "Function not found" not in str(error):
                     raise
             source = resources.files(__package__).joinpath("ngrams.lua").read_text()
             await self._redis.execute_command("FUNCTION", "LOAD", "REPLACE", source)
-            return await self._send(commands)
-
-    async def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        if len(commands) == 1:  # a pipeline costs 40 us more than a command
-            return [await self._redis.execute_command(*commands[0])]
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for command in commands:
-                pipeline.execute_command(*command)
-            return list(await pipeline.execute())
+            return await self._redis.execute_command(*command)
 
     async def _forget(self, key: str) -> None:
         with suppress(StoreUnavailable):  # it expires by itself
-            await self._call([("UNLINK", key)])
+            await self._call("UNLINK", key)
 
     @contextmanager
     def _reachable(self) -> Iterator[None]:
         try:
             yield
-        except UNREACHABLE as error:
+        except (RedisError, OSError) as error:
             raise StoreUnavailable(
                 f"Redis at {self._address} cannot be used: {error or type(error).__name__}"
             ) from error
@@ -204,10 +178,6 @@ def _session_keys(scope: Scope) -> list[str]:
         return []
     session = f"{_tag(scope)}s:{quote(scope.session_id, safe='')}"
     return [session + ":dynamic", session + ":rejected"]
-
-
-def _pieces(token_ids: Sequence[TokenId]) -> Iterator[Sequence[TokenId]]:
-    return (token_ids[start : start + TOKENS_PER_CALL] for start in range(0, len(token_ids), TOKENS_PER_CALL))
 
 
 def _pack(token_ids: Sequence[TokenId]) -> bytes:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, NoReturn
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 
 import grpc
 
@@ -23,32 +22,24 @@ from outrider.datastore.conversion import (
 )
 from outrider.datastore.settings import DatastoreSettings
 from outrider.datastore.store import CorpusNotFound, Scope, Store, StoreUnavailable
+from outrider.rpc.errors import NotFound, Unavailable, Unimplemented, rpc_errors
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from outrider.version import __version__
 
-Context = grpc.aio.ServicerContext[Any, Any]
-
-STATUS = {
-    InvalidParameter: grpc.StatusCode.INVALID_ARGUMENT,
-    StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
-    CorpusNotFound: grpc.StatusCode.NOT_FOUND,
-}
+Context = grpc.aio.ServicerContext[object, object]
 
 
-async def abort(context: Context, error: Exception) -> NoReturn:
-    """Ends the RPC with the status that stands for the error."""
-    await context.abort(STATUS[type(error)], str(error))
-    raise AssertionError("unreachable")
-
-
-@asynccontextmanager
-async def errors_as_status(context: Context) -> AsyncIterator[None]:
-    """Ends the RPC with a status where one of our own errors is raised; any other is INTERNAL, by gRPC itself."""
-    try:
-        yield
-    except (InvalidParameter, StoreUnavailable, CorpusNotFound) as error:
-        await abort(context, error)
+@contextmanager
+def errors_as_status(context: Context) -> Iterator[None]:
+    """Turns what the body raises, the store's own errors among it, into the status of the call."""
+    with rpc_errors(context):
+        try:
+            yield
+        except StoreUnavailable as error:
+            raise Unavailable(str(error)) from error
+        except CorpusNotFound as error:
+            raise NotFound(str(error)) from error
 
 
 class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
@@ -64,7 +55,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
         self, request_iterator: AsyncIterator[pb.LookupRequest], context: Context
     ) -> AsyncIterator[pb.LookupResponse]:
         scope: Scope | None = None
-        async with errors_as_status(context):
+        with errors_as_status(context):
             async for request in request_iterator:
                 scope = scope_from(request, scope)
                 yield await self._look_up(scope, request)
@@ -72,7 +63,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
     async def Record(self, request_iterator: AsyncIterator[pb.RecordRequest], context: Context) -> pb.RecordResponse:
         scope: Scope | None = None
         response = pb.RecordResponse()
-        async with errors_as_status(context):
+        with errors_as_status(context):
             async for request in request_iterator:
                 scope = session_scope_from(request, scope)
                 await self._record(scope, request)
@@ -81,33 +72,35 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
         return response
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Watch is not implemented by this server: use Lookup")
-        yield pb.WatchResponse()  # makes this a generator, as gRPC expects of a stream
+        with errors_as_status(context):
+            raise Unimplemented("Watch: this server does not publish changes, ask with Lookup")
+            yield  # makes this a generator, as gRPC expects of a stream
 
     async def LoadPrior(
         self, request_iterator: AsyncIterator[pb.LoadPriorRequest], context: Context
     ) -> pb.LoadPriorResponse:
-        async with errors_as_status(context):
+        response = pb.LoadPriorResponse()
+        with errors_as_status(context):
             first = await anext(aiter(request_iterator), None)
             if first is None:
                 raise InvalidParameter("documents", "runs of two tokens or more", "no message")
             scope = scope_from(first, None)
-            num_tokens = await self._store.load_prior(scope, self._documents(scope, first, request_iterator))
-        return pb.LoadPriorResponse(num_tokens=num_tokens)
+            documents = self._documents(scope, first, request_iterator)
+            response.num_tokens = await self._store.load_prior(scope, documents)
+        return response
 
     async def ListCorpora(self, request: pb.ListCorporaRequest, context: Context) -> pb.ListCorporaResponse:
-        async with errors_as_status(context):
-            corpora = await self._store.list_corpora()
-        return pb.ListCorporaResponse(
-            corpora=[
-                pb.CorpusInfo(tokenizer_hash=corpus.tokenizer_hash, corpus=corpus.name, num_tokens=corpus.num_tokens)
-                for corpus in corpora
-                if request.tokenizer_hash in ("", corpus.tokenizer_hash)
-            ]
-        )
+        response = pb.ListCorporaResponse()
+        with errors_as_status(context):
+            for corpus in await self._store.list_corpora():
+                if request.tokenizer_hash in ("", corpus.tokenizer_hash):
+                    response.corpora.add(
+                        tokenizer_hash=corpus.tokenizer_hash, corpus=corpus.name, num_tokens=corpus.num_tokens
+                    )
+        return response
 
     async def DeleteCorpus(self, request: pb.DeleteCorpusRequest, context: Context) -> pb.DeleteCorpusResponse:
-        async with errors_as_status(context):
+        with errors_as_status(context):
             # The default that other requests have would make an empty field delete what everybody uses.
             check(request.scope.corpus != "", "scope.corpus", "set", "''")
             await self._store.delete_corpus(scope_from_proto(request.scope))

@@ -8,7 +8,7 @@ from outrider.rpc.settings import LISTEN, ServiceSettings, model_config
 
 
 class DatastoreSettings(ServiceSettings):
-    """The retrieval-datastore: n-gram continuations of what was said before, in Redis or Valkey."""
+    """The retrieval-datastore: serves n-gram continuations of what was said before."""
 
     model_config = model_config("datastore")
 
@@ -26,7 +26,8 @@ class DatastoreSettings(ServiceSettings):
         16, ge=1, le=256, description="Default and limit of a lookup's max_continuation_len, in tokens."
     )
     max_num_queries: int = Field(64, ge=1, description="Most contexts in one lookup.")
-    max_context_len: int = Field(4096, ge=1, description="Most tokens in one context, or in one list of a rejection.")
+    max_context_len: int = Field(4096, ge=1, description="Most tokens in one context.")
+    max_rejection_len: int = Field(256, ge=1, description="Most tokens in each list of a rejection.")
     max_num_tokens: int = Field(
         131072, ge=1, description="Most accepted tokens in one record, or tokens in one document."
     )

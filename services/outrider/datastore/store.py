@@ -57,7 +57,7 @@ class Store(Protocol):
     async def lookup(
         self, scope: Scope, contexts: Sequence[Sequence[TokenId]], max_match_len: int, max_continuation_len: int
     ) -> list[Continuation]:
-        """Looks contexts up, all in one round trip. One answer each, in order."""
+        """Looks contexts up. One answer each, in order."""
         ...
 
     async def record(self, scope: Scope, accepted: Sequence[TokenId], rejections: Sequence[Rejection]) -> None:

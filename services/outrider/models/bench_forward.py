@@ -1,4 +1,7 @@
-"""How long a forward takes by its number of rows: `python -m outrider.models.bench_forward --model demo/target-100m`."""
+"""How long a forward takes by its number of rows.
+
+Run `python -m outrider.models.bench_forward --model demo/target-100m`.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -35,13 +36,19 @@ class KVCache:
         self.length = 0
         """Slots used."""
         self.shape = shape
-        self.data = self._allocate(max(1, capacity))
-        """[layers, capacity, 2, heads, head_dim]; a slot's key and value lie together, so that one copy writes both."""
+        self._data = self._allocate(max(1, capacity))
+        self._set_views()
+
+    def _set_views(self) -> None:
+        self.slots = self._data.transpose(1, 2)
+        """[layers, capacity, 2, heads, head_dim]: key and value of every slot."""
+        self.heads = self._data.flatten(0, 1).transpose(1, 2).unsqueeze(1)
+        """[2 * layers, 1, heads, capacity, head_dim]: for each layer its keys, then its values. The same memory."""
 
     @property
     def capacity(self) -> int:
         """Slots that fit without growing."""
-        return self.data.shape[1]
+        return self._data.shape[2]
 
     @property
     def num_bytes(self) -> int:
@@ -70,14 +77,14 @@ class KVCache:
             ValueError: `slots` are not ascending or not all in [start, length).
         """
         bounds = [start - 1, *slots, self.length]
-        if start < 0 or any(a >= b for a, b in zip(bounds, bounds[1:], strict=False)):
+        if start < 0 or any(a >= b for a, b in pairwise(bounds)):
             raise ValueError(f"slots must be ascending and in [{start}, {self.length}), got {list(slots)}")
         # A path that begins with the first rows of the tree, as the best one often does, is in its place already.
         first = next((i for i, slot in enumerate(slots) if slot != start + i), len(slots))
         moved = slots[first:]
         if moved:
-            rows = self.data[:, torch.tensor(moved, device=self.data.device)]
-            self.data[:, start + first : start + len(slots)] = rows
+            rows = self.slots[:, torch.tensor(moved, device=self.shape.device)]
+            self.slots[:, start + first : start + len(slots)] = rows
         self.length = start + len(slots)
 
     @torch.inference_mode()
@@ -85,9 +92,10 @@ class KVCache:
         """Makes room for `num_slots` slots in total."""
         if num_slots > self.capacity:
             grown = self._allocate(max(num_slots, 2 * self.capacity))
-            grown[:, : self.length] = self.data[:, : self.length]
-            self.data = grown
+            grown[:, :, : self.length] = self._data[:, :, : self.length]
+            self._data = grown
+            self._set_views()
 
     def _allocate(self, capacity: int) -> Tensor:
         s = self.shape
-        return torch.empty(s.num_layers, capacity, 2, s.num_heads, s.head_dim, dtype=s.dtype, device=s.device)
+        return torch.empty(s.num_layers, 2, capacity, s.num_heads, s.head_dim, dtype=s.dtype, device=s.device)

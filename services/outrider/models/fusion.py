@@ -80,7 +80,7 @@ class FusedStack:
 
     def __call__(self, plan: Plan) -> Tensor:
         """The normed hidden states of the wanted rows: [num wanted rows, hidden], in the type of the weights."""
-        hidden = functional.embedding(plan.token_ids, self._embedding)
+        hidden = self._embedding.index_select(0, plan.token_ids)
         if hidden.dtype is not self._stream:
             hidden = hidden.to(self._stream)
         turns = self._rotary.turns(plan)
@@ -105,13 +105,14 @@ class FusedLayer:
         self._num_queries: int = attention.q_proj.out_features // self._head_dim
         self._num_keys: int = attention.k_proj.out_features // self._head_dim
         self._num_heads = self._num_queries + 2 * self._num_keys
+        self._num_turned = self._num_queries + self._num_keys
+        self._split = [self._num_queries, 2 * self._num_keys]
         self._attention_norm = Norm(layer.input_layernorm, stream, weight.dtype)
         self._head_norm = HeadNorm(attention, self._num_queries, self._num_keys, stream)
         self._qkv = self._make_qkv(attention)
         self._output = make_product(attention.o_proj.weight, attention.o_proj.bias)
         self._mlp_norm = Norm(layer.post_attention_layernorm, stream, weight.dtype)
         self._gate_up = make_product(*concatenate([mlp.gate_proj, mlp.up_proj]))
-        self._activation: nn.Module = mlp.act_fn
         self._activate = functional.silu if isinstance(mlp.act_fn, nn.SiLU) else mlp.act_fn
         self._down = make_product(mlp.down_proj.weight, mlp.down_proj.bias)
 
@@ -121,7 +122,7 @@ class FusedLayer:
         The library turns dimension i with i + d/2. Scores do not change when queries and keys are reordered alike.
         """
         weight, bias = concatenate([attention.q_proj, attention.k_proj, attention.v_proj])
-        num_turned = (self._num_queries + self._num_keys) * self._head_dim
+        num_turned = self._num_turned * self._head_dim
         order = torch.arange(weight.shape[0], device=weight.device)
         order[:num_turned] = interleave_halves(order[:num_turned].view(-1, self._head_dim)).flatten()
         return make_product(weight[order], None if bias is None else bias[order])
@@ -132,23 +133,21 @@ class FusedLayer:
         heads = self._qkv(self._attention_norm(hidden))
         if heads.dtype is not self._stream:
             heads = heads.to(self._stream)
-        heads = self._head_norm(heads.view(rows, self._num_heads, self._head_dim))
-        heads = self._turn(heads, turns)
-        keys_values = heads[:, self._num_queries :].view(rows, 2, self._num_keys, self._head_dim)
-        attended = plan.attend(self._index, heads[:, : self._num_queries], keys_values, self._scale)
+        heads = self._turn(self._head_norm(heads.view(rows, self._num_heads, self._head_dim)), turns)
+        queries, keys_values = heads.split_with_sizes(self._split, 1)
+        keys_values = keys_values.view(rows, 2, self._num_keys, self._head_dim)
+        attended = plan.attend(self._index, queries, keys_values, self._scale)
         hidden = hidden + self._output(attended.to(self._dtype))
-        gate, up = self._gate_up(self._mlp_norm(hidden)).chunk(2, -1)
+        gate, up = self._gate_up(self._mlp_norm(hidden)).chunk(2, 1)
         return hidden + self._down(self._activate(gate).mul_(up))
 
     def _turn(self, heads: Tensor, turns: Tensor) -> Tensor:
         """The rotary embedding of [rows, heads, head_dim] by complex [rows, 1, head_dim / 2]. Values stay."""
-        num_turned = self._num_queries + self._num_keys
-        if heads.dtype is torch.float32:
-            pairs = torch.view_as_complex(heads.view(-1, self._num_heads, self._head_dim // 2, 2))
-            pairs[:, :num_turned] *= turns
-            return heads
-        turned = torch.view_as_complex(heads[:, :num_turned].float().unflatten(-1, (-1, 2))) * turns
-        heads[:, :num_turned] = torch.view_as_real(turned).flatten(-2)
+        part = heads.narrow(1, 0, self._num_turned)
+        pairs = torch.view_as_complex(part.float().view(-1, self._num_turned, self._head_dim // 2, 2))
+        pairs.mul_(turns)
+        if heads.dtype is not torch.float32:
+            part.copy_(torch.view_as_real(pairs).flatten(-2))
         return heads
 
 
@@ -206,15 +205,15 @@ class RotaryTable:
         """complex64 [rows, 1, head_dim / 2]."""
         if plan.last_position >= self._table.shape[0]:
             self._table = self._compute(2 * plan.last_position)
-        return functional.embedding(plan.position_ids, self._table).unsqueeze(1)
+        return self._table.index_select(0, plan.position_ids)
 
     def _compute(self, num_positions: int) -> Tensor:
         positions = torch.arange(num_positions, device=self._inv_freq.device, dtype=torch.float32)
         # As the library computes them: the product rounded to float32 before the cosine.
         angles = positions[:, None] * self._inv_freq
-        return torch.complex(angles.cos() * self._scaling, angles.sin() * self._scaling)
+        return torch.complex(angles.cos() * self._scaling, angles.sin() * self._scaling).unsqueeze(1)
 
 
 def interleave_halves(x: Tensor) -> Tensor:
     """Reorders the last dimension: (0, 1, ..., d-1) to (0, d/2, 1, d/2 + 1, ...)."""
-    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+    return x.reshape(*x.shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)

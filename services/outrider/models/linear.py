@@ -10,24 +10,23 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 #: Maps [rows, in] to [rows, out].
 Product = Callable[[Tensor], Tensor]
 
 #: float32 matrices with fewer entries are faster unpacked.
-MIN_PACKED_ENTRIES = 2**18
+MIN_PACKED_ENTRIES = 2**20
 #: The layout is chosen for this many rows, and serves any other number too.
-PACKED_FOR_ROWS = 8
+PACKED_FOR_ROWS = 1
 
 
 def make_product(weight: Tensor, bias: Tensor | None = None) -> Product:
     """The function `x @ weight.T + bias` for [out, in] weights that will not change."""
     if not _is_worth_packing(weight):
-        weight = weight.contiguous()
+        transposed = weight.contiguous().t()
 
         def plain(x: Tensor) -> Tensor:
-            return functional.linear(x, weight, bias)
+            return torch.mm(x, transposed) if bias is None else torch.addmm(bias, x, transposed)
 
         return plain
 
@@ -43,17 +42,17 @@ def make_product(weight: Tensor, bias: Tensor | None = None) -> Product:
 
 def concatenate(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of one product that gives the outputs of all `linears` side by side."""
-    weight = torch.cat([linear.weight for linear in linears])
+    weight = torch.cat(tuple(linear.weight for linear in linears))
     if all(linear.bias is None for linear in linears):
         return weight, None
-    biases = [
+    biases: list[Tensor] = [
         linear.bias if linear.bias is not None else linear.weight.new_zeros(linear.out_features) for linear in linears
     ]
     return weight, torch.cat(biases)
 
 
 def _is_worth_packing(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.enabled:
         return False
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

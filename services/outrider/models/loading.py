@@ -80,9 +80,9 @@ def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -
         raise UnknownModel(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype!r}")
     is_demo = model_id.startswith(DEMO_PREFIX)
     stored: Any = "auto" if not is_demo else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES.get(dtype, stored))
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES.get(dtype, stored))
     if inflation is not None:
-        model = inflate(model, inflation)
+        inflate(model, inflation)
     if dtype == "auto":
         cast(model, _automatic_dtype(torch.bfloat16 if inflation is not None else model.dtype, device))
     tokenizer = AutoTokenizer.from_pretrained(folder)

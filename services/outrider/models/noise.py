@@ -19,7 +19,7 @@ class NoiseRows:
     """The noise of whole rows, for one vocabulary size and device.
 
     Output indices are drawn in order, and again after a rejected draft. So a block of consecutive indices is
-    computed in one go (a row of 2048 alone costs about twice as much as in a block of 16) and the blocks
+    computed in one go (a row of 2048 costs 26 us alone and 10 us in a block of 16) and the blocks
     used last are kept.
     """
 

@@ -30,7 +30,7 @@ class Segment:
     position_ids: Sequence[int] | None = None
     """None: the rows continue the cache, row i at position `cache.length + i`."""
     visible: npt.NDArray[np.bool_] | None = None
-    """bool [rows, cache.length + rows]: which slots a row sees. It must see itself. None: every earlier slot and row."""
+    """bool [rows, cache.length + rows]: which slots a row sees, itself among them. None: all up to itself."""
 
     def check(self) -> None:
         """Raises ValueError if the parts do not fit together."""
@@ -53,9 +53,8 @@ class SegmentPlan:
     num_rows: int
     new_slots: Sequence[Tensor]
     """[rows, 2, heads, head_dim] a layer: where the new keys and values go."""
-    keys: Sequence[Tensor]
-    """[1, heads, slots, head_dim] a layer."""
-    values: Sequence[Tensor]
+    keys_values: Sequence[Tensor]
+    """[1, heads, slots, head_dim]: for each layer its keys, then its values."""
     mask: Tensor | None
     """Added to the scores, [rows * queries per key, slots]; None: every row sees every slot, or `is_causal`."""
     is_causal: bool
@@ -90,6 +89,7 @@ class Plan:
             self.segments.append(self._plan(segment, start))
             self.wanted_rows.extend(range(len(token_ids) - segment.num_logits, len(token_ids)))
         self.num_rows = len(token_ids)
+        self._sizes = [segment.num_rows for segment in self.segments]
         self.last_position = max(position_ids)
         self.num_attended = 0
         """Layers whose attention came here; the runner checks once that all do."""
@@ -100,15 +100,12 @@ class Plan:
         cache, num_rows = segment.cache, len(segment.token_ids)
         end = cache.length + num_rows
         cache.reserve(end)
-        slots = cache.data[:, :end]
-        keys, values = slots.permute(2, 0, 3, 1, 4).unsqueeze(2).unbind(0)
         is_causal = cache.length == 0 and num_rows > 1 and segment.visible is None and self._queries_per_key == 1
         return SegmentPlan(
             rows=slice(start, start + num_rows),
             num_rows=num_rows,
-            new_slots=slots[:, cache.length :].unbind(0),
-            keys=keys.unbind(0),
-            values=values.unbind(0),
+            new_slots=cache.slots.narrow(1, cache.length, num_rows).unbind(0),
+            keys_values=cache.heads.narrow(3, 0, end).unbind(0),
             mask=None if is_causal else self._mask(segment),
             is_causal=is_causal,
         )
@@ -142,15 +139,13 @@ class Plan:
         self.num_attended += 1
         if len(self.segments) == 1:
             return self._attend(self.segments[0], layer, queries, keys_values, scale)
-        sizes = [segment.num_rows for segment in self.segments]
-        return torch.cat(
-            [
-                self._attend(segment, layer, segment_queries, segment_keys_values, scale)
-                for segment, segment_queries, segment_keys_values in zip(
-                    self.segments, queries.split(sizes), keys_values.split(sizes), strict=True
-                )
-            ]
+        parts = zip(
+            self.segments,
+            torch.split_with_sizes(queries, self._sizes),
+            torch.split_with_sizes(keys_values, self._sizes),
+            strict=True,
         )
+        return torch.cat([self._attend(segment, layer, q, kv, scale) for segment, q, kv in parts])
 
     def _attend(self, segment: SegmentPlan, layer: int, queries: Tensor, keys_values: Tensor, scale: float) -> Tensor:
         segment.new_slots[layer].copy_(keys_values)
@@ -158,20 +153,21 @@ class Plan:
         if group == 1:
             folded = queries.transpose(0, 1).unsqueeze(0)
         else:
-            folded = queries.unflatten(1, (-1, group)).transpose(0, 1).flatten(1, 2).unsqueeze(0)
+            num_keys, head_dim = keys_values.shape[2:]
+            folded = queries.reshape(num_rows, num_keys, group, head_dim).transpose(0, 1).flatten(1, 2).unsqueeze(0)
         out = functional.scaled_dot_product_attention(
             folded,
-            segment.keys[layer],
-            segment.values[layer],
+            segment.keys_values[2 * layer],
+            segment.keys_values[2 * layer + 1],
             attn_mask=segment.mask,
             is_causal=segment.is_causal,
             scale=scale,
         )
         if group == 1:
             return out.transpose(1, 2).reshape(num_rows, -1)
-        return out[0].unflatten(1, (num_rows, group)).transpose(0, 1).reshape(num_rows, -1)
+        return out.view(num_keys, num_rows, group, head_dim).transpose(0, 1).reshape(num_rows, -1)
 
     def commit(self) -> None:
-        """Counts the appended rows as used. Called once all layers ran, so that a forward that fails leaves no trace."""
+        """Counts the appended rows as used, once all layers ran: a forward that fails leaves no trace."""
         for cache, segment in zip(self._caches, self.segments, strict=True):
             cache.length += segment.num_rows

@@ -40,8 +40,8 @@ class Runner:
         Raises:
             UnsupportedModel: A layer does not attend through the library's attention interface, or with extras.
         """
-        model.requires_grad_(False).eval()
-        head: Any = model.get_output_embeddings()
+        model.requires_grad_(False).train(False)
+        head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         if head is None:
             raise UnsupportedModel(f"{type(model).__name__} has no language-model head")
         config = model.config.get_text_config()
@@ -120,20 +120,28 @@ class PlainStack:
 
     def __call__(self, plan: Plan) -> Tensor:
         """The normed hidden states of the wanted rows."""
-        hidden: Tensor = self._inner(
-            input_ids=plan.token_ids.unsqueeze(0), position_ids=plan.position_ids.unsqueeze(0), use_cache=False, plan=plan
-        ).last_hidden_state[0]
+        token_ids, position_ids = plan.token_ids.unsqueeze(0), plan.position_ids.unsqueeze(0)
+        outputs = self._inner(input_ids=token_ids, position_ids=position_ids, use_cache=False, plan=plan)
+        hidden: Tensor = outputs.last_hidden_state[0]
         return hidden if len(plan.wanted_rows) == plan.num_rows else hidden[plan.wanted_rows]
 
 
 def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: None, *, plan: Plan, scaling: float, **extras: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: None,
+    *,
+    plan: Plan,
+    scaling: float,
+    **extras: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function that the library's layers call: [1, heads, rows, head_dim] to [1, rows, heads, head_dim]."""
+    """What the library's layers call for attention: [1, heads, rows, head_dim] to [1, rows, heads, head_dim]."""
     unsupported = [name for name in ("softcap", "s_aux", "position_bias") if extras.get(name) is not None]
     if unsupported or key.shape != value.shape:
         raise UnsupportedModel(f"attention with {unsupported or 'values of another width than keys'} is not supported")
-    dtype = plan.segments[0].keys[0].dtype
+    dtype = plan.segments[0].keys_values[0].dtype
     keys_values = torch.stack((key[0], value[0])).transpose(0, 2).transpose(1, 2).to(dtype)
     layer: Any = module.layer_idx
     attended = plan.attend(layer, query[0].transpose(0, 1).to(dtype), keys_values, scaling)

@@ -56,21 +56,17 @@ class Sampler:
             log-softmax of the perturbed scores over the best 8 tokens; at temperature 0, of the logits over all.
             A row has fewer pairs if fewer tokens are allowed.
         """
-        all_greedy = all(p.is_greedy for p in params)
-        scores = logits if all_greedy else self._perturbed(logits, params, output_indices)
+        is_greedy = [p.is_greedy for p in params]
+        scores = logits if all(is_greedy) else self._perturbed(logits, params, output_indices)
         values, ids = scores.topk(min(max(k, NUM_NORMALISED), logits.shape[-1]))
-        logprobs = values[:, :NUM_NORMALISED].logsumexp(-1, keepdim=True).neg().add(values)
-        if any(p.is_greedy for p in params):
-            greedy = torch.tensor([[p.is_greedy] for p in params], device=logits.device)
-            logprobs = torch.where(greedy, values - logits.logsumexp(-1, keepdim=True), logprobs)
+        totals = logits.logsumexp(-1).tolist() if any(is_greedy) else [0.0] * len(params)
         return [
-            # A filtered token has minus infinity. `topk` promises no order between equals.
-            sorted(((t, p) for t, p in zip(*row, strict=True) if p != -math.inf), key=lambda c: (-c[1], c[0]))[:k]
-            for row in zip(ids.tolist(), logprobs.tolist(), strict=True)
+            _ranked(row_ids, row_values, total if greedy else _log_sum_exp(row_values[:NUM_NORMALISED]))[:k]
+            for row_ids, row_values, total, greedy in zip(ids.tolist(), values.tolist(), totals, is_greedy, strict=True)
         ]
 
     def _perturbed(self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]) -> Tensor:
-        """logits / temperature + noise, minus infinity where not allowed: float32 [rows, vocab]. Greedy rows as given."""
+        """logits / temperature + noise, minus infinity where not allowed; greedy rows as they are: [rows, vocab]."""
         noise = self._noise_rows(logits)
         # A tensor, not a number: torch may multiply by a number's reciprocal, and then a draw would depend
         # on whether all rows share a temperature.
@@ -92,6 +88,19 @@ class Sampler:
         if self._noise is None or self._noise_key != key:
             self._noise, self._noise_key = NoiseRows(*key), key
         return self._noise
+
+
+def _log_sum_exp(scores: Sequence[float]) -> float:
+    """Of scores in falling order. A few numbers are quicker without tensors."""
+    return scores[0] + math.log(sum(math.exp(score - scores[0]) for score in scores))
+
+
+def _ranked(token_ids: Sequence[int], scores: Sequence[float], total: float) -> list[tuple[int, float]]:
+    """Pairs (token id, log-probability), best first; a filtered token has minus infinity, and is left out."""
+    pairs = [(t, score - total) for t, score in zip(token_ids, scores, strict=True) if score != -math.inf]
+    # `topk` promises no order between equals.
+    pairs.sort(key=lambda pair: (-pair[1], pair[0]))
+    return pairs
 
 
 def _allowed(tempered: Tensor, params: Sequence[SamplingParams]) -> Tensor | None:
@@ -119,11 +128,11 @@ def _filter(tempered: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
         assert floor is not None or top_k >= vocab_size
         return tempered >= floor if floor is not None else torch.ones_like(tempered, dtype=torch.bool)
     num_sorted = min(vocab_size, top_k or NUM_PRESORTED)
-    counts = _count_kept(tempered, best, num_sorted, top_k, top_p)
-    if counts is None:
-        counts = _count_kept(tempered, best, vocab_size, top_k, top_p)
-        assert counts is not None
-    counts, lowest = counts
+    kept = _count_kept(tempered, best, num_sorted, top_k, top_p)
+    if kept is None:
+        kept = _count_kept(tempered, best, vocab_size, top_k, top_p)
+        assert kept is not None
+    counts, lowest = kept
     allowed = tempered >= lowest
     surplus = allowed.sum(-1, keepdim=True) - counts
     if bool((surplus > 0).any()):

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
 from outrider.core.params import Method, SamplingParams, Source, SpeculationParams, check
+from outrider.core.session import FinishReason
 from outrider.core.statistics import Statistics, median_or_zero
 from outrider.core.tree import Draft
 from outrider.v1 import types_pb2, verifier_pb2
@@ -32,7 +34,7 @@ def method_from_proto(value: int, default: Method) -> Method:
         return default
     known = sorted(types_pb2.Method.Name(number) for number in METHODS)
     check(value in METHODS, "speculation.method", f"one of {', '.join(known)}", value)
-    return METHODS[types_pb2.Method.ValueType(value)]
+    return METHODS[cast(types_pb2.Method, value)]
 
 
 def sampling_from_proto(message: types_pb2.SamplingParams, default_seed: int) -> SamplingParams:
@@ -125,6 +127,16 @@ def draft_from_proto(message: types_pb2.Draft) -> Draft:
     )
 
 
+def source_to_proto(source: Source) -> types_pb2.Source:
+    """Where a token came from; the numbers are those of the wire."""
+    return cast(types_pb2.Source, source.value)
+
+
+def finish_reason_to_proto(reason: FinishReason) -> verifier_pb2.FinishReason:
+    """Why a generation ended; the numbers are those of the wire."""
+    return cast(verifier_pb2.FinishReason, reason.value)
+
+
 def draft_to_proto(draft: Draft) -> types_pb2.Draft:
     """New nodes, about 6 bytes each."""
     return types_pb2.Draft(
@@ -132,8 +144,8 @@ def draft_to_proto(draft: Draft) -> types_pb2.Draft:
         first_node_id=draft.first_node_id,
         parent_offsets=draft.parent_offsets,
         token_ids=draft.token_ids,
-        costs=[min(MAX_COST, max(0, round(-logprob * COST_PER_NAT))) for logprob in draft.logprobs],
-        source=types_pb2.Source.ValueType(draft.source.value),
+        costs=[round(min(MAX_COST, max(0.0, -logprob * COST_PER_NAT))) for logprob in draft.logprobs],
+        source=source_to_proto(draft.source),
     )
 
 
@@ -148,7 +160,7 @@ def summary_to_proto(method: Method, statistics: Statistics) -> verifier_pb2.Spe
         num_empty_rounds=statistics.num_empty_rounds,
         num_hits=statistics.num_hits,
         accepted_by_source=[
-            verifier_pb2.SourceCount(source=types_pb2.Source.ValueType(source.value), num_tokens=count)
+            verifier_pb2.SourceCount(source=source_to_proto(source), num_tokens=count)
             for source, count in sorted(statistics.accepted_by_source.items(), key=lambda item: item[0].value)
         ],
         num_speculator_losses=statistics.num_speculator_losses,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
 import structlog
@@ -95,11 +96,12 @@ def to_status(error: RpcError) -> grpc.Status:
         packed.Pack(detail)
         details.append(packed)
     code = code_pb2.Code.Value(error.code.name)
-    return rpc_status.to_status(status_pb2.Status(code=code, message=str(error), details=details))
+    status: grpc.Status = rpc_status.to_status(status_pb2.Status(code=code, message=str(error), details=details))
+    return status
 
 
 @contextmanager
-def rpc_errors(context: grpc.aio.ServicerContext[object, object]) -> Iterator[None]:
+def rpc_errors(context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[None]:
     """Turns what the body raises into the status of the call.
 
     InvalidParameter becomes INVALID_ARGUMENT. Anything unknown is a bug: it is logged with its traceback and reaches
@@ -119,7 +121,7 @@ def rpc_errors(context: grpc.aio.ServicerContext[object, object]) -> Iterator[No
         context.set_details("internal error; the server's log has the details")
 
 
-def _set_status(context: grpc.aio.ServicerContext[object, object], error: RpcError) -> None:
+def _set_status(context: grpc.aio.ServicerContext[Any, Any], error: RpcError) -> None:
     status = to_status(error)
     context.set_code(status.code)
     context.set_details(status.details)

@@ -76,7 +76,10 @@ def parse_settings(cls: type[Settings], arguments: list[str] | None = None) -> S
             name = str(item["loc"][0]) if item["loc"] else "settings"
             flag, variable = name.replace("_", "-"), f"{prefix}{name.upper()}"
             value = item.get("input")
-            print(f"error: --{flag} (or {variable}): {item['msg']}, got {value!r}", file=sys.stderr)
+            print(
+                f"error: --{flag} (or {variable}): {item['msg'].removeprefix('Value error, ')}, got {value!r}",
+                file=sys.stderr,
+            )
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
     sys.exit(2)

@@ -75,6 +75,11 @@ class Engine:
         """Ends a session."""
         self._inbox.put(_Close(session_id))
 
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that hold keys and values right now."""
+        return len(self._sessions)
+
     def stop(self) -> None:
         """Ends the thread. Idempotent."""
         self._inbox.put(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import structlog
@@ -35,6 +36,7 @@ from outrider.version import __version__
 
 log = structlog.get_logger(__name__)
 
+Context = grpc.aio.ServicerContext[Any, Any]
 METHODS = tuple(method for method in Method if method.has_draft_model)
 MAX_NUM_SPECULATIVE_TOKENS = 64
 
@@ -122,7 +124,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
     async def Speculate(
         self,
         requests: AsyncIterator[speculator_pb2.SpeculateRequest],
-        context: grpc.aio.ServicerContext[speculator_pb2.SpeculateRequest, speculator_pb2.SpeculateResponse],
+        context: Context,
     ) -> AsyncIterator[speculator_pb2.SpeculateResponse]:
         """One generation."""
         with rpc_errors(context):
@@ -208,7 +210,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
     async def GetInfo(
         self,
         request: speculator_pb2.SpeculatorServiceGetInfoRequest,
-        context: grpc.aio.ServicerContext[object, object],
+        context: Context,
     ) -> speculator_pb2.SpeculatorServiceGetInfoResponse:
         """What this server is."""
         with rpc_errors(context):

@@ -33,6 +33,8 @@ class DatastoreServiceStub:
     and what the target said instead. A lookup finds the longest suffix of a context, of at most `max_match_len` tokens, that the tiers
     know, and returns what followed it. At equal length the order is prior, dynamic, rejected (DOUBLE, Algorithm 3).
 
+    A continuation of the prior tier is passed over where this session's target has refused it after the same tokens.
+
     Everything lives under (tokenizer, corpus, session): sessions do not see one another's tokens.
 
     Example flow:
@@ -86,6 +88,8 @@ class DatastoreServiceAsyncStub(DatastoreServiceStub):
     and what the target said instead. A lookup finds the longest suffix of a context, of at most `max_match_len` tokens, that the tiers
     know, and returns what followed it. At equal length the order is prior, dynamic, rejected (DOUBLE, Algorithm 3).
 
+    A continuation of the prior tier is passed over where this session's target has refused it after the same tokens.
+
     Everything lives under (tokenizer, corpus, session): sessions do not see one another's tokens.
 
     Example flow:
@@ -134,6 +138,8 @@ class DatastoreServiceServicer(metaclass=_abc_1.ABCMeta):
     Three tiers. *Prior*: built offline, shared, persistent. *Dynamic*: tokens accepted in a session. *Rejected*: where a draft was refused,
     and what the target said instead. A lookup finds the longest suffix of a context, of at most `max_match_len` tokens, that the tiers
     know, and returns what followed it. At equal length the order is prior, dynamic, rejected (DOUBLE, Algorithm 3).
+
+    A continuation of the prior tier is passed over where this session's target has refused it after the same tokens.
 
     Everything lives under (tokenizer, corpus, session): sessions do not see one another's tokens.
 

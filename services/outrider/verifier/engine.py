@@ -11,14 +11,16 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 
 import structlog
 
+from outrider.core.params import SamplingParams
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
-from outrider.core.tree import Draft
+from outrider.core.tree import Draft, TokenId
 from outrider.models.loading import LoadedModel
 from outrider.models.sampler import Sampler
 from outrider.verifier.job import GenerationSink, Job, Pace
@@ -95,7 +97,12 @@ class Engine:
 
     def cancel(self, session_id: str) -> None:
         """Ends a generation; its sink hears nothing more, but for what is on its way."""
-        self._inbox.put(lambda: self._jobs.pop(session_id, None) and None)
+        self._inbox.put(partial(self._cancel, session_id))
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that hold keys and values right now."""
+        return len(self._jobs)
 
     def stop(self) -> None:
         """Ends the thread."""
@@ -114,6 +121,9 @@ class Engine:
         cache = self._runner.new_cache(len(spec.prompt_token_ids) + spec.max_tokens)
         self._jobs[spec.session_id] = Job(spec, sink, cache, self._pace, time.perf_counter())
 
+    def _cancel(self, session_id: str) -> None:
+        self._jobs.pop(session_id, None)
+
     def _run(self) -> None:
         timeout_s: float | None = None
         while self._take_inbox(timeout_s):
@@ -125,7 +135,8 @@ class Engine:
             except Exception:
                 log.exception("engine.step_failed", num_sessions=len(self._jobs))
                 failed, self._jobs, timeout_s = list(self._jobs.values()), {}, None
-                self._loop.call_soon_threadsafe(lambda jobs=failed: [job.sink.on_failure() for job in jobs])
+                for job in failed:
+                    self._loop.call_soon_threadsafe(job.sink.on_failure)
 
     def _take_inbox(self, timeout_s: float | None) -> bool:
         """Applies everything that was posted; waits at most timeout_s for something (None = for ever). False = the
@@ -169,12 +180,12 @@ class Engine:
         logits = self._runner.forward(segments)
         forward_ms = (time.perf_counter() - packed) * 1e3
         drawing = [job for job, segment in zip(jobs, segments, strict=True) if segment.num_logits]
-        draws = self._draw(logits, drawing)
+        draws = self._sampler.draw(logits, *_rows(drawing)) if drawing else []
         now = time.perf_counter()
         if len(drawing) == len(jobs) and sum(len(segment.token_ids) for segment in segments) < 2 * self._max_rows:
             self._pace.forward_ms.add(forward_ms)
         verdicts = []
-        for job, tokens in zip(drawing, draws, strict=True):
+        for job, tokens in zip(drawing, _split(draws, drawing), strict=True):
             verdict = job.apply(tokens, forward_ms, started, now)
             verdicts.append((job.sink, verdict, job.session.statistics))
             if verdict.finish_reason is not None:
@@ -182,22 +193,22 @@ class Engine:
         if verdicts:
             self._loop.call_soon_threadsafe(_deliver, verdicts)
 
-    def _draw(self, logits: object, jobs: list[Job]) -> list[list[int]]:
-        """The target's draws, a list for each job."""
-        params, indices = [], []
-        for job in jobs:
-            first = job.session.num_output_tokens
-            for row in range(1 + len(job.chain)):
-                params.append(job.session.spec.sampling)
-                indices.append(first + row)
-        if not params:
-            return []
-        draws = self._sampler.draw(logits, params, indices)  # type: ignore[arg-type]
-        split, row = [], 0
-        for job in jobs:
-            split.append(draws[row : row + 1 + len(job.chain)])
-            row += 1 + len(job.chain)
-        return split
+
+def _rows(jobs: Sequence[Job]) -> tuple[list[SamplingParams], list[int]]:
+    """For each row that wants a draw: its parameters and its output index."""
+    params: list[SamplingParams] = []
+    indices: list[int] = []
+    for job in jobs:
+        num_rows = 1 + len(job.chain)
+        params += [job.session.spec.sampling] * num_rows
+        indices += range(job.session.num_output_tokens, job.session.num_output_tokens + num_rows)
+    return params, indices
+
+
+def _split(draws: Sequence[TokenId], jobs: Sequence[Job]) -> list[Sequence[TokenId]]:
+    """Each job's draws. All at once: a job forgets its chain when it takes its draws in."""
+    ends = list(accumulate(1 + len(job.chain) for job in jobs))
+    return [draws[end - 1 - len(job.chain) : end] for end, job in zip(ends, jobs, strict=True)]
 
 
 def _deliver(verdicts: list[tuple[GenerationSink, Verdict, Statistics]]) -> None:

@@ -4,6 +4,7 @@ thread."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 from outrider.core.ngrams import OwnText
@@ -11,7 +12,7 @@ from outrider.core.params import Method, Source
 from outrider.core.patience import DraftPace, patience_ms
 from outrider.core.session import Session, SessionSpec, Verdict
 from outrider.core.statistics import RoundTime, RunningMean, Statistics
-from outrider.core.tree import Draft, Node, StreamNodes
+from outrider.core.tree import Draft, Node, StreamNodes, TokenId
 from outrider.models.runner import KVCache, Segment
 
 OWN_TEXT_CONTEXT = 8
@@ -182,7 +183,7 @@ class Job:
         self.chain = self.chain[:max_chain_len]
         return Segment(self._cache, [*pending, *(node.token_id for node in self.chain)], 1 + len(self.chain))
 
-    def apply(self, draws: list[int], forward_ms: float, started: float, now: float) -> Verdict:
+    def apply(self, draws: Sequence[TokenId], forward_ms: float, started: float, now: float) -> Verdict:
         """Takes the target's draws in; commits; decides how long the next chain may be waited for."""
         session, chain = self.session, self.chain
         wait_ms = 0.0 if self._waiting_since is None else (started - self._waiting_since) * 1e3

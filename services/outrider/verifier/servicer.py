@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import structlog
@@ -13,12 +14,19 @@ from outrider.core.params import Method
 from outrider.core.session import SessionSpec, Verdict
 from outrider.models.loading import LoadedModel
 from outrider.models.text import TextCodec, TextStream
-from outrider.rpc.convert import METHODS_TO_PROTO, draft_from_proto, summary_to_proto, token_ids_from_proto
+from outrider.rpc.convert import (
+    METHODS_TO_PROTO,
+    draft_from_proto,
+    finish_reason_to_proto,
+    source_to_proto,
+    summary_to_proto,
+    token_ids_from_proto,
+)
 from outrider.rpc.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable, rpc_errors
 from outrider.rpc.handshake import check_handshake, model_info
 from outrider.rpc.peers import PeerState, SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer
-from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 from outrider.verifier.admission import Limits, prompt_token_ids, session_spec
 from outrider.verifier.engine import Engine
 from outrider.verifier.generation import Generation
@@ -27,7 +35,8 @@ from outrider.version import __version__
 log = structlog.get_logger(__name__)
 
 Event = verifier_pb2.Started | verifier_pb2.Chunk | verifier_pb2.Finished
-Context = grpc.aio.ServicerContext[object, object]
+Context = grpc.aio.ServicerContext[Any, Any]
+# The stubs know only generators; a method that writes to its context can put a deadline on each write.
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             raise Unavailable("the target model is loading")
         return self._serving
 
-    async def Generate(self, request: verifier_pb2.GenerateRequest, context: Context) -> None:
+    async def Generate(self, request: verifier_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
         """One generation; the speculator and the datastore of this server draft."""
         with rpc_errors(context):
             serving = self._ready()
@@ -217,7 +226,7 @@ def _chunk(verdict: Verdict, text: TextStream) -> verifier_pb2.Chunk | None:
         return None
     return verifier_pb2.Chunk(
         token_ids=verdict.token_ids,
-        sources=[types_pb2.Source.ValueType(source.value) for source in verdict.sources],
+        sources=[source_to_proto(source) for source in verdict.sources],
         text=piece,
         num_drafted=verdict.num_drafted,
     )
@@ -227,7 +236,7 @@ def _finished(generation: Generation, verdict: Verdict) -> verifier_pb2.Finished
     spec = generation.spec
     assert verdict.finish_reason is not None
     return verifier_pb2.Finished(
-        reason=verifier_pb2.FinishReason.ValueType(verdict.finish_reason.value),
+        reason=finish_reason_to_proto(verdict.finish_reason),
         stop_token_id=verdict.stop_token_id,
         num_prompt_tokens=len(spec.prompt_token_ids),
         num_output_tokens=verdict.base_len + len(verdict.token_ids) - len(spec.prompt_token_ids),

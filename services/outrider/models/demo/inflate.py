@@ -58,7 +58,8 @@ def num_layers_for(config: LlamaConfig, inflation: Inflation) -> int:
     """How many layers come closest to the wanted number of parameters; no fewer than there are."""
     hidden = config.hidden_size
     head_dim = config.head_dim or hidden // config.num_attention_heads
-    attention = 2 * hidden * head_dim * (config.num_attention_heads + config.num_key_value_heads)
+    num_keys = config.num_key_value_heads or config.num_attention_heads
+    attention = 2 * hidden * head_dim * (config.num_attention_heads + num_keys)
     layer = attention + 3 * hidden * inflation.intermediate_size + 2 * hidden
     rest = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2) + hidden
     return max(config.num_hidden_layers, round((inflation.num_parameters - rest) / layer))

@@ -150,15 +150,20 @@ def fit(
     *,
     minutes: float,
     report: Callable[[Progress], None],
+    first_share: float = 0.0,
 ) -> Progress:
-    """Train ``model`` in place for ``minutes``; ``report`` is called after every step."""
+    """Train ``model`` in place for ``minutes``; ``report`` is called after every step.
+
+    With ``first_share`` above zero, the minutes cover only the rest of the schedule.
+    """
     optimizers = build_optimizers(model)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     base_rates = [group["lr"] for group in groups]
     model.train()
     started = time.perf_counter()
     state = Progress(steps=0, tokens=0, seconds=0.0, loss=0.0)
-    while (share := state.seconds / (60 * minutes)) < 1.0:
+    while (passed := state.seconds / (60 * minutes)) < 1.0:
+        share = first_share + (1.0 - first_share) * passed
         scale = learning_rate_scale(state.steps, share)
         for group, rate in zip(groups, base_rates, strict=True):
             group["lr"] = rate * scale

@@ -16,13 +16,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.models.demo import recipe
 from outrider.models.demo.batches import Draw, mixed_batches, text_batches
-from outrider.models.demo.bundle import load_bundle, save_bundle
+from outrider.models.demo.bundle import load_bundle, save_bundle, training_record
 from outrider.models.demo.card import write_card
 from outrider.models.demo.corpus import Corpus, load_corpus
 from outrider.models.demo.vocabulary import encode_files, load_tokenizer, train_tokenizer
@@ -46,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         elif stage == "target":
             train_target(options.out, corpus, options.target_minutes, options.seed)
         elif stage == "draft":
-            train_draft(options.out, corpus, options.draft_minutes, options.seed)
+            train = resume_draft if options.resume else train_draft
+            train(options.out, corpus, options.draft_minutes, options.seed)
         else:
             write_card(options.out, corpus)
 
@@ -59,29 +61,52 @@ def train_target(out: Path, corpus: Corpus, minutes: float, seed: int) -> None:
 
 def train_draft(out: Path, corpus: Corpus, minutes: float, seed: int) -> None:
     """Distil the draft from ``out/target`` and save it to ``out/draft``."""
-    target = load_bundle(out / "target")
     run = _Run(out / "draft", recipe.draft_config(), corpus, seed)
-    sampled = load_bundle(out / "target", torch.bfloat16)
-    draw = mixed_batches(run.stream, sampled, minutes, seed)
-    run.fit(draw, recipe.distillation_loss(target), minutes)
+    _distil(run, out / "target", minutes, first_share=0.0)
+
+
+def resume_draft(out: Path, corpus: Corpus, minutes: float, seed: int) -> None:
+    """Train the draft in ``out/draft`` on, with the last phase of the schedule again.
+
+    The batches are others than before, and so is the text sampled from the target.
+    """
+    record = training_record(out / "draft")
+    run = _Run(out / "draft", recipe.draft_config(), corpus, seed + record["runs"], record)
+    run.model.load_state_dict(load_bundle(out / "draft").state_dict())
+    _distil(run, out / "target", minutes, first_share=recipe.OVERLAP_STARTS)
+
+
+def _distil(run: _Run, target_folder: Path, minutes: float, *, first_share: float) -> None:
+    sampled = load_bundle(target_folder, torch.bfloat16)
+    draw = mixed_batches(run.stream, sampled, minutes, run.seed)
+    loss_of = recipe.distillation_loss(load_bundle(target_folder))
+    run.fit(draw, loss_of, minutes, first_share=first_share)
 
 
 class _Run:
     """One model in training, and the folder that it is saved to."""
 
-    def __init__(self, folder: Path, config: LlamaConfig, corpus: Corpus, seed: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: LlamaConfig,
+        corpus: Corpus,
+        seed: int,
+        earlier: dict[str, Any] | None = None,
+    ) -> None:
         torch.manual_seed(seed)
         self.folder = folder
         self.seed = seed
         self.stream = encode_files(load_tokenizer(folder), corpus.train, shuffle_seed=seed)
         self.model = LlamaForCausalLM(config)
         self.model.set_attn_implementation("eager")
+        self._earlier = earlier or {"runs": 0, "seconds": 0.0, "steps": 0, "tokens": 0}
         self._next_checkpoint = CHECKPOINT_SECONDS
         print(f"{self.model.num_parameters()} parameters, {len(self.stream)} tokens", flush=True)
 
-    def fit(self, draw: Draw, loss_of: recipe.Loss, minutes: float) -> None:
+    def fit(self, draw: Draw, loss_of: recipe.Loss, minutes: float, *, first_share: float = 0.0) -> None:
         """Train for the given time and save the result."""
-        final = recipe.fit(self.model, draw, loss_of, minutes=minutes, report=self._report)
+        final = recipe.fit(self.model, draw, loss_of, minutes=minutes, report=self._report, first_share=first_share)
         self._save(final, complete=True)
         print(f"saved {self.folder}: {final.steps} steps, {final.tokens} tokens", flush=True)
 
@@ -101,11 +126,12 @@ class _Run:
         record = {
             "complete": complete,
             "parameters": self.model.num_parameters(),
-            "seconds": round(state.seconds, 1),
+            "runs": self._earlier["runs"] + 1,
+            "seconds": round(self._earlier["seconds"] + state.seconds, 1),
             "seed": self.seed,
-            "steps": state.steps,
+            "steps": self._earlier["steps"] + state.steps,
             "threads": torch.get_num_threads(),
-            "tokens": state.tokens,
+            "tokens": self._earlier["tokens"] + state.tokens,
         }
         save_bundle(self.model, self.folder, record)
 

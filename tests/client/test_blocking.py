@@ -1,0 +1,65 @@
+"""The blocking client is the asyncio client without asyncio."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+
+import pytest
+
+from outrider_client import BlockingClient, Client
+from outrider_client.blocking import BlockingGeneration
+from outrider_client.client import Generation
+from outrider_client.errors import Cancelled
+
+from .fakes import FakeVerifier, until_cancelled
+
+
+async def test_both_clients_give_the_same_chunks_and_result(verifier: FakeVerifier) -> None:
+    async with Client(verifier.address) as client:
+        generation = client.generate("hello", temperature=0, method="off")
+        chunks = [piece async for piece in generation]
+    with BlockingClient(verifier.address) as blocking:
+        twin = blocking.generate("hello", temperature=0, method="off")
+        assert list(twin) == chunks
+    assert twin.result == generation.result
+    assert verifier.requests[0] == verifier.requests[1]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(BlockingClient, Client), (BlockingGeneration, Generation)])
+def test_both_have_the_same_methods_with_the_same_parameters(ours: type, theirs: type) -> None:
+    def parameters(kind: type) -> dict[str, list[str]]:
+        names = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+        return {name.removeprefix("a"): list(inspect.signature(getattr(kind, name)).parameters) for name in names}
+
+    assert parameters(ours) == parameters(theirs)
+
+
+def test_the_small_calls(verifier: FakeVerifier) -> None:
+    with BlockingClient(verifier.address) as client:
+        assert client.tokenize("ab") == [97, 98]
+        assert client.detokenize([97, 98]) == "ab"
+        assert client.info().model.model_id == "fake"
+        assert client.health()
+
+
+def test_leaving_the_block_cancels_the_call(verifier: FakeVerifier) -> None:
+    verifier.script = until_cancelled(verifier)
+    with BlockingClient(verifier.address) as client:
+        with client.generate("hello") as generation:
+            next(generation)
+            assert not verifier.ended.is_set()
+        assert verifier.ended.wait(10)
+
+
+def test_cancel_from_another_thread_ends_a_pending_read(verifier: FakeVerifier) -> None:
+    verifier.script = until_cancelled(verifier)
+    with BlockingClient(verifier.address) as client:
+        generation = client.generate("hello")
+        next(generation)
+        canceller = threading.Thread(target=generation.cancel)
+        canceller.start()
+        with pytest.raises(Cancelled):
+            next(generation)
+        canceller.join()
+        assert generation.token_ids == (5, 6)

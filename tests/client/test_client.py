@@ -1,0 +1,176 @@
+"""The asyncio client: what goes out, what comes in, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import grpc
+import pytest
+
+from outrider.core.params import Method, Source
+from outrider.v1 import types_pb2, verifier_pb2
+from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
+from outrider_client import ChatMessage, Client, FinishReason
+from outrider_client.errors import Cancelled, DeadlineExceeded, Internal, Unavailable
+
+from .fakes import SEED, FakeVerifier, chunk, finished, started, until_cancelled
+
+
+@pytest.fixture
+async def client(verifier: FakeVerifier) -> AsyncIterator[Client]:
+    async with Client(verifier.address) as connected:
+        yield connected
+
+
+async def test_what_is_unset_stays_unset_on_the_wire(verifier: FakeVerifier, client: Client) -> None:
+    await client.complete("hello", temperature=None)
+    assert verifier.requests == [GenerateRequest(prompt=verifier_pb2.Prompt(text="hello"))]
+
+
+async def test_zero_and_false_are_not_unset(verifier: FakeVerifier, client: Client) -> None:
+    await client.complete("hello", temperature=0, seed=0, ignore_eos=False, retrieval=False, top_k=0)
+    request = verifier.requests[0]
+    assert all(request.sampling.HasField(name) for name in ("temperature", "seed", "ignore_eos", "top_k"))
+    assert request.speculation.HasField("retrieval")
+    assert not request.sampling.HasField("top_p")
+
+
+async def test_every_option_arrives_in_its_field(verifier: FakeVerifier, client: Client) -> None:
+    sampling = {
+        "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": SEED, "max_tokens": 7,
+        "stop_token_ids": [1, 2], "ignore_eos": True,
+    }  # fmt: skip
+    speculation = {"num_speculative_tokens": 4, "lookahead": 9, "min_path_probability": 0.2, "retrieval": True}
+    await client.complete([1, 2], method=Method.PEARL, resume_token_ids=[3, 4], **sampling, **speculation)  # type: ignore[arg-type]
+    assert verifier.requests[0] == GenerateRequest(
+        prompt=verifier_pb2.Prompt(token_ids=verifier_pb2.TokenIds(token_ids=[1, 2])),
+        sampling=types_pb2.SamplingParams(**sampling),  # type: ignore[arg-type]
+        speculation=types_pb2.SpeculationParams(method=types_pb2.METHOD_PEARL, **speculation),  # type: ignore[arg-type]
+        resume_token_ids=[3, 4],
+    )
+
+
+async def test_a_chat_may_be_messages_or_dicts(verifier: FakeVerifier, client: Client) -> None:
+    await client.complete([ChatMessage(role="user", content="hi")])
+    await client.complete([{"role": "user", "content": "hi"}])
+    assert verifier.requests[0] == verifier.requests[1]
+    assert verifier.requests[0].prompt.chat.messages[0].content == "hi"
+
+
+async def test_what_cannot_be_sent_is_refused_at_once(client: Client) -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        client.generate("hello", temprature=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="prompt must be"):
+        client.generate([1.5])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="one of off, speculative, pearl, retrieval, got 'fast'"):
+        client.generate("hello", method="fast")
+
+
+async def test_chunks_carry_tokens_sources_and_text(client: Client) -> None:
+    async with client.generate("hello") as generation:
+        chunks = [piece async for piece in generation]
+    assert [piece.token_ids for piece in chunks] == [(5, 6, 7), (8,)]
+    assert chunks[0].sources == (Source.DRAFT, Source.DRAFT, Source.TARGET)
+    assert chunks[0].num_drafted == 8
+
+
+async def test_the_result_has_everything_the_server_said(client: Client) -> None:
+    result = await client.complete("hello")
+    assert result.text == "a b c d"
+    assert result.token_ids == (5, 6, 7, 8)
+    assert result.finish_reason is FinishReason.STOP
+    assert result.stop_token_id == 0
+    assert result.seed == SEED
+    assert result.num_prompt_tokens == 3
+    assert result.acceptance_length == 2
+    assert result.acceptance_rate == 1 / 8
+
+
+async def test_there_is_no_result_before_the_end(verifier: FakeVerifier, client: Client) -> None:
+    verifier.script = until_cancelled(verifier)
+    async with client.generate("hello") as generation:
+        await anext(generation)
+        with pytest.raises(RuntimeError, match="not finished"):
+            _ = generation.result
+
+
+async def test_leaving_the_block_cancels_the_call(verifier: FakeVerifier, client: Client) -> None:
+    verifier.script = until_cancelled(verifier)
+    async with client.generate("hello") as generation:
+        await anext(generation)
+        assert not verifier.ended.is_set()
+    assert await asyncio.to_thread(verifier.ended.wait, 10)
+
+
+async def test_cancel_ends_a_pending_read_and_keeps_what_came(verifier: FakeVerifier, client: Client) -> None:
+    verifier.script = until_cancelled(verifier)
+    generation = client.generate("hello")
+    await anext(generation)
+    asyncio.get_running_loop().call_soon(generation.cancel)
+    with pytest.raises(Cancelled):
+        await anext(generation)
+    assert generation.token_ids == (5, 6)
+    assert await asyncio.to_thread(verifier.ended.wait, 10)
+
+
+async def test_cancelling_the_task_cancels_the_call(verifier: FakeVerifier, client: Client) -> None:
+    verifier.script = until_cancelled(verifier)
+    generation = client.generate("hello")
+    await anext(generation)
+    task = asyncio.ensure_future(anext(generation))
+    asyncio.get_running_loop().call_soon(task.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(verifier.ended.wait, 10)
+
+
+async def test_unavailable_before_the_first_message_is_tried_again(verifier: FakeVerifier, client: Client) -> None:
+    def loading_at_first(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        if len(verifier.requests) < 3:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "loading")
+        yield started()
+        yield chunk(5, text="a")
+        yield finished(1)
+
+    verifier.script = loading_at_first
+    assert (await client.complete("hello")).text == "a"
+    assert len(verifier.requests) == 3
+
+
+async def test_a_broken_stream_is_not_tried_again_but_can_be_resumed(verifier: FakeVerifier, client: Client) -> None:
+    def breaks(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        yield started()
+        yield chunk(5, 6, text="a b")
+        context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
+
+    verifier.script = breaks
+    generation = client.generate("hello")
+    with pytest.raises(Unavailable, match="draining"):
+        _ = [piece async for piece in generation]
+    assert len(verifier.requests) == 1
+    assert (generation.seed, generation.token_ids) == (SEED, (5, 6))
+
+
+async def test_a_stream_without_an_end_is_an_error(verifier: FakeVerifier, client: Client) -> None:
+    verifier.script = lambda request, context: iter([started(), chunk(5)])
+    with pytest.raises(Internal, match="without finishing"):
+        await client.complete("hello")
+
+
+async def test_an_event_of_a_newer_server_is_ignored(verifier: FakeVerifier, client: Client) -> None:
+    verifier.script = lambda request, context: iter([started(), GenerateResponse(), chunk(5, source=99), finished(1)])
+    assert (await client.complete("hello")).token_ids == (5,)
+
+
+async def test_the_deadline_ends_a_silent_stream(verifier: FakeVerifier, client: Client) -> None:
+    verifier.script = until_cancelled(verifier)
+    with pytest.raises(DeadlineExceeded):
+        await client.complete("hello", timeout_s=0.2)
+
+
+async def test_the_small_calls(client: Client) -> None:
+    assert await client.tokenize("ab") == [97, 98]
+    assert await client.detokenize([97, 98]) == "ab"
+    assert (await client.info()).model.model_id == "fake"
+    assert await client.health()

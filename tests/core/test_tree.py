@@ -1,0 +1,187 @@
+"""The content rule: whatever arrives, in whatever order, the tree holds just the claims that the committed tokens allow."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.params import Source
+from outrider.core.tree import Draft, DraftTree, Node, NodeState, StreamNodes
+
+VOCAB_SIZE = 3
+TOKENS = st.integers(0, VOCAB_SIZE - 1)
+
+
+def draft(base_len: int, first_node_id: int, parent_offsets: list[int], token_ids: list[int]) -> Draft:
+    return Draft(base_len, first_node_id, parent_offsets, token_ids, [], Source.DRAFT)
+
+
+def live_paths(tree: DraftTree) -> set[tuple[int, ...]]:
+    """The token paths from the root to every live node."""
+
+    def below(node: Node, path: tuple[int, ...]) -> set[tuple[int, ...]]:
+        paths = {path} if path else set()
+        for child in node.children.values():
+            paths |= below(child, (*path, child.token_id))
+        return paths
+
+    return below(tree.root, ())
+
+
+@dataclass
+class BruteForce:
+    """Remembers every claim as (where its path begins, the whole path) and asks the committed tokens each time."""
+
+    committed: list[int]
+    claims: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+
+    def add(self, message: Draft) -> None:
+        for index, (offset, token_id) in enumerate(zip(message.parent_offsets, message.token_ids, strict=False)):
+            node_id = message.first_node_id + index
+            if offset == 0:
+                parent = (message.base_len, ()) if 0 < message.base_len <= len(self.committed) else None
+            else:
+                parent = self.claims.get(node_id - offset)
+            if parent is None or not 0 <= token_id < VOCAB_SIZE or not self._stands(parent):
+                self.claims.pop(node_id, None)
+                continue
+            claim = (parent[0], (*parent[1], token_id))
+            if self._stands(claim):
+                self.claims[node_id] = claim
+
+    def _stands(self, claim: tuple[int, tuple[int, ...]]) -> bool:
+        base_len, path = claim
+        known = self.committed[base_len : base_len + len(path)]
+        return list(path[: len(known)]) == known
+
+    def live_paths(self) -> set[tuple[int, ...]]:
+        ends = (path[len(self.committed) - base_len :] for base_len, path in filter(self._stands, self.claims.values()))
+        return {end for end in ends if end}
+
+
+@st.composite
+def events(draw: st.DrawFn) -> list[list[int] | Draft]:
+    """Commits and drafts, the drafts from any base, with parents that may be unknown, dead or yet to come."""
+    sequence: list[list[int] | Draft] = []
+    next_id = 1
+    for _ in range(draw(st.integers(1, 12))):
+        if draw(st.booleans()):
+            sequence.append(draw(st.lists(TOKENS, min_size=1, max_size=3)))
+            continue
+        size = draw(st.integers(1, 5))
+        offsets = draw(st.lists(st.integers(0, 6), min_size=size, max_size=size))
+        tokens = draw(st.lists(st.integers(-1, VOCAB_SIZE), min_size=size, max_size=size))
+        sequence.append(draft(draw(st.integers(-1, 20)), next_id, offsets, tokens))
+        next_id += size
+    return sequence
+
+
+@given(prompt=st.lists(TOKENS, min_size=1, max_size=4), sequence=events())
+def test_the_tree_holds_exactly_the_claims_that_the_committed_tokens_allow(
+    prompt: list[int], sequence: list[list[int] | Draft]
+) -> None:
+    tree, model = DraftTree(prompt, VOCAB_SIZE), BruteForce(list(prompt))
+    nodes = StreamNodes(tree)
+    for event in sequence:
+        if isinstance(event, Draft):
+            nodes.add(event)
+            model.add(event)
+        else:
+            tree.commit(event)
+            model.committed.extend(event)
+        assert tree.committed == model.committed
+        assert live_paths(tree) == model.live_paths()
+        assert tree.num_nodes == len(live_paths(tree))
+        assert all(node.state is NodeState.LIVE for node in tree.live_nodes())
+
+
+@given(prompt=st.lists(TOKENS, min_size=1, max_size=3), path=st.lists(TOKENS, min_size=1, max_size=8), data=st.data())
+def test_a_draft_is_worth_the_same_however_late_it_comes(prompt: list[int], path: list[int], data: st.DataObject) -> None:
+    num_committed = data.draw(st.integers(0, len(path)))
+    message = draft(len(prompt), 1, [0] + [1] * (len(path) - 1), path)
+    early, late = DraftTree(prompt, VOCAB_SIZE), DraftTree(prompt, VOCAB_SIZE)
+    StreamNodes(early).add(message)
+    if num_committed:
+        early.commit(path[:num_committed])
+        late.commit(path[:num_committed])
+    StreamNodes(late).add(message)
+    assert live_paths(early) == live_paths(late)
+
+
+def test_a_repeated_draft_changes_nothing() -> None:
+    tree = DraftTree([0], VOCAB_SIZE)
+    nodes = StreamNodes(tree)
+    for _ in range(2):
+        nodes.add(draft(1, 1, [0, 1], [1, 2]))
+    assert live_paths(tree) == {(1,), (1, 2)}
+
+
+def test_a_node_whose_parent_was_committed_attaches_to_what_stands_there_now() -> None:
+    tree = DraftTree([0], VOCAB_SIZE)
+    nodes = StreamNodes(tree)
+    nodes.add(draft(1, 1, [0], [1]))
+    tree.commit([1])
+    nodes.add(draft(1, 2, [1], [2]))
+    assert live_paths(tree) == {(2,)}
+
+
+def test_a_commit_says_how_much_of_it_the_tree_had() -> None:
+    tree = DraftTree([0], VOCAB_SIZE)
+    StreamNodes(tree).add(draft(1, 1, [0, 1, 1], [1, 2, 1]))
+    assert tree.commit([1, 2]) == 2
+    assert tree.commit([2, 0]) == 0
+    assert tree.num_nodes == 0
+
+
+def test_a_full_tree_ignores_claims_until_a_commit_makes_room() -> None:
+    tree = DraftTree([0], VOCAB_SIZE, max_num_nodes=2)
+    nodes = StreamNodes(tree)
+    assert nodes.add(draft(1, 1, [0, 1, 1], [1, 1, 1])) == 2
+    tree.commit([1])
+    assert nodes.add(draft(1, 4, [2], [2])) == 1
+
+
+def test_the_chain_prefers_the_draft_model_then_the_probable_then_the_lower_id() -> None:
+    tree = DraftTree([0], vocab_size=10)
+    tree.add(tree.root, 5, -0.1, Source.PRIOR)
+    tree.add(tree.root, 7, -2.0, Source.DRAFT)
+    assert [node.token_id for node in tree.best_chain(4)] == [7]
+    tree.add(tree.root, 6, -1.0, Source.DRAFT)
+    tree.add(tree.root, 4, -1.0, Source.DRAFT)
+    assert [node.token_id for node in tree.best_chain(4)] == [4]
+
+
+def test_the_chain_ends_where_its_path_becomes_improbable_but_is_never_empty_for_that() -> None:
+    tree = DraftTree([0], vocab_size=10)
+    node = tree.root
+    for token_id in (1, 2, 3):
+        node = tree.add(node, token_id, math.log(0.5), Source.DRAFT) or node
+    assert len(tree.best_chain(4, math.log(0.3))) == 1
+    assert len(tree.best_chain(4, math.log(0.2))) == 2
+    assert len(tree.best_chain(4, math.log(0.9))) == 1
+    assert len(tree.best_chain(2)) == 2
+
+
+def test_the_draft_models_opinion_replaces_a_retrieved_one() -> None:
+    tree = DraftTree([0], vocab_size=10)
+    node = tree.add(tree.root, 5, -0.1, Source.PRIOR)
+    assert tree.add(tree.root, 5, -2.0, Source.DRAFT) is node
+    assert node is not None
+    assert (node.source, node.logprob) == (Source.DRAFT, -2.0)
+
+
+def test_forgotten_ids_are_ignored_like_unknown_ones() -> None:
+    tree = DraftTree([0], vocab_size=10)
+    nodes = StreamNodes(tree, max_num_ids=4)
+    nodes.add(draft(1, 1, [0] * 6, [1, 2, 3, 4, 5, 6]))
+    assert nodes.add(draft(1, 7, [6], [9])) == 0
+    assert nodes.add(draft(1, 8, [2], [9])) == 1
+
+
+def test_a_tree_needs_a_committed_token() -> None:
+    with pytest.raises(ValueError, match="committed_token_ids"):
+        DraftTree([], VOCAB_SIZE)

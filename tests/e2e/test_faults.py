@@ -1,0 +1,208 @@
+"""Peers die, hang, lie and come back: the stream never errs, and the text is the one without faults."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from outrider.rpc.convert import METHODS
+from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
+from outrider_client.client import Client
+from outrider_client.generation import Result
+from outrider_client.local_redis import LocalRedis, started_redis
+from outrider_client.stack import LocalStack, StackConfig
+from tests.services import running_verifier, target_model
+
+pytestmark = pytest.mark.slow
+
+PROMPT = "import unittest\n\nclass TestQueue(unittest.TestCase):\n    def test_"
+NUM_TOKENS = 300
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRedis]:
+    with started_redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def stack(redis: LocalRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    """A stack of our own: its parts get hurt."""
+    folder: Path = tmp_path_factory.mktemp("logs")
+    config = StackConfig(target="demo/target", target_dtype="float32", redis_url=redis.url, log_folder=folder)
+    with LocalStack(config) as running:
+        yield running
+
+
+async def generate(
+    client: Client, method: str, hurt: Callable[[], None] | None = None, seed: int = 1, temperature: float = 0.7
+) -> Result:
+    """A generation; `hurt` is called once its first tokens are there."""
+    generation = client.generate(
+        PROMPT, temperature=temperature, seed=seed, max_tokens=NUM_TOKENS, ignore_eos=True, method=method
+    )
+    async for _ in generation:
+        if hurt is not None:
+            hurt()
+            hurt = None
+    return generation.result
+
+
+@pytest.fixture
+async def client(stack: LocalStack) -> AsyncIterator[Client]:
+    async with Client(stack.address) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize("method", ["speculative", "pearl"])
+async def test_a_killed_speculator_changes_nothing_and_is_found_again(
+    stack: LocalStack, client: Client, method: str
+) -> None:
+    assert stack.speculator is not None
+    plain = await generate(client, "off")
+    hurt = await generate(client, method, stack.speculator.kill)
+    assert hurt.token_ids == plain.token_ids
+    assert hurt.summary.degraded
+    assert hurt.summary.num_speculator_losses == 1
+    gone = await generate(client, method)
+    assert gone.token_ids == plain.token_ids
+    assert gone.summary.num_empty_rounds == gone.summary.num_rounds
+    stack.speculator.restart()
+    for _ in range(50):  # it is dialled again within two seconds
+        back = await generate(client, method)
+        assert back.token_ids == plain.token_ids
+        if back.summary.num_accepted_tokens:
+            break
+    assert back.summary.num_accepted_tokens > 0
+
+
+async def test_a_speculator_that_comes_back_in_the_middle_drafts_on(stack: LocalStack, client: Client) -> None:
+    assert stack.speculator is not None
+    plain = await generate(client, "off", seed=2)
+    hurt = await generate(client, "pearl", stack.speculator.restart, seed=2)
+    assert hurt.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("method", ["speculative", "pearl"])
+async def test_a_speculator_that_hangs_is_given_up_on(stack: LocalStack, client: Client, method: str) -> None:
+    assert stack.speculator is not None
+    plain = await generate(client, "off", seed=3)
+    process_id = stack.speculator.pid
+    try:
+        hurt = await generate(client, method, lambda: os.kill(process_id, signal.SIGSTOP), seed=3)
+    finally:
+        os.kill(process_id, signal.SIGCONT)
+    assert hurt.token_ids == plain.token_ids
+    assert hurt.summary.num_empty_rounds > hurt.summary.num_rounds // 2
+
+
+async def test_a_killed_redis_changes_nothing(stack: LocalStack, client: Client, redis: LocalRedis) -> None:
+    plain = await generate(client, "off", seed=4)
+    try:
+        hurt = await generate(client, "retrieval", redis.kill, seed=4)
+        assert hurt.token_ids == plain.token_ids
+    finally:
+        redis.start()
+    assert (await generate(client, "retrieval", seed=4)).token_ids == plain.token_ids
+
+
+async def test_a_killed_datastore_changes_nothing_and_is_found_again(stack: LocalStack, client: Client) -> None:
+    assert stack.datastore is not None
+    plain = await generate(client, "off", seed=5)
+    hurt = await generate(client, "retrieval", stack.datastore.kill, seed=5)
+    assert hurt.token_ids == plain.token_ids
+    assert hurt.summary.degraded
+    stack.datastore.restart()
+    assert (await generate(client, "retrieval", seed=5)).token_ids == plain.token_ids
+
+
+async def test_peers_that_were_never_started_are_not_missed() -> None:
+    nobody = "127.0.0.1:9"
+    async with running_verifier(speculator=nobody, datastore=nobody) as verifier, Client(verifier.address) as client:
+        texts = [await generate(client, method.value) for method in METHODS.values()]
+        assert len({text.token_ids for text in texts}) == 1
+        assert [text.summary.degraded for text in texts] == [False, True, True, True]
+        assert await verifier.is_idle()
+
+
+class LyingSpeculator(speculator_pb2_grpc.SpeculatorServiceServicer):
+    """Answers every commit with nodes that cannot be, or that are wrong. No real speculator can be made to."""
+
+    async def Speculate(self, requests, context):  # type: ignore[no-untyped-def, override]
+        node_id = 1
+        async for request in requests:
+            if request.WhichOneof("event") == "open":
+                yield speculator_pb2.SpeculateResponse(opened=speculator_pb2.SpeculateOpened())
+                base_len = len(request.open.committed_token_ids)
+            else:
+                base_len = request.commit.base_len + len(request.commit.token_ids)
+            for offset, token_id in ((0, 5), (0, -7), (0, 70000), (3, 9), (4_000_000_000, 1), (1, 6)):
+                draft = types_pb2.Draft(
+                    base_len=base_len, first_node_id=node_id, parent_offsets=[offset, 1], token_ids=[token_id, 2047]
+                )
+                node_id += 2
+                yield speculator_pb2.SpeculateResponse(draft=speculator_pb2.SpeculatorDraft(draft=draft))
+
+
+@pytest.fixture
+async def liar() -> AsyncIterator[str]:
+    server = grpc.aio.server()
+    speculator_pb2_grpc.add_SpeculatorServiceServicer_to_server(LyingSpeculator(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(0)
+
+
+@pytest.mark.parametrize("method", ["speculative", "pearl"])
+async def test_a_lying_speculator_changes_nothing(liar: str, method: str) -> None:
+    async with running_verifier(speculator=liar) as verifier, Client(verifier.address) as client:
+        plain = await generate(client, "off")
+        lied_to = await generate(client, method)
+        assert lied_to.token_ids == plain.token_ids
+        assert lied_to.summary.num_drafted_tokens > 0
+        assert await verifier.is_idle()
+
+
+async def test_a_speculator_with_another_tokenizer_is_refused_and_the_text_comes_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from dataclasses import replace
+
+    from tests import services
+
+    stranger = replace(services.draft_model(), tokenizer_hash="00ff")
+    monkeypatch.setattr(services, "draft_model", lambda: stranger)
+    async with (
+        services.running_speculator() as speculator,
+        running_verifier(speculator=speculator.address) as verifier,
+        Client(verifier.address) as client,
+    ):
+        result = await generate(client, "pearl")
+        assert result.summary.num_drafted_tokens == 0
+        assert result.summary.degraded
+        info = await client.info()
+        assert target_model().tokenizer_hash in info.speculator.last_error
+        assert "00ff" in info.speculator.last_error
+        assert await speculator.is_idle()
+
+
+async def test_a_cancelled_generation_ends_on_the_speculator_too() -> None:
+    from tests.services import running_speculator
+
+    async with (
+        running_speculator() as speculator,
+        running_verifier(speculator=speculator.address) as verifier,
+        Client(verifier.address) as client,
+    ):
+        generation = client.generate(PROMPT, max_tokens=1500, ignore_eos=True, method="pearl")
+        await anext(generation)
+        assert speculator.engine.num_sessions == 1
+        generation.cancel()
+        assert await verifier.is_idle()
+        assert await speculator.is_idle()

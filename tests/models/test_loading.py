@@ -1,0 +1,140 @@
+"""From a name to a runner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from outrider.models import loading
+from outrider.models.bench_forward import main, measure_forward, measure_sessions
+from outrider.models.loading import UnknownModel, build_hf_model, load_model, tokenizer_hash
+from outrider.models.runner import Segment
+
+from .tiny import text
+
+
+def tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
+    """A tokenizer of whole words."""
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.decoder = decoders.WordPiece()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=words[0])
+
+
+WORDS = ["end", *(f"w{i}" for i in range(199))]
+
+
+@pytest.fixture(scope="module")
+def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target and a draft as the demo stores them: in bfloat16, with their tokenizer."""
+    folder = tmp_path_factory.mktemp("demo")
+    for name, hidden in (("target", 64), ("draft", 32)):
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=211,
+            hidden_size=hidden,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=128,
+            tie_word_embeddings=True,
+            eos_token_id=[0, 7],
+        )
+        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder / name)
+        tokenizer(WORDS).save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _use_demo_folder(demo_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "DEMO_FOLDER", demo_folder)
+
+
+def test_a_demo_model_computes_in_float32() -> None:
+    loaded = load_model("demo/target")
+    assert loaded.runner.dtype == torch.float32
+    assert loaded.runner.is_fused
+
+
+def test_the_services_learn_what_they_must_know(demo_folder: Path) -> None:
+    loaded = load_model("demo/target")
+    assert loaded.model_id == "demo/target"
+    assert loaded.eos_token_ids == (0, 7)
+    assert (loaded.vocab_size, loaded.runner.vocab_size) == (200, 211)
+    assert loaded.max_context_len == 128
+    assert loaded.tokenizer_hash == load_model(str(demo_folder / "draft")).tokenizer_hash
+
+
+def test_a_folder_loads_in_the_type_it_was_stored_in(demo_folder: Path) -> None:
+    bfloat16 = loading._automatic_dtype(torch.bfloat16, "cpu")
+    assert load_model(str(demo_folder / "target")).runner.dtype == bfloat16
+    assert load_model(str(demo_folder / "target"), dtype="float32").runner.dtype == torch.float32
+
+
+@pytest.mark.parametrize("model_id", ["demo/target-1m", "demo/draft-c80"])
+def test_an_inflated_model_has_the_logits_of_its_base(model_id: str) -> None:
+    base_id = model_id.split("-")[0]
+    results = []
+    for each in (base_id, model_id):
+        runner = load_model(each, dtype="float32").runner
+        results.append(runner.forward([Segment(runner.new_cache(), text(30), 30)]))
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("model_id", ["demo/target", "demo/target-1m"])
+def test_rotary_frequencies_stay_float32_whatever_the_type(model_id: str) -> None:
+    frequencies = [
+        build_hf_model(model_id, dtype)[0].base_model.rotary_emb.inv_freq for dtype in ("float32", "bfloat16", "auto")
+    ]
+    assert all(f.dtype == torch.float32 for f in frequencies)
+    assert torch.equal(frequencies[0], frequencies[1])
+    assert torch.equal(frequencies[0], frequencies[2])
+
+
+def test_the_library_model_and_the_runner_have_the_same_weights() -> None:
+    model, _ = build_hf_model("demo/target")
+    with torch.inference_mode():
+        expected = model(torch.tensor([text(20)])).logits[0]
+    runner = load_model("demo/target").runner
+    logits = runner.forward([Segment(runner.new_cache(), text(20), 20)])
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("model_id", ["demo/other", "demo/target-100", "demo/../secret"])
+def test_an_unknown_demo_model_is_refused(model_id: str) -> None:
+    with pytest.raises(UnknownModel, match="there is no demo model"):
+        load_model(model_id)
+
+
+def test_an_unknown_type_is_refused() -> None:
+    with pytest.raises(UnknownModel, match="dtype must be auto or one of float32, bfloat16, float16, got 'int4'"):
+        load_model("demo/target", dtype="int4")
+
+
+def test_the_tokenizer_hash_sees_the_vocabulary_and_not_the_padding() -> None:
+    ours, padded, other = tokenizer(WORDS), tokenizer(WORDS), tokenizer([*WORDS[:-1], "other"])
+    padded.backend_tokenizer.enable_padding(length=8)
+    assert tokenizer_hash(ours) == tokenizer_hash(padded)
+    assert tokenizer_hash(ours) != tokenizer_hash(other)
+
+
+def test_the_bench_measures_every_number_of_rows_and_sessions() -> None:
+    runner = load_model("demo/draft").runner
+    for measure in (measure_forward, measure_sessions):
+        times = measure(runner, [1, 3], 20, num_repeats=3)
+        assert list(times) == [1, 3]
+        assert all(ms > 0 for ms in times.values())
+
+
+def test_the_bench_prints_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["--model", "demo/draft", "--rows", "1,2", "--sessions", "1", "--context", "9", "--repeats", "1"]
+    threads = str(torch.get_num_threads())
+    monkeypatch.setattr("sys.argv", ["bench_forward", *arguments, "--threads", threads])
+    main()
+    out = capsys.readouterr().out
+    assert "demo/draft, torch.float32, cpu" in out
+    assert "rows of one session" in out

@@ -1,0 +1,121 @@
+"""Real services inside the test process: real gRPC on loopback, real models, and their insides within reach."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+
+import grpc
+
+from outrider.core.params import Method, SpeculationParams
+from outrider.models.loading import LoadedModel, load_model
+from outrider.models.text import TextCodec
+from outrider.rpc.peers import SpeculatorPeer
+from outrider.rpc.retrieval import DatastorePeer
+from outrider.speculator.engine import Engine as SpeculatorEngine
+from outrider.speculator.servicer import SpeculatorServicer
+from outrider.v1 import speculator_pb2_grpc, verifier_pb2_grpc
+from outrider.verifier.admission import Limits
+from outrider.verifier.engine import Engine as VerifierEngine
+from outrider.verifier.servicer import Serving, VerifierServicer
+
+DEFAULTS = SpeculationParams(Method.OFF, num_speculative_tokens=8, lookahead=32, min_path_probability=0.1)
+
+
+@cache
+def target_model() -> LoadedModel:
+    """The demo target. Shared: a runner keeps no state between forwards."""
+    return load_model("demo/target", dtype="float32")
+
+
+@cache
+def draft_model() -> LoadedModel:
+    """The demo draft model."""
+    return load_model("demo/draft", dtype="float32")
+
+
+@dataclass
+class RunningVerifier:
+    """A verifier that serves."""
+
+    address: str
+    servicer: VerifierServicer
+    engine: VerifierEngine
+    model: LoadedModel
+
+    async def is_idle(self) -> bool:
+        """Whether no session is left anywhere, after the loop and the engine have had a moment."""
+        return await _settles(lambda: self.servicer.num_sessions == 0 and self.engine.num_sessions == 0)
+
+
+@dataclass
+class RunningSpeculator:
+    """A speculator that serves."""
+
+    address: str
+    servicer: SpeculatorServicer
+    engine: SpeculatorEngine
+    model: LoadedModel
+
+    async def is_idle(self) -> bool:
+        """As `RunningVerifier.is_idle`."""
+        return await _settles(lambda: self.servicer.num_sessions == 0 and self.engine.num_sessions == 0)
+
+
+async def _settles(condition: object) -> bool:
+    assert callable(condition)
+    for _ in range(200):
+        if condition():
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+@asynccontextmanager
+async def running_verifier(
+    *, speculator: str = "", datastore: str = "", max_num_sessions: int = 16, stall_timeout_s: float = 30.0
+) -> AsyncIterator[RunningVerifier]:
+    """A verifier with the demo target, on a free port."""
+    model = target_model()
+    engine = VerifierEngine(model, asyncio.get_running_loop(), forward_ms=2.0)
+    servicer = VerifierServicer(max_num_sessions, stall_timeout_s)
+    peers: list[SpeculatorPeer | DatastorePeer] = []
+    speculator_peer = SpeculatorPeer(speculator, model) if speculator else None
+    datastore_peer = DatastorePeer(datastore, model.tokenizer_hash, "") if datastore else None
+    peers += [peer for peer in (speculator_peer, datastore_peer) if peer is not None]
+    limits = Limits(DEFAULTS, max_num_speculative_tokens=32, has_speculator=bool(speculator))
+    servicer.ready(
+        Serving(model, TextCodec(model.tokenizer), engine, limits, speculator_peer, datastore_peer, {1: 2.0})
+    )
+    server = grpc.aio.server()
+    verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield RunningVerifier(f"127.0.0.1:{port}", servicer, engine, model)
+    finally:
+        await server.stop(0)
+        for peer in peers:
+            await peer.state.close()
+        engine.stop()
+
+
+@asynccontextmanager
+async def running_speculator(max_num_sessions: int = 16) -> AsyncIterator[RunningSpeculator]:
+    """A speculator with the demo draft model, on a free port."""
+    model = draft_model()
+    engine = SpeculatorEngine(model)
+    servicer = SpeculatorServicer(max_num_sessions)
+    servicer.ready(model, engine)
+    server = grpc.aio.server()
+    speculator_pb2_grpc.add_SpeculatorServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield RunningSpeculator(f"127.0.0.1:{port}", servicer, engine, model)
+    finally:
+        await server.stop(0)
+        engine.stop()

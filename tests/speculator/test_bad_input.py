@@ -1,0 +1,151 @@
+"""Whatever a verifier gets wrong is refused by name; the speculator stays up, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+import pytest
+
+from outrider.rpc.convert import PROTOCOL_VERSION
+from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
+from tests.services import RunningSpeculator, running_speculator
+
+Code = grpc.StatusCode
+PROMPT = list(range(10, 20))
+
+
+@pytest.fixture
+async def speculator() -> AsyncIterator[RunningSpeculator]:
+    async with running_speculator(max_num_sessions=1) as running:
+        yield running
+
+
+@pytest.fixture
+async def stub(speculator: RunningSpeculator) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(speculator.address) as channel:
+        yield speculator_pb2_grpc.SpeculatorServiceStub(channel)
+
+
+def opening(speculator: RunningSpeculator, **changes: Any) -> speculator_pb2.SpeculateRequest:
+    handshake = types_pb2.Handshake(
+        protocol_version=PROTOCOL_VERSION,
+        tokenizer_hash=changes.pop("tokenizer_hash", speculator.model.tokenizer_hash),
+        vocab_size=2048,
+        model_id="the target",
+    )
+    fields: dict[str, Any] = {
+        "handshake": handshake,
+        "session_id": "s",
+        "committed_token_ids": PROMPT,
+        "num_prompt_tokens": len(PROMPT),
+        "sampling": types_pb2.SamplingParams(seed=1, temperature=0),
+        "speculation": types_pb2.SpeculationParams(method=types_pb2.METHOD_SPECULATIVE, num_speculative_tokens=4),
+    }
+    return speculator_pb2.SpeculateRequest(open=speculator_pb2.SpeculateOpen(**(fields | changes)))
+
+
+def commit(base_len: int, token_ids: Sequence[int]) -> speculator_pb2.SpeculateRequest:
+    return speculator_pb2.SpeculateRequest(commit=types_pb2.Commit(base_len=base_len, token_ids=token_ids))
+
+
+async def refusal(stub: Any, *requests: speculator_pb2.SpeculateRequest) -> tuple[Code, str]:
+    """What a stream ends with that sends these and then waits."""
+
+    async def send() -> AsyncIterator[speculator_pb2.SpeculateRequest]:
+        for request in requests:
+            yield request
+        await asyncio.Event().wait()
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in stub.Speculate(send()):
+            pass
+    return caught.value.code(), caught.value.details() or ""
+
+
+async def first_draft(call: Any) -> types_pb2.Draft:
+    response = await call.read()
+    while response.WhichOneof("event") != "draft":
+        response = await call.read()
+    draft: types_pb2.Draft = response.draft.draft
+    return draft
+
+
+async def test_a_stream_must_begin_with_open(stub: Any, speculator: RunningSpeculator) -> None:
+    code, details = await refusal(stub, commit(1, [2]))
+    assert (code, details) == (Code.INVALID_ARGUMENT, "event must be open in the first message")
+    assert await speculator.is_idle()
+
+
+BAD_OPENINGS = {
+    "another tokenizer": ({"tokenizer_hash": "00ff"}, Code.FAILED_PRECONDITION, "got 00ff (the target)"),
+    "no committed tokens": ({"committed_token_ids": []}, Code.INVALID_ARGUMENT, "open.committed_token_ids must hold"),
+    "unknown token": ({"committed_token_ids": [5, 4096]}, Code.INVALID_ARGUMENT, "open.committed_token_ids[1] must be in"),
+    "too long": ({"committed_token_ids": [5] * 4000}, Code.OUT_OF_RANGE, "leave no room in the draft model's context"),
+    "prompt longer than all": ({"num_prompt_tokens": 11}, Code.INVALID_ARGUMENT, "open.num_prompt_tokens must be in"),
+    "no seed": ({"sampling": types_pb2.SamplingParams()}, Code.INVALID_ARGUMENT, "open.sampling.seed must be set"),
+    "method without a draft model": (
+        {"speculation": types_pb2.SpeculationParams(method=types_pb2.METHOD_RETRIEVAL)},
+        Code.UNIMPLEMENTED,
+        "retrieval needs no speculator",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OPENINGS)
+async def test_a_bad_opening_is_refused_by_name(stub: Any, speculator: RunningSpeculator, name: str) -> None:
+    changes, code, words = BAD_OPENINGS[name]
+    got = await refusal(stub, opening(speculator, **changes))
+    assert (got[0], words in got[1]) == (code, True), got
+    assert await speculator.is_idle()
+
+
+BAD_COMMITS = {
+    "contradicts an earlier one": ([commit(10, [7]), commit(10, [8])], Code.INVALID_ARGUMENT, "commit.token_ids must repeat"),
+    "contradicts the prompt": ([commit(9, [7])], Code.INVALID_ARGUMENT, "commit.token_ids must repeat"),
+    "leaves a gap": ([commit(11, [7])], Code.OUT_OF_RANGE, "commit.base_len must be at most 10"),
+    "empty": ([commit(10, [])], Code.INVALID_ARGUMENT, "commit.token_ids must hold"),
+    "unknown token": ([commit(10, [-5])], Code.INVALID_ARGUMENT, "commit.token_ids[0] must be in"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_COMMITS)
+async def test_a_bad_commit_is_refused_by_name(stub: Any, speculator: RunningSpeculator, name: str) -> None:
+    requests, code, words = BAD_COMMITS[name]
+    got = await refusal(stub, opening(speculator), *requests)
+    assert (got[0], words in got[1]) == (code, True), got
+    assert await speculator.is_idle()
+
+
+async def test_a_second_open_is_refused(stub: Any, speculator: RunningSpeculator) -> None:
+    code, details = await refusal(stub, opening(speculator), opening(speculator))
+    assert (code, details) == (Code.INVALID_ARGUMENT, "event must be commit after the first message")
+
+
+async def test_a_session_too_many_is_refused_and_the_first_one_lives(stub: Any, speculator: RunningSpeculator) -> None:
+    call = stub.Speculate()
+    await call.write(opening(speculator))
+    assert len((await first_draft(call)).token_ids) == 4
+    code, details = await refusal(stub, opening(speculator))
+    assert code is Code.RESOURCE_EXHAUSTED
+    assert "all 1 sessions" in details
+    await call.write(commit(10, [7]))
+    assert (await first_draft(call)).base_len == 11
+    await call.done_writing()
+    assert await speculator.is_idle()
+
+
+async def test_a_repeated_commit_changes_nothing(stub: Any, speculator: RunningSpeculator) -> None:
+    call = stub.Speculate()
+    await call.write(opening(speculator))
+    await first_draft(call)
+    await call.write(commit(10, [7]))
+    once = await first_draft(call)
+    await call.write(commit(9, [PROMPT[9], 7]))
+    await call.write(commit(11, [8]))
+    draft = await first_draft(call)
+    assert (once.base_len, draft.base_len) == (11, 12)
+    call.cancel()
+    assert await speculator.is_idle()

@@ -1,0 +1,224 @@
+"""Whatever a client gets wrong is refused by name; the server stays up, and nothing is left behind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from outrider.rpc.convert import PROTOCOL_VERSION
+from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from tests.services import RunningVerifier, running_verifier
+
+PROMPT = verifier_pb2.Prompt(text="def add(a, b):\n")
+Code = grpc.StatusCode
+
+
+@pytest.fixture
+async def verifier() -> AsyncIterator[RunningVerifier]:
+    async with running_verifier(max_num_sessions=2, stall_timeout_s=0.3) as running:
+        yield running
+
+
+@pytest.fixture
+async def stub(verifier: RunningVerifier) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(verifier.address) as channel:
+        yield verifier_pb2_grpc.VerifierServiceStub(channel)
+
+
+def request(prompt: verifier_pb2.Prompt | None = PROMPT, **fields: Any) -> verifier_pb2.GenerateRequest:
+    sampling = {"max_tokens": 4, "temperature": 0.0}
+    sampling |= {k: v for k, v in fields.items() if k in types_pb2.SamplingParams.DESCRIPTOR.fields_by_name}
+    speculation = {k: v for k, v in fields.items() if k in types_pb2.SpeculationParams.DESCRIPTOR.fields_by_name}
+    return verifier_pb2.GenerateRequest(
+        prompt=prompt,
+        sampling=types_pb2.SamplingParams(**sampling),
+        speculation=types_pb2.SpeculationParams(**speculation),
+        resume_token_ids=fields.get("resume_token_ids", ()),
+    )
+
+
+def tokens(*token_ids: int) -> verifier_pb2.Prompt:
+    return verifier_pb2.Prompt(token_ids=verifier_pb2.TokenIds(token_ids=token_ids))
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in call:
+            pass
+    return caught.value
+
+
+async def generate(stub: Any) -> list[int]:
+    token_ids: list[int] = []
+    async for response in stub.Generate(request()):
+        token_ids += response.chunk.token_ids
+    return token_ids
+
+
+BAD_REQUESTS = {
+    "no prompt": (request(None), Code.INVALID_ARGUMENT, "prompt.input must be set"),
+    "unset oneof": (request(verifier_pb2.Prompt()), Code.INVALID_ARGUMENT, "prompt.input must be set"),
+    "empty text": (request(verifier_pb2.Prompt(text="")), Code.INVALID_ARGUMENT, "prompt must come to at least one token"),
+    "no token ids": (request(tokens()), Code.INVALID_ARGUMENT, "prompt must come to at least one token"),
+    "empty chat": (
+        request(verifier_pb2.Prompt(chat=verifier_pb2.ChatMessages())),
+        Code.INVALID_ARGUMENT,
+        "prompt.chat.messages must hold",
+    ),
+    "negative id": (request(tokens(1, -1)), Code.INVALID_ARGUMENT, "prompt.token_ids[1] must be in [0, 2048)"),
+    "id beyond the vocabulary": (request(tokens(2048)), Code.INVALID_ARGUMENT, "prompt.token_ids[0] must be in"),
+    "prompt over the context": (request(tokens(*[5] * 2048)), Code.OUT_OF_RANGE, "prompt must be shorter than"),
+    "max_tokens over the context": (request(max_tokens=2048), Code.OUT_OF_RANGE, "sampling.max_tokens must be at most"),
+    "max_tokens 0": (request(max_tokens=0), Code.INVALID_ARGUMENT, "sampling.max_tokens must be >= 1"),
+    "negative temperature": (request(temperature=-1.0), Code.INVALID_ARGUMENT, "sampling.temperature must be finite"),
+    "temperature NaN": (request(temperature=math.nan), Code.INVALID_ARGUMENT, "sampling.temperature must be finite"),
+    "top_p 0": (request(top_p=0.0), Code.INVALID_ARGUMENT, "sampling.top_p must be in (0, 1]"),
+    "top_p 1.5": (request(top_p=1.5), Code.INVALID_ARGUMENT, "sampling.top_p must be in (0, 1]"),
+    "top_k -1": (request(top_k=-1), Code.INVALID_ARGUMENT, "sampling.top_k must be >= 0"),
+    "min_p 2": (request(min_p=2.0), Code.INVALID_ARGUMENT, "sampling.min_p must be in [0, 1]"),
+    "unknown stop": (request(stop_token_ids=[9999]), Code.INVALID_ARGUMENT, "sampling.stop_token_ids[0] must be in"),
+    "unknown method": (request(method=77), Code.INVALID_ARGUMENT, "speculation.method must be one of"),
+    "gamma 0": (request(num_speculative_tokens=0), Code.INVALID_ARGUMENT, "speculation.num_speculative_tokens must be"),
+    "gamma 1000": (request(num_speculative_tokens=1000), Code.INVALID_ARGUMENT, "in [1, 32], this server's limit"),
+    "lookahead for off": (
+        request(method=types_pb2.METHOD_OFF, lookahead=9),
+        Code.INVALID_ARGUMENT,
+        "speculation.lookahead must be unset",
+    ),
+    "retrieval with off": (
+        request(method=types_pb2.METHOD_OFF, retrieval=True),
+        Code.INVALID_ARGUMENT,
+        "speculation.retrieval must be false",
+    ),
+    "no speculator": (request(method=types_pb2.METHOD_PEARL), Code.FAILED_PRECONDITION, "needs a speculator"),
+    "resume without seed": (
+        request(temperature=1.0, resume_token_ids=[5]),
+        Code.INVALID_ARGUMENT,
+        "sampling.seed must be set to resume",
+    ),
+    "resume beyond max_tokens": (
+        request(resume_token_ids=[5, 5, 5, 5]),
+        Code.INVALID_ARGUMENT,
+        "resume_token_ids must be shorter than max_tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_REQUESTS)
+async def test_a_bad_request_is_refused_by_name(stub: Any, verifier: RunningVerifier, name: str) -> None:
+    message, code, words = BAD_REQUESTS[name]
+    error = await refusal(stub.Generate(message))
+    assert (error.code(), words in (error.details() or "")) == (code, True), error.details()
+    assert await verifier.is_idle()
+    assert len(await generate(stub)) == 4
+
+
+async def test_a_refused_field_is_named_in_the_details_too(stub: Any) -> None:
+    error = await refusal(stub.Generate(request(top_p=2.0)))
+    trailers = {key: value for key, value in error.trailing_metadata() or ()}
+    assert b"sampling.top_p" in trailers["grpc-status-details-bin"]
+
+
+async def test_a_message_of_ten_megabytes_is_refused(stub: Any, verifier: RunningVerifier) -> None:
+    error = await refusal(stub.Generate(request(verifier_pb2.Prompt(text="x" * 10_000_000))))
+    assert error.code() is Code.RESOURCE_EXHAUSTED
+    assert await verifier.is_idle()
+    assert len(await generate(stub)) == 4
+
+
+async def test_a_session_too_many_is_told_when_to_come_back(stub: Any, verifier: RunningVerifier) -> None:
+    running = [stub.Generate(request(max_tokens=1500, ignore_eos=True)) for _ in range(2)]
+    for call in running:
+        await call.read()
+    error = await refusal(stub.Generate(request()))
+    assert error.code() is Code.RESOURCE_EXHAUSTED
+    assert "all 2 sessions" in (error.details() or "")
+    assert any(key == "grpc-status-details-bin" for key, _ in error.trailing_metadata() or ())
+    for call in running:
+        call.cancel()
+    assert await verifier.is_idle()
+
+
+async def test_a_cancelled_generation_leaves_nothing(stub: Any, verifier: RunningVerifier) -> None:
+    call = stub.Generate(request(max_tokens=1500, ignore_eos=True))
+    while (await call.read()).WhichOneof("event") != "chunk":
+        pass
+    rounds_before = verifier.engine.num_sessions
+    call.cancel()
+    assert rounds_before == 1
+    assert await verifier.is_idle()
+
+
+async def test_a_client_that_reads_nothing_disturbs_nobody(stub: Any, verifier: RunningVerifier) -> None:
+    # Its chunks fill the transport's buffers at first; what is then left of its work ends with the stall timeout.
+    idle = stub.Generate(request(max_tokens=1500, ignore_eos=True))
+    assert len(await generate(stub)) == 4
+    idle.cancel()
+    assert await verifier.is_idle()
+
+
+def handshake(verifier: RunningVerifier, **changes: Any) -> types_pb2.Handshake:
+    fields = {
+        "protocol_version": PROTOCOL_VERSION,
+        "tokenizer_hash": verifier.model.tokenizer_hash,
+        "vocab_size": verifier.model.vocab_size,
+        "model_id": "edge",
+    }
+    return types_pb2.Handshake(**(fields | changes))
+
+
+def opening(verifier: RunningVerifier, method: int = types_pb2.METHOD_PEARL, **changes: Any) -> verifier_pb2.CollaborateRequest:
+    return verifier_pb2.CollaborateRequest(
+        open=verifier_pb2.CollaborateOpen(handshake=handshake(verifier, **changes), request=request(method=method))
+    )
+
+
+async def test_a_collaboration_must_begin_with_open(stub: Any) -> None:
+    error = await refusal(stub.Collaborate(iter([verifier_pb2.CollaborateRequest(draft=types_pb2.Draft())])))
+    assert error.code() is Code.INVALID_ARGUMENT
+    assert "event must be open" in (error.details() or "")
+
+
+async def test_a_second_open_is_refused(stub: Any, verifier: RunningVerifier) -> None:
+    first = opening(verifier)
+    first.open.request.sampling.max_tokens = 1500
+    first.open.request.sampling.ignore_eos = True
+    error = await refusal(stub.Collaborate(iter([first, opening(verifier)])))
+    assert error.code() is Code.INVALID_ARGUMENT
+    assert "event must be draft" in (error.details() or "")
+    assert await verifier.is_idle()
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"tokenizer_hash": "00ff"}, Code.FAILED_PRECONDITION, "got 00ff (edge)"),
+        ({"tokenizer_hash": ""}, Code.INVALID_ARGUMENT, "handshake.tokenizer_hash must be set"),
+        ({"protocol_version": 9}, Code.FAILED_PRECONDITION, "handshake.protocol_version must be 1"),
+        ({"vocab_size": 0}, Code.INVALID_ARGUMENT, "handshake.vocab_size must be >= 1"),
+    ],
+)
+async def test_a_handshake_that_does_not_fit_is_refused(
+    stub: Any, verifier: RunningVerifier, changes: dict[str, Any], code: Code, words: str
+) -> None:
+    error = await refusal(stub.Collaborate(iter([opening(verifier, **changes)])))
+    assert (error.code(), words in (error.details() or "")) == (code, True), error.details()
+
+
+async def test_a_padded_vocabulary_of_the_same_tokenizer_is_accepted(stub: Any, verifier: RunningVerifier) -> None:
+    responses = [r async for r in stub.Collaborate(iter([opening(verifier, vocab_size=2176)]))]
+    assert responses[-1].finished.num_output_tokens == 4
+
+
+async def test_a_collaboration_needs_a_method_with_a_draft_model(stub: Any, verifier: RunningVerifier) -> None:
+    error = await refusal(stub.Collaborate(iter([opening(verifier, types_pb2.METHOD_RETRIEVAL)])))
+    assert "speculation.method must be one with a draft model" in (error.details() or "")
+
+
+async def test_detokenizing_an_unknown_id_names_it(stub: Any) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match=r"token_ids\[1\] must be in \[0, 2048\)"):
+        await stub.Detokenize(verifier_pb2.DetokenizeRequest(token_ids=[1, 99999]))

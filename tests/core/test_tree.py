@@ -1,4 +1,6 @@
-"""The content rule: whatever arrives, in whatever order, the tree holds just the claims that the committed tokens allow."""
+"""The content rule: whatever arrives, in whatever order, the tree holds just the claims that the committed
+tokens allow.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ def test_the_tree_holds_exactly_the_claims_that_the_committed_tokens_allow(
 
 
 @given(prompt=st.lists(TOKENS, min_size=1, max_size=3), path=st.lists(TOKENS, min_size=1, max_size=8), data=st.data())
-def test_a_draft_is_worth_the_same_however_late_it_comes(prompt: list[int], path: list[int], data: st.DataObject) -> None:
+def test_a_draft_is_worth_the_same_however_late_it_comes(
+    prompt: list[int], path: list[int], data: st.DataObject
+) -> None:
     num_committed = data.draw(st.integers(0, len(path)))
     message = draft(len(prompt), 1, [0] + [1] * (len(path) - 1), path)
     early, late = DraftTree(prompt, VOCAB_SIZE), DraftTree(prompt, VOCAB_SIZE)

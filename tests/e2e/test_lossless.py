@@ -81,7 +81,12 @@ async def test_the_same_seed_gives_the_same_text_and_another_seed_another(client
 async def test_an_interrupted_generation_is_resumed_exactly(client: Client) -> None:
     whole = await client.complete("class Node:\n", seed=4, max_tokens=40, ignore_eos=True, method="pearl")
     resumed = await client.complete(
-        "class Node:\n", seed=4, max_tokens=40, ignore_eos=True, method="speculative", resume_token_ids=whole.token_ids[:17]
+        "class Node:\n",
+        seed=4,
+        max_tokens=40,
+        ignore_eos=True,
+        method="speculative",
+        resume_token_ids=whole.token_ids[:17],
     )
     assert whole.token_ids == (*whole.token_ids[:17], *resumed.token_ids)
     assert whole.text.endswith(resumed.text)
@@ -95,7 +100,9 @@ async def test_eight_generations_at_once_have_the_texts_that_they_have_alone(cli
 
 
 async def test_speculation_speaks_for_itself_in_the_summary(client: Client) -> None:
-    result = await client.complete(default_prompts()[0].text, temperature=0, max_tokens=64, ignore_eos=True, method="pearl")
+    result = await client.complete(
+        default_prompts()[0].text, temperature=0, max_tokens=64, ignore_eos=True, method="pearl"
+    )
     summary = result.summary
     assert summary.num_rounds + summary.num_accepted_tokens >= 64
     assert summary.num_rounds < 50

@@ -46,7 +46,9 @@ def test_speculation_parameters_survive_the_wire(method: Method, gamma: int, ahe
 
 
 @given(data=st.data(), size=st.integers(0, 20), source=st.sampled_from(Source))
-def test_a_draft_survives_the_wire_up_to_the_resolution_of_its_scores(data: st.DataObject, size: int, source: Source) -> None:
+def test_a_draft_survives_the_wire_up_to_the_resolution_of_its_scores(
+    data: st.DataObject, size: int, source: Source
+) -> None:
     def lists(elements: st.SearchStrategy[int]) -> list[int]:
         return data.draw(st.lists(elements, min_size=size, max_size=size))
 

@@ -82,7 +82,11 @@ async def test_a_stream_must_begin_with_open(stub: Any, speculator: RunningSpecu
 BAD_OPENINGS = {
     "another tokenizer": ({"tokenizer_hash": "00ff"}, Code.FAILED_PRECONDITION, "got 00ff (the target)"),
     "no committed tokens": ({"committed_token_ids": []}, Code.INVALID_ARGUMENT, "open.committed_token_ids must hold"),
-    "unknown token": ({"committed_token_ids": [5, 4096]}, Code.INVALID_ARGUMENT, "open.committed_token_ids[1] must be in"),
+    "unknown token": (
+        {"committed_token_ids": [5, 4096]},
+        Code.INVALID_ARGUMENT,
+        "open.committed_token_ids[1] must be in",
+    ),
     "too long": ({"committed_token_ids": [5] * 4000}, Code.OUT_OF_RANGE, "leave no room in the draft model's context"),
     "prompt longer than all": ({"num_prompt_tokens": 11}, Code.INVALID_ARGUMENT, "open.num_prompt_tokens must be in"),
     "no seed": ({"sampling": types_pb2.SamplingParams()}, Code.INVALID_ARGUMENT, "open.sampling.seed must be set"),
@@ -103,7 +107,11 @@ async def test_a_bad_opening_is_refused_by_name(stub: Any, speculator: RunningSp
 
 
 BAD_COMMITS = {
-    "contradicts an earlier one": ([commit(10, [7]), commit(10, [8])], Code.INVALID_ARGUMENT, "commit.token_ids must repeat"),
+    "contradicts an earlier one": (
+        [commit(10, [7]), commit(10, [8])],
+        Code.INVALID_ARGUMENT,
+        "commit.token_ids must repeat",
+    ),
     "contradicts the prompt": ([commit(9, [7])], Code.INVALID_ARGUMENT, "commit.token_ids must repeat"),
     "leaves a gap": ([commit(11, [7])], Code.OUT_OF_RANGE, "commit.base_len must be at most 10"),
     "empty": ([commit(10, [])], Code.INVALID_ARGUMENT, "commit.token_ids must hold"),

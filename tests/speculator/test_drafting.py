@@ -1,4 +1,6 @@
-"""A drafting session: whatever was committed and pruned before, the draft model sees each node's own path and nothing else."""
+"""A drafting session: whatever was committed and pruned before, the draft model sees each node's own path
+and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ def make_drafting(runner: Runner, *, bushy: bool = False) -> Drafting:
 
 @settings(deadline=None, max_examples=25)
 @given(data=st.data(), bushy=st.booleans())
-def test_every_row_sees_its_own_path_whatever_was_committed_before(runner: Runner, data: st.DataObject, bushy: bool) -> None:
+def test_every_row_sees_its_own_path_whatever_was_committed_before(
+    runner: Runner, data: st.DataObject, bushy: bool
+) -> None:
     drafting = make_drafting(runner, bushy=bushy)
     for _ in range(data.draw(st.integers(1, 5))):
         for _ in range(data.draw(st.integers(0, 4))):

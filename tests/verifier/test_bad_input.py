@@ -62,7 +62,11 @@ async def generate(stub: Any) -> list[int]:
 BAD_REQUESTS = {
     "no prompt": (request(None), Code.INVALID_ARGUMENT, "prompt.input must be set"),
     "unset oneof": (request(verifier_pb2.Prompt()), Code.INVALID_ARGUMENT, "prompt.input must be set"),
-    "empty text": (request(verifier_pb2.Prompt(text="")), Code.INVALID_ARGUMENT, "prompt must come to at least one token"),
+    "empty text": (
+        request(verifier_pb2.Prompt(text="")),
+        Code.INVALID_ARGUMENT,
+        "prompt must come to at least one token",
+    ),
     "no token ids": (request(tokens()), Code.INVALID_ARGUMENT, "prompt must come to at least one token"),
     "empty chat": (
         request(verifier_pb2.Prompt(chat=verifier_pb2.ChatMessages())),
@@ -119,7 +123,7 @@ async def test_a_bad_request_is_refused_by_name(stub: Any, verifier: RunningVeri
 
 async def test_a_refused_field_is_named_in_the_details_too(stub: Any) -> None:
     error = await refusal(stub.Generate(request(top_p=2.0)))
-    trailers = {key: value for key, value in error.trailing_metadata() or ()}
+    trailers = dict(error.trailing_metadata() or ())
     assert b"sampling.top_p" in trailers["grpc-status-details-bin"]
 
 
@@ -171,7 +175,9 @@ def handshake(verifier: RunningVerifier, **changes: Any) -> types_pb2.Handshake:
     return types_pb2.Handshake(**(fields | changes))
 
 
-def opening(verifier: RunningVerifier, method: int = types_pb2.METHOD_PEARL, **changes: Any) -> verifier_pb2.CollaborateRequest:
+def opening(
+    verifier: RunningVerifier, method: int = types_pb2.METHOD_PEARL, **changes: Any
+) -> verifier_pb2.CollaborateRequest:
     return verifier_pb2.CollaborateRequest(
         open=verifier_pb2.CollaborateOpen(handshake=handshake(verifier, **changes), request=request(method=method))
     )

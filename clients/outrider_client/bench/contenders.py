@@ -25,6 +25,7 @@ class Contender:
     """Which driver runs it: "stack", "hf" or "bare"."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
+
 def contenders_of(config: BenchConfig) -> list[Contender]:
     """All contenders. `off` always takes part: it is what the others are compared with."""
     contenders = [Contender(OFF, options={"method": OFF})]

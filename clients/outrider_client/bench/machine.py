@@ -38,9 +38,7 @@ class Machine:
             return {}
         rows, milliseconds = [row for row, _ in times], [time for _, time in times]
         base = milliseconds[0]
-        return {
-            k: (k + 1) * base / float(np.interp(k + 1, rows, milliseconds)) for k in range(1, rows[-1])
-        }
+        return {k: (k + 1) * base / float(np.interp(k + 1, rows, milliseconds)) for k in range(1, rows[-1])}
 
     @property
     def best_ceiling(self) -> tuple[int, float] | None:

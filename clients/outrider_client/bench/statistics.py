@@ -240,5 +240,3 @@ def _mark_best(rows: Sequence[Row]) -> None:
 
 def _median(values: Sequence[float]) -> float | None:
     return median(values) if values else None
-
-

@@ -184,5 +184,3 @@ def _number(value: float | None, digits: int, unit: str = "") -> str:
 
 def _percent(value: float | None) -> str:
     return NONE if value is None else f"{value:.0%}"
-
-

@@ -76,9 +76,7 @@ async def warm_up(config: BenchConfig, contenders: Sequence[Contender], drivers:
             raise GenerationFailed(f"{contender.method} {contender.setting}: {error}") from None
 
 
-async def run_turn(
-    turn: Turn, config: BenchConfig, driver: Driver, on_sample: Callable[[Sample], None]
-) -> Block:
+async def run_turn(turn: Turn, config: BenchConfig, driver: Driver, on_sample: Callable[[Sample], None]) -> Block:
     """Runs a turn: `concurrency` generations at a time until all its prompts are done."""
     waiting = iter(turn.prompt_indices)
     samples: list[Sample] = []

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from outrider.models.demo.inflate import inflate, parse_inflation
 from outrider.models.runner import Runner
@@ -79,6 +80,7 @@ def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -
     if dtype not in {"auto", *DTYPES}:
         raise UnknownModel(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype!r}")
     is_demo = model_id.startswith(DEMO_PREFIX)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a service's stderr is its log
     stored: Any = "auto" if not is_demo else torch.float32
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES.get(dtype, stored))
     if inflation is not None:

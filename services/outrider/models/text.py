@@ -24,11 +24,14 @@ class TextCodec:
         return list(self._tokenizer(text)["input_ids"])
 
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """Token ids of a chat of (role, content), ready for the assistant's turn. NoChatTemplate if there is no template."""
+        """Token ids of a chat of (role, content), ready for the assistant's turn. NoChatTemplate if there is no
+        template."""
         if self._tokenizer.chat_template is None:
             raise NoChatTemplate("the target's tokenizer has no chat template")
         rendered = self._tokenizer.apply_chat_template(
-            [{"role": role, "content": content} for role, content in messages], tokenize=False, add_generation_prompt=True
+            [{"role": role, "content": content} for role, content in messages],
+            tokenize=False,
+            add_generation_prompt=True,
         )
         return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
 

@@ -32,6 +32,10 @@ CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
 sent."""
 
 
+class CannotLoad(Exception):
+    """The service cannot get ready, and trying again would not help. The message names the setting."""
+
+
 class Service(Protocol):
     """What `serve` runs."""
 
@@ -42,7 +46,7 @@ class Service(Protocol):
         """Adds the servicer to the server. Calls before `load` has ended must be refused with UNAVAILABLE."""
 
     async def load(self) -> None:
-        """Gets ready. May take long; runs on the event loop, so heavy work belongs in a thread."""
+        """Gets ready. May take long; runs on the event loop, so heavy work belongs in a thread. Raises CannotLoad."""
 
     def drain(self) -> None:
         """New calls are refused from here on."""
@@ -89,7 +93,10 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
     try:
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
-            await loading
+            try:
+                await loading
+            except CannotLoad as error:
+                raise SystemExit(f"error: {error}") from error
             await set_health(health_pb2.HealthCheckResponse.SERVING)
             log.info("server.serving", address=f"{host}:{port}")
             await stopping

@@ -6,10 +6,11 @@ import asyncio
 
 import grpc
 
-from outrider.models.loading import LoadedModel, load_model
+from outrider.models.loading import LoadedModel, UnknownModel, load_model
+from outrider.models.runner import UnsupportedModel
 from outrider.models.threads import set_num_threads
 from outrider.rpc.logs import configure_logs
-from outrider.rpc.server import pin, serve
+from outrider.rpc.server import CannotLoad, pin, serve
 from outrider.rpc.settings import parse_settings
 from outrider.speculator.engine import Engine
 from outrider.speculator.servicer import SpeculatorServicer
@@ -33,7 +34,10 @@ class SpeculatorService:
 
     async def load(self) -> None:
         """Loads the draft model."""
-        model = await asyncio.to_thread(self._load_model)
+        try:
+            model = await asyncio.to_thread(self._load_model)
+        except (UnknownModel, UnsupportedModel, OSError) as error:
+            raise CannotLoad(f"--model {self._settings.model}: {error}") from error
         self._engine = Engine(model, prefill_chunk=self._settings.prefill_chunk)
         self._servicer.ready(model, self._engine)
 

@@ -8,13 +8,14 @@ import grpc
 
 from outrider.core.params import Method, SpeculationParams
 from outrider.models.bench_forward import measure_forward
-from outrider.models.loading import LoadedModel, load_model
+from outrider.models.loading import LoadedModel, UnknownModel, load_model
+from outrider.models.runner import UnsupportedModel
 from outrider.models.text import TextCodec
 from outrider.models.threads import set_num_threads
 from outrider.rpc.logs import configure_logs
 from outrider.rpc.peers import SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer
-from outrider.rpc.server import pin, serve
+from outrider.rpc.server import CannotLoad, pin, serve
 from outrider.rpc.settings import parse_settings
 from outrider.v1 import verifier_pb2_grpc
 from outrider.verifier.admission import Limits
@@ -42,7 +43,10 @@ class VerifierService:
     async def load(self) -> None:
         """Loads the target model and measures it. The peers are dialled, not waited for."""
         settings = self._settings
-        model, forward_times_ms = await asyncio.to_thread(self._load_model)
+        try:
+            model, forward_times_ms = await asyncio.to_thread(self._load_model)
+        except (UnknownModel, UnsupportedModel, OSError) as error:
+            raise CannotLoad(f"--model {settings.model}: {error}") from error
         engine = Engine(
             model,
             asyncio.get_running_loop(),

@@ -88,7 +88,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             finally:
                 self._dismiss(generation)
 
-    async def Collaborate(self, requests: AsyncIterator[verifier_pb2.CollaborateRequest], context: Context) -> None:
+    async def Collaborate(  # type: ignore[override]
+        self, requests: AsyncIterator[verifier_pb2.CollaborateRequest], context: Context
+    ) -> None:
         """One generation; the caller drafts."""
         with rpc_errors(context):
             serving = self._ready()

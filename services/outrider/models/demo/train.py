@@ -35,7 +35,10 @@ REPORT_STEPS = 25
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the stages asked for on the command line."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.resume and options.stage != "draft":
+        parser.error("--resume needs --stage draft")
     torch.set_num_threads(options.threads)
     corpus = load_corpus()
     for stage in STAGES if options.stage == "all" else (options.stage,):
@@ -169,6 +172,7 @@ def _parser() -> argparse.ArgumentParser:
         default="all",
         help="run one stage only; it needs the results of those before it (default: %(default)s)",
     )
+    parser.add_argument("--resume", action="store_true", help="with --stage draft: train the saved draft on")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and batches (default: %(default)s)")
     return parser
 

@@ -165,4 +165,7 @@ def _finish(axes: Axes, *, axis: Any, columns: int) -> None:
     axes.set_axisbelow(True)
     axes.grid(axis=axis, alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=columns, frameon=False, fontsize=8)
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)

@@ -103,6 +103,10 @@ class Child:
         finally:
             self.kill()
 
+    def wait(self, timeout_s: float) -> int:
+        """Its exit status, once it has ended by itself. Raises subprocess.TimeoutExpired."""
+        return self._started().wait(timeout_s)
+
     def kill(self) -> None:
         """Ends the process at once, as a crash would. Returns when it is gone."""
         if (process := self._process) is None:

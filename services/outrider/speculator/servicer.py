@@ -135,6 +135,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             stream = _Stream(spec.session_id, spec.committed_token_ids)
             self.num_sessions += 1
             engine.open(spec, stream)
+            log.info("session.started", session_id=spec.session_id, method=spec.speculation.method.value)
             reader = asyncio.create_task(self._read(requests, stream, model, engine))
             try:
                 info = model_info(model)
@@ -145,6 +146,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
                 reader.cancel()
                 engine.close(spec.session_id)
                 self.num_sessions -= 1
+                log.info("session.ended", session_id=spec.session_id, num_committed_tokens=len(stream.committed))
 
     async def _read(
         self,

@@ -38,7 +38,10 @@ class SpeculatorService:
             model = await asyncio.to_thread(self._load_model)
         except (UnknownModel, UnsupportedModel, OSError) as error:
             raise CannotLoad(f"--model {self._settings.model}: {error}") from error
-        self._engine = Engine(model, prefill_chunk=self._settings.prefill_chunk)
+        settings = self._settings
+        # An accelerator has no other tenants in its caches.
+        keep_warm_s = settings.keep_warm_ms / 1e3 if settings.device == "cpu" else 0.0
+        self._engine = Engine(model, prefill_chunk=settings.prefill_chunk, keep_warm_s=keep_warm_s)
         self._servicer.ready(model, self._engine)
 
     def _load_model(self) -> LoadedModel:

@@ -17,6 +17,7 @@ import structlog
 from outrider.core.growth import Expansion
 from outrider.core.tree import Draft, TokenId
 from outrider.models.loading import LoadedModel
+from outrider.models.runner import Segment
 from outrider.models.sampler import Sampler
 from outrider.speculator.drafting import Drafting, DraftingSpec
 
@@ -50,14 +51,29 @@ class _Close:
     session_id: str
 
 
+_Work = tuple[Drafting, DraftSink, Expansion]
+
+WARM_PAUSE_S = 0.0002
+"""Between two forwards that keep the model warm: enough for the event loop to run."""
+
+
 class Engine:
     """Grows trees. `open`, `commit` and `close` may be called from any thread."""
 
-    def __init__(self, model: LoadedModel, *, prefill_chunk: int = 512) -> None:
+    def __init__(self, model: LoadedModel, *, prefill_chunk: int = 512, keep_warm_s: float = 0.0) -> None:
+        """
+        Args:
+            model: The draft model.
+            prefill_chunk: Most rows of a prompt in one forward.
+            keep_warm_s: How long after the last message the model is kept in the caches; 0 = not at all.
+        """
         self._runner = model.runner
         self._sampler = Sampler()
         self._max_context_len = model.max_context_len
         self._prefill_chunk = prefill_chunk
+        self._keep_warm_s = keep_warm_s
+        self._keep_warm_until = 0.0
+        self._scratch = self._runner.new_cache(1)
         self._inbox: queue.SimpleQueue[_Open | _Commit | _Close | None] = queue.SimpleQueue()
         self._sessions: dict[str, tuple[Drafting, DraftSink]] = {}
         self._thread = threading.Thread(target=self._run, name="speculator-engine", daemon=True)
@@ -86,31 +102,40 @@ class Engine:
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            work = self._next_work()
+        work: list[_Work] = []
+        while self._take_inbox(0.0 if work else self._patience_s()):
             try:
-                if not self._take_inbox(wait=not work):
-                    return
                 work = self._next_work()
                 if work:
                     self._step(work)
+                elif self._patience_s() is not None:
+                    self._warm()
             except Exception:
                 log.exception("engine.step_failed", num_sessions=len(self._sessions))
                 for _, sink in self._sessions.values():
                     sink.fail()
                 self._sessions.clear()
 
-    def _take_inbox(self, *, wait: bool) -> bool:
-        """Applies what was posted; waits for something if there is nothing to do. False = the engine ends."""
-        while True:
-            try:
-                message = self._inbox.get(block=wait)
-            except queue.Empty:
-                return True
-            wait = False
-            if message is None:
-                return False
-            self._apply(message)
+    def _patience_s(self) -> float | None:
+        """How long to wait for a message when there is nothing to grow; None = for ever."""
+        is_warm = self._sessions and time.perf_counter() < self._keep_warm_until
+        return WARM_PAUSE_S if is_warm else None
+
+    def _warm(self) -> None:
+        self._scratch.truncate(0)
+        self._runner.forward([Segment(self._scratch, [0], 1)])
+
+    def _take_inbox(self, timeout_s: float | None) -> bool:
+        """Applies what was posted; waits at most timeout_s for something (None = for ever). False = the engine ends."""
+        try:
+            message = self._inbox.get(block=timeout_s != 0, timeout=timeout_s)
+            self._keep_warm_until = time.perf_counter() + self._keep_warm_s
+            while message is not None:
+                self._apply(message)
+                message = self._inbox.get(block=False)
+        except queue.Empty:
+            return True
+        return False
 
     def _apply(self, message: _Open | _Commit | _Close) -> None:
         if isinstance(message, _Open):
@@ -122,7 +147,7 @@ class Engine:
         elif message.session_id in self._sessions:
             self._sessions[message.session_id][0].commit(message.token_ids)
 
-    def _next_work(self) -> list[tuple[Drafting, DraftSink, Expansion]]:
+    def _next_work(self) -> list[_Work]:
         work = []
         for drafting, sink in self._sessions.values():
             expansion = drafting.next_expansion()
@@ -130,7 +155,7 @@ class Engine:
                 work.append((drafting, sink, expansion))
         return work
 
-    def _step(self, work: list[tuple[Drafting, DraftSink, Expansion]]) -> None:
+    def _step(self, work: list[_Work]) -> None:
         """One packed forward for all sessions that have something to grow, then the messages that it completes."""
         started = time.perf_counter()
         segments = [drafting.segment(expansion, self._prefill_chunk) for drafting, _, expansion in work]

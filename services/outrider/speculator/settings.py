@@ -23,3 +23,8 @@ class SpeculatorSettings(ServiceSettings):
     num_threads: int = Field(0, ge=0, description="Threads of a forward on a CPU; 0 = one for each core in --cpu.")
     max_num_sessions: int = Field(64, ge=1, description="Most sessions at a time.")
     prefill_chunk: int = Field(512, ge=1, description="Most rows of a prompt in one forward.")
+    keep_warm_ms: float = Field(
+        250.0,
+        ge=0,
+        description="For so long after a commit, idle forwards keep the model in a CPU's caches; 0 = never.",
+    )

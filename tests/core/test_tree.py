@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.params import Source
@@ -65,33 +65,44 @@ class BruteForce:
         return {end for end in ends if end}
 
 
+@dataclass(frozen=True)
+class Claims:
+    """A draft that begins `back` tokens before the end of what is committed when it arrives."""
+
+    back: int
+    parent_offsets: list[int]
+    token_ids: list[int]
+
+
 @st.composite
-def events(draw: st.DrawFn) -> list[list[int] | Draft]:
+def events(draw: st.DrawFn) -> list[list[int] | Claims]:
     """Commits and drafts, the drafts from any base, with parents that may be unknown, dead or yet to come."""
-    sequence: list[list[int] | Draft] = []
-    next_id = 1
+    sequence: list[list[int] | Claims] = []
     for _ in range(draw(st.integers(1, 12))):
         if draw(st.booleans()):
             sequence.append(draw(st.lists(TOKENS, min_size=1, max_size=3)))
             continue
-        size = draw(st.integers(1, 5))
-        offsets = draw(st.lists(st.integers(0, 6), min_size=size, max_size=size))
-        tokens = draw(st.lists(st.integers(-1, VOCAB_SIZE), min_size=size, max_size=size))
-        sequence.append(draft(draw(st.integers(-1, 20)), next_id, offsets, tokens))
-        next_id += size
+        size = draw(st.integers(1, 6))
+        offsets = draw(st.lists(st.sampled_from([0, 1, 1, 1, 2, 5]), min_size=size, max_size=size))
+        tokens = draw(st.lists(st.sampled_from([0, 0, 1, 1, 2, -1, VOCAB_SIZE]), min_size=size, max_size=size))
+        sequence.append(Claims(draw(st.integers(-1, 5)), offsets, tokens))
     return sequence
 
 
+@settings(max_examples=400)
 @given(prompt=st.lists(TOKENS, min_size=1, max_size=4), sequence=events())
 def test_the_tree_holds_exactly_the_claims_that_the_committed_tokens_allow(
-    prompt: list[int], sequence: list[list[int] | Draft]
+    prompt: list[int], sequence: list[list[int] | Claims]
 ) -> None:
     tree, model = DraftTree(prompt, VOCAB_SIZE), BruteForce(list(prompt))
     nodes = StreamNodes(tree)
+    next_id = 1
     for event in sequence:
-        if isinstance(event, Draft):
-            nodes.add(event)
-            model.add(event)
+        if isinstance(event, Claims):
+            message = draft(len(tree.committed) - event.back, next_id, event.parent_offsets, event.token_ids)
+            next_id += len(event.token_ids)
+            nodes.add(message)
+            model.add(message)
         else:
             tree.commit(event)
             model.committed.extend(event)
@@ -99,6 +110,13 @@ def test_the_tree_holds_exactly_the_claims_that_the_committed_tokens_allow(
         assert live_paths(tree) == model.live_paths()
         assert tree.num_nodes == len(live_paths(tree))
         assert all(node.state is NodeState.LIVE for node in tree.live_nodes())
+
+
+def test_a_late_claim_that_contradicts_a_committed_token_is_dropped_with_all_below_it() -> None:
+    tree = DraftTree([0], VOCAB_SIZE)
+    tree.commit([1])
+    assert StreamNodes(tree).add(draft(1, 1, [0, 1, 1], [2, 2, 2])) == 0
+    assert tree.num_nodes == 0
 
 
 @given(prompt=st.lists(TOKENS, min_size=1, max_size=3), path=st.lists(TOKENS, min_size=1, max_size=8), data=st.data())

@@ -121,9 +121,8 @@ class Session:
                 reason, stop_token_id = FinishReason.STOP, token_id
                 del token_ids[index:], sources[index:]
                 break
-        if reason is None and len(token_ids) >= self.num_wanted:
+        if reason is None and len(token_ids) >= self.num_wanted:  # never more: the chain left room for the next token
             reason = FinishReason.LENGTH
-            del token_ids[self.num_wanted :], sources[self.num_wanted :]
         base_len = len(self.tree.committed)
         num_known = self.tree.commit(token_ids)
         self.statistics.count_round(

@@ -111,7 +111,7 @@ class DraftTree:
         if position < len(self.committed):
             if self.committed[position] != token_id:
                 return None
-            return self.root if position == self.root.position else self._committed_node(position)
+            return self._committed_node(position)
         if parent.state is NodeState.COMMITTED:
             parent = self.root
         existing = parent.children.get(token_id)
@@ -140,7 +140,7 @@ class DraftTree:
         """Appends committed tokens and re-roots the tree. Returns how many of them, from the first, the tree had as
         nodes."""
         num_known = 0
-        for index, token_id in enumerate(token_ids):
+        for token_id in token_ids:
             self.committed.append(token_id)
             child = self.root.children.pop(token_id, None)
             for sibling in self.root.children.values():
@@ -153,7 +153,7 @@ class DraftTree:
                 child.parent = None
                 self.num_nodes -= 1
                 self.root = child
-                num_known += index == num_known
+                num_known += 1
         return num_known
 
     def _kill(self, node: Node) -> None:

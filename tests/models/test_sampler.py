@@ -14,7 +14,7 @@ from scipy import stats
 from outrider.core.noise import gumbel, hash_tokens
 from outrider.core.params import SamplingParams
 from outrider.models.noise import NoiseRows, gumbel_tensor, hash_tensor
-from outrider.models.sampler import Sampler
+from outrider.models.sampler import GREEDY_SHARPNESS, SAMPLED_SHARPNESS, Sampler
 
 CPU = torch.device("cpu")
 NUM_DRAWS = 200_000
@@ -169,23 +169,23 @@ def test_the_first_candidate_is_the_draw(filters: dict[str, Any]) -> None:
     assert all(row == sorted(row, key=lambda c: -c[1]) for row in candidates)
 
 
-def test_candidates_carry_the_log_softmax_of_the_best_eight_scores() -> None:
+def test_candidates_carry_the_log_softmax_of_the_best_eight_sharpened_scores() -> None:
     logits = random_rows(1)
     scores = logits[0].double().numpy() / 0.7 + gumbel(5, 3, np.arange(2048))
-    best = np.sort(scores)[::-1][:8]
+    best = np.sort(scores)[::-1][:8] * SAMPLED_SHARPNESS
     expected = best[:3] - np.log(np.exp(best).sum())
     row = Sampler().candidates(logits, [SamplingParams(seed=5, temperature=0.7)], [3], 3)[0]
     assert [p for _, p in row] == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-def test_greedy_candidates_carry_the_probability_over_all_tokens() -> None:
+def test_greedy_candidates_are_sharpened_logits_beside_sampled_ones() -> None:
     logits = random_rows(2)
     greedy, sampled = SamplingParams(temperature=0), SamplingParams(seed=1)
-    rows = Sampler().candidates(logits, [greedy, sampled], [0, 0], 3)
-    expected = logits[0].log_softmax(-1).topk(3)
-    assert [t for t, _ in rows[0]] == expected.indices.tolist()
-    assert [p for _, p in rows[0]] == pytest.approx(expected.values.tolist(), abs=1e-5)
-    assert sum(math.exp(p) for _, p in Sampler().candidates(logits, [sampled] * 2, [0, 0], 8)[1]) == pytest.approx(1)
+    rows = Sampler().candidates(logits, [greedy, sampled], [0, 0], 8)
+    best = logits[0].topk(8)
+    assert [t for t, _ in rows[0]] == best.indices.tolist()
+    assert [p for _, p in rows[0]] == pytest.approx((best.values * GREEDY_SHARPNESS).log_softmax(-1).tolist(), abs=1e-4)
+    assert [sum(math.exp(p) for _, p in row) for row in rows] == pytest.approx([1, 1])
 
 
 def test_candidates_are_only_tokens_that_can_be_drawn() -> None:

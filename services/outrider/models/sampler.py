@@ -18,6 +18,12 @@ from outrider.models.noise import NoiseRows
 
 #: The log-probabilities of drafted candidates are normalised over this many of the best perturbed scores.
 NUM_NORMALISED = 8
+#: How much surer of the target's draw a draft model may be than its own probabilities say, because both share the noise
+#: and, mostly, the order of the best tokens. Fitted by log-loss on 960 positions of held-out code, demo pair: best at 3 for
+#: temperature 0 (mean probability .95, agreement .95; without: .79), 1.5 to 2 for 0.7 and 1 (.82 and .70; agreement .81 and
+#: .71; without: .71 and .54). It decides where chains end, never what is accepted.
+GREEDY_SHARPNESS = 3.0
+SAMPLED_SHARPNESS = 1.7
 #: So many of the best tokens are looked at before a row is sorted completely.
 NUM_PRESORTED = 256
 
@@ -52,17 +58,16 @@ class Sampler:
         """The tokens that the target will most probably draw, guessed from a draft model's logits.
 
         Returns:
-            For each row at most k pairs (token id, log-probability), best first. The log-probability is the
-            log-softmax of the perturbed scores over the best 8 tokens; at temperature 0, of the logits over all.
-            A row has fewer pairs if fewer tokens are allowed.
+            For each row at most k pairs (token id, log-probability), best first. The log-probability is that of the
+            target drawing the same: the log-softmax over the best 8 of the perturbed scores (at temperature 0, of the
+            logits) times `SAMPLED_SHARPNESS` (`GREEDY_SHARPNESS`). A row has fewer pairs if fewer tokens are allowed.
         """
         is_greedy = [p.is_greedy for p in params]
         scores = logits if all(is_greedy) else self._perturbed(logits, params, output_indices)
         values, ids = scores.topk(min(max(k, NUM_NORMALISED), logits.shape[-1]))
-        totals = logits.logsumexp(-1).tolist() if any(is_greedy) else [0.0] * len(params)
         return [
-            _ranked(row_ids, row_values, total if greedy else _log_sum_exp(row_values[:NUM_NORMALISED]))[:k]
-            for row_ids, row_values, total, greedy in zip(ids.tolist(), values.tolist(), totals, is_greedy, strict=True)
+            _ranked(row_ids, row_values, GREEDY_SHARPNESS if greedy else SAMPLED_SHARPNESS)[:k]
+            for row_ids, row_values, greedy in zip(ids.tolist(), values.tolist(), is_greedy, strict=True)
         ]
 
     def _perturbed(self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]) -> Tensor:
@@ -90,14 +95,14 @@ class Sampler:
         return self._noise
 
 
-def _log_sum_exp(scores: Sequence[float]) -> float:
-    """Of scores in falling order. A few numbers are quicker without tensors."""
-    return scores[0] + math.log(sum(math.exp(score - scores[0]) for score in scores))
+def _ranked(token_ids: Sequence[int], scores: Sequence[float], sharpness: float) -> list[tuple[int, float]]:
+    """Pairs (token id, log-probability), best first; a filtered token has minus infinity, and is left out.
 
-
-def _ranked(token_ids: Sequence[int], scores: Sequence[float], total: float) -> list[tuple[int, float]]:
-    """Pairs (token id, log-probability), best first; a filtered token has minus infinity, and is left out."""
-    pairs = [(t, score - total) for t, score in zip(token_ids, scores, strict=True) if score != -math.inf]
+    `scores` fall. A few numbers are quicker without tensors.
+    """
+    sharp = [sharpness * (score - scores[0]) for score in scores]
+    total = math.log(sum(math.exp(score) for score in sharp[:NUM_NORMALISED]))
+    pairs = [(t, score - total) for t, score in zip(token_ids, sharp, strict=True) if score != -math.inf]
     # `topk` promises no order between equals.
     pairs.sort(key=lambda pair: (-pair[1], pair[0]))
     return pairs

@@ -18,10 +18,10 @@ from outrider.models.noise import NoiseRows
 
 #: The log-probabilities of drafted candidates are normalised over this many of the best perturbed scores.
 NUM_NORMALISED = 8
-#: How much surer of the target's draw a draft model may be than its own probabilities say, because both share the noise
-#: and, mostly, the order of the best tokens. Fitted by log-loss on 960 positions of held-out code, demo pair: best at 3 for
-#: temperature 0 (mean probability .95, agreement .95; without: .79), 1.5 to 2 for 0.7 and 1 (.82 and .70; agreement .81 and
-#: .71; without: .71 and .54). It decides where chains end, never what is accepted.
+#: How much surer of the target's draw a draft model may be than its own probabilities say, because both share the
+#: noise and, mostly, the order of the best tokens. Fitted by log-loss on 960 positions of held-out code, demo pair:
+#: best at 3 for temperature 0 (mean probability .95, agreement .95; without: .79), 1.5 to 2 for 0.7 and 1 (.82 and
+#: .70; agreement .81 and .71; without: .71 and .54). It decides where chains end, never what is accepted.
 GREEDY_SHARPNESS = 3.0
 SAMPLED_SHARPNESS = 1.7
 #: So many of the best tokens are looked at before a row is sorted completely.

@@ -29,7 +29,7 @@ class VerifierSettings(ServiceSettings):
     max_num_speculative_tokens: int = Field(32, ge=1, le=64, description="Limit of num_speculative_tokens.")
     lookahead: int = Field(64, ge=1, description="Default of the tokens that a speculator drafts ahead.")
     min_path_probability: float = Field(
-        0.07, ge=0, lt=1, description="Default of the path probability at which a chain ends."
+        0.2, ge=0, lt=1, description="Default of the path probability at which a chain ends."
     )
     max_num_sessions: int = Field(64, ge=1, description="Most sessions at a time.")
     stall_timeout_s: float = Field(60.0, gt=0, description="A client that reads nothing for so long is cut off.")

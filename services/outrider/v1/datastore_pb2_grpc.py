@@ -26,20 +26,29 @@ if _version_not_supported:
 
 
 class DatastoreServiceStub:
-    """Serves n-gram continuations.
+    """Serves continuations of contexts.
 
-    Three tiers. *Prior*: built offline, shared, persistent. *Dynamic*: tokens accepted in a session. *Rejected*: where a draft was refused,
-    and what the target said instead. A lookup finds the longest suffix of a context, of at most `max_match_len` tokens, that the tiers
-    know, and returns what followed it. At equal length the order is prior, dynamic, rejected (DOUBLE, Algorithm 3).
+    Tiers. *Prior*: built offline, persistent, one of each name. *Dynamic*: tokens accepted in a session. *Shared*: tokens accepted in all
+    sessions of a wider scope. *Rejected*: where a session's draft was refused, and what the target said instead. *Ring*: the whole prompts
+    and outputs of the sessions of a wider scope that have ended, the latest ones.
 
-    A continuation of the prior tier is passed over where this session's target has refused it after the same tokens.
+    A lookup finds the longest suffix of a context that a tier knows, and returns what followed it. At equal length the order is prior,
+    dynamic, shared, rejected, ring (DOUBLE, Algorithm 3, and the tiers that it does not have). The n-gram tiers know at most `max_match_len`
+    tokens, the ring knows `max_ring_match_len`. A continuation of the prior tier is passed over where this session's target has refused it
+    after the same tokens.
 
-    Everything lives under (tokenizer, corpus, session): sessions do not see one another's tokens.
+    Everything lives under (tokenizer, corpus, tenant, session). A session sees the prior, what it has recorded itself, and what the sessions
+    of its `retrieval_scope` have contributed. A tenant never sees what another has recorded, unless both asked for
+    RETRIEVAL_SCOPE_GLOBAL.
+
+    Redis is the truth: every replica on the same Redis answers from what any of them has recorded.
 
     Example flow:
-    1. verifier  -> LookupRequest {scope, queries: [{query_id: 7, base_len: 130, context}]}
-    2. datastore -> LookupResponse {results: [{query_id: 7, base_len: 130, match_len: 3, nodes}]}
-    3. verifier  -> RecordRequest {scope, accepted: the session's new tokens}            on another stream, off the hot path
+    1. verifier  -> WatchRequest {scope}                                                  once: the prior, for a copy of its own
+    2. verifier  -> LookupRequest {scope, queries: [{query_id: 7, base_len: 130, context}]}
+    3. datastore -> LookupResponse {results: [{query_id: 7, base_len: 130, match_len: 3, nodes}]}
+    4. verifier  -> RecordRequest {scope, base_len: 130, accepted tokens}                 on another stream, off the hot path
+    5. datastore -> RecordResponse {session_id, num_tokens: 134}                          they are in Redis
     """
 
     def __init__(self, channel):
@@ -53,7 +62,7 @@ class DatastoreServiceStub:
                 request_serializer=outrider_dot_v1_dot_datastore__pb2.LookupRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_datastore__pb2.LookupResponse.FromString,
                 _registered_method=True)
-        self.Record = channel.stream_unary(
+        self.Record = channel.stream_stream(
                 '/outrider.v1.DatastoreService/Record',
                 request_serializer=outrider_dot_v1_dot_datastore__pb2.RecordRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_datastore__pb2.RecordResponse.FromString,
@@ -63,7 +72,7 @@ class DatastoreServiceStub:
                 request_serializer=outrider_dot_v1_dot_datastore__pb2.WatchRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_datastore__pb2.WatchResponse.FromString,
                 _registered_method=True)
-        self.LoadPrior = channel.stream_unary(
+        self.LoadPrior = channel.stream_stream(
                 '/outrider.v1.DatastoreService/LoadPrior',
                 request_serializer=outrider_dot_v1_dot_datastore__pb2.LoadPriorRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_datastore__pb2.LoadPriorResponse.FromString,
@@ -86,55 +95,74 @@ class DatastoreServiceStub:
 
 
 class DatastoreServiceServicer:
-    """Serves n-gram continuations.
+    """Serves continuations of contexts.
 
-    Three tiers. *Prior*: built offline, shared, persistent. *Dynamic*: tokens accepted in a session. *Rejected*: where a draft was refused,
-    and what the target said instead. A lookup finds the longest suffix of a context, of at most `max_match_len` tokens, that the tiers
-    know, and returns what followed it. At equal length the order is prior, dynamic, rejected (DOUBLE, Algorithm 3).
+    Tiers. *Prior*: built offline, persistent, one of each name. *Dynamic*: tokens accepted in a session. *Shared*: tokens accepted in all
+    sessions of a wider scope. *Rejected*: where a session's draft was refused, and what the target said instead. *Ring*: the whole prompts
+    and outputs of the sessions of a wider scope that have ended, the latest ones.
 
-    A continuation of the prior tier is passed over where this session's target has refused it after the same tokens.
+    A lookup finds the longest suffix of a context that a tier knows, and returns what followed it. At equal length the order is prior,
+    dynamic, shared, rejected, ring (DOUBLE, Algorithm 3, and the tiers that it does not have). The n-gram tiers know at most `max_match_len`
+    tokens, the ring knows `max_ring_match_len`. A continuation of the prior tier is passed over where this session's target has refused it
+    after the same tokens.
 
-    Everything lives under (tokenizer, corpus, session): sessions do not see one another's tokens.
+    Everything lives under (tokenizer, corpus, tenant, session). A session sees the prior, what it has recorded itself, and what the sessions
+    of its `retrieval_scope` have contributed. A tenant never sees what another has recorded, unless both asked for
+    RETRIEVAL_SCOPE_GLOBAL.
+
+    Redis is the truth: every replica on the same Redis answers from what any of them has recorded.
 
     Example flow:
-    1. verifier  -> LookupRequest {scope, queries: [{query_id: 7, base_len: 130, context}]}
-    2. datastore -> LookupResponse {results: [{query_id: 7, base_len: 130, match_len: 3, nodes}]}
-    3. verifier  -> RecordRequest {scope, accepted: the session's new tokens}            on another stream, off the hot path
+    1. verifier  -> WatchRequest {scope}                                                  once: the prior, for a copy of its own
+    2. verifier  -> LookupRequest {scope, queries: [{query_id: 7, base_len: 130, context}]}
+    3. datastore -> LookupResponse {results: [{query_id: 7, base_len: 130, match_len: 3, nodes}]}
+    4. verifier  -> RecordRequest {scope, base_len: 130, accepted tokens}                 on another stream, off the hot path
+    5. datastore -> RecordResponse {session_id, num_tokens: 134}                          they are in Redis
     """
 
     def Lookup(self, request_iterator, context):
         """Looks contexts up. One answer for each request, in order; contexts without a match get a result without nodes.
 
+        While Redis does not answer, the answers come from what the replica itself holds (priors and rings) and say so (`is_local`).
+
         Errors:
         * `INVALID_ARGUMENT`: a field is missing or outside its range; the message names the field and the rule.
-        * `UNAVAILABLE`: Redis cannot be reached. Decode without; the text is the same.
+        * `NOT_FOUND`: there is no corpus of that name.
+        * `FAILED_PRECONDITION`: this server serves another tokenizer; the message names both.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Record(self, request_iterator, context):
-        """Records what was accepted and what was refused. The answer comes at the end of the stream and counts what was stored.
+        """Records what was accepted and what was refused. One answer for each request, in order, once Redis has it: what was answered survives
+        the death of this server. A request that repeats tokens which are recorded already is harmless; one that leaves a gap stores nothing,
+        and its answer says where to go on.
 
-        Errors: as Lookup.
+        Errors: as Lookup, and
+        * `UNAVAILABLE`: Redis cannot be reached. Open another stream and go on from the last answer.
+        * `RESOURCE_EXHAUSTED`: the memory budget is used up by what must not be evicted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Follows the changes of a scope, for local copies of its tiers.
+        """Follows the prior and the shared tier of a scope, for copies of them. First what there is, then what changes.
 
-        Errors: as Lookup.
+        Errors: as Record, and
+        * `DEADLINE_EXCEEDED`: the caller has read nothing for the server's stall timeout.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadPrior(self, request_iterator, context):
-        """Loads a prior corpus, replacing one of the same name when the stream ends well.
+        """Loads a prior corpus, replacing one of the same name when all of it is stored. The last answer has `is_done`; those before it
+        say how far it is. Whatever fails, the former corpus stays and nothing of the new one does.
 
-        Errors: as Lookup.
+        Errors: as Record, and
+        * `INVALID_ARGUMENT`: also for a number of tokens that differs from the announced one, and for more tokens than the server takes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -172,7 +200,7 @@ def add_DatastoreServiceServicer_to_server(servicer, server):
                     request_deserializer=outrider_dot_v1_dot_datastore__pb2.LookupRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_datastore__pb2.LookupResponse.SerializeToString,
             ),
-            'Record': grpc.stream_unary_rpc_method_handler(
+            'Record': grpc.stream_stream_rpc_method_handler(
                     servicer.Record,
                     request_deserializer=outrider_dot_v1_dot_datastore__pb2.RecordRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_datastore__pb2.RecordResponse.SerializeToString,
@@ -182,7 +210,7 @@ def add_DatastoreServiceServicer_to_server(servicer, server):
                     request_deserializer=outrider_dot_v1_dot_datastore__pb2.WatchRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_datastore__pb2.WatchResponse.SerializeToString,
             ),
-            'LoadPrior': grpc.stream_unary_rpc_method_handler(
+            'LoadPrior': grpc.stream_stream_rpc_method_handler(
                     servicer.LoadPrior,
                     request_deserializer=outrider_dot_v1_dot_datastore__pb2.LoadPriorRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_datastore__pb2.LoadPriorResponse.SerializeToString,
@@ -211,20 +239,29 @@ def add_DatastoreServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DatastoreService:
-    """Serves n-gram continuations.
+    """Serves continuations of contexts.
 
-    Three tiers. *Prior*: built offline, shared, persistent. *Dynamic*: tokens accepted in a session. *Rejected*: where a draft was refused,
-    and what the target said instead. A lookup finds the longest suffix of a context, of at most `max_match_len` tokens, that the tiers
-    know, and returns what followed it. At equal length the order is prior, dynamic, rejected (DOUBLE, Algorithm 3).
+    Tiers. *Prior*: built offline, persistent, one of each name. *Dynamic*: tokens accepted in a session. *Shared*: tokens accepted in all
+    sessions of a wider scope. *Rejected*: where a session's draft was refused, and what the target said instead. *Ring*: the whole prompts
+    and outputs of the sessions of a wider scope that have ended, the latest ones.
 
-    A continuation of the prior tier is passed over where this session's target has refused it after the same tokens.
+    A lookup finds the longest suffix of a context that a tier knows, and returns what followed it. At equal length the order is prior,
+    dynamic, shared, rejected, ring (DOUBLE, Algorithm 3, and the tiers that it does not have). The n-gram tiers know at most `max_match_len`
+    tokens, the ring knows `max_ring_match_len`. A continuation of the prior tier is passed over where this session's target has refused it
+    after the same tokens.
 
-    Everything lives under (tokenizer, corpus, session): sessions do not see one another's tokens.
+    Everything lives under (tokenizer, corpus, tenant, session). A session sees the prior, what it has recorded itself, and what the sessions
+    of its `retrieval_scope` have contributed. A tenant never sees what another has recorded, unless both asked for
+    RETRIEVAL_SCOPE_GLOBAL.
+
+    Redis is the truth: every replica on the same Redis answers from what any of them has recorded.
 
     Example flow:
-    1. verifier  -> LookupRequest {scope, queries: [{query_id: 7, base_len: 130, context}]}
-    2. datastore -> LookupResponse {results: [{query_id: 7, base_len: 130, match_len: 3, nodes}]}
-    3. verifier  -> RecordRequest {scope, accepted: the session's new tokens}            on another stream, off the hot path
+    1. verifier  -> WatchRequest {scope}                                                  once: the prior, for a copy of its own
+    2. verifier  -> LookupRequest {scope, queries: [{query_id: 7, base_len: 130, context}]}
+    3. datastore -> LookupResponse {results: [{query_id: 7, base_len: 130, match_len: 3, nodes}]}
+    4. verifier  -> RecordRequest {scope, base_len: 130, accepted tokens}                 on another stream, off the hot path
+    5. datastore -> RecordResponse {session_id, num_tokens: 134}                          they are in Redis
     """
 
     @staticmethod
@@ -265,7 +302,7 @@ class DatastoreService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_unary(
+        return grpc.experimental.stream_stream(
             request_iterator,
             target,
             '/outrider.v1.DatastoreService/Record',
@@ -319,7 +356,7 @@ class DatastoreService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_unary(
+        return grpc.experimental.stream_stream(
             request_iterator,
             target,
             '/outrider.v1.DatastoreService/LoadPrior',

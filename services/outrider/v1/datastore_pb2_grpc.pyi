@@ -27,20 +27,29 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DatastoreServiceStub:
-    """Serves n-gram continuations.
+    """Serves continuations of contexts.
 
-    Three tiers. *Prior*: built offline, shared, persistent. *Dynamic*: tokens accepted in a session. *Rejected*: where a draft was refused,
-    and what the target said instead. A lookup finds the longest suffix of a context, of at most `max_match_len` tokens, that the tiers
-    know, and returns what followed it. At equal length the order is prior, dynamic, rejected (DOUBLE, Algorithm 3).
+    Tiers. *Prior*: built offline, persistent, one of each name. *Dynamic*: tokens accepted in a session. *Shared*: tokens accepted in all
+    sessions of a wider scope. *Rejected*: where a session's draft was refused, and what the target said instead. *Ring*: the whole prompts
+    and outputs of the sessions of a wider scope that have ended, the latest ones.
 
-    A continuation of the prior tier is passed over where this session's target has refused it after the same tokens.
+    A lookup finds the longest suffix of a context that a tier knows, and returns what followed it. At equal length the order is prior,
+    dynamic, shared, rejected, ring (DOUBLE, Algorithm 3, and the tiers that it does not have). The n-gram tiers know at most `max_match_len`
+    tokens, the ring knows `max_ring_match_len`. A continuation of the prior tier is passed over where this session's target has refused it
+    after the same tokens.
 
-    Everything lives under (tokenizer, corpus, session): sessions do not see one another's tokens.
+    Everything lives under (tokenizer, corpus, tenant, session). A session sees the prior, what it has recorded itself, and what the sessions
+    of its `retrieval_scope` have contributed. A tenant never sees what another has recorded, unless both asked for
+    RETRIEVAL_SCOPE_GLOBAL.
+
+    Redis is the truth: every replica on the same Redis answers from what any of them has recorded.
 
     Example flow:
-      1. verifier  -> LookupRequest {scope, queries: [{query_id: 7, base_len: 130, context}]}
-      2. datastore -> LookupResponse {results: [{query_id: 7, base_len: 130, match_len: 3, nodes}]}
-      3. verifier  -> RecordRequest {scope, accepted: the session's new tokens}            on another stream, off the hot path
+      1. verifier  -> WatchRequest {scope}                                                  once: the prior, for a copy of its own
+      2. verifier  -> LookupRequest {scope, queries: [{query_id: 7, base_len: 130, context}]}
+      3. datastore -> LookupResponse {results: [{query_id: 7, base_len: 130, match_len: 3, nodes}]}
+      4. verifier  -> RecordRequest {scope, base_len: 130, accepted tokens}                 on another stream, off the hot path
+      5. datastore -> RecordResponse {session_id, num_tokens: 134}                          they are in Redis
     """
 
     @_typing.overload
@@ -50,24 +59,34 @@ class DatastoreServiceStub:
     Lookup: _grpc.StreamStreamMultiCallable[_datastore_pb2.LookupRequest, _datastore_pb2.LookupResponse]
     """Looks contexts up. One answer for each request, in order; contexts without a match get a result without nodes.
 
+    While Redis does not answer, the answers come from what the replica itself holds (priors and rings) and say so (`is_local`).
+
     Errors:
     * `INVALID_ARGUMENT`: a field is missing or outside its range; the message names the field and the rule.
-    * `UNAVAILABLE`: Redis cannot be reached. Decode without; the text is the same.
+    * `NOT_FOUND`: there is no corpus of that name.
+    * `FAILED_PRECONDITION`: this server serves another tokenizer; the message names both.
     """
-    Record: _grpc.StreamUnaryMultiCallable[_datastore_pb2.RecordRequest, _datastore_pb2.RecordResponse]
-    """Records what was accepted and what was refused. The answer comes at the end of the stream and counts what was stored.
+    Record: _grpc.StreamStreamMultiCallable[_datastore_pb2.RecordRequest, _datastore_pb2.RecordResponse]
+    """Records what was accepted and what was refused. One answer for each request, in order, once Redis has it: what was answered survives
+    the death of this server. A request that repeats tokens which are recorded already is harmless; one that leaves a gap stores nothing,
+    and its answer says where to go on.
 
-    Errors: as Lookup.
+    Errors: as Lookup, and
+    * `UNAVAILABLE`: Redis cannot be reached. Open another stream and go on from the last answer.
+    * `RESOURCE_EXHAUSTED`: the memory budget is used up by what must not be evicted.
     """
     Watch: _grpc.UnaryStreamMultiCallable[_datastore_pb2.WatchRequest, _datastore_pb2.WatchResponse]
-    """Follows the changes of a scope, for local copies of its tiers.
+    """Follows the prior and the shared tier of a scope, for copies of them. First what there is, then what changes.
 
-    Errors: as Lookup.
+    Errors: as Record, and
+    * `DEADLINE_EXCEEDED`: the caller has read nothing for the server's stall timeout.
     """
-    LoadPrior: _grpc.StreamUnaryMultiCallable[_datastore_pb2.LoadPriorRequest, _datastore_pb2.LoadPriorResponse]
-    """Loads a prior corpus, replacing one of the same name when the stream ends well.
+    LoadPrior: _grpc.StreamStreamMultiCallable[_datastore_pb2.LoadPriorRequest, _datastore_pb2.LoadPriorResponse]
+    """Loads a prior corpus, replacing one of the same name when all of it is stored. The last answer has `is_done`; those before it
+    say how far it is. Whatever fails, the former corpus stays and nothing of the new one does.
 
-    Errors: as Lookup.
+    Errors: as Record, and
+    * `INVALID_ARGUMENT`: also for a number of tokens that differs from the announced one, and for more tokens than the server takes.
     """
     ListCorpora: _grpc.UnaryUnaryMultiCallable[_datastore_pb2.ListCorporaRequest, _datastore_pb2.ListCorporaResponse]
     """Lists the prior corpora."""
@@ -82,44 +101,63 @@ class DatastoreServiceStub:
 
 @_typing.type_check_only
 class DatastoreServiceAsyncStub(DatastoreServiceStub):
-    """Serves n-gram continuations.
+    """Serves continuations of contexts.
 
-    Three tiers. *Prior*: built offline, shared, persistent. *Dynamic*: tokens accepted in a session. *Rejected*: where a draft was refused,
-    and what the target said instead. A lookup finds the longest suffix of a context, of at most `max_match_len` tokens, that the tiers
-    know, and returns what followed it. At equal length the order is prior, dynamic, rejected (DOUBLE, Algorithm 3).
+    Tiers. *Prior*: built offline, persistent, one of each name. *Dynamic*: tokens accepted in a session. *Shared*: tokens accepted in all
+    sessions of a wider scope. *Rejected*: where a session's draft was refused, and what the target said instead. *Ring*: the whole prompts
+    and outputs of the sessions of a wider scope that have ended, the latest ones.
 
-    A continuation of the prior tier is passed over where this session's target has refused it after the same tokens.
+    A lookup finds the longest suffix of a context that a tier knows, and returns what followed it. At equal length the order is prior,
+    dynamic, shared, rejected, ring (DOUBLE, Algorithm 3, and the tiers that it does not have). The n-gram tiers know at most `max_match_len`
+    tokens, the ring knows `max_ring_match_len`. A continuation of the prior tier is passed over where this session's target has refused it
+    after the same tokens.
 
-    Everything lives under (tokenizer, corpus, session): sessions do not see one another's tokens.
+    Everything lives under (tokenizer, corpus, tenant, session). A session sees the prior, what it has recorded itself, and what the sessions
+    of its `retrieval_scope` have contributed. A tenant never sees what another has recorded, unless both asked for
+    RETRIEVAL_SCOPE_GLOBAL.
+
+    Redis is the truth: every replica on the same Redis answers from what any of them has recorded.
 
     Example flow:
-      1. verifier  -> LookupRequest {scope, queries: [{query_id: 7, base_len: 130, context}]}
-      2. datastore -> LookupResponse {results: [{query_id: 7, base_len: 130, match_len: 3, nodes}]}
-      3. verifier  -> RecordRequest {scope, accepted: the session's new tokens}            on another stream, off the hot path
+      1. verifier  -> WatchRequest {scope}                                                  once: the prior, for a copy of its own
+      2. verifier  -> LookupRequest {scope, queries: [{query_id: 7, base_len: 130, context}]}
+      3. datastore -> LookupResponse {results: [{query_id: 7, base_len: 130, match_len: 3, nodes}]}
+      4. verifier  -> RecordRequest {scope, base_len: 130, accepted tokens}                 on another stream, off the hot path
+      5. datastore -> RecordResponse {session_id, num_tokens: 134}                          they are in Redis
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Lookup: _aio.StreamStreamMultiCallable[_datastore_pb2.LookupRequest, _datastore_pb2.LookupResponse]  # type: ignore[assignment]
     """Looks contexts up. One answer for each request, in order; contexts without a match get a result without nodes.
 
+    While Redis does not answer, the answers come from what the replica itself holds (priors and rings) and say so (`is_local`).
+
     Errors:
     * `INVALID_ARGUMENT`: a field is missing or outside its range; the message names the field and the rule.
-    * `UNAVAILABLE`: Redis cannot be reached. Decode without; the text is the same.
+    * `NOT_FOUND`: there is no corpus of that name.
+    * `FAILED_PRECONDITION`: this server serves another tokenizer; the message names both.
     """
-    Record: _aio.StreamUnaryMultiCallable[_datastore_pb2.RecordRequest, _datastore_pb2.RecordResponse]  # type: ignore[assignment]
-    """Records what was accepted and what was refused. The answer comes at the end of the stream and counts what was stored.
+    Record: _aio.StreamStreamMultiCallable[_datastore_pb2.RecordRequest, _datastore_pb2.RecordResponse]  # type: ignore[assignment]
+    """Records what was accepted and what was refused. One answer for each request, in order, once Redis has it: what was answered survives
+    the death of this server. A request that repeats tokens which are recorded already is harmless; one that leaves a gap stores nothing,
+    and its answer says where to go on.
 
-    Errors: as Lookup.
+    Errors: as Lookup, and
+    * `UNAVAILABLE`: Redis cannot be reached. Open another stream and go on from the last answer.
+    * `RESOURCE_EXHAUSTED`: the memory budget is used up by what must not be evicted.
     """
     Watch: _aio.UnaryStreamMultiCallable[_datastore_pb2.WatchRequest, _datastore_pb2.WatchResponse]  # type: ignore[assignment]
-    """Follows the changes of a scope, for local copies of its tiers.
+    """Follows the prior and the shared tier of a scope, for copies of them. First what there is, then what changes.
 
-    Errors: as Lookup.
+    Errors: as Record, and
+    * `DEADLINE_EXCEEDED`: the caller has read nothing for the server's stall timeout.
     """
-    LoadPrior: _aio.StreamUnaryMultiCallable[_datastore_pb2.LoadPriorRequest, _datastore_pb2.LoadPriorResponse]  # type: ignore[assignment]
-    """Loads a prior corpus, replacing one of the same name when the stream ends well.
+    LoadPrior: _aio.StreamStreamMultiCallable[_datastore_pb2.LoadPriorRequest, _datastore_pb2.LoadPriorResponse]  # type: ignore[assignment]
+    """Loads a prior corpus, replacing one of the same name when all of it is stored. The last answer has `is_done`; those before it
+    say how far it is. Whatever fails, the former corpus stays and nothing of the new one does.
 
-    Errors: as Lookup.
+    Errors: as Record, and
+    * `INVALID_ARGUMENT`: also for a number of tokens that differs from the announced one, and for more tokens than the server takes.
     """
     ListCorpora: _aio.UnaryUnaryMultiCallable[_datastore_pb2.ListCorporaRequest, _datastore_pb2.ListCorporaResponse]  # type: ignore[assignment]
     """Lists the prior corpora."""
@@ -133,20 +171,29 @@ class DatastoreServiceAsyncStub(DatastoreServiceStub):
     """Describes this server."""
 
 class DatastoreServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Serves n-gram continuations.
+    """Serves continuations of contexts.
 
-    Three tiers. *Prior*: built offline, shared, persistent. *Dynamic*: tokens accepted in a session. *Rejected*: where a draft was refused,
-    and what the target said instead. A lookup finds the longest suffix of a context, of at most `max_match_len` tokens, that the tiers
-    know, and returns what followed it. At equal length the order is prior, dynamic, rejected (DOUBLE, Algorithm 3).
+    Tiers. *Prior*: built offline, persistent, one of each name. *Dynamic*: tokens accepted in a session. *Shared*: tokens accepted in all
+    sessions of a wider scope. *Rejected*: where a session's draft was refused, and what the target said instead. *Ring*: the whole prompts
+    and outputs of the sessions of a wider scope that have ended, the latest ones.
 
-    A continuation of the prior tier is passed over where this session's target has refused it after the same tokens.
+    A lookup finds the longest suffix of a context that a tier knows, and returns what followed it. At equal length the order is prior,
+    dynamic, shared, rejected, ring (DOUBLE, Algorithm 3, and the tiers that it does not have). The n-gram tiers know at most `max_match_len`
+    tokens, the ring knows `max_ring_match_len`. A continuation of the prior tier is passed over where this session's target has refused it
+    after the same tokens.
 
-    Everything lives under (tokenizer, corpus, session): sessions do not see one another's tokens.
+    Everything lives under (tokenizer, corpus, tenant, session). A session sees the prior, what it has recorded itself, and what the sessions
+    of its `retrieval_scope` have contributed. A tenant never sees what another has recorded, unless both asked for
+    RETRIEVAL_SCOPE_GLOBAL.
+
+    Redis is the truth: every replica on the same Redis answers from what any of them has recorded.
 
     Example flow:
-      1. verifier  -> LookupRequest {scope, queries: [{query_id: 7, base_len: 130, context}]}
-      2. datastore -> LookupResponse {results: [{query_id: 7, base_len: 130, match_len: 3, nodes}]}
-      3. verifier  -> RecordRequest {scope, accepted: the session's new tokens}            on another stream, off the hot path
+      1. verifier  -> WatchRequest {scope}                                                  once: the prior, for a copy of its own
+      2. verifier  -> LookupRequest {scope, queries: [{query_id: 7, base_len: 130, context}]}
+      3. datastore -> LookupResponse {results: [{query_id: 7, base_len: 130, match_len: 3, nodes}]}
+      4. verifier  -> RecordRequest {scope, base_len: 130, accepted tokens}                 on another stream, off the hot path
+      5. datastore -> RecordResponse {session_id, num_tokens: 134}                          they are in Redis
     """
 
     @_abc_1.abstractmethod
@@ -157,9 +204,12 @@ class DatastoreServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_datastore_pb2.LookupResponse], _abc.AsyncIterator[_datastore_pb2.LookupResponse]]:
         """Looks contexts up. One answer for each request, in order; contexts without a match get a result without nodes.
 
+        While Redis does not answer, the answers come from what the replica itself holds (priors and rings) and say so (`is_local`).
+
         Errors:
         * `INVALID_ARGUMENT`: a field is missing or outside its range; the message names the field and the rule.
-        * `UNAVAILABLE`: Redis cannot be reached. Decode without; the text is the same.
+        * `NOT_FOUND`: there is no corpus of that name.
+        * `FAILED_PRECONDITION`: this server serves another tokenizer; the message names both.
         """
 
     @_abc_1.abstractmethod
@@ -167,10 +217,14 @@ class DatastoreServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request_iterator: _MaybeAsyncIterator[_datastore_pb2.RecordRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_datastore_pb2.RecordResponse, _abc.Awaitable[_datastore_pb2.RecordResponse]]:
-        """Records what was accepted and what was refused. The answer comes at the end of the stream and counts what was stored.
+    ) -> _typing.Union[_abc.Iterator[_datastore_pb2.RecordResponse], _abc.AsyncIterator[_datastore_pb2.RecordResponse]]:
+        """Records what was accepted and what was refused. One answer for each request, in order, once Redis has it: what was answered survives
+        the death of this server. A request that repeats tokens which are recorded already is harmless; one that leaves a gap stores nothing,
+        and its answer says where to go on.
 
-        Errors: as Lookup.
+        Errors: as Lookup, and
+        * `UNAVAILABLE`: Redis cannot be reached. Open another stream and go on from the last answer.
+        * `RESOURCE_EXHAUSTED`: the memory budget is used up by what must not be evicted.
         """
 
     @_abc_1.abstractmethod
@@ -179,9 +233,10 @@ class DatastoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _datastore_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_datastore_pb2.WatchResponse], _abc.AsyncIterator[_datastore_pb2.WatchResponse]]:
-        """Follows the changes of a scope, for local copies of its tiers.
+        """Follows the prior and the shared tier of a scope, for copies of them. First what there is, then what changes.
 
-        Errors: as Lookup.
+        Errors: as Record, and
+        * `DEADLINE_EXCEEDED`: the caller has read nothing for the server's stall timeout.
         """
 
     @_abc_1.abstractmethod
@@ -189,10 +244,12 @@ class DatastoreServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request_iterator: _MaybeAsyncIterator[_datastore_pb2.LoadPriorRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_datastore_pb2.LoadPriorResponse, _abc.Awaitable[_datastore_pb2.LoadPriorResponse]]:
-        """Loads a prior corpus, replacing one of the same name when the stream ends well.
+    ) -> _typing.Union[_abc.Iterator[_datastore_pb2.LoadPriorResponse], _abc.AsyncIterator[_datastore_pb2.LoadPriorResponse]]:
+        """Loads a prior corpus, replacing one of the same name when all of it is stored. The last answer has `is_done`; those before it
+        say how far it is. Whatever fails, the former corpus stays and nothing of the new one does.
 
-        Errors: as Lookup.
+        Errors: as Record, and
+        * `INVALID_ARGUMENT`: also for a number of tokens that differs from the announced one, and for more tokens than the server takes.
         """
 
     @_abc_1.abstractmethod

@@ -46,12 +46,14 @@ class SpeculateOpened(_message.Message):
     def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ...) -> None: ...
 
 class SpeculatorDraft(_message.Message):
-    __slots__ = ("draft", "forward_us")
+    __slots__ = ("draft", "forward_us", "retrieval_us")
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     FORWARD_US_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_US_FIELD_NUMBER: _ClassVar[int]
     draft: _types_pb2.Draft
     forward_us: int
-    def __init__(self, draft: _Optional[_Union[_types_pb2.Draft, _Mapping]] = ..., forward_us: _Optional[int] = ...) -> None: ...
+    retrieval_us: int
+    def __init__(self, draft: _Optional[_Union[_types_pb2.Draft, _Mapping]] = ..., forward_us: _Optional[int] = ..., retrieval_us: _Optional[int] = ...) -> None: ...
 
 class SpeculatorServiceGetInfoRequest(_message.Message):
     __slots__ = ()

@@ -2,7 +2,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -15,6 +15,13 @@ class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     METHOD_PEARL: _ClassVar[Method]
     METHOD_RETRIEVAL: _ClassVar[Method]
 
+class RetrievalScope(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RETRIEVAL_SCOPE_UNSPECIFIED: _ClassVar[RetrievalScope]
+    RETRIEVAL_SCOPE_SESSION: _ClassVar[RetrievalScope]
+    RETRIEVAL_SCOPE_TENANT: _ClassVar[RetrievalScope]
+    RETRIEVAL_SCOPE_GLOBAL: _ClassVar[RetrievalScope]
+
 class Source(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SOURCE_UNSPECIFIED: _ClassVar[Source]
@@ -24,11 +31,17 @@ class Source(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SOURCE_DYNAMIC: _ClassVar[Source]
     SOURCE_REJECTED: _ClassVar[Source]
     SOURCE_OWN_TEXT: _ClassVar[Source]
+    SOURCE_SHARED: _ClassVar[Source]
+    SOURCE_RING: _ClassVar[Source]
 METHOD_UNSPECIFIED: Method
 METHOD_OFF: Method
 METHOD_SPECULATIVE: Method
 METHOD_PEARL: Method
 METHOD_RETRIEVAL: Method
+RETRIEVAL_SCOPE_UNSPECIFIED: RetrievalScope
+RETRIEVAL_SCOPE_SESSION: RetrievalScope
+RETRIEVAL_SCOPE_TENANT: RetrievalScope
+RETRIEVAL_SCOPE_GLOBAL: RetrievalScope
 SOURCE_UNSPECIFIED: Source
 SOURCE_TARGET: Source
 SOURCE_DRAFT: Source
@@ -36,6 +49,8 @@ SOURCE_PRIOR: Source
 SOURCE_DYNAMIC: Source
 SOURCE_REJECTED: Source
 SOURCE_OWN_TEXT: Source
+SOURCE_SHARED: Source
+SOURCE_RING: Source
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop_token_ids", "ignore_eos")
@@ -58,18 +73,36 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
 
 class SpeculationParams(_message.Message):
-    __slots__ = ("method", "num_speculative_tokens", "lookahead", "min_path_probability", "retrieval")
+    __slots__ = ("method", "num_speculative_tokens", "lookahead", "min_path_probability", "retrieval", "retrieval_params")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
     MIN_PATH_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_PARAMS_FIELD_NUMBER: _ClassVar[int]
     method: Method
     num_speculative_tokens: int
     lookahead: int
     min_path_probability: float
     retrieval: bool
-    def __init__(self, method: _Optional[_Union[Method, str]] = ..., num_speculative_tokens: _Optional[int] = ..., lookahead: _Optional[int] = ..., min_path_probability: _Optional[float] = ..., retrieval: _Optional[bool] = ...) -> None: ...
+    retrieval_params: RetrievalParams
+    def __init__(self, method: _Optional[_Union[Method, str]] = ..., num_speculative_tokens: _Optional[int] = ..., lookahead: _Optional[int] = ..., min_path_probability: _Optional[float] = ..., retrieval: _Optional[bool] = ..., retrieval_params: _Optional[_Union[RetrievalParams, _Mapping]] = ...) -> None: ...
+
+class RetrievalParams(_message.Message):
+    __slots__ = ("scope", "contribute")
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTE_FIELD_NUMBER: _ClassVar[int]
+    scope: RetrievalScope
+    contribute: bool
+    def __init__(self, scope: _Optional[_Union[RetrievalScope, str]] = ..., contribute: _Optional[bool] = ...) -> None: ...
+
+class SourceCount(_message.Message):
+    __slots__ = ("source", "num_tokens")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    source: Source
+    num_tokens: int
+    def __init__(self, source: _Optional[_Union[Source, str]] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("base_len", "token_ids")

@@ -123,35 +123,31 @@ class SpeculationSummary(_message.Message):
     num_accepted_tokens: int
     num_empty_rounds: int
     num_hits: int
-    accepted_by_source: _containers.RepeatedCompositeFieldContainer[SourceCount]
+    accepted_by_source: _containers.RepeatedCompositeFieldContainer[_types_pb2.SourceCount]
     num_speculator_losses: int
     degraded: bool
     times_p50: RoundTimes
-    def __init__(self, method: _Optional[_Union[_types_pb2.Method, str]] = ..., num_rounds: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_empty_rounds: _Optional[int] = ..., num_hits: _Optional[int] = ..., accepted_by_source: _Optional[_Iterable[_Union[SourceCount, _Mapping]]] = ..., num_speculator_losses: _Optional[int] = ..., degraded: _Optional[bool] = ..., times_p50: _Optional[_Union[RoundTimes, _Mapping]] = ...) -> None: ...
-
-class SourceCount(_message.Message):
-    __slots__ = ("source", "num_tokens")
-    SOURCE_FIELD_NUMBER: _ClassVar[int]
-    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    source: _types_pb2.Source
-    num_tokens: int
-    def __init__(self, source: _Optional[_Union[_types_pb2.Source, str]] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, method: _Optional[_Union[_types_pb2.Method, str]] = ..., num_rounds: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_empty_rounds: _Optional[int] = ..., num_hits: _Optional[int] = ..., accepted_by_source: _Optional[_Iterable[_Union[_types_pb2.SourceCount, _Mapping]]] = ..., num_speculator_losses: _Optional[int] = ..., degraded: _Optional[bool] = ..., times_p50: _Optional[_Union[RoundTimes, _Mapping]] = ...) -> None: ...
 
 class RoundTimes(_message.Message):
-    __slots__ = ("round_ms", "forward_ms", "wait_ms", "overhead_ms", "draft_latency_ms", "draft_forward_ms")
+    __slots__ = ("round_ms", "forward_ms", "wait_ms", "overhead_ms", "draft_latency_ms", "draft_forward_ms", "retrieval_ms", "draft_retrieval_ms")
     ROUND_MS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_MS_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     OVERHEAD_MS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LATENCY_MS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FORWARD_MS_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_RETRIEVAL_MS_FIELD_NUMBER: _ClassVar[int]
     round_ms: float
     forward_ms: float
     wait_ms: float
     overhead_ms: float
     draft_latency_ms: float
     draft_forward_ms: float
-    def __init__(self, round_ms: _Optional[float] = ..., forward_ms: _Optional[float] = ..., wait_ms: _Optional[float] = ..., overhead_ms: _Optional[float] = ..., draft_latency_ms: _Optional[float] = ..., draft_forward_ms: _Optional[float] = ...) -> None: ...
+    retrieval_ms: float
+    draft_retrieval_ms: float
+    def __init__(self, round_ms: _Optional[float] = ..., forward_ms: _Optional[float] = ..., wait_ms: _Optional[float] = ..., overhead_ms: _Optional[float] = ..., draft_latency_ms: _Optional[float] = ..., draft_forward_ms: _Optional[float] = ..., retrieval_ms: _Optional[float] = ..., draft_retrieval_ms: _Optional[float] = ...) -> None: ...
 
 class CollaborateRequest(_message.Message):
     __slots__ = ("open", "draft")
@@ -208,14 +204,16 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PeerInfo(_message.Message):
-    __slots__ = ("address", "connected", "last_error")
+    __slots__ = ("address", "connected", "last_error", "num_shed_tokens")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     address: str
     connected: bool
     last_error: str
-    def __init__(self, address: _Optional[str] = ..., connected: _Optional[bool] = ..., last_error: _Optional[str] = ...) -> None: ...
+    num_shed_tokens: int
+    def __init__(self, address: _Optional[str] = ..., connected: _Optional[bool] = ..., last_error: _Optional[str] = ..., num_shed_tokens: _Optional[int] = ...) -> None: ...
 
 class GetInfoResponse(_message.Message):
     __slots__ = ("model", "methods", "default_method", "max_num_speculative_tokens", "max_num_sessions", "num_sessions", "speculator", "datastore", "version", "forward_times")

@@ -1,105 +1,56 @@
-"""N-gram tiers and own text, against models that search instead of indexing."""
+"""One tier of n-grams, against models that search instead of indexing."""
 
 from __future__ import annotations
 
-import random
-import timeit
-
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.ngrams import FANOUT, MAX_FOLLOWERS, NOTHING, Continuation, NgramTier, NgramTiers, OwnText
+from outrider.core.ngrams import FANOUT, MAX_FOLLOWERS, NOTHING, Continuation, NgramTier
 from outrider.core.params import InvalidParameter, Source
 
-# Few different tokens, so that n-grams come again; still more than MAX_FOLLOWERS, so that lists overflow.
-tokens = st.lists(st.integers(0, 2), max_size=40) | st.lists(st.integers(0, MAX_FOLLOWERS + 3), max_size=60)
 contexts = st.lists(st.integers(0, 3), min_size=1, max_size=6)
+# Few enough tokens that no list of followers overflows.
+pieces = st.lists(st.lists(st.integers(0, MAX_FOLLOWERS - 1), max_size=30) | st.lists(st.integers(0, 1)), max_size=4)
 
 
-def search_own_text(text: list[int], context: list[int], max_len: int, lengths: range) -> list[int]:
-    """What OwnText.continuation promises, by looking at the whole text each time."""
-    guess: list[int] = []
-    while len(guess) < max_len:
-        tail = context + guess
-        ends = (
-            end
-            for n in reversed(lengths)
-            for end in range(len(text) - 1, n - 1, -1)
-            if n <= len(tail) and text[end - n : end] == tail[-n:]
-        )
-        end = next(ends, None)
-        if end is None:
-            break
-        guess += text[end : end + max_len - len(guess)]
-    return guess
+def ranked(followers: list[int]) -> list[tuple[int, int]]:
+    """(token, count) of tokens in the order in which they came: most often first, latest first among equals."""
+    latest = {token: index for index, token in enumerate(followers)}
+    best_first = sorted(latest, key=lambda token: (-followers.count(token), -latest[token]))
+    return [(token, followers.count(token)) for token in best_first]
 
 
 def search_followers(stream: list[int], ngram: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(token, count) of all that followed an n-gram: most often first, latest first among equals."""
+    """(token, count) of all that followed an n-gram."""
     positions = [i for i in range(len(ngram), len(stream)) if tuple(stream[i - len(ngram) : i]) == ngram]
-    followers = [stream[i] for i in positions]
-    latest = {token: index for index, token in enumerate(followers)}
-    ranked = sorted(latest, key=lambda token: (-followers.count(token), -latest[token]))
-    return [(token, followers.count(token)) for token in ranked]
+    return ranked([stream[i] for i in positions])
 
 
-@given(st.lists(tokens, max_size=4), contexts, st.integers(0, 12))
-def test_own_text_answers_as_a_search_of_the_whole_text(pieces, context, max_len):
-    own_text = OwnText(min_match_len=1, max_match_len=3)
-    for piece in pieces:
-        own_text.append(piece)
-    text = [token for piece in pieces for token in piece]
-    assert len(own_text) == len(text)
-    assert own_text.continuation(context, max_len) == search_own_text(text, context, max_len, range(1, 4))
+def known_continuation(tier: NgramTier, ngram: tuple[int, ...], max_len: int) -> Continuation:
+    return tier.walk(Source.DYNAMIC, ngram, tier.followers(ngram), max_len)
 
 
-def test_own_text_continues_after_a_chain_that_is_not_committed():
-    own_text = OwnText()
-    own_text.append([1, 2, 3, 4, 5, 9, 1])
-    assert own_text.continuation([9, 1, 2, 3], 2) == [4, 5]
-
-
-def test_own_text_prefers_the_latest_occurrence():
-    own_text = OwnText()
-    own_text.append([1, 2, 3, 0, 1, 2, 4, 0])
-    assert own_text.continuation([1, 2], 1) == [4]
-
-
-def test_own_text_repeats_a_period_for_as_long_as_asked():
-    own_text = OwnText()
-    own_text.append([1, 2, 3, 1, 2, 3])
-    assert own_text.continuation([1, 2, 3], 8) == [1, 2, 3, 1, 2, 3, 1, 2]
-
-
-def test_own_text_does_not_guess_from_one_token_by_default():
-    own_text = OwnText()
-    own_text.append([1, 2, 3])
-    assert own_text.continuation([9, 2], 4) == []
-
-
-def test_own_text_refuses_lengths_that_make_no_range():
-    with pytest.raises(InvalidParameter, match="min_match_len"):
-        OwnText(min_match_len=3, max_match_len=2)
-
-
-def test_looking_up_own_text_takes_microseconds_however_long_it_is():
-    rng = random.Random(0)
-    own_text = OwnText()
-    own_text.append(rng.randrange(30) for _ in range(20_000))
-    context = [rng.randrange(30) for _ in range(8)]
-    # The best of many runs is the machine's speed, not its load.
-    assert min(timeit.repeat(lambda: own_text.continuation(context, 8), number=100, repeat=20)) / 100 < 50e-6
-
-
-@given(st.lists(st.lists(st.integers(0, MAX_FOLLOWERS - 1), max_size=30), max_size=4), contexts)
+@given(pieces, contexts)
 def test_a_tier_counts_one_continuous_stream_however_it_is_cut(pieces, context):
     tier = NgramTier(max_match_len=3)
     for piece in pieces:
         tier.record(piece)
     stream = [token for piece in pieces for token in piece]
     ngram = tuple(context[-3:])
-    assert [(f.token_id, f.count) for f in tier.followers(ngram)] == search_followers(stream, ngram)
+    assert list(tier.followers(ngram)) == search_followers(stream, ngram)
+
+
+@given(pieces)
+def test_a_tier_knows_every_ngram_that_a_token_followed(pieces):
+    tier = NgramTier(max_match_len=3)
+    for piece in pieces:
+        tier.learn(piece)
+    known = {
+        tuple(piece[end - n : end]) for piece in pieces for end in range(len(piece)) for n in (1, 2, 3) if n <= end
+    }
+    assert len(tier) == len(known)
+    assert all(tier.followers(ngram) for ngram in known)
 
 
 def test_a_tier_learns_runs_apart_from_its_stream():
@@ -107,87 +58,104 @@ def test_a_tier_learns_runs_apart_from_its_stream():
     tier.record([1, 2])
     tier.learn([7, 8])
     tier.record([3])
-    assert [f.token_id for f in tier.followers((2,))] == [3]
+    assert tier.followers((2,)) == ((3, 1),)
     assert tier.followers((8,)) == ()
+
+
+def test_tokens_before_the_start_are_only_context():
+    tier = NgramTier(max_match_len=2)
+    tier.learn([1, 2, 3], 2)
+    assert len(tier) == 2
+    assert tier.followers((1, 2)) == tier.followers((2,)) == ((3, 1),)
 
 
 def test_a_newcomer_takes_the_place_of_the_least_counted_follower():
     tier = NgramTier(max_match_len=1)
     for token in [*range(1, MAX_FOLLOWERS + 1), 1, 99]:
         tier.learn([0, token])
-    assert [(f.token_id, f.count) for f in tier.followers((0,))][:2] == [(1, 2), (99, 1)]
-    assert 2 not in [f.token_id for f in tier.followers((0,))]
+    assert tier.followers((0,))[:2] == ((1, 2), (99, 1))
+    assert 2 not in [token for token, _ in tier.followers((0,))]
     assert len(tier.followers((0,))) == MAX_FOLLOWERS
 
 
-def test_the_longest_match_wins_over_the_order_of_the_tiers():
-    tiers = NgramTiers(3)
-    tiers.prior.learn([2, 50])
-    tiers.record([1, 2, 60])
-    assert tiers.lookup([1, 2], 3, 1) == Continuation(2, Source.DYNAMIC, (0,), (60,), (1,))
+def test_followers_that_were_read_once_never_change():
+    """Another thread may be reading them."""
+    tier = NgramTier(max_match_len=1)
+    tier.learn([0, 1, 0, 2])
+    read = tier.followers((0,))
+    tier.learn([0, 1, 0, 1])
+    assert read == ((2, 1), (1, 1))
+    assert tier.followers((0,)) == ((1, 3), (2, 1))
 
 
-def test_at_equal_length_the_order_is_prior_dynamic_rejected():
-    tiers = NgramTiers(3)
-    tiers.reject([1, 2], [70], [71])
-    assert tiers.lookup([1, 2], 3, 1).tier is Source.REJECTED
-    tiers.record([1, 2, 60])
-    assert tiers.lookup([1, 2], 3, 1).tier is Source.DYNAMIC
-    tiers.prior.learn([1, 2, 50])
-    assert tiers.lookup([1, 2], 3, 1).tier is Source.PRIOR
+@given(pieces, st.integers(1, 12))
+def test_ngrams_beyond_the_limit_are_dropped_by_the_age_of_their_first_occurrence(pieces, max_ngrams):
+    tier = NgramTier(3, max_ngrams)
+    kept: dict[tuple[int, ...], list[int]] = {}
+    for piece in pieces:
+        tier.learn(piece)
+        assert len(tier) <= max_ngrams
+        for end, token in enumerate(piece):
+            for n in range(1, min(end, 3) + 1):
+                kept.setdefault(tuple(piece[end - n : end]), []).append(token)
+                if len(kept) > max_ngrams:
+                    del kept[next(iter(kept))]
+    assert len(tier) == len(kept)
+    for ngram, followers in kept.items():
+        assert list(tier.followers(ngram)) == ranked(followers)
 
 
-def test_what_the_target_refused_is_not_taken_from_the_prior_again():
-    tiers = NgramTiers(2)
-    tiers.prior.learn([1, 2, 50])
-    tiers.reject([1, 2], [50], [60, 61])
-    assert tiers.lookup([1, 2], 2, 4) == Continuation(2, Source.REJECTED, (0, 1), (60, 61), (1, 1))
-    # After other tokens the prior is as good as before.
-    assert tiers.lookup([3, 2], 2, 1).token_ids == (50,)
+def test_the_longest_known_suffix_is_found():
+    tier = NgramTier(max_match_len=3)
+    tier.learn([1, 2, 3, 4])
+    assert tier.longest((9, 2, 3)) == ((2, 3), ((4, 1),))
+    assert tier.longest((1, 2, 3)) == ((1, 2, 3), ((4, 1),))
+    assert tier.longest((9, 2, 3), 3) is None
+    assert tier.longest((9,)) is None
+    assert tier.longest(()) is None
 
 
-def test_a_rejection_of_one_token_is_found_again():
-    """A tier that only answers with full-length continuations never hits: a rejection is shorter than that."""
-    tiers = NgramTiers(3)
-    tiers.reject([5, 6, 7], [8], [9])
-    assert tiers.lookup([5, 6, 7], 3, 10).token_ids == (9,)
+def test_a_walk_looks_at_more_tokens_than_matched_at_first():
+    tier = NgramTier(max_match_len=3)
+    for run in ([1, 2, 3, 4], [2, 3, 5], [2, 3, 5], [3, 6], [3, 6], [3, 6], [3, 6]):
+        tier.learn(run)
+    assert known_continuation(tier, (1,), 3).chain() == (2, 3, 4)
+    assert known_continuation(tier, (2,), 2).chain() == (3, 5)
+    assert known_continuation(tier, (3,), 1).chain() == (6,)
+
+
+def test_a_walk_never_looks_at_fewer_tokens_than_matched_at_first():
+    tier = NgramTier(max_match_len=2)
+    tier.learn([1, 2, 3])
+    tier.learn([3, 4])
+    assert known_continuation(tier, (1, 2), 3).chain() == (3,)
+    assert known_continuation(tier, (2,), 3).chain() == (3, 4)
 
 
 def test_a_continuation_is_a_chain_with_the_alternatives_of_its_first_positions():
-    tiers = NgramTiers(2)
-    for run in ([1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 5], [1, 6, 7]):
-        tiers.prior.learn(run)
-    found = tiers.lookup([1], 2, 8)
-    assert found == Continuation(1, Source.PRIOR, (0, 1, 1, 0, 4), (2, 3, 4, 6, 5), (3, 2, 2, 1, 1))
-    assert found.chain() == (2, 3, 4)
+    tier = NgramTier(max_match_len=2)
+    for run in ([1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 5], [1, 6, 7], [3, 4, 8], [3, 4, 9]):
+        tier.learn(run)
+    found = known_continuation(tier, (1,), 8)
+    # 9 and 8 followed the same tokens as often, but no alternatives are given at the fourth position.
+    assert found == Continuation(1, Source.DYNAMIC, (0, 1, 1, 1, 0, 5), (2, 3, 4, 9, 6, 5), (3, 2, 2, 1, 1, 1))
+    assert found.chain() == (2, 3, 4, 9)
 
 
-def test_nothing_is_found_for_an_unknown_context():
-    assert NgramTiers(3).lookup([1, 2, 3], 3, 8) == NOTHING
+def test_a_continuation_has_no_more_alternatives_than_the_fanout():
+    tier = NgramTier(max_match_len=1)
+    for token in range(1, MAX_FOLLOWERS):
+        tier.learn([0, 9, token])
+        tier.learn([0, token])
+    found = known_continuation(tier, (0,), 2)
+    assert found.parent_offsets == (0, 1, *[0] * (FANOUT[0] - 1), *[FANOUT[0] + 1] * (FANOUT[1] - 1))
+
+
+def test_nothing_has_an_empty_chain():
     assert NOTHING.chain() == ()
 
 
-@settings(max_examples=200)
-@given(tokens, tokens, contexts, st.integers(1, 4), st.integers(1, 8))
-def test_every_continuation_is_a_tree_of_known_followers(prior, accepted, context, max_match_len, max_len):
-    tiers = NgramTiers(4)
-    tiers.prior.learn(prior)
-    tiers.record(accepted)
-    found = tiers.lookup(context, max_match_len, max_len)
-    assert found.match_len <= min(max_match_len, len(context))
-    assert len(found.chain()) <= max_len
-    assert len(found.token_ids) <= max_len + sum(FANOUT) - len(FANOUT)
-    assert (found.match_len == 0) == (not found.token_ids)
-    stream = prior if found.tier is Source.PRIOR else accepted
-    for path in paths(found):
-        # Each token followed at least as many tokens as matched at first.
-        run = [*context, *path][-found.match_len - 1 :]
-        assert any(stream[i : i + len(run)] == run for i in range(len(stream)))
-
-
-def paths(found: Continuation) -> list[list[int]]:
-    """The tokens from the context to each node, the node included."""
-    known: list[list[int]] = [[]]
-    for number, (offset, token) in enumerate(zip(found.parent_offsets, found.token_ids, strict=True), 1):
-        known.append([*known[number - offset if offset else 0], token])
-    return known[1:]
+@pytest.mark.parametrize(("max_match_len", "max_ngrams", "field"), [(0, None, "max_match_len"), (1, 0, "max_ngrams")])
+def test_a_tier_refuses_limits_that_leave_no_room(max_match_len, max_ngrams, field):
+    with pytest.raises(InvalidParameter, match=field):
+        NgramTier(max_match_len, max_ngrams)

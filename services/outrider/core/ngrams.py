@@ -1,15 +1,15 @@
-"""N-gram continuations: what followed the last tokens, the times they were seen before.
+"""What followed the last tokens, the times they were seen before: a tier of n-grams, and what a lookup in it returns.
 
-`OwnText` indexes one session's own prompt and output (prompt lookup, Saxena 2023). `NgramTier` counts what follows each
-n-gram of a stream, and `NgramTiers` puts the prior, dynamic and rejected tiers of DOUBLE (Algorithm 3) in order. The
-datastore answers exactly as `NgramTiers` does; the class is its reference and, fed with the same tokens, a local copy
-of it.
+The retrieval of DOUBLE (Algorithm 3) without its gaps: streams are indexed as they are, continuations may be short, and
+followers are ranked by how often and how lately they came. `outrider.core.prior` has the tier that never changes, and
+`outrider.core.local_tiers` puts a session's tiers in order.
 
 Pure: token ids in, token ids out. A guess may be wrong; it never raises for a context that is unknown.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +17,8 @@ from outrider.core.params import Source, check
 
 TokenId = int
 Ngram = tuple[TokenId, ...]
+Follower = tuple[TokenId, int]
+"""A token that followed an n-gram, and how often."""
 
 MAX_FOLLOWERS = 8
 """Next tokens kept for one n-gram. A newcomer takes the place of the least counted: no list grows without bound."""
@@ -53,172 +55,143 @@ class Continuation:
 NOTHING = Continuation(0, None, (), (), ())
 
 
-class OwnText:
-    """One session's committed tokens, indexed by n-gram.
+def continuation_of(
+    match_len: int,
+    tier: Source,
+    token_ids: Sequence[TokenId],
+    counts: Sequence[int],
+    alternatives: Iterable[tuple[int, Follower]],
+) -> Continuation:
+    """Lays a continuation out.
 
-    Keeps the latest occurrence only: on source code and on documentation, a vote over the last 16 occurrences and the
-    one with the longest common past had as many tokens accepted, within 2 %. N-grams of 2 to 4: nothing is gained
-    beyond 4. Matches of a single token had a quarter more tokens accepted, for 60 to 85 % more proposed ones: worth it
-    only where verifying is all but free.
+    Args:
+        token_ids: The most counted path; one token at least.
+        counts: In parallel.
+        alternatives: Other followers with their place on that path, counted from 0, in order.
     """
-
-    def __init__(self, min_match_len: int = 2, max_match_len: int = 4) -> None:
-        check(1 <= min_match_len <= max_match_len, "min_match_len", f"in [1, {max_match_len}]", min_match_len)
-        self._lengths = range(max_match_len, min_match_len - 1, -1)
-        self._max_match_len = max_match_len
-        self._token_ids: list[TokenId] = []
-        self._latest: dict[Ngram, int] = {}  # n-gram -> position of the token that followed it last
-
-    def __len__(self) -> int:
-        return len(self._token_ids)
-
-    def append(self, token_ids: Iterable[TokenId]) -> None:
-        """Adds committed tokens. Costs one dictionary entry for each token and n-gram length."""
-        tokens = self._token_ids
-        for token_id in token_ids:
-            position = len(tokens)
-            for n in self._lengths:
-                if n <= position:
-                    self._latest[tuple(tokens[position - n :])] = position
-            tokens.append(token_id)
-
-    def continuation(self, context: Sequence[TokenId], max_len: int) -> list[TokenId]:
-        """Guesses up to max_len tokens that follow the context; fewer, or none, where the text knows no more.
-
-        The context is the end of the committed tokens and of the chain behind them, if any; only its last max_match_len
-        tokens matter. Where the copied passage reaches the end of the text, the guess itself is looked up, so that a
-        repetition goes on.
-        """
-        tail = list(context[-self._max_match_len :])
-        known = len(tail)
-        while (missing := max_len + known - len(tail)) > 0:
-            position = self._position_after(tail)
-            if position is None:
-                break
-            tail += self._token_ids[position : position + missing]
-        return tail[known:]
-
-    def _position_after(self, tail: Sequence[TokenId]) -> int | None:
-        for n in self._lengths:
-            if n <= len(tail):
-                position = self._latest.get(tuple(tail[-n:]))
-                if position is not None:
-                    return position
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class Follower:
-    """A token that followed an n-gram."""
-
-    token_id: TokenId
-    count: int
+    all_ids, all_counts, offsets = [*token_ids], [*counts], [1] * len(token_ids)
+    offsets[0] = 0
+    for place, (token_id, count) in alternatives:
+        # A parent's number is the place of its children: nodes are numbered from 1, places from 0.
+        offsets.append(len(all_ids) + 1 - place if place else 0)
+        all_ids.append(token_id)
+        all_counts.append(count)
+    return Continuation(match_len, tier, tuple(offsets), tuple(all_ids), tuple(all_counts))
 
 
 class NgramTier:
-    """Counts what follows each n-gram of one to max_match_len tokens."""
+    """Counts what follows each n-gram of one to max_match_len tokens.
 
-    def __init__(self, max_match_len: int) -> None:
+    One thread writes; others may read at the same time. Whatever they read is a value that was once true: the followers
+    of an n-gram are one immutable tuple, replaced as a whole. From one step of a walk to the next the tier may change.
+
+    With max_ngrams the n-grams that were first seen longest ago are dropped, the shorter ones of a position before the
+    longer ones, however often they came since. One that comes again afterwards is new.
+    """
+
+    def __init__(self, max_match_len: int, max_ngrams: int | None = None) -> None:
         check(max_match_len >= 1, "max_match_len", ">= 1", max_match_len)
+        check(max_ngrams is None or max_ngrams >= 1, "max_ngrams", ">= 1, or None", max_ngrams)
         self.max_match_len = max_match_len
-        self._followers: dict[Ngram, list[Follower]] = {}
-        self._tail: list[TokenId] = []
+        self.max_ngrams = max_ngrams
+        self._followers: dict[Ngram, tuple[Follower, ...]] = {}
+        # A dictionary keeps this order too, but finding its first key again and again takes time in its size.
+        self._by_age: deque[Ngram] = deque()  # only with max_ngrams
+        self._tail: Ngram = ()
+
+    def __len__(self) -> int:
+        """Number of n-grams."""
+        return len(self._followers)
 
     def record(self, token_ids: Sequence[TokenId]) -> None:
         """Adds the next tokens of the tier's stream. N-grams that span two calls count like any other."""
-        stream = [*self._tail, *token_ids]
+        stream = (*self._tail, *token_ids)
         self.learn(stream, len(self._tail))
         self._tail = stream[-self.max_match_len :]
 
     def learn(self, token_ids: Sequence[TokenId], start: int = 0) -> None:
-        """Counts token_ids[start:] as followers of the n-grams before them; the stream of `record` is not touched."""
-        for position in range(max(start, 1), len(token_ids)):
-            for n in range(1, min(self.max_match_len, position) + 1):
-                self._count(tuple(token_ids[position - n : position]), token_ids[position])
+        """Counts token_ids[start:] as followers of the n-grams before them; the stream of `record` is not touched.
 
-    def followers(self, ngram: Ngram) -> Sequence[Follower]:
+        Under a microsecond for each token and n-gram length. With max_ngrams no more is dropped than added.
+        """
+        stream, table, by_age = tuple(token_ids), self._followers, self._by_age
+        max_match_len, max_ngrams = self.max_match_len, self.max_ngrams
+        for end in range(max(start, 1), len(stream)):
+            token_id = stream[end]
+            alone = ((token_id, 1),)
+            for first in range(end - 1, max(end - max_match_len, 0) - 1, -1):
+                ngram = stream[first:end]
+                known = table.get(ngram)
+                if known is not None:
+                    best, count = known[0]
+                    if best == token_id:  # half the cases, and quick
+                        table[ngram] = ((token_id, count + 1), *known[1:])
+                    else:
+                        table[ngram] = _counted(known, token_id)
+                else:
+                    table[ngram] = alone
+                    if max_ngrams is not None:
+                        by_age.append(ngram)
+                        if len(by_age) > max_ngrams:
+                            del table[by_age.popleft()]
+
+    def followers(self, ngram: Ngram) -> tuple[Follower, ...]:
         """What followed the n-gram: the most counted first, the latest first among equals."""
         return self._followers.get(ngram, ())
 
-    def _count(self, ngram: Ngram, token_id: TokenId) -> None:
-        followers = self._followers.setdefault(ngram, [])
-        count = 1
-        for index, follower in enumerate(followers):
-            if follower.token_id == token_id:
-                count += followers.pop(index).count
-                break
-        else:
-            del followers[MAX_FOLLOWERS - 1 :]
-        # Ahead of all that are counted no more often: the order itself remembers which came last.
-        place = next((i for i, follower in enumerate(followers) if follower.count <= count), len(followers))
-        followers.insert(place, Follower(token_id, count))
+    def longest(self, tail: Ngram, min_len: int = 1) -> tuple[Ngram, tuple[Follower, ...]] | None:
+        """The longest n-gram that the tail ends with, of min_len tokens at least, and its followers; None = none."""
+        table = self._followers
+        for first in range(len(tail) - min_len + 1):
+            ngram = tail[first:]
+            followers = table.get(ngram)
+            if followers is not None:
+                return ngram, followers
+        return None
 
+    def walk(self, tier: Source, ngram: Ngram, followers: Sequence[Follower], max_len: int) -> Continuation:
+        """Follows the most counted tokens, from an n-gram and its followers, of which there is one at least.
 
-class NgramTiers:
-    """The three tiers of one session. The longest match counts; at equal length prior, then dynamic, then rejected.
+        Every step looks at as many tokens as are known, up to the tier's max_match_len and never fewer than matched at
+        first.
 
-    A follower in the prior tier is passed over where this session's target has refused it, after the same max_match_len
-    tokens: what others said must not be guessed again and again against the evidence.
-    """
-
-    def __init__(self, max_match_len: int, prior: NgramTier | None = None) -> None:
-        self.max_match_len = max_match_len
-        self.prior = prior or NgramTier(max_match_len)
-        self.dynamic = NgramTier(max_match_len)
-        self.rejected = NgramTier(max_match_len)
-        self._refused: dict[Ngram, list[TokenId]] = {}
-
-    def record(self, accepted: Sequence[TokenId]) -> None:
-        """Adds the next accepted tokens to the dynamic tier."""
-        self.dynamic.record(accepted)
-
-    def reject(self, context: Sequence[TokenId], rejected: Sequence[TokenId], continuation: Sequence[TokenId]) -> None:
-        """Adds what the target said instead of a refused draft, and marks the token that it refused.
-
-        Only the first rejected token is marked: the target never judged those behind it.
+        Args:
+            tier: What the continuation says it comes from.
+            max_len: Tokens on the most counted path, at least 1.
         """
-        tail = tuple(context[-self.max_match_len :])
-        self.rejected.learn([*tail, *continuation], len(tail))
-        refused = [token_id for token_id in self._refused.get(tail, ()) if token_id != rejected[0]]
-        self._refused[tail] = [rejected[0], *refused][:MAX_FOLLOWERS]
+        table, max_match_len, match_len = self._followers, self.max_match_len, len(ngram)
+        token_ids: list[TokenId] = []
+        counts: list[int] = []
+        alternatives: list[tuple[int, Follower]] = []
+        known: Sequence[Follower] | None = followers
+        tail = ngram
+        for place in range(max_len):
+            if known is None:
+                break
+            if place < len(FANOUT) and len(known) > 1:
+                alternatives += [(place, follower) for follower in known[1 : FANOUT[place]]]
+            token_id, count = known[0]
+            token_ids.append(token_id)
+            counts.append(count)
+            tail = (*tail, token_id)[-max_match_len:]
+            known = table.get(tail)
+            if known is None:
+                for length in range(len(tail) - 1, match_len - 1, -1):
+                    known = table.get(tail[-length:])
+                    if known is not None:
+                        break
+        return continuation_of(match_len, tier, token_ids, counts, alternatives)
 
-    def lookup(self, context: Sequence[TokenId], max_match_len: int, max_continuation_len: int) -> Continuation:
-        """What followed the longest suffix of the context, of at most max_match_len tokens, that a tier knows."""
-        tail = tuple(context[-max_match_len:])
-        refused = self._refused.get(tail, ())
-        for match_len in range(len(tail), 0, -1):
-            ngram = tail[-match_len:]
-            prior = [follower for follower in self.prior.followers(ngram) if follower.token_id not in refused]
-            if prior:
-                return _walk(self.prior, Source.PRIOR, ngram, prior, max_match_len, max_continuation_len)
-            for source, tier in ((Source.DYNAMIC, self.dynamic), (Source.REJECTED, self.rejected)):
-                followers = tier.followers(ngram)
-                if followers:
-                    return _walk(tier, source, ngram, followers, max_match_len, max_continuation_len)
-        return NOTHING
 
-
-def _walk(
-    tier: NgramTier, source: Source, ngram: Ngram, followers: Sequence[Follower], max_match_len: int, max_len: int
-) -> Continuation:
-    """Follows the most counted tokens within one tier, from an n-gram and its followers.
-
-    Every step looks at as many tokens as are known, up to max_match_len and never fewer than matched at first.
-    """
-    match_len, tail = len(ngram), ngram
-    chain: list[Follower] = []
-    alternatives: list[tuple[int, Follower]] = []  # (index of the parent counted from 1; 0 = the context, follower)
-    while followers and len(chain) < max_len:
-        if len(chain) < len(FANOUT):
-            alternatives += [(len(chain), follower) for follower in followers[1 : FANOUT[len(chain)]]]
-        chain.append(followers[0])
-        tail = (*tail, followers[0].token_id)[-max_match_len:]
-        lengths = range(len(tail), match_len - 1, -1)
-        followers = next((found for n in lengths if (found := tier.followers(tail[-n:]))), ())
-    offsets = [min(index, 1) for index in range(len(chain))]
-    for number, (parent, _) in enumerate(alternatives, len(chain) + 1):
-        offsets.append(number - parent if parent else 0)
-    nodes = [*chain, *(follower for _, follower in alternatives)]
-    return Continuation(
-        match_len, source, tuple(offsets), tuple(node.token_id for node in nodes), tuple(node.count for node in nodes)
-    )
+def _counted(followers: tuple[Follower, ...], token_id: TokenId) -> tuple[Follower, ...]:
+    """The followers, one of them counted once more. There is one at least."""
+    index, count = min(len(followers), MAX_FOLLOWERS - 1), 1
+    for number, (other, times) in enumerate(followers):
+        if other == token_id:
+            index, count = number, times + 1
+            break
+    # Ahead of all that are counted no more often: the order itself remembers which came last.
+    place = index
+    while place and followers[place - 1][1] <= count:
+        place -= 1
+    return (*followers[:place], (token_id, count), *followers[place:index], *followers[index + 1 :])

@@ -37,7 +37,10 @@ HOMES = {
     "transformers": ("services/outrider/models/",),
     "safetensors": ("services/outrider/models/",),
     "tokenizers": ("services/outrider/models/",),
-    "redis": ("services/outrider/datastore/redis_store.py",),
+    "redis": ("services/outrider/datastore/",),
+    "hiredis": ("services/outrider/datastore/",),
+    "pydivsufsort": ("services/outrider/datastore/",),
+    "prometheus_client": ("services/outrider/rpc/metrics.py",),
     "typer": ("clients/outrider_client/",),
     "matplotlib": ("clients/outrider_client/bench/",),
 }

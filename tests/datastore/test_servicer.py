@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import asyncio
 
 import grpc
 import pytest
 
-from outrider.datastore.redis_store import RedisStore
-from outrider.datastore.servicer import DatastoreServicer
-from outrider.datastore.settings import DatastoreSettings
 from outrider.v1 import datastore_pb2 as pb
-from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from outrider.v1 import types_pb2
 from outrider.version import __version__
 
-SETTINGS = DatastoreSettings(
-    max_match_len=3, max_continuation_len=8, max_num_queries=2, max_num_tokens=6, max_num_rejections=1
-)
-
-
-@pytest.fixture
-async def stub(store: RedisStore) -> AsyncIterator[pb_grpc.DatastoreServiceAsyncStub]:
-    async with serving(store) as stub:
-        yield stub
-
-
-class serving:
-    """A stub for a server of this store."""
-
-    def __init__(self, store: RedisStore) -> None:
-        self._server = grpc.aio.server()
-        pb_grpc.add_DatastoreServiceServicer_to_server(DatastoreServicer(store, SETTINGS), self._server)
-
-    async def __aenter__(self) -> pb_grpc.DatastoreServiceAsyncStub:
-        port = self._server.add_insecure_port("127.0.0.1:0")
-        await self._server.start()
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
-        return pb_grpc.DatastoreServiceStub(self._channel)
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._channel.close()
-        await self._server.stop(None)
+from .conftest import load_prior, look_up, record, refusal
 
 
 @pytest.fixture
@@ -53,20 +23,19 @@ def query(*context: int, **fields) -> pb.Query:
     return pb.Query(context_token_ids=context, **fields)
 
 
-async def look_up(stub, *requests: pb.LookupRequest) -> list[pb.LookupResponse]:
-    return [response async for response in stub.Lookup(iter(requests))]
-
-
-async def refusal(call) -> tuple[grpc.StatusCode, str]:
-    """How an RPC failed."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value.code(), caught.value.details()
+def sequence(*token_ids: int) -> pb.TokenSequence:
+    return pb.TokenSequence(token_ids=token_ids)
 
 
 async def test_what_was_recorded_is_found(stub, named):
-    records = [pb.RecordRequest(scope=named, accepted_token_ids=[1, 2]), pb.RecordRequest(accepted_token_ids=[3, 4])]
-    assert await stub.Record(iter(records)) == pb.RecordResponse(num_accepted_tokens=4)
+    records = [
+        pb.RecordRequest(scope=named, accepted_token_ids=[1, 2]),
+        pb.RecordRequest(accepted_token_ids=[3, 4], base_len=2),
+    ]
+    assert [response async for response in stub.Record(iter(records))] == [
+        pb.RecordResponse(session_id="a session", num_tokens=2),
+        pb.RecordResponse(session_id="a session", num_tokens=4),
+    ]
     request = pb.LookupRequest(scope=named, queries=[query(9, 2, query_id=7, base_len=130), query(9, query_id=8)])
     [response] = await look_up(stub, request)
     assert list(response.results) == [
@@ -81,17 +50,37 @@ async def test_what_was_recorded_is_found(stub, named):
         ),
         pb.LookupResult(query_id=8),
     ]
+    assert not response.is_local
+
+
+async def test_a_continuation_is_a_tree_with_alternatives_at_its_first_positions(stub, named):
+    pairs = [(1, 2, 5), (1, 2, 6), (1, 3, 7), (1, 4, 7), (1, 2, 5), (1, 8, 7), (1, 9, 7)]
+    documents = [sequence(*pair) for pair in pairs]
+    await load_prior(stub, pb.LoadPriorRequest(scope=named, documents=documents))
+    [response] = await look_up(stub, pb.LookupRequest(scope=named, queries=[query(1)]))
+    [result] = response.results
+    assert list(result.token_ids) == [2, 5, 9, 8, 4, 6]
+    assert list(result.parent_offsets) == [0, 1, 0, 0, 0, 5]
+    assert list(result.counts) == [3, 2, 1, 1, 1, 1]
 
 
 async def test_a_rejection_is_found_with_what_the_target_said_instead(stub, named):
     rejection = pb.Rejection(context_token_ids=[1, 2], rejected_token_ids=[3], continuation_token_ids=[4])
-    assert (await stub.Record(iter([pb.RecordRequest(scope=named, rejections=[rejection])]))).num_rejections == 1
+    assert await record(stub, pb.RecordRequest(scope=named, rejections=[rejection])) == [0]
     [response] = await look_up(stub, pb.LookupRequest(scope=named, queries=[query(1, 2)]))
     assert (response.results[0].tier, list(response.results[0].token_ids)) == (types_pb2.SOURCE_REJECTED, [4])
 
 
+async def test_only_the_tiers_that_were_asked_for_are_searched(stub, named):
+    await load_prior(stub, pb.LoadPriorRequest(scope=named, documents=[sequence(1, 2)]))
+    await record(stub, pb.RecordRequest(scope=named, accepted_token_ids=[1, 3]))
+    for tiers, token_ids in (([], [2]), ([types_pb2.SOURCE_DYNAMIC], [3]), ([types_pb2.SOURCE_SHARED], [])):
+        [response] = await look_up(stub, pb.LookupRequest(scope=named, queries=[query(1)], tiers=tiers))
+        assert list(response.results[0].token_ids) == token_ids
+
+
 async def test_requests_on_an_open_stream_are_answered_in_order_and_keep_the_scope(stub, named):
-    await stub.Record(iter([pb.RecordRequest(scope=named, accepted_token_ids=range(6))]))
+    await record(stub, pb.RecordRequest(scope=named, accepted_token_ids=range(6)))
     call = stub.Lookup()
     for token in (4, 9, 2):
         scope = named if token == 4 else None
@@ -102,28 +91,59 @@ async def test_requests_on_an_open_stream_are_answered_in_order_and_keep_the_sco
     assert await call.code() == grpc.StatusCode.OK
 
 
+async def test_a_record_stream_answers_while_it_is_open_and_may_change_sessions(stub, named):
+    call = stub.Record()
+    other = pb.Scope(tokenizer_hash=named.tokenizer_hash, session_id="another")
+    for scope, base_len, num_tokens in ((named, 0, 2), (other, 0, 2), (None, 2, 4), (named, 2, 4)):
+        await call.write(pb.RecordRequest(scope=scope, base_len=base_len, accepted_token_ids=[1, 2]))
+        response = await call.read()
+        expected = "a session" if scope is named else "another"
+        assert (response.session_id, response.num_tokens) == (expected, num_tokens)
+    await call.done_writing()
+    assert await call.code() == grpc.StatusCode.OK
+
+
 async def test_the_callers_lengths_are_kept(stub, named):
-    await stub.Record(iter([pb.RecordRequest(scope=named, accepted_token_ids=[1, 2, 3, 4, 5, 6])]))
+    await record(stub, pb.RecordRequest(scope=named, accepted_token_ids=[1, 2, 3, 4, 5, 6]))
     request = pb.LookupRequest(scope=named, queries=[query(1, 2)], max_match_len=1, max_continuation_len=2)
     [response] = await look_up(stub, request)
     assert (response.results[0].match_len, list(response.results[0].token_ids)) == (1, [3, 4])
 
 
 async def test_an_ended_session_is_forgotten(stub, named):
-    await stub.Record(iter([pb.RecordRequest(scope=named, accepted_token_ids=[1, 2], end_session=True)]))
+    assert await record(stub, pb.RecordRequest(scope=named, accepted_token_ids=[1, 2], end_session=True)) == [2]
     [response] = await look_up(stub, pb.LookupRequest(scope=named, queries=[query(1)]))
     assert response.results[0].match_len == 0
+
+
+async def test_a_session_does_not_end_at_another_position_than_its_own(stub, named):
+    await record(stub, pb.RecordRequest(scope=named, accepted_token_ids=[1, 2, 3]))
+    early = pb.RecordRequest(scope=named, base_len=2, end_session=True)
+    late = pb.RecordRequest(scope=named, base_len=5, accepted_token_ids=[6], end_session=True)
+    assert await record(stub, early, late) == [3, 3]
+    [response] = await look_up(stub, pb.LookupRequest(scope=named, queries=[query(1)]))
+    assert response.results[0].match_len == 1
+    assert await record(stub, pb.RecordRequest(scope=named, base_len=3, end_session=True)) == [3]
+    [response] = await look_up(stub, pb.LookupRequest(scope=named, queries=[query(1)]))
+    assert response.results[0].match_len == 0
+
+
+async def test_ending_a_session_that_is_not_there_is_no_error(stub, named):
+    assert await record(stub, pb.RecordRequest(scope=named, base_len=7, end_session=True)) == [7]
 
 
 async def test_a_prior_is_loaded_listed_used_and_deleted(stub, named):
     named.corpus = "code"
     pieces = [
-        pb.LoadPriorRequest(scope=named, documents=[pb.TokenSequence(token_ids=[1, 2])]),
-        pb.LoadPriorRequest(documents=[pb.TokenSequence(token_ids=[2, 3, 4])]),
+        pb.LoadPriorRequest(scope=named, documents=[sequence(1, 2)], num_tokens=5),
+        pb.LoadPriorRequest(documents=[sequence(2, 3, 4)]),
     ]
-    assert (await stub.LoadPrior(iter(pieces))).num_tokens == 5
+    responses = await load_prior(stub, *pieces)
+    assert [response.is_done for response in responses[:-1]] == [False] * (len(responses) - 1)
+    assert responses[-1] == pb.LoadPriorResponse(num_tokens=5, num_ngrams=4, num_stored_ngrams=4, is_done=True)
     corpora = (await stub.ListCorpora(pb.ListCorporaRequest(tokenizer_hash=named.tokenizer_hash))).corpora
-    assert list(corpora) == [pb.CorpusInfo(tokenizer_hash=named.tokenizer_hash, corpus="code", num_tokens=5)]
+    expected = pb.CorpusInfo(tokenizer_hash=named.tokenizer_hash, corpus="code", num_tokens=5, num_ngrams=4)
+    assert list(corpora) == [expected]
     [response] = await look_up(stub, pb.LookupRequest(scope=named, queries=[query(2)]))
     assert (response.results[0].tier, list(response.results[0].token_ids)) == (types_pb2.SOURCE_PRIOR, [3, 4])
     await stub.DeleteCorpus(pb.DeleteCorpusRequest(scope=named))
@@ -132,108 +152,92 @@ async def test_a_prior_is_loaded_listed_used_and_deleted(stub, named):
     assert (code, "'code'" in message) == (grpc.StatusCode.NOT_FOUND, True)
 
 
-async def test_describes_itself_and_counts_lookups(stub, named):
-    await stub.Record(iter([pb.RecordRequest(scope=named, accepted_token_ids=[1, 2])]))
-    await look_up(stub, pb.LookupRequest(scope=named, queries=[query(1), query(9)]))
-    info = await stub.GetInfo(pb.DatastoreServiceGetInfoRequest())
-    assert (info.max_match_len, info.max_continuation_len, info.version) == (3, 8, __version__)
-    assert (info.num_lookups, info.num_hits) == (2, 1)
-    assert info.store.split()[0] in ("redis", "valkey")
+async def test_a_tenants_own_prior_stands_in_front_of_the_one_for_all(stub, named):
+    own = pb.Scope(tokenizer_hash=named.tokenizer_hash, tenant="acme")
+    await load_prior(stub, pb.LoadPriorRequest(scope=named, documents=[sequence(1, 2), sequence(5, 6)]))
+    await load_prior(stub, pb.LoadPriorRequest(scope=own, documents=[sequence(1, 3)]))
+    assert await found_after(stub, own, 1, 5) == [[3], []]
+    assert await found_after(stub, named, 1, 5) == [[2], [6]]
+    corpora = (await stub.ListCorpora(pb.ListCorporaRequest(tokenizer_hash=named.tokenizer_hash))).corpora
+    assert [(corpus.corpus, corpus.tenant) for corpus in corpora] == [("default", ""), ("default", "acme")]
+    await stub.DeleteCorpus(
+        pb.DeleteCorpusRequest(scope=pb.Scope(tokenizer_hash=named.tokenizer_hash, tenant="acme", corpus="default"))
+    )
+    assert await found_after(stub, own, 1, 5) == [[2], [6]]
 
 
-async def test_watch_says_that_it_is_not_there(stub, named):
-    code, message = await refusal(stub.Watch(pb.WatchRequest(scope=named)).read())
-    assert (code, "Watch" in message) == (grpc.StatusCode.UNIMPLEMENTED, True)
+async def found_after(stub, scope: pb.Scope, *tokens: int) -> list[list[int]]:
+    """What follows each token."""
+    [response] = await look_up(stub, pb.LookupRequest(scope=scope, queries=[query(token) for token in tokens]))
+    return [list(result.token_ids) for result in response.results]
 
 
-SCOPE = pb.Scope(tokenizer_hash="t", session_id="s")
-
-
-def lookup_of(**fields) -> pb.LookupRequest:
-    return pb.LookupRequest(**{"scope": SCOPE, "queries": [query(1)], **fields})
-
-
-def rejection_of(**fields) -> pb.RecordRequest:
-    lists = {"context_token_ids": [1], "rejected_token_ids": [2], "continuation_token_ids": [3], **fields}
-    return pb.RecordRequest(scope=SCOPE, rejections=[pb.Rejection(**lists)])
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (lookup_of(scope=None), "scope must be set in the first message of a stream, got none"),
-        (lookup_of(scope=pb.Scope()), "scope.tokenizer_hash must be set, got ''"),
-        (
-            lookup_of(scope=pb.Scope(tokenizer_hash="t" * 257)),
-            "scope.tokenizer_hash must be at most 256 characters long, got 257",
-        ),
-        (lookup_of(queries=[query(1), query()]), "queries[1].context_token_ids must be 1 to 4096 tokens long"),
-        (lookup_of(queries=[query(1, -5)]), "queries[0].context_token_ids must be without negative token ids, got -5"),
-        (lookup_of(queries=[query(*[1] * 4097)]), "1 to 4096 tokens long, got 4097 tokens"),
-        (lookup_of(queries=[query(1, base_len=-1)]), "queries[0].base_len must be >= 0, got -1"),
-        (lookup_of(queries=[query(1)] * 3), "queries must be at most 2 in one message, got 3"),
-        (lookup_of(max_match_len=4), "max_match_len must be in [1, 3], or 0 for the default, got 4"),
-        (lookup_of(max_match_len=-1), "max_match_len must be in [1, 3]"),
-        (lookup_of(max_continuation_len=9), "max_continuation_len must be in [1, 8]"),
-        (pb.RecordRequest(accepted_token_ids=[1]), "scope must be set in the first message"),
-        (
-            pb.RecordRequest(scope=pb.Scope(tokenizer_hash="t"), accepted_token_ids=[1]),
-            "scope.session_id must be set: tokens are recorded for a session",
-        ),
-        (pb.RecordRequest(scope=SCOPE, accepted_token_ids=[1, -1]), "accepted_token_ids must be without negative"),
-        (pb.RecordRequest(scope=SCOPE, accepted_token_ids=[1] * 7), "accepted_token_ids must be 1 to 6 tokens long"),
-        (rejection_of(context_token_ids=[]), "rejections[0].context_token_ids must be 1 to 256"),
-        (rejection_of(rejected_token_ids=[]), "rejections[0].rejected_token_ids must be 1 to 256"),
-        (rejection_of(continuation_token_ids=[]), "rejections[0].continuation_token_ids must be 1 to 256"),
-        (
-            pb.RecordRequest(scope=SCOPE, rejections=[pb.Rejection()] * 2),
-            "rejections must be at most 1 in one message, got 2",
-        ),
-        (
-            pb.LoadPriorRequest(scope=SCOPE, documents=[pb.TokenSequence()]),
-            "documents[0].token_ids must be 1 to 6 tokens long",
-        ),
-        (pb.LoadPriorRequest(scope=SCOPE), "documents must be runs of two tokens or more"),
-        (pb.DeleteCorpusRequest(scope=SCOPE), "scope.corpus must be set, got ''"),
-    ],
-)
-async def test_a_bad_request_is_refused_with_its_field_and_rule(stub, request_, message):
+@pytest.mark.parametrize("rpc", ["Lookup", "Record", "Watch"])
+async def test_a_corpus_that_is_named_must_exist(stub, named, rpc):
+    named.corpus = "nowhere"
+    watched = pb.Scope(tokenizer_hash=named.tokenizer_hash, corpus="nowhere")
     calls = {
-        pb.LookupRequest: lambda: stub.Lookup(iter([request_])).read(),
-        pb.RecordRequest: lambda: stub.Record(iter([request_])),
-        pb.LoadPriorRequest: lambda: stub.LoadPrior(iter([request_])),
-        pb.DeleteCorpusRequest: lambda: stub.DeleteCorpus(request_),
+        "Lookup": lambda: stub.Lookup(iter([pb.LookupRequest(scope=named, queries=[query(1)])])),
+        "Record": lambda: stub.Record(iter([pb.RecordRequest(scope=named, accepted_token_ids=[1])])),
+        "Watch": lambda: stub.Watch(pb.WatchRequest(scope=watched)),
     }
-    code, details = await refusal(calls[type(request_)]())
-    assert code == grpc.StatusCode.INVALID_ARGUMENT
-    assert message in details
+    code, message = await refusal(calls[rpc]())
+    expected = f"there is no corpus 'nowhere' for tokenizer {named.tokenizer_hash!r}"
+    assert (code, message) == (grpc.StatusCode.NOT_FOUND, expected)
 
 
-@pytest.mark.parametrize("messages", [[], [0, 1]], ids=["no message", "two scopes"])
-async def test_a_prior_is_one_corpus_on_one_stream(stub, named, messages: Iterable[int]):
-    pieces = [
-        pb.LoadPriorRequest(
-            scope=pb.Scope(tokenizer_hash=named.tokenizer_hash, corpus=f"{number}"),
-            documents=[pb.TokenSequence(token_ids=[1, 2])],
-        )
-        for number in messages
-    ]
-    code, _ = await refusal(stub.LoadPrior(iter(pieces)))
-    assert code == grpc.StatusCode.INVALID_ARGUMENT
-    assert not (await stub.ListCorpora(pb.ListCorporaRequest(tokenizer_hash=named.tokenizer_hash))).corpora
+async def test_a_named_corpus_is_found_once_it_is_loaded_and_missed_once_it_is_deleted(stub, named):
+    named.corpus = "code"
+    await load_prior(stub, pb.LoadPriorRequest(scope=named, documents=[sequence(1, 2)]))
+    assert await record(stub, pb.RecordRequest(scope=named, accepted_token_ids=[1])) == [1]
+    assert await found_after(stub, named, 1) == [[2]]
+    await stub.DeleteCorpus(pb.DeleteCorpusRequest(scope=named))
+    code, _ = await refusal(stub.Lookup(iter([pb.LookupRequest(scope=named, queries=[query(1)])])))
+    assert code == grpc.StatusCode.NOT_FOUND
 
 
-async def test_without_redis_the_server_stays_up_and_says_unavailable(own_redis, open_store, named):
-    store = open_store(own_redis.url)
-    async with serving(store) as stub:
-        await stub.Record(iter([pb.RecordRequest(scope=named, accepted_token_ids=[1, 2])]))
-        own_redis.kill()
-        request = pb.LookupRequest(scope=named, queries=[query(1)])
-        code, details = await refusal(stub.Lookup(iter([request])).read())
-        assert (code, details.split(" cannot")[0]) == (
+async def test_describes_itself_and_counts_what_each_tier_does(stub, named):
+    accepted = [types_pb2.SourceCount(source=types_pb2.SOURCE_DYNAMIC, num_tokens=3)]
+    await record(stub, pb.RecordRequest(scope=named, accepted_token_ids=[1, 2, 3], accepted_by_tier=accepted))
+    await look_up(stub, pb.LookupRequest(scope=named, queries=[query(1, 2), query(2), query(9)]))
+    info = await stub.GetInfo(pb.DatastoreServiceGetInfoRequest())
+    assert (info.max_match_len, info.max_continuation_len, info.version) == (3, 16, __version__)
+    assert (info.num_lookups, info.num_hits, info.num_local_lookups, info.max_ring_match_len) == (3, 2, 0, 10)
+    assert info.store.split()[0] in ("redis", "valkey")
+    assert info.used_memory_bytes > 100_000
+    [dynamic] = [tier for tier in info.tiers if tier.tier == types_pb2.SOURCE_DYNAMIC]
+    assert (dynamic.num_hits, dynamic.num_matched_tokens, dynamic.num_accepted_tokens) == (2, 3, 3)
+    assert len(info.tiers) == 5
+
+
+async def test_a_request_that_stores_nothing_is_not_counted(stub, named):
+    accepted = [types_pb2.SourceCount(source=types_pb2.SOURCE_PRIOR, num_tokens=3)]
+    gap = pb.RecordRequest(scope=named, base_len=5, accepted_token_ids=[1], accepted_by_tier=accepted)
+    assert await record(stub, gap) == [0]
+    info = await stub.GetInfo(pb.DatastoreServiceGetInfoRequest())
+    assert sum(tier.num_accepted_tokens for tier in info.tiers) == 0
+
+
+async def test_draining_ends_the_streams_that_would_never_end_and_refuses_new_ones(served, named):
+    stub = served.stub
+    lookups, records = stub.Lookup(), stub.Record()
+    watched = pb.Scope(tokenizer_hash=named.tokenizer_hash)
+    watch = stub.Watch(pb.WatchRequest(scope=watched))
+    await lookups.write(pb.LookupRequest(scope=named, queries=[query(1)]))
+    await records.write(pb.RecordRequest(scope=named, accepted_token_ids=[1]))
+    await asyncio.gather(lookups.read(), records.read(), watch.read())
+    served.servicer.drain()
+    for call in (lookups, records, watch):
+        assert (await call.code(), await call.details()) == (
             grpc.StatusCode.UNAVAILABLE,
-            f"Redis at 127.0.0.1:{own_redis.port}",
+            "the datastore is draining",
         )
-        assert (await stub.GetInfo(pb.DatastoreServiceGetInfoRequest())).store == ""
-        own_redis.start()
-        assert len(await look_up(stub, request)) == 1
+    calls = [
+        stub.Lookup(iter([pb.LookupRequest(scope=named)])),
+        stub.Record(iter([pb.RecordRequest(scope=named)])),
+        stub.Watch(pb.WatchRequest(scope=watched)),
+        stub.LoadPrior(iter([pb.LoadPriorRequest(scope=named)])),
+        stub.ListCorpora(pb.ListCorporaRequest()),
+    ]
+    for call in calls:
+        assert await refusal(call) == (grpc.StatusCode.UNAVAILABLE, "the datastore is draining")

@@ -1,108 +1,215 @@
 """Messages of the datastore to values, checked, and back.
 
-Every check raises InvalidParameter, which names the field and the rule.
+Every check raises InvalidParameter, which names the field and the rule; a tokenizer that is not served is
+FailedPrecondition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 from outrider.core.ngrams import Continuation, TokenId
-from outrider.core.params import InvalidParameter, check
+from outrider.core.params import RetrievalScope, Source, check
+from outrider.datastore.rings import HeldRing
 from outrider.datastore.settings import DatastoreSettings
-from outrider.datastore.store import DEFAULT_CORPUS, Rejection, Scope
+from outrider.datastore.statistics import TierStatistics
+from outrider.datastore.store import DEFAULT_CORPUS, DEFAULT_TENANT, TIERS, Limits, Rejection, Scope
+from outrider.rpc.errors import FailedPrecondition
 from outrider.v1 import datastore_pb2 as pb
+from outrider.v1 import types_pb2
 
 MAX_NAME_LEN = 256
-"""Longest tokenizer hash, session id and corpus name: they become parts of keys."""
+"""Longest tokenizer hash, session id, corpus name and tenant: they become parts of keys."""
+_ALL_TIERS = frozenset(TIERS)
+_TIERS_BY_VALUE = {tier.value: tier for tier in TIERS}
 
 
-def scope_from(message: pb.LookupRequest | pb.RecordRequest | pb.LoadPriorRequest, before: Scope | None) -> Scope:
+def scope_from(
+    message: pb.LookupRequest | pb.RecordRequest | pb.LoadPriorRequest,
+    before: Scope | None,
+    settings: DatastoreSettings,
+) -> Scope:
     """The scope of a message on a stream: its own, or that of the messages before it."""
     if message.HasField("scope"):
-        return scope_from_proto(message.scope)
-    if before is None:
-        raise InvalidParameter("scope", "set in the first message of a stream", "none")
+        return scope_from_proto(message.scope, settings)
+    check(before is not None, "scope", "set in the first message of a stream", "none")
+    assert before is not None
     return before
 
 
-def scope_from_proto(scope: pb.Scope) -> Scope:
+def scope_from_proto(scope: pb.Scope, settings: DatastoreSettings) -> Scope:
+    """A scope with its defaults in place."""
     check(scope.tokenizer_hash != "", "scope.tokenizer_hash", "set", "''")
-    for field in ("tokenizer_hash", "session_id", "corpus"):
+    for field in ("tokenizer_hash", "session_id", "corpus", "tenant"):
         length = len(getattr(scope, field))
         check(length <= MAX_NAME_LEN, f"scope.{field}", f"at most {MAX_NAME_LEN} characters long", length)
-    return Scope(scope.tokenizer_hash, scope.session_id, scope.corpus or DEFAULT_CORPUS)
+    served = settings.tokenizer_hash
+    if served and scope.tokenizer_hash != served:
+        raise FailedPrecondition(f"this server serves tokenizer {served!r}, not {scope.tokenizer_hash!r}")
+    known = scope.retrieval_scope in types_pb2.RetrievalScope.values()
+    check(known, "scope.retrieval_scope", "a RetrievalScope", scope.retrieval_scope)
+    retrieval_scope = RetrievalScope(scope.retrieval_scope or RetrievalScope.SESSION.value)
+    check(
+        not scope.contribute or retrieval_scope is not RetrievalScope.SESSION,
+        "scope.contribute",
+        "unset or false with the scope of one session",
+        scope.contribute,
+    )
+    check(scope.vocab_size >= 0, "scope.vocab_size", ">= 0 (0 = not checked)", scope.vocab_size)
+    return Scope(
+        scope.tokenizer_hash,
+        scope.session_id,
+        scope.corpus or DEFAULT_CORPUS,
+        scope.tenant or DEFAULT_TENANT,
+        retrieval_scope,
+        scope.contribute,
+        scope.vocab_size,
+    )
 
 
-def session_scope_from(message: pb.RecordRequest, before: Scope | None) -> Scope:
+def session_scope_from(message: pb.RecordRequest, before: Scope | None, settings: DatastoreSettings) -> Scope:
     """As scope_from, for a message that is about one session."""
-    scope = scope_from(message, before)
+    scope = scope_from(message, before, settings)
     check(scope.session_id != "", "scope.session_id", "set: tokens are recorded for a session", "''")
     return scope
 
 
-def contexts_from(request: pb.LookupRequest, settings: DatastoreSettings) -> list[Sequence[TokenId]]:
-    limit = settings.max_num_queries
-    check(len(request.queries) <= limit, "queries", f"at most {limit} in one message", len(request.queries))
-    for index, query in enumerate(request.queries):
-        check(query.base_len >= 0, f"queries[{index}].base_len", ">= 0", query.base_len)
-    return [
-        tokens_from(query.context_token_ids, f"queries[{index}].context_token_ids", settings.max_context_len)
-        for index, query in enumerate(request.queries)
-    ]
+def watched_scope_from(request: pb.WatchRequest, settings: DatastoreSettings) -> Scope:
+    """As scope_from_proto, for what all sessions of a scope share."""
+    check(request.HasField("scope"), "scope", "set", "none")
+    scope = scope_from_proto(request.scope, settings)
+    check(scope.session_id == "", "scope.session_id", "unset: a session's own tiers are not watched", scope.session_id)
+    return replace(scope, contribute=False)
 
 
-def lengths_from(request: pb.LookupRequest, settings: DatastoreSettings) -> tuple[int, int]:
-    """Longest suffix tried and longest continuation, in tokens."""
+def contexts_from(request: pb.LookupRequest, scope: Scope, settings: DatastoreSettings) -> list[Sequence[TokenId]]:
+    """The contexts of a lookup; of each, as many of its last tokens as matter."""
+    limit, queries = settings.max_num_queries, request.queries
+    check(len(queries) <= limit, "queries", f"at most {limit} in one message", len(queries))
+    longest = max(settings.max_match_len, settings.max_ring_match_len)
+    contexts: list[Sequence[TokenId]] = []
+    for index, query in enumerate(queries):
+        if query.base_len < 0:
+            check(False, f"queries[{index}].base_len", ">= 0", query.base_len)
+        tokens = query.context_token_ids
+        if not (0 < len(tokens) <= settings.max_context_len and min(tokens) >= 0 and _within(tokens, scope.vocab_size)):
+            tokens_from(tokens, f"queries[{index}].context_token_ids", settings.max_context_len, scope.vocab_size)
+        contexts.append(tokens[-longest:])
+    return contexts
+
+
+def limits_from(request: pb.LookupRequest, settings: DatastoreSettings) -> Limits:
+    """Lengths, and tiers."""
+    if not (request.max_match_len or request.max_continuation_len or request.tiers):
+        return _default_limits(settings.max_match_len, settings.max_continuation_len)
     lengths = []
     for field in ("max_match_len", "max_continuation_len"):
         value, limit = getattr(request, field), getattr(settings, field)
         check(0 <= value <= limit, field, f"in [1, {limit}], or 0 for the default", value)
         lengths.append(value or limit)
-    return lengths[0], lengths[1]
+    tiers = _ALL_TIERS
+    if request.tiers:
+        for index, value in enumerate(request.tiers):
+            check(value in _TIERS_BY_VALUE, f"tiers[{index}]", f"one of {_tier_names()}", value)
+        tiers = frozenset(_TIERS_BY_VALUE[value] for value in request.tiers)
+    return Limits(lengths[0], lengths[1], tiers)
 
 
-def accepted_from(request: pb.RecordRequest, settings: DatastoreSettings) -> Sequence[TokenId]:
+@lru_cache
+def _default_limits(max_match_len: int, max_continuation_len: int) -> Limits:
+    return Limits(max_match_len, max_continuation_len)
+
+
+def _tier_names() -> str:
+    return ", ".join(tier.name for tier in TIERS)
+
+
+def base_len_from(request: pb.RecordRequest) -> int:
+    """Position of the first accepted token."""
+    check(request.base_len >= 0, "base_len", ">= 0", request.base_len)
+    return request.base_len
+
+
+def accepted_from(request: pb.RecordRequest, scope: Scope, settings: DatastoreSettings) -> Sequence[TokenId]:
+    """The accepted tokens; there may be none."""
     if not request.accepted_token_ids:
         return ()
-    return tokens_from(request.accepted_token_ids, "accepted_token_ids", settings.max_num_tokens)
+    return tokens_from(request.accepted_token_ids, "accepted_token_ids", settings.max_num_tokens, scope.vocab_size)
 
 
-def rejections_from(request: pb.RecordRequest, settings: DatastoreSettings) -> list[Rejection]:
-    limit = settings.max_num_rejections
+def rejections_from(request: pb.RecordRequest, scope: Scope, settings: DatastoreSettings) -> list[Rejection]:
+    """The refused drafts; there may be none."""
+    limit, max_len, vocab_size = settings.max_num_rejections, settings.max_rejection_len, scope.vocab_size
     check(len(request.rejections) <= limit, "rejections", f"at most {limit} in one message", len(request.rejections))
-    found = []
-    for index, rejection in enumerate(request.rejections):
-        context, rejected, continuation = (
-            tokens_from(getattr(rejection, field), f"rejections[{index}].{field}", settings.max_rejection_len)
-            for field in ("context_token_ids", "rejected_token_ids", "continuation_token_ids")
-        )
-        found.append(Rejection(context, rejected, continuation))
-    return found
-
-
-def documents_from(request: pb.LoadPriorRequest, settings: DatastoreSettings) -> list[Sequence[TokenId]]:
     return [
-        tokens_from(document.token_ids, f"documents[{index}].token_ids", settings.max_num_tokens)
-        for index, document in enumerate(request.documents)
+        Rejection(
+            tokens_from(each.context_token_ids, f"rejections[{i}].context_token_ids", max_len, vocab_size),
+            tokens_from(each.rejected_token_ids, f"rejections[{i}].rejected_token_ids", max_len, vocab_size),
+            tokens_from(each.continuation_token_ids, f"rejections[{i}].continuation_token_ids", max_len, vocab_size),
+        )
+        for i, each in enumerate(request.rejections)
     ]
 
 
-def tokens_from(token_ids: Sequence[int], field: str, max_len: int) -> Sequence[TokenId]:
-    """Token ids, at least one and at most max_len, none negative."""
+def accepted_by_tier_from(request: pb.RecordRequest) -> list[tuple[Source, int]]:
+    """What the statistics are told."""
+    for index, each in enumerate(request.accepted_by_tier):
+        field = f"accepted_by_tier[{index}]"
+        check(each.source in _TIERS_BY_VALUE, f"{field}.source", f"one of {_tier_names()}", each.source)
+        check(each.num_tokens >= 0, f"{field}.num_tokens", ">= 0", each.num_tokens)
+    return [(_TIERS_BY_VALUE[each.source], each.num_tokens) for each in request.accepted_by_tier]
+
+
+def tokens_from(token_ids: Sequence[int], field: str, max_len: int, vocab_size: int) -> Sequence[TokenId]:
+    """Token ids, at least one and at most max_len, none negative, none beyond the vocabulary if its size is known."""
     check(0 < len(token_ids) <= max_len, field, f"1 to {max_len} tokens long", f"{len(token_ids)} tokens")
     lowest = min(token_ids)
     check(lowest >= 0, field, "without negative token ids", lowest)
+    if vocab_size:
+        highest = max(token_ids)
+        check(highest < vocab_size, field, f"token ids below scope.vocab_size ({vocab_size})", highest)
     return token_ids
+
+
+def _within(token_ids: Sequence[int], vocab_size: int) -> bool:
+    return not vocab_size or max(token_ids) < vocab_size
 
 
 def result_from(query: pb.Query, continuation: Continuation) -> pb.LookupResult:
     """The answer to a query."""
-    result = pb.LookupResult(query_id=query.query_id, base_len=query.base_len)
-    if continuation.tier is not None:
-        result.match_len = continuation.match_len
-        result.tier = continuation.tier.value  # type: ignore[assignment]  # the values are those of the wire
-        result.parent_offsets.extend(continuation.parent_offsets)
-        result.token_ids.extend(continuation.token_ids)
-        result.counts.extend(continuation.counts)
-    return result
+    tier = continuation.tier
+    if tier is None:
+        return pb.LookupResult(query_id=query.query_id, base_len=query.base_len)
+    return pb.LookupResult(
+        query_id=query.query_id,
+        base_len=query.base_len,
+        match_len=continuation.match_len,
+        tier=tier.value,  # type: ignore[arg-type]  # the values are those of the wire
+        parent_offsets=continuation.parent_offsets,
+        token_ids=continuation.token_ids,
+        counts=continuation.counts,
+    )
+
+
+def tier_info_from(tier: Source, counts: TierStatistics) -> pb.TierInfo:
+    """What a tier has done."""
+    return pb.TierInfo(
+        tier=tier.value,  # type: ignore[arg-type]
+        num_hits=counts.num_hits,
+        num_matched_tokens=counts.num_matched_tokens,
+        num_accepted_tokens=counts.num_accepted_tokens,
+    )
+
+
+def ring_info_from(held: HeldRing) -> pb.RingInfo:
+    """A ring, as this replica holds it."""
+    return pb.RingInfo(
+        tenant=held.tenant,
+        num_tokens=held.ring.num_tokens,
+        num_indexed_tokens=held.ring.num_indexed_tokens,
+        build_ms=held.build_ms,
+        tokenizer_hash=held.tokenizer_hash,
+        corpus=held.corpus,
+    )

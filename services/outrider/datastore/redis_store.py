@@ -1,192 +1,172 @@
-"""The n-gram tiers in Redis or Valkey (7.0 or later: Functions). The only file that speaks to Redis.
+"""The tiers in Redis or Valkey, 7.0 or later. Layout: redis_layout.py; what Redis computes itself: ngrams.lua.
 
-Layout. Names in keys are percent-encoded, so that none can reach into another's scope:
-
-    outrider:1:{TOKENIZER:CORPUS}:prior                   hash; persistent
-    outrider:1:{TOKENIZER:CORPUS}:s:SESSION:dynamic       hash; expires session_ttl_s after the last record
-    outrider:1:{TOKENIZER:CORPUS}:s:SESSION:rejected      hash; expires likewise
-    outrider:1:{TOKENIZER:CORPUS}:loading:UUID            hash; a prior on its way in, renamed to `prior` at the end
-    outrider:1:corpora                                    hash; TOKENIZER:CORPUS -> number of tokens
-
-A tier is one hash, so that a session is deleted, and expires, with two keys however long it was. Token ids are 4 bytes,
-little-endian.
-
-    field                          value
-    n-gram (4 bytes a token)       followers, 8 bytes each: token id, count; the most counted first, then the latest
-    "t"                            the last max_match_len tokens of the stream (dynamic only): n-grams span records
-    "!" + n-gram                   tokens refused after it, the latest first (rejected only)
-
-One lookup, or one record, is one call of a Function and so one round trip. In a Redis Cluster a Function may only touch
-keys of one slot, hence the hash tag {TOKENIZER:CORPUS}: a session lives where its prior does. The price is that one
-corpus is served by one shard; load it under several names to spread it.
+One lookup of up to CONTEXTS_PER_CALL contexts is one call of a Function, and several are one round trip. A record is
+one call for every TOKENS_PER_CALL tokens, one after the other: Redis answers nobody else during a call.
 """
 
 from __future__ import annotations
 
-import struct
-import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from importlib import resources
-from typing import Any
-from urllib.parse import quote, unquote
+from collections.abc import AsyncGenerator, Sequence
+from functools import lru_cache
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from outrider.core.ngrams import FANOUT, MAX_FOLLOWERS, TokenId
+from outrider.core.params import Source
+from outrider.core.prior import PriorTable
+from outrider.datastore import redis_layout as layout
+from outrider.datastore import redis_prior, redis_streams
+from outrider.datastore.redis_client import RedisClient
+from outrider.datastore.settings import DatastoreSettings
+from outrider.datastore.store import (
+    ALL_TENANTS,
+    Corpus,
+    Found,
+    Health,
+    Limits,
+    Prior,
+    PriorChange,
+    Rejection,
+    RingDocument,
+    Scope,
+    SharedRun,
+    StoreFull,
+    StoreUnavailable,
+)
 
-from outrider.core.ngrams import FANOUT, MAX_FOLLOWERS, NOTHING, Continuation, TokenId
-from outrider.core.params import Source, check
-from outrider.datastore.store import Corpus, CorpusNotFound, Rejection, Scope, StoreUnavailable
-
-ROOT = "outrider:1:"
-CORPORA = ROOT + "corpora"
-TIERS = (Source.PRIOR, Source.DYNAMIC, Source.REJECTED)
-
-TOKENS_PER_CALL = 64
-"""Tokens learned in one call of a Function. Redis answers nobody else meanwhile: about 10 us a token."""
-
-REJECTIONS_PER_CALL = 16
-"""Refused drafts learned in one call."""
-
-LOADING_TTL_S = 600
-"""A prior whose loading stops halfway is gone after this time."""
+FANOUT_DIGITS = "".join(map(str, FANOUT))
 
 
 class RedisStore:
-    """Implements `Store`. Connects when used, anew when Redis is back; loads the Functions where they are missing."""
+    """Implements `Store`."""
 
-    def __init__(self, url: str, *, max_match_len: int, session_ttl_s: int, timeout_s: float) -> None:
-        """`max_match_len` is the longest n-gram recorded; a command, and connecting, may take `timeout_s` each."""
-        self._redis: Any = Redis.from_url(  # Any: the types of its commands are those of both clients, blocking and not
-            url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            # A draft that comes late is worth nothing: whoever asks decodes without, and asks again.
-            retry=Retry(NoBackoff(), 0),
+    def __init__(self, settings: DatastoreSettings) -> None:
+        """Connects with `start`, or when used."""
+        self._settings = settings
+        self._client = RedisClient(
+            settings.redis_url,
+            lookup_timeout_s=settings.lookup_timeout_ms / 1000,
+            timeout_s=settings.redis_timeout_s,
+            memory_budget_bytes=settings.memory_budget_mb << 20,
         )
-        self._max_match_len = max_match_len
-        self._session_ttl_s = session_ttl_s
-        where = self._redis.connection_pool.connection_kwargs  # not the URL: it may hold a password
-        self._address = where.get("path") or f"{where.get('host', 'localhost')}:{where.get('port', 6379)}"
 
-    async def lookup(
-        self, scope: Scope, contexts: Sequence[Sequence[TokenId]], max_match_len: int, max_continuation_len: int
-    ) -> list[Continuation]:
-        keys = [_tag(scope) + "prior", *_session_keys(scope)]
-        tails = (_pack(context[-max_match_len:]) for context in contexts)
-        call = ("FCALL_RO", "outrider_lookup_1", len(keys), *keys, max_match_len, max_continuation_len, *FANOUT, *tails)
-        replies = await self._call(*call)
-        return [_unpack(reply) for reply in replies]
-
-    async def record(self, scope: Scope, accepted: Sequence[TokenId], rejections: Sequence[Rejection]) -> None:
-        keys = _session_keys(scope)
-        head = ("FCALL", "outrider_record_1", len(keys), *keys, self._max_match_len, MAX_FOLLOWERS, self._session_ttl_s)
-        # One call after the other, not a pipeline: Redis would work that off in one go, and lookups would wait for it.
-        for start in range(0, len(accepted), TOKENS_PER_CALL):
-            await self._call(*head, _pack(accepted[start : start + TOKENS_PER_CALL]))
-        for start in range(0, len(rejections), REJECTIONS_PER_CALL):
-            lists = [
-                _pack(token_ids)
-                for rejection in rejections[start : start + REJECTIONS_PER_CALL]
-                for token_ids in (rejection.context, rejection.rejected, rejection.continuation)
-            ]
-            await self._call(*head, b"", *lists)
-
-    async def end_session(self, scope: Scope) -> None:
-        await self._call("UNLINK", *_session_keys(scope))
-
-    async def load_prior(self, scope: Scope, documents: AsyncIterator[Sequence[TokenId]]) -> int:
-        loading = f"{_tag(scope)}loading:{uuid.uuid4().hex}"
-        head = ("FCALL", "outrider_load_1", 1, loading, self._max_match_len, MAX_FOLLOWERS, LOADING_TTL_S)
-        num_tokens = 0
-        try:
-            async for document in documents:
-                for start in range(0, len(document), TOKENS_PER_CALL):
-                    before = _pack(document[max(0, start - self._max_match_len) : start])
-                    await self._call(*head, before, _pack(document[start : start + TOKENS_PER_CALL]))
-                num_tokens += len(document)
-            found = await self._call("PERSIST", loading)
-            check(bool(found), "documents", "runs of two tokens or more", f"{num_tokens} tokens in all")
-            await self._call("RENAME", loading, _tag(scope) + "prior")
-        except BaseException:
-            await self._forget(loading)
-            raise
-        await self._call("HSET", CORPORA, _name(scope), num_tokens)
-        return num_tokens
-
-    async def list_corpora(self) -> list[Corpus]:
-        fields = await self._call("HGETALL", CORPORA)
-        corpora = []
-        for field, num_tokens in fields.items():
-            tokenizer_hash, name = (unquote(part) for part in field.decode().split(":"))
-            corpora.append(Corpus(tokenizer_hash, name, int(num_tokens)))
-        return sorted(corpora, key=lambda corpus: (corpus.tokenizer_hash, corpus.name))
-
-    async def delete_corpus(self, scope: Scope) -> None:
-        # Listed until it is gone: a call that fails halfway can be repeated.
-        await self._call("UNLINK", _tag(scope) + "prior")
-        listed = await self._call("HDEL", CORPORA, _name(scope))
-        if not listed:
-            raise CorpusNotFound(f"there is no corpus {scope.corpus!r} for tokenizer {scope.tokenizer_hash!r}")
-
-    async def describe(self) -> str:
-        info = await self._call("INFO", "server")
-        product = info.get("server_name", "redis")
-        return f"{product} {info.get(f'{product}_version', info['redis_version'])}"
+    async def start(self) -> None:
+        """Connects, if Redis is there, and again whenever it is back."""
+        await self._client.start()
 
     async def close(self) -> None:
-        await self._redis.aclose()
+        await self._client.close()
 
-    async def _call(self, *command: Any) -> Any:
-        """One command, one round trip. A Redis that came back empty gets the Functions first."""
-        with self._reachable():
-            try:
-                return await self._redis.execute_command(*command)
-            except ResponseError as error:
-                if "Function not found" not in str(error):
-                    raise
-            source = resources.files(__package__).joinpath("ngrams.lua").read_text()
-            await self._redis.execute_command("FUNCTION", "LOAD", "REPLACE", source)
-            return await self._redis.execute_command(*command)
+    @property
+    def num_errors(self) -> int:
+        """Calls that Redis has not answered, or refused."""
+        return self._client.num_errors
 
-    async def _forget(self, key: str) -> None:
-        with suppress(StoreUnavailable):  # it expires by itself
-            await self._call("UNLINK", key)
+    async def lookup(self, scope: Scope, contexts: Sequence[Sequence[TokenId]], limits: Limits) -> Found:
+        longest, step = self._settings.max_match_len, layout.CONTEXTS_PER_CALL
+        head = _lookup_head(scope, limits, longest)
+        tails = [layout.pack(context[-longest:]) for context in contexts]
+        replies = await self._client.look_up([(*head, *tails[i : i + step]) for i in range(0, len(tails) or 1, step)])
+        found = [layout.continuation_from(answer) for reply in replies for answer in reply[1:]]
+        prior = replies[0][0]
+        return Found(found, scope.tenant if prior == b"1" else ALL_TENANTS if prior == b"2" else None)
 
-    @contextmanager
-    def _reachable(self) -> Iterator[None]:
+    async def corpus_exists(self, scope: Scope) -> bool:
+        keys = [layout.prior_key(scope, tenant) for tenant in (scope.tenant, ALL_TENANTS)]
+        return bool(await self._client.call("EXISTS", *keys))
+
+    async def record(
+        self, scope: Scope, base_len: int, accepted: Sequence[TokenId], rejections: Sequence[Rejection]
+    ) -> int:
+        head, limits = self._record_head(scope), self._record_limits
+        starts = range(0, len(accepted), layout.TOKENS_PER_CALL) or range(1)
+        firsts = range(0, len(rejections), layout.REJECTIONS_PER_CALL) or range(1)
+        # One call after the other, not a pipeline: Redis would work that off in one go, and lookups would wait for it.
+        for number, start in enumerate((*starts, *([len(accepted)] * (len(firsts) - 1)))):
+            tokens = layout.pack(accepted[start : start + layout.TOKENS_PER_CALL])
+            # Refused drafts come with the last tokens, and after them: a request that was cut off is sent again whole.
+            first = (number + 1 - len(starts)) * layout.REJECTIONS_PER_CALL
+            refused = rejections[first : first + layout.REJECTIONS_PER_CALL] if first >= 0 else ()
+            lists = [layout.pack(part) for r in refused for part in (r.context, r.rejected, r.continuation)]
+            position, is_repeated = await self._client.call(*head, base_len + start, tokens, *limits, *lists)
+            is_last_token = number + 1 >= len(starts)
+            if position < base_len + start or (is_repeated and is_last_token):
+                break
+        return int(position)
+
+    async def end_session(self, scope: Scope, base_len: int) -> int:
+        settings = self._settings
+        keys = [*layout.session_keys(scope)]
+        if scope.contribute and (wider := layout.wider_keys(scope)):
+            keys.append(wider[2])
+        piece = min(layout.PIECE_LEN, settings.ring_capacity)
+        ring = (settings.ring_capacity, piece, settings.shared_ttl_s)
+        return int(await self._client.call("FCALL", "outrider_end_session_2", len(keys), *keys, base_len, *ring))
+
+    def load_prior(
+        self, scope: Scope, tenant: str, documents: Sequence[Sequence[TokenId]], table: PriorTable
+    ) -> AsyncGenerator[int, None]:
+        return redis_prior.load(self._client, scope, tenant, documents, table)
+
+    async def delete_prior(self, scope: Scope, tenant: str) -> None:
+        await redis_prior.delete(self._client, scope, tenant, self._settings.shared_ttl_s)
+
+    async def list_corpora(self) -> list[Corpus]:
+        return await redis_prior.list_corpora(self._client)
+
+    async def prior_versions(self, priors: Sequence[tuple[Scope, str]]) -> list[str | None]:
+        return await redis_prior.versions(self._client, priors)
+
+    async def read_prior(self, scope: Scope, tenant: str) -> Prior | None:
+        return await redis_prior.read(self._client, scope, tenant)
+
+    def follow(self, scope: Scope) -> AsyncGenerator[PriorChange | SharedRun, None]:
+        return redis_streams.follow(self._client, scope)
+
+    def follow_ring(self, scope: Scope, after: str = "") -> AsyncGenerator[RingDocument, None]:
+        return redis_streams.follow_ring(self._client, scope, after)
+
+    async def health(self) -> Health:
         try:
-            yield
-        except (RedisError, OSError) as error:
-            raise StoreUnavailable(
-                f"Redis at {self._address} cannot be used: {error or type(error).__name__}"
-            ) from error
+            lines = (await self._client.call("INFO")).decode().splitlines()
+        except (StoreUnavailable, StoreFull):
+            return Health("")
+        info = dict(line.split(":", 1) for line in lines if ":" in line)
+        product = info.get("server_name", "redis")
+        return Health(
+            f"{product} {info.get(f'{product}_version', info['redis_version'])}",
+            int(info["used_memory"]),
+            int(info["maxmemory"]),
+            int(info["evicted_keys"]),
+        )
+
+    def _record_head(self, scope: Scope) -> tuple[str | int, ...]:
+        keys = layout.session_keys(scope)
+        if scope.contribute and (wider := layout.wider_keys(scope)):
+            keys = (*keys, *wider[:2])  # type: ignore[assignment]
+        return ("FCALL", "outrider_record_2", len(keys), *keys)
+
+    @property
+    def _record_limits(self) -> tuple[int, ...]:
+        of = self._settings
+        shared = (of.shared_ttl_s, of.max_num_shared_ngrams, of.max_num_shared_changes)
+        return (of.max_match_len, MAX_FOLLOWERS, of.session_ttl_s, of.max_session_tokens, *shared)
 
 
-def _name(scope: Scope) -> str:
-    return f"{quote(scope.tokenizer_hash, safe='')}:{quote(scope.corpus, safe='')}"
-
-
-def _tag(scope: Scope) -> str:
-    return f"{ROOT}{{{_name(scope)}}}:"
-
-
-def _session_keys(scope: Scope) -> list[str]:
-    if not scope.session_id:
-        return []
-    session = f"{_tag(scope)}s:{quote(scope.session_id, safe='')}"
-    return [session + ":dynamic", session + ":rejected"]
-
-
-def _pack(token_ids: Sequence[TokenId]) -> bytes:
-    return struct.pack(f"<{len(token_ids)}i", *token_ids)
-
-
-def _unpack(reply: bytes) -> Continuation:
-    """Match length, index of the tier from 1, then parent offset, token id and count of each node; empty = nothing."""
-    if not reply:
-        return NOTHING
-    match_len, tier, *nodes = struct.unpack(f"<{len(reply) // 4}I", reply)
-    return Continuation(match_len, TIERS[tier - 1], tuple(nodes[0::3]), tuple(nodes[1::3]), tuple(nodes[2::3]))
+@lru_cache(4096)
+def _lookup_head(scope: Scope, limits: Limits, longest: int) -> tuple[str | int, ...]:
+    """The lookup Function, its keys, and everything but the contexts."""
+    keys = [layout.prior_key(scope, scope.tenant), layout.prior_key(scope, ALL_TENANTS)]
+    tiers = [Source.PRIOR, Source.PRIOR]
+    rejected_at = 0
+    if scope.session_id:
+        keys.append(layout.session_keys(scope)[1])
+        tiers.append(Source.DYNAMIC)
+    if wider := layout.wider_keys(scope):
+        keys.append(wider[0])
+        tiers.append(Source.SHARED)
+    if scope.session_id:
+        keys.append(layout.session_keys(scope)[2])
+        tiers.append(Source.REJECTED)
+        rejected_at = len(keys)
+    digits = "".join(str(tier.value if tier in limits.tiers else 0) for tier in tiers)
+    lengths = (limits.max_match_len, longest, limits.max_continuation_len)
+    return ("FCALL_RO", "outrider_lookup_2", len(keys), *keys, digits, rejected_at, *lengths, FANOUT_DIGITS)

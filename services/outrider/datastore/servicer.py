@@ -1,33 +1,27 @@
-"""The datastore's RPCs: convert, call the store, convert."""
+"""The datastore's RPCs: convert, look up or store, convert."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any
 
 import grpc
 
-from outrider.core.ngrams import TokenId
-from outrider.core.params import InvalidParameter, check
-from outrider.datastore.conversion import (
-    accepted_from,
-    contexts_from,
-    documents_from,
-    lengths_from,
-    rejections_from,
-    result_from,
-    scope_from,
-    scope_from_proto,
-    session_scope_from,
-)
+from outrider.core.params import check
+from outrider.datastore import conversion as convert
+from outrider.datastore.loading import PriorLoads
+from outrider.datastore.replica import Replica
 from outrider.datastore.settings import DatastoreSettings
-from outrider.datastore.store import CorpusNotFound, Scope, Store, StoreUnavailable
-from outrider.rpc.errors import NotFound, Unavailable, Unimplemented, rpc_errors
+from outrider.datastore.store import CorpusNotFound, Scope, StoreFull, StoreUnavailable
+from outrider.datastore.watching import watch
+from outrider.rpc.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable, rpc_errors
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from outrider.version import __version__
 
-Context = grpc.aio.ServicerContext[object, object]
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @contextmanager
@@ -38,116 +32,173 @@ def errors_as_status(context: Context) -> Iterator[None]:
             yield
         except StoreUnavailable as error:
             raise Unavailable(str(error)) from error
+        except StoreFull as error:
+            raise ResourceExhausted(str(error)) from error
         except CorpusNotFound as error:
             raise NotFound(str(error)) from error
 
 
 class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
-    """Serves one store. An RPC that fails for want of the store leaves the server up: the next one tries anew."""
+    """Serves one replica. An RPC that fails for want of Redis leaves the server up: the next one tries anew."""
 
-    def __init__(self, store: Store, settings: DatastoreSettings) -> None:
-        self._store = store
+    def __init__(self, replica: Replica, settings: DatastoreSettings) -> None:
+        self._replica = replica
+        self._store = replica.store
         self._settings = settings
-        self._num_lookups = 0
-        self._num_hits = 0
+        self._loads = PriorLoads(replica.store, settings)
+        self.num_watchers = 0
+        """Watch streams that are open."""
+        self._streams: set[asyncio.Task[Any]] = set()
+        self._is_draining = False
+
+    def drain(self) -> None:
+        """Refuses new calls, and ends the streams that would never end by themselves. Their callers open others."""
+        self._is_draining = True
+        for task in self._streams:
+            task.cancel()
 
     async def Lookup(
         self, request_iterator: AsyncIterator[pb.LookupRequest], context: Context
     ) -> AsyncIterator[pb.LookupResponse]:
         scope: Scope | None = None
-        with errors_as_status(context):
+        with errors_as_status(context), self._endless():
             async for request in request_iterator:
-                scope = scope_from(request, scope)
+                scope = convert.scope_from(request, scope, self._settings)
                 yield await self._look_up(scope, request)
 
-    async def Record(self, request_iterator: AsyncIterator[pb.RecordRequest], context: Context) -> pb.RecordResponse:
+    async def Record(
+        self, request_iterator: AsyncIterator[pb.RecordRequest], context: Context
+    ) -> AsyncIterator[pb.RecordResponse]:
         scope: Scope | None = None
-        response = pb.RecordResponse()
-        with errors_as_status(context):
+        with errors_as_status(context), self._endless():
             async for request in request_iterator:
-                scope = session_scope_from(request, scope)
-                await self._record(scope, request)
-                response.num_accepted_tokens += len(request.accepted_token_ids)
-                response.num_rejections += len(request.rejections)
-        return response
+                scope = convert.session_scope_from(request, scope, self._settings)
+                yield pb.RecordResponse(session_id=scope.session_id, num_tokens=await self._record(scope, request))
 
-    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
-        with errors_as_status(context):
-            raise Unimplemented("Watch: this server does not publish changes, ask with Lookup")
-            yield  # makes this a generator, as gRPC expects of a stream
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> None:  # type: ignore[override]
+        # The stubs know only generators; a method that writes to its context can put a deadline on each write.
+        with errors_as_status(context), self._watching(), self._endless():
+            scope = convert.watched_scope_from(request, self._settings)
+            await self._replica.check_exists(scope)
+            async with aclosing(watch(self._store, scope)) as responses:
+                async for response in responses:
+                    await self._write(context, response)
 
     async def LoadPrior(
         self, request_iterator: AsyncIterator[pb.LoadPriorRequest], context: Context
-    ) -> pb.LoadPriorResponse:
-        response = pb.LoadPriorResponse()
+    ) -> AsyncIterator[pb.LoadPriorResponse]:
         with errors_as_status(context):
-            first = await anext(aiter(request_iterator), None)
-            if first is None:
-                raise InvalidParameter("documents", "runs of two tokens or more", "no message")
-            scope = scope_from(first, None)
-            documents = self._documents(scope, first, request_iterator)
-            response.num_tokens = await self._store.load_prior(scope, documents)
-        return response
+            self._check_serving()
+            async with aclosing(self._loads.load(request_iterator)) as responses:
+                async for response in responses:
+                    yield response
 
     async def ListCorpora(self, request: pb.ListCorporaRequest, context: Context) -> pb.ListCorporaResponse:
         response = pb.ListCorporaResponse()
         with errors_as_status(context):
+            self._check_serving()
             for corpus in await self._store.list_corpora():
                 if request.tokenizer_hash in ("", corpus.tokenizer_hash):
                     response.corpora.add(
-                        tokenizer_hash=corpus.tokenizer_hash, corpus=corpus.name, num_tokens=corpus.num_tokens
+                        tokenizer_hash=corpus.tokenizer_hash,
+                        corpus=corpus.name,
+                        tenant=corpus.tenant,
+                        num_tokens=corpus.num_tokens,
+                        num_ngrams=corpus.num_ngrams,
                     )
         return response
 
     async def DeleteCorpus(self, request: pb.DeleteCorpusRequest, context: Context) -> pb.DeleteCorpusResponse:
         with errors_as_status(context):
+            self._check_serving()
             # The default that other requests have would make an empty field delete what everybody uses.
             check(request.scope.corpus != "", "scope.corpus", "set", "''")
-            await self._store.delete_corpus(scope_from_proto(request.scope))
+            scope = convert.scope_from_proto(request.scope, self._settings)
+            await self._store.delete_prior(scope, request.scope.tenant)
         return pb.DeleteCorpusResponse()
 
     async def GetInfo(
         self, request: pb.DatastoreServiceGetInfoRequest, context: Context
     ) -> pb.DatastoreServiceGetInfoResponse:
-        try:
-            store = await self._store.describe()
-        except StoreUnavailable:
-            store = ""
+        statistics, settings = self._replica.statistics, self._settings
+        health = statistics.health = await self._store.health()
         return pb.DatastoreServiceGetInfoResponse(
-            store=store,
-            max_match_len=self._settings.max_match_len,
-            max_continuation_len=self._settings.max_continuation_len,
-            num_lookups=self._num_lookups,
-            num_hits=self._num_hits,
+            store=health.product,
+            max_match_len=settings.max_match_len,
+            max_continuation_len=settings.max_continuation_len,
+            max_ring_match_len=settings.max_ring_match_len,
+            num_lookups=statistics.num_lookups,
+            num_hits=statistics.num_hits,
+            num_local_lookups=statistics.num_local_lookups,
             version=__version__,
+            tiers=[convert.tier_info_from(tier, counts) for tier, counts in statistics.tiers.items()],
+            used_memory_bytes=health.used_memory_bytes,
+            max_memory_bytes=health.max_memory_bytes,
+            num_evicted_keys=health.num_evicted_keys,
+            rings=[convert.ring_info_from(held) for held in self._replica.rings.held],
         )
 
     async def _look_up(self, scope: Scope, request: pb.LookupRequest) -> pb.LookupResponse:
-        contexts = contexts_from(request, self._settings)
-        found = await self._store.lookup(scope, contexts, *lengths_from(request, self._settings)) if contexts else []
-        self._num_lookups += len(found)
-        self._num_hits += sum(continuation.match_len > 0 for continuation in found)
-        return pb.LookupResponse(
-            results=[
-                result_from(query, continuation) for query, continuation in zip(request.queries, found, strict=True)
-            ]
-        )
+        contexts = convert.contexts_from(request, scope, self._settings)
+        limits = convert.limits_from(request, self._settings)
+        if not contexts:
+            return pb.LookupResponse()
+        answers = await self._replica.look_up(scope, contexts, limits)
+        results = map(convert.result_from, request.queries, answers.continuations)
+        return pb.LookupResponse(results=results, is_local=answers.is_local)
 
-    async def _record(self, scope: Scope, request: pb.RecordRequest) -> None:
-        accepted = accepted_from(request, self._settings)
-        rejections = rejections_from(request, self._settings)
-        if accepted or rejections:
-            await self._store.record(scope, accepted, rejections)
-        if request.end_session:
-            await self._store.end_session(scope)
+    async def _record(self, scope: Scope, request: pb.RecordRequest) -> int:
+        """Returns the session's position."""
+        base_len = convert.base_len_from(request)
+        accepted = convert.accepted_from(request, scope, self._settings)
+        rejections = convert.rejections_from(request, scope, self._settings)
+        accepted_by_tier = convert.accepted_by_tier_from(request)
+        await self._replica.check_exists(scope)
+        position = end = base_len + len(accepted)
+        if accepted or rejections or not request.end_session:
+            position = await self._store.record(scope, base_len, accepted, rejections)
+        if position >= base_len:
+            for tier, num_tokens in accepted_by_tier:
+                self._replica.statistics.add_accepted(tier, num_tokens)
+        if request.end_session and position == end:
+            position = await self._store.end_session(scope, end)
+        return position
 
-    async def _documents(
-        self, scope: Scope, first: pb.LoadPriorRequest, others: AsyncIterator[pb.LoadPriorRequest]
-    ) -> AsyncIterator[Sequence[TokenId]]:
-        for document in documents_from(first, self._settings):
-            yield document
-        async for request in others:
-            same = scope_from(request, scope) == scope
-            check(same, "scope", "that of the first message: one stream loads one corpus", "another")
-            for document in documents_from(request, self._settings):
-                yield document
+    async def _write(self, context: Context, response: pb.WatchResponse) -> None:
+        try:
+            async with asyncio.timeout(self._settings.stall_timeout_s):
+                await context.write(response)
+        except TimeoutError:
+            limit = self._settings.stall_timeout_s
+            raise DeadlineExceeded(f"the watcher has read nothing for {limit:g} s") from None
+
+    def _check_serving(self) -> None:
+        if self._is_draining:
+            raise Unavailable("the datastore is draining")
+
+    @contextmanager
+    def _endless(self) -> Iterator[None]:
+        """Around a stream that `drain` must end."""
+        self._check_serving()
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._is_draining:
+                task.uncancel()
+                self._check_serving()
+            raise
+        finally:
+            self._streams.discard(task)
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        if self.num_watchers >= self._settings.max_num_watchers:
+            raise ResourceExhausted(f"all {self.num_watchers} watchers that may be are there")
+        self.num_watchers += 1
+        try:
+            yield
+        finally:
+            self.num_watchers -= 1

@@ -41,6 +41,12 @@ class ServiceSettings(BaseSettings):
         30.0, ge=0, description="After SIGTERM, seconds that running calls may take to end; then they are cut off."
     )
     max_message_bytes: int = Field(4 << 20, ge=1024, description="Largest message accepted.")
+    metrics_listen: str = Field("", description="Address for Prometheus, HOST:PORT; empty = none.")
+
+    @field_validator("metrics_listen")
+    @classmethod
+    def _metrics_listen_is_an_address(cls, value: str) -> str:
+        return cls._listen_is_an_address(value) if value else value
 
     @field_validator("listen")
     @classmethod

@@ -1,0 +1,87 @@
+"""LoadPrior: a corpus is collected, checked, counted, and stored."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+
+from outrider.core.params import InvalidParameter, check
+from outrider.core.prior import PriorTable
+from outrider.datastore.conversion import scope_from, tokens_from
+from outrider.datastore.settings import DatastoreSettings
+from outrider.datastore.store import Scope, Store
+from outrider.rpc.errors import ResourceExhausted
+from outrider.v1 import datastore_pb2 as pb
+
+RESPONSE_EVERY_NGRAMS = 50_000
+"""Between two responses while a corpus is stored."""
+
+
+class PriorLoads:
+    """Loads priors, a few at a time: each holds its corpus in memory."""
+
+    def __init__(self, store: Store, settings: DatastoreSettings) -> None:
+        self._store = store
+        self._settings = settings
+        self._num_loads = 0
+
+    async def load(self, requests: AsyncIterator[pb.LoadPriorRequest]) -> AsyncGenerator[pb.LoadPriorResponse, None]:
+        """Answers a LoadPrior. Raises InvalidParameter, ResourceExhausted, and what the store raises."""
+        with self._admitted():
+            scope, tenant, documents = await self._collect(requests)
+            response = pb.LoadPriorResponse(num_tokens=sum(map(len, documents)))
+            yield response
+            table = await asyncio.to_thread(PriorTable.build, documents, self._settings.max_match_len)
+            check(
+                table.num_ngrams > 0, "documents", "runs of two tokens or more", f"{response.num_tokens} tokens in all"
+            )
+            response.num_ngrams = table.num_ngrams
+            yield response
+            async with aclosing(self._store.load_prior(scope, tenant, documents, table)) as progress:
+                async for num_stored in progress:
+                    if num_stored - response.num_stored_ngrams >= RESPONSE_EVERY_NGRAMS:
+                        response.num_stored_ngrams = num_stored
+                        yield response
+            response.num_stored_ngrams = table.num_ngrams
+            response.is_done = True
+            yield response
+
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        if self._num_loads >= self._settings.max_num_loads:
+            raise ResourceExhausted(f"{self._num_loads} priors are being loaded: all that may be at a time")
+        self._num_loads += 1
+        try:
+            yield
+        finally:
+            self._num_loads -= 1
+
+    async def _collect(self, requests: AsyncIterator[pb.LoadPriorRequest]) -> tuple[Scope, str, list[array[int]]]:
+        """All documents of the stream, and whose they are."""
+        scope: Scope | None = None
+        tenant = ""
+        announced = num_tokens = 0
+        documents: list[array[int]] = []
+        limit = self._settings.max_prior_tokens
+        async for request in requests:
+            if scope is None:
+                announced, tenant = request.num_tokens, request.scope.tenant
+                check(0 <= announced <= limit, "num_tokens", f"in [1, {limit}], or 0 = not said", announced)
+                scope = scope_from(request, None, self._settings)
+            else:
+                same = scope_from(request, scope, self._settings) == scope
+                same = same and (not request.HasField("scope") or request.scope.tenant == tenant)
+                check(same, "scope", "that of the first message: one stream loads one corpus", "another")
+            for index, document in enumerate(request.documents):
+                field, max_len = f"documents[{index}].token_ids", self._settings.max_document_len
+                token_ids = tokens_from(document.token_ids, field, max_len, scope.vocab_size)
+                num_tokens += len(token_ids)
+                check(num_tokens <= limit, "documents", f"at most {limit} tokens in all", f"{num_tokens} or more")
+                documents.append(array("i", token_ids))
+        if scope is None:
+            raise InvalidParameter("documents", "runs of two tokens or more", "no message")
+        check(announced in (0, num_tokens), "num_tokens", f"the number of tokens that came, {num_tokens}", announced)
+        return replace(scope, session_id=""), tenant, documents

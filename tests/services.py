@@ -10,7 +10,7 @@ from functools import cache
 
 import grpc
 
-from outrider.core.params import Method, SpeculationParams
+from outrider.core.params import Method, RetrievalScope, SpeculationParams
 from outrider.models.loading import LoadedModel, load_model
 from outrider.models.text import TextCodec
 from outrider.rpc.peers import SpeculatorPeer
@@ -82,10 +82,8 @@ async def running_verifier(
     model = target_model()
     engine = VerifierEngine(model, asyncio.get_running_loop(), forward_ms=2.0)
     servicer = VerifierServicer(max_num_sessions, stall_timeout_s)
-    peers: list[SpeculatorPeer | DatastorePeer] = []
     speculator_peer = SpeculatorPeer(speculator, model) if speculator else None
-    datastore_peer = DatastorePeer(datastore, model.tokenizer_hash, "") if datastore else None
-    peers += [peer for peer in (speculator_peer, datastore_peer) if peer is not None]
+    datastore_peer = DatastorePeer(datastore, model.tokenizer_hash, model.vocab_size) if datastore else None
     limits = Limits(DEFAULTS, max_num_speculative_tokens=32, has_speculator=bool(speculator))
     servicer.ready(
         Serving(model, TextCodec(model.tokenizer), engine, limits, speculator_peer, datastore_peer, {1: 2.0})
@@ -98,16 +96,19 @@ async def running_verifier(
         yield RunningVerifier(f"127.0.0.1:{port}", servicer, engine, model)
     finally:
         await server.stop(0)
-        for peer in peers:
-            await peer.state.close()
+        if speculator_peer is not None:
+            await speculator_peer.state.close()
+        if datastore_peer is not None:
+            await datastore_peer.close()
         engine.stop()
 
 
 @asynccontextmanager
-async def running_speculator(max_num_sessions: int = 16) -> AsyncIterator[RunningSpeculator]:
+async def running_speculator(max_num_sessions: int = 16, datastore: str = "") -> AsyncIterator[RunningSpeculator]:
     """A speculator with the demo draft model, on a free port."""
     model = draft_model()
-    engine = SpeculatorEngine(model)
+    peer = DatastorePeer(datastore, model.tokenizer_hash, model.vocab_size) if datastore else None
+    engine = SpeculatorEngine(model, tiers=peer.tiers(RetrievalScope.SESSION) if peer is not None else None)
     servicer = SpeculatorServicer(max_num_sessions)
     servicer.ready(model, engine)
     server = grpc.aio.server()
@@ -118,4 +119,6 @@ async def running_speculator(max_num_sessions: int = 16) -> AsyncIterator[Runnin
         yield RunningSpeculator(f"127.0.0.1:{port}", servicer, engine, model)
     finally:
         await server.stop(0)
+        if peer is not None:
+            await peer.close()
         engine.stop()

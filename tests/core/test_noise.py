@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
-from outrider.core.noise import gumbel, gumbel_rows, hash_rows, hash_tokens, row_key
+from outrider.core.noise import gumbel, gumbel_of, gumbel_rows, hash_rows, hash_tokens, row_key
 
 
 def test_the_bits_never_change() -> None:
@@ -71,3 +73,9 @@ def test_the_noise_is_that_of_the_middle_of_a_hash_bucket() -> None:
     assert gumbel(3, 0, np.array([token]))[0] == np.float32(-np.log(-np.log(uniform)))
     ends = (np.array([0, 2**32 - 1], dtype=np.float64) + 0.5) * 2.0**-32
     assert np.isfinite((-np.log(-np.log(ends))).astype(np.float32)).all()
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**20), st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5))
+def test_the_noise_of_a_few_tokens_is_that_of_the_rows(seed: int, index: int, token_ids: list[int]) -> None:
+    expected = gumbel(seed, index, np.array(token_ids))
+    assert gumbel_of(seed, index, token_ids) == pytest.approx(expected, rel=1e-6, abs=1e-6)

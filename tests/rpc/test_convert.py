@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
+from outrider.core.params import Method, RetrievalScope, SamplingParams, Source, SpeculationParams
 from outrider.core.tree import Draft
 from outrider.rpc.convert import (
     COST_PER_NAT,
@@ -43,6 +44,22 @@ def test_speculation_parameters_survive_the_wire(method: Method, gamma: int, ahe
     lookahead = gamma + ahead if method is Method.PEARL else 32
     params = SpeculationParams(method, gamma, max(gamma, lookahead), p, retrieval=method is Method.RETRIEVAL)
     assert speculation_from_proto(speculation_to_proto(params), SpeculationParams(lookahead=32), 32) == params
+
+
+@given(scope=st.sampled_from(RetrievalScope), contribute=st.booleans())
+def test_with_whom_retrieval_shares_survives_the_wire(scope: RetrievalScope, contribute: bool) -> None:
+    contribute = contribute and scope is not RetrievalScope.SESSION
+    params = SpeculationParams(Method.RETRIEVAL, retrieval=True, retrieval_scope=scope, contribute=contribute)
+    assert speculation_from_proto(speculation_to_proto(params), SpeculationParams(), 32) == params
+
+
+@pytest.mark.parametrize("default", RetrievalScope)
+def test_who_shares_contributes_unless_it_says_otherwise(default: RetrievalScope) -> None:
+    message = types_pb2.SpeculationParams(method=types_pb2.METHOD_RETRIEVAL)
+    params = speculation_from_proto(message, SpeculationParams(retrieval_scope=default), 32)
+    assert (params.retrieval_scope, params.contribute) == (default, default is not RetrievalScope.SESSION)
+    message.retrieval_params.contribute = False
+    assert not speculation_from_proto(message, SpeculationParams(retrieval_scope=default), 32).contribute
 
 
 @given(data=st.data(), size=st.integers(0, 20), source=st.sampled_from(Source))

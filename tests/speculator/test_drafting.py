@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from outrider.core.growth import Expansion
 from outrider.core.params import Method, SamplingParams, SpeculationParams
+from outrider.core.prior import PriorTable
 from outrider.core.tree import DraftTree, Node, StreamNodes
 from outrider.models.runner import Runner, Segment
 from outrider.models.sampler import Sampler
@@ -65,13 +66,16 @@ def grow_once(drafting: Drafting, runner: Runner, max_rows: int = 64) -> bool:
     expansion = drafting.next_expansion()
     if expansion is None:
         return False
+    expansion = drafting.with_phrase(expansion)
     segment = drafting.segment(expansion, max_rows)
     logits = runner.forward([segment])
     if segment.num_logits:
-        for node, row in zip(expansion.nodes, logits, strict=True):
-            expected = reference_logits(runner, path_to(drafting.tree, node))
-            torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-4)
-        indices = [node.position + 1 - drafting.spec.num_prompt_tokens for node in expansion.nodes]
+        paths = [path_to(drafting.tree, node) for node in expansion.nodes]
+        paths += [[*paths[-1], *expansion.phrase[: count + 1]] for count in range(len(expansion.phrase))]
+        for path, row in zip(paths, logits, strict=True):
+            torch.testing.assert_close(row, reference_logits(runner, path), rtol=1e-4, atol=1e-4)
+        indices = drafting.output_indices(expansion)
+        assert indices == [len(path) - drafting.spec.num_prompt_tokens for path in paths]
         found = Sampler().candidates(logits, [SAMPLING] * len(logits), indices, expansion.num_children)
         drafting.grow(expansion, found, 1.0)
     return True
@@ -143,3 +147,105 @@ def test_growth_ends_at_the_end_of_the_draft_models_context(runner: Runner) -> N
     while grow_once(drafting, runner):
         pass
     assert max(node.position for node in drafting.tree.live_nodes()) == 5
+
+
+@dataclass
+class Tiers:
+    """Copies of a datastore's tiers."""
+
+    prior: PriorTable | None
+    shared: None = None
+
+
+def assert_same_chain(one: Drafting, other: Drafting) -> None:
+    chain, expected = one.tree.best_chain(100), other.tree.best_chain(100)
+    assert [node.token_id for node in chain] == [node.token_id for node in expected]
+    assert [node.logprob for node in chain] == pytest.approx([node.logprob for node in expected], abs=1e-3)
+
+
+def chain_of(drafting: Drafting) -> list[int]:
+    return [node.token_id for node in drafting.tree.best_chain(100)]
+
+
+def retrieving(runner: Runner, *documents: list[int], lookahead: int = 16) -> Drafting:
+    params = SpeculationParams(Method.PEARL, 3, lookahead, retrieval=True)
+    spec = DraftingSpec("s", (1, 2, 3, 4), 4, SAMPLING, params, VOCAB_SIZE)
+    tiers = Tiers(PriorTable.build(documents, 4))
+    return Drafting(spec, runner.new_cache(), runner.max_context_len, tiers=tiers)
+
+
+def plain(runner: Runner, lookahead: int = 16) -> Drafting:
+    spec = DraftingSpec("s", (1, 2, 3, 4), 4, SAMPLING, SpeculationParams(Method.PEARL, 3, lookahead), VOCAB_SIZE)
+    return Drafting(spec, runner.new_cache(), runner.max_context_len)
+
+
+def grow_all(drafting: Drafting, runner: Runner) -> int:
+    """Grows to the end; returns the number of forwards."""
+    num_forwards = 0
+    while grow_once(drafting, runner):
+        num_forwards += 1
+    return num_forwards
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 3, 6, 15])
+def test_phrases_change_the_number_of_forwards_but_not_the_chain(runner: Runner, num_right: int) -> None:
+    alone = plain(runner)
+    grow_all(alone, runner)
+    chain = chain_of(alone)
+    wrong = [(token_id + 1) % VOCAB_SIZE for token_id in chain]
+    drafting = retrieving(runner, [1, 2, 3, 4, *chain[:num_right], *wrong[num_right:]])
+    num_forwards = grow_all(drafting, runner)
+    assert_same_chain(drafting, alone)
+    assert num_forwards <= 16 - num_right + (num_right > 0) or num_right == 0
+    if num_right == 15:
+        assert num_forwards <= 4, "ten tokens of a phrase and one more, in one forward"
+
+
+@settings(deadline=None, max_examples=20)
+@given(data=st.data())
+def test_after_any_commit_a_retrieving_drafter_has_the_chain_of_one_that_never_retrieves(
+    runner: Runner, data: st.DataObject
+) -> None:
+    alone = plain(runner, lookahead=8)
+    documents = [
+        data.draw(st.lists(st.integers(0, 5), min_size=2, max_size=30)) for _ in range(data.draw(st.integers(1, 3)))
+    ]
+    drafting = retrieving(runner, *documents, lookahead=8)
+    for _ in range(data.draw(st.integers(1, 4))):
+        for _ in range(data.draw(st.integers(0, 8))):
+            grow_once(alone, runner)
+        for _ in range(data.draw(st.integers(0, 4))):
+            grow_once(drafting, runner)
+        chain = chain_of(alone)
+        commit = chain[: data.draw(st.integers(0, len(chain)))]
+        commit += data.draw(st.lists(st.integers(0, 5), min_size=not commit, max_size=2))
+        alone.commit(commit)
+        drafting.commit(commit)
+    grow_all(alone, runner)
+    grow_all(drafting, runner)
+    assert_same_chain(drafting, alone)
+
+
+def test_no_phrase_goes_beyond_the_lookahead_or_the_context(runner: Runner) -> None:
+    alone = plain(runner)
+    grow_all(alone, runner)
+    document = [1, 2, 3, 4, *chain_of(alone)]
+    drafting = retrieving(runner, document, lookahead=6)
+    grow_all(drafting, runner)
+    assert len(drafting.tree.best_chain(100)) == 6
+    params = SpeculationParams(Method.PEARL, 3, 16, retrieval=True)
+    spec = DraftingSpec("s", (1, 2, 3, 4), 4, SAMPLING, params, VOCAB_SIZE)
+    short = Drafting(spec, runner.new_cache(), 9, tiers=Tiers(PriorTable.build([document], 4)))
+    grow_all(short, runner)
+    assert max(node.position for node in short.tree.live_nodes()) == 8
+
+
+def test_what_the_target_said_in_place_of_a_draft_is_guessed_next_time(runner: Runner) -> None:
+    drafting = retrieving(runner, [9, 9])
+    grow_once(drafting, runner)
+    drafted = drafting.tree.best_chain(1)[0].token_id
+    said = (drafted + 1) % VOCAB_SIZE
+    drafting.commit([said, 1, 2, 3, 4])
+    expansion = drafting.next_expansion()
+    assert expansion is not None
+    assert drafting.with_phrase(expansion).phrase[0] == said

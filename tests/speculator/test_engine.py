@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from outrider.core.params import Method, SamplingParams, SpeculationParams
-from outrider.core.tree import Draft
+from outrider.core.tree import Draft, DraftCost
 from outrider.models.runner import Segment
 from outrider.models.sampler import Sampler
 from outrider.speculator.drafting import DraftingSpec
@@ -25,8 +25,8 @@ class Collector:
     def __init__(self) -> None:
         self.drafts: queue.Queue[Draft] = queue.Queue()
 
-    def send(self, draft: Draft, forward_us: int) -> None:
-        assert forward_us > 0
+    def send(self, draft: Draft, cost: DraftCost) -> None:
+        assert cost.forward_us > 0
         self.drafts.put(draft)
 
     def fail(self) -> None:

@@ -98,6 +98,21 @@ BAD_REQUESTS = {
         Code.INVALID_ARGUMENT,
         "speculation.retrieval must be false",
     ),
+    "a scope for nothing": (
+        request(retrieval_params=types_pb2.RetrievalParams(scope=types_pb2.RETRIEVAL_SCOPE_TENANT)),
+        Code.INVALID_ARGUMENT,
+        "speculation.retrieval_params must be unset where nothing is retrieved",
+    ),
+    "unknown scope": (
+        request(method=types_pb2.METHOD_RETRIEVAL, retrieval_params={"scope": 9}),
+        Code.INVALID_ARGUMENT,
+        "speculation.retrieval_params.scope must be one of RETRIEVAL_SCOPE_SESSION",
+    ),
+    "contributing to nobody": (
+        request(method=types_pb2.METHOD_RETRIEVAL, retrieval_params={"contribute": True}),
+        Code.INVALID_ARGUMENT,
+        "speculation.retrieval_params.contribute must be unset or false",
+    ),
     "no speculator": (request(method=types_pb2.METHOD_PEARL), Code.FAILED_PRECONDITION, "needs a speculator"),
     "resume without seed": (
         request(temperature=1.0, resume_token_ids=[5]),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.core.params import Method, SpeculationParams
-from outrider.core.tree import DraftTree, Node
+from outrider.core.tree import DraftTree, Node, TokenId
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,11 @@ class Expansion:
 
     nodes: tuple[Node, ...]
     num_children: int
+    max_len: int = 1
+    """How many tokens in a row may be added below each node."""
+    phrase: tuple[TokenId, ...] = ()
+    """Retrieved tokens behind the only node. The same forward verifies them: as many as the draft model would have
+    drawn itself are added, and one more (DOUBLE, section 4.1)."""
 
 
 class GrowthPolicy(Protocol):
@@ -52,7 +57,7 @@ class ChainGrowth:
         tip, depth, path_logprob = _tip(tree)
         if depth >= self.max_depth or path_logprob < self.min_path_logprob:
             return None
-        return Expansion((tip,), 1)
+        return Expansion((tip,), 1, self.max_depth - depth)
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
         """A whole chain; and, right after a miss, as soon as the target would not verify more."""

@@ -81,6 +81,19 @@ class Source(Enum):
     DYNAMIC = 4
     REJECTED = 5
     OWN_TEXT = 6
+    SHARED = 7
+    RING = 8
+
+
+class RetrievalScope(Enum):
+    """Who may retrieve a session's tokens, and whose tokens it may retrieve. The values are those of the wire."""
+
+    SESSION = 1
+    """Nobody but the session itself."""
+    TENANT = 2
+    """All sessions of the same tenant that ask for it."""
+    GLOBAL = 3
+    """All sessions of all tenants that ask for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +109,10 @@ class SpeculationParams:
     """A chain ends where the draft model's probability of the whole path falls below this; 0 = never."""
     retrieval: bool = False
     """Whether retrieved continuations stand behind the chain, and in place of one when there is none."""
+    retrieval_scope: RetrievalScope = RetrievalScope.SESSION
+    """With whom retrieval shares."""
+    contribute: bool = False
+    """Whether the others of the scope may retrieve this session's tokens."""
 
     def __post_init__(self) -> None:
         check(
@@ -121,6 +138,12 @@ class SpeculationParams:
             "speculation.retrieval",
             "false with method off",
             self.retrieval,
+        )
+        check(
+            not (self.contribute and self.retrieval_scope is RetrievalScope.SESSION),
+            "speculation.retrieval_params.contribute",
+            "unset or false with the scope of one session",
+            self.contribute,
         )
 
     @property

@@ -20,6 +20,8 @@ class RoundTime:
     """The target's forward."""
     wait_ms: float
     """Waiting for a draft."""
+    retrieval_ms: float = 0.0
+    """Looking continuations up in process, learning from the commit included; a part of the overhead."""
 
     @property
     def overhead_ms(self) -> float:
@@ -44,6 +46,7 @@ class Statistics:
     round_times: list[RoundTime] = field(default_factory=list)
     draft_latencies_ms: list[float] = field(default_factory=list)
     draft_forwards_ms: list[float] = field(default_factory=list)
+    draft_retrievals_ms: list[float] = field(default_factory=list)
 
     def count_round(self, num_drafted: int, accepted_sources: Sequence[Source], is_hit: bool) -> None:
         """Counts a verdict."""

@@ -70,6 +70,16 @@ class Draft:
     source: Source
 
 
+@dataclass(frozen=True, slots=True)
+class DraftCost:
+    """What the nodes of a draft have cost their drafter, in microseconds."""
+
+    forward_us: int = 0
+    """The draft model's forwards."""
+    retrieval_us: int = 0
+    """Looking continuations up, learning from commits included."""
+
+
 class DraftTree:
     """Committed tokens and the guesses below them.
 
@@ -191,6 +201,15 @@ class DraftTree:
         for node in queue:
             yield node
             queue.extend(node.children.values())
+
+
+def expected_num_accepted(chain: Sequence[Node]) -> float:
+    """How many nodes of a chain the target is expected to accept, by their own probabilities."""
+    path_logprob, expected = 0.0, 0.0
+    for node in chain:
+        path_logprob += node.logprob
+        expected += math.exp(path_logprob)
+    return expected
 
 
 class StreamNodes:

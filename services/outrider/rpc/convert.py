@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
-from outrider.core.params import Method, SamplingParams, Source, SpeculationParams, check
+from outrider.core.params import Method, RetrievalScope, SamplingParams, Source, SpeculationParams, check
 from outrider.core.session import FinishReason
 from outrider.core.statistics import Statistics, median_or_zero
 from outrider.core.tree import Draft
@@ -79,13 +79,39 @@ def speculation_from_proto(
         limit = max_lookahead(max_num_speculative_tokens)
         check(lookahead <= limit, "speculation.lookahead", f"at most {limit}, this server's limit", lookahead)
     probability = message.HasField("min_path_probability")
+    retrieves = message.retrieval or method is Method.RETRIEVAL
+    scope, contribute = _retrieval_from_proto(message, retrieves, defaults.retrieval_scope)
     return SpeculationParams(
         method=method,
         num_speculative_tokens=gamma,
         lookahead=lookahead,
         min_path_probability=message.min_path_probability if probability else defaults.min_path_probability,
-        retrieval=message.retrieval or method is Method.RETRIEVAL,
+        retrieval=retrieves,
+        retrieval_scope=scope,
+        contribute=contribute,
     )
+
+
+def _retrieval_from_proto(
+    message: types_pb2.SpeculationParams, retrieves: bool, default: RetrievalScope
+) -> tuple[RetrievalScope, bool]:
+    """With whom retrieval shares, and whether the session contributes."""
+    given = message.HasField("retrieval_params")
+    check(retrieves or not given, "speculation.retrieval_params", "unset where nothing is retrieved", "a message")
+    number, params = message.retrieval_params.scope, message.retrieval_params
+    known = {scope.value: scope for scope in RetrievalScope}
+    is_set = number != types_pb2.RETRIEVAL_SCOPE_UNSPECIFIED
+    names = ", ".join(types_pb2.RetrievalScope.Name(cast(types_pb2.RetrievalScope, value)) for value in known)
+    check(not is_set or number in known, "speculation.retrieval_params.scope", f"one of {names}", number)
+    scope = known[number] if is_set else default
+    if not retrieves:
+        return RetrievalScope.SESSION, False
+    return scope, params.contribute if params.HasField("contribute") else scope is not RetrievalScope.SESSION
+
+
+def retrieval_scope_to_proto(scope: RetrievalScope) -> types_pb2.RetrievalScope:
+    """With whom retrieval shares; the numbers are those of the wire."""
+    return cast(types_pb2.RetrievalScope, scope.value)
 
 
 def max_lookahead(max_num_speculative_tokens: int) -> int:
@@ -103,6 +129,9 @@ def speculation_to_proto(params: SpeculationParams) -> types_pb2.SpeculationPara
     )
     if params.method is Method.PEARL:
         message.lookahead = params.lookahead
+    if params.retrieves:
+        message.retrieval_params.scope = retrieval_scope_to_proto(params.retrieval_scope)
+        message.retrieval_params.contribute = params.contribute
     return message
 
 
@@ -160,7 +189,7 @@ def summary_to_proto(method: Method, statistics: Statistics) -> verifier_pb2.Spe
         num_empty_rounds=statistics.num_empty_rounds,
         num_hits=statistics.num_hits,
         accepted_by_source=[
-            verifier_pb2.SourceCount(source=source_to_proto(source), num_tokens=count)
+            types_pb2.SourceCount(source=source_to_proto(source), num_tokens=count)
             for source, count in sorted(statistics.accepted_by_source.items(), key=lambda item: item[0].value)
         ],
         num_speculator_losses=statistics.num_speculator_losses,
@@ -172,5 +201,7 @@ def summary_to_proto(method: Method, statistics: Statistics) -> verifier_pb2.Spe
             overhead_ms=median_or_zero([time.overhead_ms for time in times]),
             draft_latency_ms=median_or_zero(statistics.draft_latencies_ms),
             draft_forward_ms=median_or_zero(statistics.draft_forwards_ms),
+            retrieval_ms=median_or_zero([time.retrieval_ms for time in times]),
+            draft_retrieval_ms=median_or_zero(statistics.draft_retrievals_ms),
         ),
     )

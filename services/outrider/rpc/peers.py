@@ -16,7 +16,7 @@ import grpc
 import structlog
 
 from outrider.core.params import SamplingParams, SpeculationParams
-from outrider.core.tree import Draft, TokenId
+from outrider.core.tree import Draft, DraftCost, TokenId
 from outrider.rpc.convert import draft_from_proto, sampling_to_proto, speculation_to_proto
 from outrider.rpc.handshake import Model, handshake
 from outrider.rpc.server import CHANNEL_OPTIONS
@@ -43,6 +43,8 @@ class PeerState:
         self.address = address
         self.is_connected = False
         self.last_error = ""
+        self.num_shed_tokens = 0
+        """Tokens that were to be recorded and were given up."""
         self.channel = grpc.aio.insecure_channel(
             address,
             options=[
@@ -86,7 +88,7 @@ class SpeculationListener(Protocol):
     def on_attached(self) -> None:
         """A stream is open; node ids begin anew."""
 
-    def on_draft(self, draft: Draft, forward_us: int) -> None:
+    def on_draft(self, draft: Draft, cost: DraftCost) -> None:
         """New nodes."""
 
     def on_detached(self) -> None:
@@ -156,7 +158,9 @@ class SpeculationStream:
                         self._state.up()
                         self._listener.on_attached()
                     else:
-                        self._listener.on_draft(draft_from_proto(response.draft.draft), response.draft.forward_us)
+                        drafted = response.draft
+                        cost = DraftCost(drafted.forward_us, drafted.retrieval_us)
+                        self._listener.on_draft(draft_from_proto(drafted.draft), cost)
                 self._state.down("the speculator ended the stream")
             except grpc.aio.AioRpcError as error:
                 self._state.down(reason_of(error))

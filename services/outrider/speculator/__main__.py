@@ -6,10 +6,12 @@ import asyncio
 
 import grpc
 
+from outrider.core.params import RetrievalScope
 from outrider.models.loading import LoadedModel, UnknownModel, load_model
 from outrider.models.runner import UnsupportedModel
 from outrider.models.threads import set_num_threads
 from outrider.rpc.logs import configure_logs
+from outrider.rpc.retrieval import DatastorePeer
 from outrider.rpc.server import CannotLoad, pin, serve
 from outrider.rpc.settings import parse_settings
 from outrider.speculator.engine import Engine
@@ -27,6 +29,7 @@ class SpeculatorService:
         self._settings = settings
         self._servicer = SpeculatorServicer(settings.max_num_sessions)
         self._engine: Engine | None = None
+        self._datastore: DatastorePeer | None = None
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the servicer."""
@@ -41,7 +44,12 @@ class SpeculatorService:
         settings = self._settings
         # An accelerator has no other tenants in its caches.
         keep_warm_s = settings.keep_warm_ms / 1e3 if settings.device == "cpu" else 0.0
-        self._engine = Engine(model, prefill_chunk=settings.prefill_chunk, keep_warm_s=keep_warm_s)
+        if settings.datastore:
+            self._datastore = DatastorePeer(
+                settings.datastore, model.tokenizer_hash, model.vocab_size, settings.corpus, settings.tenant
+            )
+        tiers = self._datastore.tiers(RetrievalScope.SESSION) if self._datastore is not None else None
+        self._engine = Engine(model, prefill_chunk=settings.prefill_chunk, keep_warm_s=keep_warm_s, tiers=tiers)
         self._servicer.ready(model, self._engine)
 
     def _load_model(self) -> LoadedModel:
@@ -54,7 +62,9 @@ class SpeculatorService:
         self._servicer.drain()
 
     async def close(self) -> None:
-        """Ends the engine."""
+        """Ends the engine and hangs up."""
+        if self._datastore is not None:
+            await self._datastore.close()
         if self._engine is not None:
             await asyncio.to_thread(self._engine.stop)
 

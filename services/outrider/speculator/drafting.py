@@ -9,14 +9,16 @@ below it) move together; all others are forgotten. For a chain that is a truncat
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from outrider.core.growth import Expansion, growth_policy
 from outrider.core.params import SamplingParams, Source, SpeculationParams
-from outrider.core.tree import Draft, DraftTree, Node, NodeState, TokenId
+from outrider.core.retrieval import Calibration, Key, Retriever, TierSource
+from outrider.core.tree import Draft, DraftCost, DraftTree, Node, NodeState, TokenId
 from outrider.models.runner import KVCache, Segment
 
 
@@ -32,10 +34,24 @@ class DraftingSpec:
     vocab_size: int
 
 
+MAX_PHRASE_LEN = 10
+"""Retrieved tokens that one draft forward verifies (d of DOUBLE)."""
+MIN_PHRASE_PROBABILITY = 0.2
+"""A phrase ends where its path is less probable: a row costs about a fifth of a forward of its own."""
+
+
 class Drafting:
     """One session. Owned by the engine's thread."""
 
-    def __init__(self, spec: DraftingSpec, cache: KVCache, max_context_len: int) -> None:
+    def __init__(
+        self,
+        spec: DraftingSpec,
+        cache: KVCache,
+        max_context_len: int,
+        calibration: Calibration | None = None,
+        tiers: TierSource | None = None,
+    ) -> None:
+        """`calibration` is that of all sessions; `tiers` are copies of a datastore's, None = there is none."""
         self.spec = spec
         self.tree = DraftTree(spec.committed_token_ids, spec.vocab_size)
         self._cache = cache
@@ -47,9 +63,22 @@ class Drafting:
         self._next_node_id = 1
         self._unsent: list[Node] = []
         self._unsent_forward_us = 0.0
+        self._retrieval_s = 0.0
+        self._phrase_slot = 0
+        self._phrase_keys: list[Key] = []
+        self._retriever: Retriever | None = None
+        if spec.speculation.retrieves:
+            self._retriever = Retriever(
+                spec.committed_token_ids,
+                spec.num_prompt_tokens,
+                spec.sampling,
+                calibration or Calibration(),
+                tiers,
+            )
 
     def commit(self, token_ids: Sequence[TokenId]) -> None:
         """Appends committed tokens and forgets what they contradict."""
+        self._learn(token_ids)
         self.tree.commit(token_ids)
         kept = [(node, slot) for node, slot in self._slots.items() if node.state is not NodeState.DEAD]
         self._cache.keep(self._trunk_len, [slot for _, slot in kept])
@@ -61,6 +90,54 @@ class Drafting:
                 self._slots[node] = slot
         self._node_ids = {node: node_id for node, node_id in self._node_ids.items() if node.state is NodeState.LIVE}
         self._unsent = [node for node in self._unsent if node.state is NodeState.LIVE]
+
+    def _learn(self, token_ids: Sequence[TokenId]) -> None:
+        """Tells the tiers what the target said, and what it said it in place of."""
+        if self._retriever is None:
+            return
+        started = time.perf_counter()
+        node, known = self.tree.root, 0
+        while known < len(token_ids) and token_ids[known] in node.children:
+            node = node.children[token_ids[known]]
+            known += 1
+        if known < len(token_ids) and node.children:
+            self._retriever.commit(token_ids[: known + 1], next(iter(node.children)))
+            self._retriever.commit(token_ids[known + 1 :], None)
+        else:
+            self._retriever.commit(token_ids, None)
+        self._retrieval_s += time.perf_counter() - started
+
+    def with_phrase(self, expansion: Expansion) -> Expansion:
+        """An expansion of the end of a chain, with what is retrieved behind it."""
+        tip = expansion.nodes[0]
+        if self._retriever is None or expansion.num_children != 1 or not self._is_chain(expansion.nodes):
+            return expansion
+        room = min(MAX_PHRASE_LEN, expansion.max_len - 1, self._max_context_len - tip.position - 2)
+        if room < 1:
+            return expansion
+        started = time.perf_counter()
+        behind: list[TokenId] = []
+        node: Node | None = tip
+        while node is not None and node is not self.tree.root:
+            behind.append(node.token_id)
+            node = node.parent
+        behind.reverse()
+        phrase, self._phrase_keys = self._retriever.phrase(behind, room, MIN_PHRASE_PROBABILITY)
+        self._retrieval_s += time.perf_counter() - started
+        return replace(expansion, phrase=tuple(phrase)) if phrase else expansion
+
+    def _is_chain(self, nodes: Sequence[Node]) -> bool:
+        """Whether the rows of these nodes, the slots and the trunk are one path."""
+        branches = [node for node in nodes if node is not self.tree.root]
+        if not branches:
+            return not self._slots
+        return len(branches) == 1 and branches[0].position == len(self.tree.committed) + len(self._slots)
+
+    def output_indices(self, expansion: Expansion) -> list[int]:
+        """The output index of each draw that an expansion's logits are for."""
+        first = 1 - self.spec.num_prompt_tokens
+        indices = [node.position + first for node in expansion.nodes]
+        return [*indices, *range(indices[-1] + 1, indices[-1] + 1 + len(expansion.phrase))]
 
     def next_expansion(self) -> Expansion | None:
         """What the policy wants to grow next; None = nothing until the next commit, or the context is full."""
@@ -83,24 +160,23 @@ class Drafting:
         if len(trunk) > max_rows:
             self._trunk_len += max_rows
             return Segment(self._cache, trunk[:max_rows], num_logits=0)
-        rows = trunk + [node.token_id for node in branches]
+        rows = [*trunk, *(node.token_id for node in branches), *expansion.phrase]
         visible = self._visible(branches, len(trunk))
         positions = None
         if visible is not None:
             positions = [*range(self._trunk_len, len(committed)), *(node.position for node in branches)]
-        segment = Segment(self._cache, rows, len(expansion.nodes), positions, visible)
+        num_logits = len(expansion.nodes) + len(expansion.phrase)
+        segment = Segment(self._cache, rows, num_logits, positions, visible)
         self._trunk_len = len(committed)
         for slot, node in enumerate(branches, start=self._cache.length + len(trunk)):
             self._slots[node] = slot
+        self._phrase_slot = self._cache.length + len(trunk) + len(branches)
         return segment
 
     def _visible(self, branches: Sequence[Node], num_trunk_rows: int) -> np.ndarray | None:
         """Which slots each row sees, bool [rows, slots + rows]; None while everything is one chain."""
         num_branch_slots = len(self._slots)
-        is_chain = not branches or (
-            len(branches) == 1 and branches[0].position == len(self.tree.committed) + num_branch_slots
-        )
-        if is_chain:
+        if not branches or self._is_chain(branches):
             return None
         length = self._cache.length
         trunk_end = length - num_branch_slots + num_trunk_rows
@@ -121,16 +197,40 @@ class Drafting:
         self, expansion: Expansion, candidates: Sequence[Sequence[tuple[TokenId, float]]], forward_us: float
     ) -> None:
         """Adds the children that a forward found: for each expanded node, (token id, log-probability), best first."""
+        self._unsent_forward_us += forward_us
+        if expansion.phrase:
+            self._grow_phrase(expansion, candidates)
+            return
         for node, children in zip(expansion.nodes, candidates, strict=True):
             for token_id, logprob in children:
-                child = self.tree.add(node, token_id, logprob, Source.DRAFT)
-                if child is not None:
-                    self._unsent.append(child)
-        self._unsent_forward_us += forward_us
+                self._add(node, token_id, logprob)
 
-    def take_message(self, *, is_idle: bool) -> tuple[Draft, int] | None:
-        """The unsent nodes and the microseconds their forwards took, if they are worth a message: always when growth
-        stands still."""
+    def _add(self, parent: Node, token_id: TokenId, logprob: float) -> Node | None:
+        child = self.tree.add(parent, token_id, logprob, Source.DRAFT)
+        if child is not None:
+            self._unsent.append(child)
+        return child
+
+    def _grow_phrase(self, expansion: Expansion, candidates: Sequence[Sequence[tuple[TokenId, float]]]) -> None:
+        """Adds as many tokens of the phrase as the draft model has drawn itself, and its own next one."""
+        assert self._retriever is not None
+        node: Node | None = expansion.nodes[0]
+        num_accepted = 0
+        for index, children in enumerate(candidates):
+            if node is None or not children:
+                break
+            token_id, logprob = children[0]
+            node = self._add(node, token_id, logprob)
+            if node is None or index >= len(expansion.phrase) or token_id != expansion.phrase[index]:
+                break
+            # Its row is in the cache already.
+            self._slots[node] = self._phrase_slot + index
+            num_accepted += 1
+        self._cache.truncate(self._phrase_slot + num_accepted)
+        self._retriever.judge_phrase(self._phrase_keys, num_accepted)
+
+    def take_message(self, *, is_idle: bool) -> tuple[Draft, DraftCost] | None:
+        """The unsent nodes and what they have cost, if they are worth a message: always when growth stands still."""
         if not self._unsent or not (is_idle or self._policy.is_message(self.tree, len(self._unsent))):
             return None
         first_node_id = self._next_node_id
@@ -149,5 +249,6 @@ class Drafting:
             logprobs=[node.logprob for node in self._unsent],
             source=Source.DRAFT,
         )
-        forward_us, self._unsent, self._unsent_forward_us = int(self._unsent_forward_us), [], 0.0
-        return draft, forward_us
+        cost = DraftCost(int(self._unsent_forward_us), int(self._retrieval_s * 1e6))
+        self._unsent, self._unsent_forward_us, self._retrieval_s = [], 0.0, 0.0
+        return draft, cost

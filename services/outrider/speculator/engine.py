@@ -15,7 +15,8 @@ from typing import Protocol
 import structlog
 
 from outrider.core.growth import Expansion
-from outrider.core.tree import Draft, TokenId
+from outrider.core.retrieval import Calibration, TierSource
+from outrider.core.tree import Draft, DraftCost, TokenId
 from outrider.models.loading import LoadedModel
 from outrider.models.runner import Segment
 from outrider.models.sampler import Sampler
@@ -27,8 +28,8 @@ log = structlog.get_logger(__name__)
 class DraftSink(Protocol):
     """Where a session's drafts go. Called on the engine's thread; must not block."""
 
-    def send(self, draft: Draft, forward_us: int) -> None:
-        """New nodes, and the time their forwards took."""
+    def send(self, draft: Draft, cost: DraftCost) -> None:
+        """New nodes, and what they have cost."""
 
     def fail(self) -> None:
         """The session is gone: the engine could not go on with it."""
@@ -60,12 +61,20 @@ WARM_PAUSE_S = 0.0002
 class Engine:
     """Grows trees. `open`, `commit` and `close` may be called from any thread."""
 
-    def __init__(self, model: LoadedModel, *, prefill_chunk: int = 512, keep_warm_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        prefill_chunk: int = 512,
+        keep_warm_s: float = 0.0,
+        tiers: TierSource | None = None,
+    ) -> None:
         """
         Args:
             model: The draft model.
             prefill_chunk: Most rows of a prompt in one forward.
             keep_warm_s: How long after the last message the model is kept in the caches; 0 = not at all.
+            tiers: Copies of a datastore's tiers, for sessions that retrieve; None = there is no datastore.
         """
         self._runner = model.runner
         self._sampler = Sampler()
@@ -74,6 +83,8 @@ class Engine:
         self._keep_warm_s = keep_warm_s
         self._keep_warm_until = 0.0
         self._scratch = self._runner.new_cache(1)
+        self._tiers = tiers
+        self._calibration = Calibration()
         self._inbox: queue.SimpleQueue[_Open | _Commit | _Close | None] = queue.SimpleQueue()
         self._sessions: dict[str, tuple[Drafting, DraftSink]] = {}
         self._thread = threading.Thread(target=self._run, name="speculator-engine", daemon=True)
@@ -140,7 +151,7 @@ class Engine:
     def _apply(self, message: _Open | _Commit | _Close) -> None:
         if isinstance(message, _Open):
             cache = self._runner.new_cache(len(message.spec.committed_token_ids) + 64)
-            drafting = Drafting(message.spec, cache, self._max_context_len)
+            drafting = Drafting(message.spec, cache, self._max_context_len, self._calibration, self._tiers)
             self._sessions[message.spec.session_id] = (drafting, message.sink)
         elif isinstance(message, _Close):
             self._sessions.pop(message.session_id, None)
@@ -152,7 +163,7 @@ class Engine:
         for drafting, sink in self._sessions.values():
             expansion = drafting.next_expansion()
             if expansion is not None:
-                work.append((drafting, sink, expansion))
+                work.append((drafting, sink, drafting.with_phrase(expansion)))
         return work
 
     def _step(self, work: list[_Work]) -> None:
@@ -161,10 +172,10 @@ class Engine:
         segments = [drafting.segment(expansion, self._prefill_chunk) for drafting, _, expansion in work]
         logits = self._runner.forward(segments)
         rows = [
-            (drafting.spec, node.position + 1 - drafting.spec.num_prompt_tokens)
+            (drafting.spec, index)
             for (drafting, _, expansion), segment in zip(work, segments, strict=True)
             if segment.num_logits
-            for node in expansion.nodes
+            for index in drafting.output_indices(expansion)
         ]
         num_children = max((expansion.num_children for _, _, expansion in work), default=1)
         candidates = self._sampler.candidates(

@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from outrider.core.params import Method, SpeculationParams, check
-from outrider.core.tree import Draft, TokenId
+from outrider.core.tree import Draft, DraftCost, TokenId
 from outrider.models.loading import LoadedModel
 from outrider.rpc.convert import (
     METHODS_TO_PROTO,
@@ -48,11 +48,11 @@ class _Stream:
         self.session_id = session_id
         self.committed = list(committed)
         self._loop = asyncio.get_running_loop()
-        self._drafts: asyncio.Queue[tuple[Draft, int] | RpcError | None] = asyncio.Queue()
+        self._drafts: asyncio.Queue[tuple[Draft, DraftCost] | RpcError | None] = asyncio.Queue()
 
-    def send(self, draft: Draft, forward_us: int) -> None:
+    def send(self, draft: Draft, cost: DraftCost) -> None:
         """Called by the engine's thread."""
-        self._loop.call_soon_threadsafe(self._drafts.put_nowait, (draft, forward_us))
+        self._loop.call_soon_threadsafe(self._drafts.put_nowait, (draft, cost))
 
     def fail(self) -> None:
         """Called by the engine's thread."""
@@ -70,9 +70,11 @@ class _Stream:
                 return
             if isinstance(item, RpcError):
                 raise item
-            draft, forward_us = item
+            draft, cost = item
             yield speculator_pb2.SpeculateResponse(
-                draft=speculator_pb2.SpeculatorDraft(draft=draft_to_proto(draft), forward_us=forward_us)
+                draft=speculator_pb2.SpeculatorDraft(
+                    draft=draft_to_proto(draft), forward_us=cost.forward_us, retrieval_us=cost.retrieval_us
+                )
             )
 
     def fresh_tokens(self, base_len: int, token_ids: tuple[TokenId, ...]) -> tuple[TokenId, ...]:

@@ -21,6 +21,11 @@ class SpeculatorSettings(ServiceSettings):
     )
     device: str = Field("cpu", description="Device of the draft model, like cpu or cuda:0.")
     num_threads: int = Field(0, ge=0, description="Threads of a forward on a CPU; 0 = one for each core in --cpu.")
+    datastore: str = Field(
+        "", description="Address of the retrieval-datastore, HOST:PORT, for a copy of the prior; empty = none."
+    )
+    corpus: str = Field("", description="Prior corpus to copy; empty = the datastore's default.")
+    tenant: str = Field("", description="Tenant whose own corpus is preferred; empty = the datastore's default.")
     max_num_sessions: int = Field(64, ge=1, description="Most sessions at a time.")
     prefill_chunk: int = Field(512, ge=1, description="Most rows of a prompt in one forward.")
     keep_warm_ms: float = Field(

@@ -6,7 +6,7 @@ import asyncio
 
 import grpc
 
-from outrider.core.params import Method, SpeculationParams
+from outrider.core.params import Method, RetrievalScope, SpeculationParams
 from outrider.models.bench_forward import measure_forward
 from outrider.models.loading import LoadedModel, UnknownModel, load_model
 from outrider.models.runner import UnsupportedModel
@@ -61,7 +61,11 @@ class VerifierService:
             limits=_limits(settings),
             speculator=SpeculatorPeer(settings.speculator, model) if settings.speculator else None,
             datastore=(
-                DatastorePeer(settings.datastore, model.tokenizer_hash, settings.corpus) if settings.datastore else None
+                DatastorePeer(
+                    settings.datastore, model.tokenizer_hash, model.vocab_size, settings.corpus, settings.tenant
+                )
+                if settings.datastore
+                else None
             ),
             forward_times_ms=forward_times_ms,
         )
@@ -81,9 +85,10 @@ class VerifierService:
         """Ends the engine and hangs up."""
         if self._serving is None:
             return
-        for peer in (self._serving.speculator, self._serving.datastore):
-            if peer is not None:
-                await peer.state.close()
+        if self._serving.speculator is not None:
+            await self._serving.speculator.state.close()
+        if self._serving.datastore is not None:
+            await self._serving.datastore.close()
         await asyncio.to_thread(self._serving.engine.stop)
 
 
@@ -94,6 +99,7 @@ def _limits(settings: VerifierSettings) -> Limits:
         num_speculative_tokens=min(settings.num_speculative_tokens, settings.max_num_speculative_tokens),
         lookahead=max(settings.lookahead, settings.num_speculative_tokens),
         min_path_probability=settings.min_path_probability,
+        retrieval_scope=RetrievalScope[settings.retrieval_scope.upper()],
     )
     return Limits(defaults, settings.max_num_speculative_tokens, bool(settings.speculator))
 

@@ -17,16 +17,19 @@ from itertools import accumulate
 
 import structlog
 
+from outrider.core.ngrams import Continuation
 from outrider.core.params import SamplingParams
+from outrider.core.retrieval import TierSource
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
-from outrider.core.tree import Draft, TokenId
+from outrider.core.tree import Draft, DraftCost, TokenId
 from outrider.models.loading import LoadedModel
 from outrider.models.sampler import Sampler
 from outrider.verifier.job import GenerationSink, Job, Pace
 
 log = structlog.get_logger(__name__)
 
+NO_COST = DraftCost()
 HOLD = 0.25
 """A round whose forward would leave out jobs that wait for a draft is held back for them this share of a forward: two
 forwards one after the other cost more."""
@@ -63,9 +66,9 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="verifier-engine", daemon=True)
         self._thread.start()
 
-    def open(self, spec: SessionSpec, sink: GenerationSink) -> None:
-        """Begins a generation."""
-        self._inbox.put(partial(self._open, spec, sink))
+    def open(self, spec: SessionSpec, sink: GenerationSink, tiers: TierSource | None = None) -> None:
+        """Begins a generation. `tiers` are copies of the datastore's; None = there is no datastore."""
+        self._inbox.put(partial(self._open, spec, sink, tiers))
 
     def attach(self, session_id: str) -> None:
         """A drafter's stream begins."""
@@ -75,13 +78,13 @@ class Engine:
         """The drafter's stream has ended."""
         self._post(session_id, Job.detach)
 
-    def draft(self, session_id: str, draft: Draft, forward_us: int = 0) -> None:
+    def draft(self, session_id: str, draft: Draft, cost: DraftCost = NO_COST) -> None:
         """New nodes. For a session that has ended: nothing."""
-        self._post(session_id, lambda job: job.add_draft(draft, forward_us, time.perf_counter()))
+        self._post(session_id, lambda job: job.add_draft(draft, cost, time.perf_counter()))
 
-    def continuation(self, session_id: str, draft: Draft) -> None:
-        """What the datastore found, possibly nothing."""
-        self._post(session_id, lambda job: job.add_continuation(draft, time.perf_counter()))
+    def continuation(self, session_id: str, base_len: int, continuation: Continuation) -> None:
+        """What the datastore found for the tokens before base_len, possibly nothing."""
+        self._post(session_id, lambda job: job.add_continuation(base_len, continuation, time.perf_counter()))
 
     def lose_datastore(self, session_id: str) -> None:
         """The datastore does not answer."""
@@ -117,9 +120,9 @@ class Engine:
 
         self._inbox.put(act)
 
-    def _open(self, spec: SessionSpec, sink: GenerationSink) -> None:
+    def _open(self, spec: SessionSpec, sink: GenerationSink, tiers: TierSource | None) -> None:
         cache = self._runner.new_cache(len(spec.prompt_token_ids) + spec.max_tokens)
-        self._jobs[spec.session_id] = Job(spec, sink, cache, self._pace, time.perf_counter())
+        self._jobs[spec.session_id] = Job(spec, sink, cache, self._pace, tiers, time.perf_counter())
 
     def _cancel(self, session_id: str) -> None:
         self._jobs.pop(session_id, None)
@@ -187,7 +190,7 @@ class Engine:
         verdicts = []
         for job, tokens in zip(drawing, _split(draws, drawing), strict=True):
             verdict = job.apply(tokens, forward_ms, started, now)
-            verdicts.append((job.sink, verdict, job.session.statistics))
+            verdicts.append((job.sink, verdict, job.session.statistics, job.wants_lookup))
             if verdict.finish_reason is not None:
                 self._jobs.pop(job.session.spec.session_id, None)
         if verdicts:
@@ -211,6 +214,6 @@ def _split(draws: Sequence[TokenId], jobs: Sequence[Job]) -> list[Sequence[Token
     return [draws[end - 1 - len(job.chain) : end] for end, job in zip(ends, jobs, strict=True)]
 
 
-def _deliver(verdicts: list[tuple[GenerationSink, Verdict, Statistics]]) -> None:
-    for sink, verdict, statistics in verdicts:
-        sink.on_verdict(verdict, statistics)
+def _deliver(verdicts: list[tuple[GenerationSink, Verdict, Statistics, bool]]) -> None:
+    for sink, verdict, statistics, wants_lookup in verdicts:
+        sink.on_verdict(verdict, statistics, wants_lookup=wants_lookup)

@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from outrider.core.ngrams import Continuation
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
-from outrider.core.tree import Draft
+from outrider.core.tree import Draft, DraftCost
 from outrider.rpc.errors import RpcError, Unavailable
 from outrider.rpc.peers import SpeculationSpec, SpeculationStream, SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer, RetrievalStream
@@ -37,12 +38,23 @@ class Generation:
         self._speculation: SpeculationStream | None = None
         self._retrieval: RetrievalStream | None = None
         committed = spec.prompt_token_ids + spec.resume_token_ids
-        engine.open(spec, self)
+        retrieves = datastore is not None and spec.speculation.retrieves
+        tiers = datastore.tiers(spec.speculation.retrieval_scope) if datastore is not None and retrieves else None
+        engine.open(spec, self, tiers)
         if speculator is not None and spec.speculation.method.has_draft_model:
             told = SpeculationSpec(spec.session_id, len(spec.prompt_token_ids), spec.sampling, spec.speculation)
             self._speculation = speculator.speculate(told, committed, self)
-        if datastore is not None and spec.speculation.retrieves:
-            self._retrieval = datastore.retrieve(spec.session_id, committed, self)
+        if datastore is not None and retrieves:
+            params = spec.speculation
+            self._retrieval = datastore.retrieve(
+                spec.session_id,
+                committed,
+                params.retrieval_scope,
+                params.contribute,
+                self.on_continuation,
+                self.on_datastore_lost,
+            )
+            self._retrieval.look_up()
 
     async def verdicts(self) -> AsyncIterator[Verdict]:
         """The rounds' verdicts, until the one with a finish reason.
@@ -71,14 +83,16 @@ class Generation:
 
     # From the engine.
 
-    def on_verdict(self, verdict: Verdict, statistics: Statistics) -> None:
+    def on_verdict(self, verdict: Verdict, statistics: Statistics, *, wants_lookup: bool) -> None:
         """A round is over: the peers hear of it first, their work takes longest."""
         self.statistics = statistics
-        if verdict.finish_reason is None:
-            if self._speculation is not None:
-                self._speculation.commit(verdict.token_ids)
-            if self._retrieval is not None:
-                self._retrieval.commit(verdict.token_ids, verdict.rejected_token_id)
+        is_over = verdict.finish_reason is not None
+        if self._speculation is not None and not is_over:
+            self._speculation.commit(verdict.token_ids)
+        if self._retrieval is not None and verdict.token_ids:
+            self._retrieval.commit(verdict.token_ids, verdict.rejected_token_id, verdict.sources)
+            if wants_lookup and not is_over:
+                self._retrieval.look_up()
         self._verdicts.put_nowait(verdict)
         if self._verdicts.qsize() >= HIGH_WATER and not self._is_paused:
             self._is_paused = True
@@ -98,17 +112,17 @@ class Generation:
         """A drafter's stream begins."""
         self._engine.attach(self.spec.session_id)
 
-    def on_draft(self, draft: Draft, forward_us: int) -> None:
+    def on_draft(self, draft: Draft, cost: DraftCost) -> None:
         """New nodes."""
-        self._engine.draft(self.spec.session_id, draft, forward_us)
+        self._engine.draft(self.spec.session_id, draft, cost)
 
     def on_detached(self) -> None:
         """The drafter is gone."""
         self._engine.detach(self.spec.session_id)
 
-    def on_continuation(self, draft: Draft) -> None:
+    def on_continuation(self, base_len: int, continuation: Continuation) -> None:
         """What the datastore found."""
-        self._engine.continuation(self.spec.session_id, draft)
+        self._engine.continuation(self.spec.session_id, base_len, continuation)
 
     def on_datastore_lost(self) -> None:
         """The datastore is gone."""

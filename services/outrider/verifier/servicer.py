@@ -12,6 +12,7 @@ import structlog
 
 from outrider.core.params import Method
 from outrider.core.session import SessionSpec, Verdict
+from outrider.core.tree import DraftCost
 from outrider.models.loading import LoadedModel
 from outrider.models.text import TextCodec, TextStream
 from outrider.rpc.convert import (
@@ -203,7 +204,7 @@ async def _read_drafts(requests: AsyncIterator[verifier_pb2.CollaborateRequest],
         if request.WhichOneof("event") != "draft":
             generation.fail(InvalidArgument("event", "must be draft after the first message"))
             return
-        generation.on_draft(draft_from_proto(request.draft), 0)
+        generation.on_draft(draft_from_proto(request.draft), DraftCost())
     generation.on_detached()
 
 
@@ -247,4 +248,9 @@ def _finished(generation: Generation, verdict: Verdict) -> verifier_pb2.Finished
 
 
 def _peer_info(state: PeerState) -> verifier_pb2.PeerInfo:
-    return verifier_pb2.PeerInfo(address=state.address, connected=state.is_connected, last_error=state.last_error)
+    return verifier_pb2.PeerInfo(
+        address=state.address,
+        connected=state.is_connected,
+        last_error=state.last_error,
+        num_shed_tokens=state.num_shed_tokens,
+    )

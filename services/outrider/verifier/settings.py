@@ -22,6 +22,10 @@ class VerifierSettings(ServiceSettings):
     speculator: str = Field("", description="Address of the draft-speculator, HOST:PORT; empty = none.")
     datastore: str = Field("", description="Address of the retrieval-datastore, HOST:PORT; empty = none.")
     corpus: str = Field("", description="Prior corpus to look up in; empty = the datastore's default.")
+    tenant: str = Field("", description="Tenant whose tokens retrieval sees; empty = the datastore's default.")
+    retrieval_scope: Literal["session", "tenant", "global"] = Field(
+        "session", description="With whom requests that do not say share what they retrieve."
+    )
     default_method: Literal["off", "speculative", "pearl", "retrieval"] | None = Field(
         None, description="Method of requests that name none; unset = pearl with a speculator, otherwise off."
     )

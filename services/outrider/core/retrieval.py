@@ -1,0 +1,268 @@
+"""One session's retrieval in process: what its tiers and its own text say comes next, as guesses with probabilities.
+
+No message is sent for any of it. The prior and the shared tier are copies that others keep up to date (`TierSource`);
+the dynamic and the rejected tier learn from the session's own commits, as their originals in the datastore do.
+
+A count says how often a token followed, not how often the target will agree. `Calibration` measures that, over all
+sessions of a process. Above temperature 0 the target's draw is known but for its logits: tokens that followed the same
+n-gram are ranked by log share + noise, with the noise that the target will draw with (Daliri, Musco, Suresh 2024).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.core.local_tiers import LocalTiers
+from outrider.core.ngrams import NOTHING, Continuation, NgramTier
+from outrider.core.noise import gumbel_of
+from outrider.core.own_text import OwnText
+from outrider.core.params import SamplingParams, Source
+from outrider.core.prior import PriorTable
+from outrider.core.tree import DraftTree, Node, NodeState, TokenId
+
+MAX_MATCH_LEN = 4
+"""Longest n-gram in process. The datastore's ring knows longer ones."""
+MIN_MATCH_LEN = 2
+"""A match of one token is a weak guess: the own text, and the datastore, are asked as well."""
+CONTEXT_LEN = 16
+"""Last committed tokens that a lookup may need, here or in the datastore."""
+SHARPNESS = 1.7
+"""Weight of log share + noise: shares are themselves uncertain. As for a draft model's scores."""
+LEAST = 0.02
+"""No guess counts as less, nor as 1 minus less: measured rates are of few cases at first."""
+
+Key = tuple[Source, int, int]
+"""What guesses are counted under: tier, length of the match, class of the share."""
+
+
+class TierSource(Protocol):
+    """Where copies of the datastore's wider tiers are found. Both may change at any time."""
+
+    @property
+    def prior(self) -> PriorTable | None:
+        """The prior; None = there is none, or it has not come yet."""
+
+    @property
+    def shared(self) -> NgramTier | None:
+        """The shared tier of the session's scope; None = the scope has none."""
+
+
+class Calibration:
+    """How often the target agrees with a retrieved token: by tier, length of the match and share of the token.
+
+    Shared by the sessions of a process; used by one thread. Begins with what was measured on source code.
+    """
+
+    def __init__(self, weight: float = 0.03) -> None:
+        self._weight = weight
+        self._rates: dict[Key, float] = {}
+
+    def key(self, source: Source, match_len: int, share: float) -> Key:
+        """What a guess is counted under."""
+        return source, min(match_len, 8), 2 if share > 0.9 else 1 if share > 0.5 else 0
+
+    def rate(self, key: Key) -> float:
+        """Probability that the target agrees."""
+        rate = self._rates.get(key)
+        return _first_rate(key) if rate is None else rate
+
+    def add(self, key: Key, agreed: bool) -> None:
+        """The target has spoken."""
+        rate = self.rate(key)
+        rate += self._weight * (agreed - rate)
+        self._rates[key] = min(1 - LEAST, max(LEAST, rate))
+
+
+def _first_rate(key: Key) -> float:
+    _, match_len, share = key
+    by_length = (0.3, 0.3, 0.55, 0.7, 0.8, 0.85, 0.88, 0.9, 0.92)[match_len]
+    return by_length * (0.4, 0.75, 1.0)[share]
+
+
+@dataclass(slots=True)
+class Guess:
+    """A guessed path, with alternatives at its beginning. The lists run in parallel; parents come first, and of two
+    siblings the more probable one."""
+
+    match_len: int
+    parents: list[int]
+    """Index of the parent in these lists; -1 = the end of the context."""
+    token_ids: list[TokenId]
+    keys: list[Key]
+    """What each is counted under in the calibration."""
+
+    def add(self, parent: int, token_id: TokenId, key: Key) -> int:
+        """Adds a token; returns its index."""
+        self.parents.append(parent)
+        self.token_ids.append(token_id)
+        self.keys.append(key)
+        return len(self.token_ids) - 1
+
+
+class Retriever:
+    """One session's retrieval. Owned by one thread."""
+
+    def __init__(
+        self,
+        committed: Sequence[TokenId],
+        num_prompt_tokens: int,
+        sampling: SamplingParams,
+        calibration: Calibration,
+        source: TierSource | None = None,
+    ) -> None:
+        self._sampling = sampling
+        self._num_prompt_tokens = num_prompt_tokens
+        self._calibration = calibration
+        self._source = source
+        self._tiers = LocalTiers(MAX_MATCH_LEN)
+        self._own_text = OwnText()
+        self._tail: list[TokenId] = []
+        self._length = 0
+        self._pending: dict[Node, Key] = {}
+        self.commit(committed, None)
+
+    def commit(self, token_ids: Sequence[TokenId], rejected: TokenId | None) -> None:
+        """Learns what the target said. `rejected` is the token that it refused, in whose place the last of token_ids
+        stands."""
+        if rejected is not None and token_ids:
+            context = [*self._tail, *token_ids[:-1]][-MAX_MATCH_LEN:]
+            if context:
+                self._tiers.reject(context, [rejected], token_ids[-1:])
+        self._tiers.record(token_ids)
+        self._own_text.append(token_ids)
+        self._tail = [*self._tail, *token_ids][-CONTEXT_LEN:]
+        self._length += len(token_ids)
+
+    def guess(self, behind: Sequence[TokenId], max_len: int) -> Guess | None:
+        """Guesses what follows the committed tokens and the tokens `behind` them: at most max_len tokens in a row.
+        None = nothing is known."""
+        if self._source is not None:
+            self._tiers.prior, self._tiers.shared = self._source.prior, self._source.shared
+        context = [*self._tail, *behind]
+        found = self._tiers.lookup(context, MAX_MATCH_LEN, max_len)
+        if found.match_len < MIN_MATCH_LEN:
+            own = self._own_text.continuation(context, max_len)
+            if own:
+                return self._from_own_text(own)
+        if found is NOTHING or found.tier is None:
+            return None
+        return self._from_tiers(context, found, self._length + len(behind), max_len)
+
+    def grow(self, tree: DraftTree, tip: Node, behind: Sequence[TokenId], max_len: int) -> int:
+        """Adds a guess below `tip`, the node of the last token `behind`; returns its match length, 0 = none."""
+        guess = self.guess(behind, max_len)
+        if guess is None:
+            return 0
+        self.plant(tree, tip, guess)
+        return guess.match_len
+
+    def plant(self, tree: DraftTree, tip: Node, guess: Guess) -> None:
+        """Adds the tokens of a guess below a node."""
+        nodes: list[Node | None] = []
+        for parent, token_id, key in zip(guess.parents, guess.token_ids, guess.keys, strict=True):
+            above = tip if parent < 0 else nodes[parent]
+            node = None if above is None else tree.add(above, token_id, math.log(self._calibration.rate(key)), key[0])
+            nodes.append(node)
+            if node is not None and node.source is key[0]:
+                self._pending[node] = key
+
+    def from_datastore(self, continuation: Continuation, base_len: int) -> Guess | None:
+        """A datastore's answer for position base_len as a guess; None = it found nothing."""
+        if continuation.tier is None or not continuation.token_ids:
+            return None
+        return self._guess(continuation, base_len)
+
+    def judge(self, chain: Sequence[Node], num_accepted: int) -> None:
+        """The target has judged a chain: the tokens it accepted, and the one it refused."""
+        for index, node in enumerate(chain[: num_accepted + 1]):
+            key = self._pending.get(node)
+            if key is not None and node.source is key[0]:
+                self._calibration.add(key, index < num_accepted)
+        self._pending = {node: key for node, key in self._pending.items() if node.state is NodeState.LIVE}
+
+    def phrase(
+        self, behind: Sequence[TokenId], max_len: int, min_probability: float
+    ) -> tuple[list[TokenId], list[Key]]:
+        """The most probable path of a guess behind these tokens, as far as its probability does not fall below the
+        bound, and what its tokens are counted under."""
+        guess = self.guess(behind, max_len)
+        if guess is None:
+            return [], []
+        probability, tip, token_ids, keys = 1.0, -1, list[TokenId](), list[Key]()
+        for index, parent in enumerate(guess.parents):
+            if parent == tip:  # the first one that follows the tip is its most probable child
+                probability *= self._calibration.rate(guess.keys[index])
+                if probability < min_probability:
+                    break
+                token_ids.append(guess.token_ids[index])
+                keys.append(guess.keys[index])
+                tip = index
+        return token_ids, keys
+
+    def judge_phrase(self, keys: Sequence[Key], num_accepted: int) -> None:
+        """A draft model has judged a phrase."""
+        for index, key in enumerate(keys[: num_accepted + 1]):
+            self._calibration.add(key, index < num_accepted)
+
+    def _from_own_text(self, token_ids: Sequence[TokenId]) -> Guess:
+        guess = Guess(MIN_MATCH_LEN, [], [], [])
+        for index, token_id in enumerate(token_ids):
+            guess.add(index - 1, token_id, self._calibration.key(Source.OWN_TEXT, MIN_MATCH_LEN + index, 1.0))
+        return guess
+
+    def _from_tiers(self, context: list[TokenId], found: Continuation, position: int, max_len: int) -> Guess:
+        guess = self._guess(found, position)
+        first = guess.token_ids[0]
+        if first != found.token_ids[0] and max_len > 1:
+            # The noise prefers another token than the most counted one: what follows that one is looked up as well.
+            behind = self._tiers.lookup([*context, first], MAX_MATCH_LEN, max_len - 1)
+            if behind.tier is not None:
+                parent = 0
+                for depth, token_id in enumerate(behind.chain()):
+                    key = self._calibration.key(behind.tier, behind.match_len + depth, 1.0)
+                    parent = guess.add(parent, token_id, key)
+        return guess
+
+    def _guess(self, found: Continuation, position: int) -> Guess:
+        """A continuation with its shares; above temperature 0 the token that the noise prefers stands first."""
+        assert found.tier is not None
+        groups: dict[int, list[int]] = {}
+        for index, offset in enumerate(found.parent_offsets):
+            groups.setdefault(index - offset if offset else -1, []).append(index)
+        guess = Guess(found.match_len, [], [], [])
+        places: dict[int, int] = {-1: -1}
+        depths: dict[int, int] = {-1: 0}
+        waiting = [-1]
+        while waiting:
+            parent = waiting.pop(0)
+            children = groups.get(parent)
+            if not children:
+                continue
+            depth = depths[parent]
+            for child, share in self._ranked(found, children, position + depth):
+                key = self._calibration.key(found.tier, found.match_len + depth, share)
+                places[child] = guess.add(places[parent], found.token_ids[child], key)
+                depths[child] = depth + 1
+                waiting.append(child)
+        return guess
+
+    def _ranked(self, found: Continuation, children: list[int], position: int) -> list[tuple[int, float]]:
+        """Siblings and their shares, the best first."""
+        if len(children) == 1:
+            return [(children[0], 1.0)]
+        total = sum(found.counts[child] for child in children) or 1
+        shares = [(child, max(1, found.counts[child]) / total) for child in children]
+        if self._sampling.is_greedy:
+            return shares
+        index = position - self._num_prompt_tokens
+        noise = gumbel_of(self._sampling.seed, index, [found.token_ids[child] for child in children])
+        scores = [SHARPNESS * (math.log(share) + g) for (_, share), g in zip(shares, noise, strict=True)]
+        best = max(scores)
+        weights = [math.exp(score - best) for score in scores]
+        scale = sum(weights)
+        ranked = [(child, weight / scale) for (child, _), weight in zip(shares, weights, strict=True)]
+        ranked.sort(key=lambda pair: -pair[1])
+        return ranked

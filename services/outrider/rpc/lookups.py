@@ -1,0 +1,172 @@
+"""Questions to the datastore: one stream for all sessions of a process, answers in order.
+
+Each session has at most one question on its way; one that comes meanwhile waits, and gives way to a newer one. A
+datastore that does not answer in time is asked again over another stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from outrider.core.ngrams import Continuation
+from outrider.core.params import Source
+from outrider.rpc.peers import SENSELESS, PeerState, reason_of, wait_before_retry
+from outrider.v1 import datastore_pb2 as pb
+from outrider.v1 import datastore_pb2_grpc
+
+ANSWER_TIMEOUT_S = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class Asker:
+    """A session that asks. `on_answer(base_len, continuation)` and `on_lost()` are called on the event loop."""
+
+    scope: pb.Scope
+    on_answer: Callable[[int, Continuation], None]
+    on_lost: Callable[[], None]
+    next_query: pb.Query | None = None
+    is_asking: bool = False
+
+
+class Lookups:
+    """The lookup stream of a process. Lives on the event loop."""
+
+    def __init__(self, stub: datastore_pb2_grpc.DatastoreServiceAsyncStub, state: PeerState) -> None:
+        self._stub, self._state = stub, state
+        self._due: dict[Asker, None] = {}
+        self._asked: deque[Asker] = deque()
+        self._wake = asyncio.Event()
+        self._is_down = False
+        self._task = asyncio.create_task(self._run())
+
+    def ask(self, asker: Asker, query: pb.Query) -> None:
+        """Asks, or will ask when the last answer is there."""
+        asker.next_query = query
+        if self._is_down:
+            asker.on_lost()  # asked all the same, to see whether it is back; but nobody should wait for it
+        if not asker.is_asking:
+            self._due[asker] = None
+            self._wake.set()
+
+    def close(self, asker: Asker) -> None:
+        """The session wants nothing more."""
+        asker.next_query = None
+        self._due.pop(asker, None)
+
+    def stop(self) -> None:
+        """Ends the stream."""
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        attempt = 0
+        while True:
+            while not self._due:
+                self._wake.clear()
+                await self._wake.wait()
+            call = self._stub.Lookup()
+            writer = asyncio.create_task(self._write(call))
+            try:
+                while True:
+                    response = await self._answer(call)
+                    attempt, self._is_down = 0, False
+                    self._state.up()
+                    self._deliver(response)
+            except TimeoutError:
+                self._state.down(f"no answer within {ANSWER_TIMEOUT_S:g} s")
+            except EOFError:
+                self._state.down("the datastore ended the stream")
+            except grpc.aio.AioRpcError as error:
+                self._state.down(reason_of(error))
+                if error.code() in SENSELESS or error.code() is grpc.StatusCode.NOT_FOUND:
+                    attempt = max(attempt, 4)  # it will be refused for long: not worth asking often
+            finally:
+                writer.cancel()
+                call.cancel()
+            self._is_down = True
+            self._lose()
+            attempt += 1
+            await wait_before_retry(attempt)
+
+    async def _answer(self, call: grpc.aio.StreamStreamCall[pb.LookupRequest, pb.LookupResponse]) -> pb.LookupResponse:
+        """The next answer. TimeoutError: a question has waited too long; EOFError: the stream has ended."""
+        reading = asyncio.ensure_future(call.read())
+        try:
+            while True:
+                done, _ = await asyncio.wait((reading,), timeout=ANSWER_TIMEOUT_S)
+                if done:
+                    break
+                if self._asked:
+                    raise TimeoutError
+            response = reading.result()
+        finally:
+            reading.cancel()
+        if not isinstance(response, pb.LookupResponse):
+            code, details = await call.code(), await call.details()
+            if code is not grpc.StatusCode.OK:
+                raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+            raise EOFError
+        return response
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[pb.LookupRequest, pb.LookupResponse]) -> None:
+        scope: pb.Scope | None = None
+        while True:
+            while not self._due:
+                self._wake.clear()
+                await self._wake.wait()
+            asker = next(iter(self._due))
+            del self._due[asker]
+            query, asker.next_query = asker.next_query, None
+            if query is None:
+                continue
+            request = pb.LookupRequest(queries=[query])
+            if asker.scope is not scope:
+                scope = asker.scope
+                request.scope.CopyFrom(scope)
+            asker.is_asking = True
+            self._asked.append(asker)
+            try:
+                await call.write(request)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                return  # whoever reads the stream hears of it, too
+
+    def _deliver(self, response: pb.LookupResponse) -> None:
+        if not self._asked:
+            return
+        asker = self._asked.popleft()
+        asker.is_asking = False
+        if asker.next_query is not None:
+            self._due[asker] = None
+            self._wake.set()
+        for result in response.results:
+            asker.on_answer(result.base_len, continuation_from_proto(result))
+
+    def _lose(self) -> None:
+        """The stream is lost, and all that was asked with it: late answers are worth nothing."""
+        lost = dict.fromkeys([*self._asked, *self._due])
+        self._asked.clear()
+        self._due.clear()
+        for asker in lost:
+            asker.is_asking, asker.next_query = False, None
+            asker.on_lost()
+
+
+def continuation_from_proto(result: pb.LookupResult) -> Continuation:
+    """An answer as a value. Nodes whose parents do not stand before them end the continuation."""
+    length = min(len(result.parent_offsets), len(result.token_ids), len(result.counts))
+    for index, offset in enumerate(result.parent_offsets[:length]):
+        if offset > index:
+            length = index
+            break
+    tier = Source(result.tier) if result.tier in Source._value2member_map_ else None
+    return Continuation(
+        result.match_len,
+        tier if length else None,
+        tuple(result.parent_offsets[:length]),
+        tuple(result.token_ids[:length]),
+        tuple(result.counts[:length]),
+    )

@@ -1,0 +1,92 @@
+"""Copies of the datastore's wider tiers: the prior, and the shared tier of a scope, kept up to date by `Watch`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc
+import structlog
+
+from outrider.core.ngrams import NgramTier
+from outrider.core.prior import PriorTable
+from outrider.core.retrieval import MAX_MATCH_LEN
+from outrider.core.tree import TokenId
+from outrider.rpc.peers import reason_of, wait_before_retry
+from outrider.v1 import datastore_pb2 as pb
+from outrider.v1 import datastore_pb2_grpc, types_pb2
+
+log = structlog.get_logger(__name__)
+
+MAX_SHARED_NGRAMS = 400_000
+"""N-grams of a copy of a shared tier, about 60 MB; those seen first make room."""
+MAX_PRIOR_TOKENS = 16 << 20
+"""A prior beyond this is not copied: it is looked up in the datastore."""
+
+
+class TierWatch:
+    """A scope's prior and shared tier, as far as they have come. Read by any thread, written on the event loop."""
+
+    def __init__(self, stub: datastore_pb2_grpc.DatastoreServiceAsyncStub, scope: pb.Scope) -> None:
+        self.prior: PriorTable | None = None
+        """The prior; None = there is none, or it has not come yet."""
+        is_shared = scope.retrieval_scope not in (
+            types_pb2.RETRIEVAL_SCOPE_UNSPECIFIED,
+            types_pb2.RETRIEVAL_SCOPE_SESSION,
+        )
+        self.shared: NgramTier | None = _new_tier() if is_shared else None
+        """The shared tier; None = the scope has none."""
+        self._stub, self._scope = stub, scope
+        self._documents: list[Sequence[TokenId]] = []
+        self._is_open = False
+        self._num_tokens = 0
+        self._task = asyncio.create_task(self._run())
+
+    def stop(self) -> None:
+        """Ends the stream; what has come stays."""
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        attempt = 0
+        while True:
+            shared = _new_tier() if self.shared is not None else None
+            try:
+                async for response in self._stub.Watch(pb.WatchRequest(scope=self._scope)):
+                    attempt = 0
+                    if response.WhichOneof("change") == "prior":
+                        await self._take_prior(response.prior)
+                    elif shared is not None:
+                        # The history comes again on every stream, into a new copy that replaces the old one at once.
+                        self.shared = shared
+                        run = response.shared
+                        shared.learn([*run.context_token_ids, *run.token_ids], len(run.context_token_ids))
+            except grpc.aio.AioRpcError as error:
+                log.debug("datastore.watch_failed", reason=reason_of(error))
+            attempt += 1
+            await wait_before_retry(attempt)
+
+    async def _take_prior(self, piece: pb.PriorPiece) -> None:
+        if piece.is_first:
+            self._documents, self._is_open, self._num_tokens = [], False, 0
+        for document in piece.documents:
+            token_ids = list(document.token_ids)
+            self._num_tokens += len(token_ids)
+            if self._num_tokens > MAX_PRIOR_TOKENS:
+                self._documents = []
+            elif self._is_open and self._documents:
+                self._documents[-1] = [*self._documents[-1], *token_ids]
+            else:
+                self._documents.append(token_ids)
+            self._is_open = False
+        self._is_open = piece.is_open
+        if not piece.is_last:
+            return
+        documents, self._documents = self._documents, []
+        if self._num_tokens > MAX_PRIOR_TOKENS:
+            log.warning("datastore.prior_too_large", num_tokens=self._num_tokens, limit=MAX_PRIOR_TOKENS)
+        self.prior = await asyncio.to_thread(PriorTable.build, documents, MAX_MATCH_LEN) if documents else None
+        log.info("datastore.prior_copied", num_tokens=self.prior.num_tokens if self.prior is not None else 0)
+
+
+def _new_tier() -> NgramTier:
+    return NgramTier(MAX_MATCH_LEN, MAX_SHARED_NGRAMS)

@@ -1,0 +1,193 @@
+"""Records, questions and copies: nothing is lost without a count, nobody waits for a datastore that is away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from outrider.core.ngrams import Continuation
+from outrider.core.params import RetrievalScope, Source
+from outrider.rpc import lookups, recording
+from outrider.rpc.retrieval import DatastorePeer, RetrievalStream
+from outrider.v1 import datastore_pb2 as pb
+from outrider.v1 import types_pb2
+from tests.rpc.scripted_datastore import scripted_datastore
+
+
+class Listener:
+    """Notes what a session hears."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, Continuation]] = []
+        self.num_lost = 0
+        self._heard = asyncio.Condition()
+
+    def on_answer(self, base_len: int, continuation: Continuation) -> None:
+        self.answers.append((base_len, continuation))
+
+    def on_lost(self) -> None:
+        self.num_lost += 1
+
+
+def retrieve(peer: DatastorePeer, session_id: str, committed: list[int], listener: Listener) -> RetrievalStream:
+    return peer.retrieve(session_id, committed, RetrievalScope.SESSION, False, listener.on_answer, listener.on_lost)
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Returns when the condition holds."""
+    for _ in range(int(timeout_s / 0.002)):
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+    raise TimeoutError
+
+
+async def test_tokens_arrive_in_order_and_the_end_of_a_session_arrives_last() -> None:
+    async with scripted_datastore() as (datastore, peer):
+        stream = retrieve(peer, "s", [1, 2, 3], Listener())
+        for token in range(4, 100):
+            stream.commit([token], None, [Source.TARGET])
+        stream.close()
+        await until(lambda: "s" in datastore.ended)
+        assert datastore.tokens["s"] == list(range(1, 100))
+        assert datastore.num_records < 20, "records are joined"
+        assert peer.state.num_shed_tokens == 0
+
+
+async def test_a_lost_stream_loses_no_token_no_rejection_and_no_count() -> None:
+    async with scripted_datastore() as (datastore, peer):
+        stream = retrieve(peer, "s", [1] * 40, Listener())
+        await until(lambda: len(datastore.tokens.get("s", ())) == 40)
+        datastore.fail_records_from = datastore.num_records + 1
+        stream.commit([2, 3], 9, [Source.PRIOR, Source.TARGET])
+        stream.close()
+        await until(lambda: "s" in datastore.ended)
+        assert datastore.num_record_streams == 2
+        assert datastore.tokens["s"] == [1] * 40 + [2, 3]
+        [rejection] = datastore.rejections
+        assert (rejection.rejected_token_ids, rejection.continuation_token_ids) == ([9], [3])
+        assert rejection.context_token_ids[-2:] == [1, 2]
+        assert datastore.accepted_by_tier == {types_pb2.SOURCE_PRIOR: 1}
+
+
+async def test_a_datastore_that_has_lost_tokens_gets_them_again() -> None:
+    async with scripted_datastore() as (datastore, peer):
+        stream = retrieve(peer, "s", list(range(50)), Listener())
+        await until(lambda: len(datastore.tokens.get("s", ())) == 50)
+        del datastore.tokens["s"][20:]  # as after a restart of its Redis
+        stream.commit([50], None, [Source.TARGET])
+        stream.close()
+        await until(lambda: "s" in datastore.ended)
+        assert datastore.tokens["s"] == list(range(51))
+
+
+async def test_a_datastore_that_takes_nothing_costs_a_bounded_backlog_and_says_what_was_shed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recording, "MAX_BACKLOG_TOKENS", 1000)
+    async with scripted_datastore() as (datastore, peer):
+        datastore.holds_records.clear()
+        for number in range(10):
+            retrieve(peer, f"s{number}", [number] * 300, Listener()).close()
+        assert peer.state.num_shed_tokens == 7 * 300
+        datastore.holds_records.set()
+        await until(lambda: datastore.ended >= {"s7", "s8", "s9"})
+        assert datastore.tokens["s9"] == [9] * 300
+
+
+async def test_closing_sends_what_is_left_or_counts_it() -> None:
+    async with scripted_datastore() as (datastore, peer):
+        retrieve(peer, "s", [1, 2], Listener()).close()
+        await peer.close()
+        assert datastore.ended == {"s"}
+    async with scripted_datastore() as (datastore, peer):
+        datastore.holds_records.clear()
+        retrieve(peer, "s", [1, 2], Listener()).close()
+        await peer._recorder.close(0.01)
+        assert peer.state.num_shed_tokens == 2
+
+
+async def test_answers_reach_the_session_that_asked() -> None:
+    async with scripted_datastore() as (datastore, peer):
+        datastore.lookup_results[2] = pb.LookupResult(
+            match_len=2, tier=types_pb2.SOURCE_RING, parent_offsets=[0, 1, 2], token_ids=[7, 8, 9], counts=[3, 2, 1]
+        )
+        first, second = Listener(), Listener()
+        streams = [retrieve(peer, "a", [5, 6], first), retrieve(peer, "b", [5, 6, 7], second)]
+        for stream in streams:
+            stream.look_up()
+        await until(lambda: first.answers and second.answers)
+        [(base_len, found)] = first.answers
+        assert (base_len, found.match_len, found.tier, found.token_ids) == (2, 2, Source.RING, (7, 8, 9))
+        assert second.answers == [(3, Continuation(0, None, (), (), ()))]
+        assert peer.state.is_connected
+
+
+async def test_questions_that_come_too_fast_give_way_to_the_latest() -> None:
+    async with scripted_datastore() as (datastore, peer):
+        datastore.holds_lookups.clear()
+        listener = Listener()
+        stream = retrieve(peer, "s", [1], listener)
+        stream.look_up()
+        await until(lambda: datastore.num_lookups == 1)
+        for token in range(2, 50):
+            stream.commit([token], None, [Source.TARGET])
+            stream.look_up()
+        datastore.holds_lookups.set()
+        await until(lambda: len(listener.answers) == 2)
+        assert [base_len for base_len, _ in listener.answers] == [1, 49]
+        assert datastore.num_lookups == 2
+
+
+async def test_a_datastore_that_hangs_is_given_up_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookups, "ANSWER_TIMEOUT_S", 0.05)
+    async with scripted_datastore() as (datastore, peer):
+        datastore.holds_lookups.clear()
+        listener = Listener()
+        stream = retrieve(peer, "s", [1], listener)
+        stream.look_up()
+        await until(lambda: listener.num_lost == 1)
+        assert not peer.state.is_connected
+        assert "no answer within" in peer.state.last_error
+        stream.look_up()
+        assert listener.num_lost == 2, "nobody waits for a datastore that is away"
+        datastore.holds_lookups.set()
+        await until(lambda: listener.answers)
+        assert peer.state.is_connected
+
+
+async def test_the_prior_is_copied_piece_by_piece_and_replaced_as_a_whole() -> None:
+    def piece(**fields: object) -> pb.WatchResponse:
+        return pb.WatchResponse(prior=pb.PriorPiece(**fields))  # type: ignore[arg-type]
+
+    def runs(*token_ids: list[int]) -> list[pb.TokenSequence]:
+        return [pb.TokenSequence(token_ids=run) for run in token_ids]
+
+    async with scripted_datastore() as (datastore, _):
+        datastore.watched = [
+            piece(is_first=True, documents=runs([1, 2, 3], [4, 5]), is_open=True),
+            piece(documents=runs([6], [7, 8]), is_last=True),
+        ]
+        address = _.state.address
+        peer = DatastorePeer(address, "a tokenizer", 1000)
+        tiers = peer.tiers(RetrievalScope.SESSION)
+        await until(lambda: tiers.prior is not None)
+        assert tiers.prior is not None
+        assert tiers.prior.followers((4, 5)) == ((6, 1),), "a document that comes in two pieces is one"
+        assert tiers.prior.followers((6,)) == (), "documents do not touch"
+        assert tiers.prior.followers((7,)) == ((8, 1),)
+        assert tiers.shared is None
+        await peer.close()
+
+
+async def test_the_shared_tier_is_copied_for_a_scope_that_has_one() -> None:
+    async with scripted_datastore() as (datastore, peer):
+        run = pb.SharedRun(context_token_ids=[1, 2], token_ids=[3, 4])
+        datastore.watched = [pb.WatchResponse(shared=run), pb.WatchResponse(shared=run)]
+        tiers = peer.tiers(RetrievalScope.TENANT)
+        await until(lambda: tiers.shared is not None and tiers.shared.followers((3,)) == ((4, 2),))
+        assert tiers.shared is not None
+        assert tiers.shared.followers((1,)) == (), "the context was counted when it was a run"
+        assert peer.tiers(RetrievalScope.TENANT) is tiers, "one copy for all sessions"

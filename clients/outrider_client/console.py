@@ -22,6 +22,8 @@ STYLES: dict[Source, tuple[str, str]] = {
     Source.DYNAMIC: ("retrieval", "cyan"),
     Source.REJECTED: ("retrieval", "cyan"),
     Source.OWN_TEXT: ("retrieval", "cyan"),
+    Source.SHARED: ("retrieval", "cyan"),
+    Source.RING: ("retrieval", "cyan"),
 }
 """What a source is called in the legend, and its colour. The target's own tokens look like ordinary text."""
 

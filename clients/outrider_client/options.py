@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -61,6 +61,16 @@ MinPathProbability = Annotated[
 Retrieval = Annotated[
     bool | None,
     typer.Option("--retrieval/--no-retrieval", help="Adds retrieved continuations.", rich_help_panel=_SPECULATION),
+]
+RetrievalScope = Annotated[
+    Literal["session", "tenant", "global"] | None,
+    typer.Option(help="With whom retrieval shares.", rich_help_panel=_SPECULATION),
+]
+Contribute = Annotated[
+    bool | None,
+    typer.Option(
+        "--contribute/--no-contribute", help="Lets the others of the scope retrieve this.", rich_help_panel=_SPECULATION
+    ),
 ]
 
 Target = Annotated[

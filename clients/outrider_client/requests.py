@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
-from outrider.core.params import Method
+from outrider.core.params import Method, RetrievalScope
 from outrider.v1 import types_pb2, verifier_pb2
 
 ChatMessage = verifier_pb2.ChatMessage
@@ -44,7 +44,11 @@ class GenerateOptions(TypedDict, total=False):
     min_path_probability: float | None
     """A chain ends where the draft model's probability of the whole path falls below this."""
     retrieval: bool | None
-    """Adds retrieved continuations behind the chain."""
+    """Adds retrieved continuations behind the chain, and lets the draft model verify them in phrases."""
+    retrieval_scope: RetrievalScope | str | None
+    """With whom retrieval shares: "session", "tenant", "global"."""
+    contribute: bool | None
+    """Whether the others of the scope may retrieve this session's tokens."""
     resume_token_ids: Sequence[int] | None
     """What an interrupted generation of this very request has emitted: the output goes on after it (with its seed)."""
     timeout_s: float | None
@@ -66,6 +70,11 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
         raise TypeError(f"generate() got an unexpected keyword argument {min(unknown)!r}")
     if "method" in given:
         given["method"] = method_number(given["method"])
+    retrieval: dict[str, Any] = {name: given[name] for name in given.keys() & {"contribute"}}
+    if "retrieval_scope" in given:
+        retrieval["scope"] = _scope_number(given["retrieval_scope"])
+    if retrieval:
+        given["retrieval_params"] = types_pb2.RetrievalParams(**retrieval)
     sampling = {name: given[name] for name in given.keys() & _SAMPLING_FIELDS}
     speculation = {name: given[name] for name in given.keys() & _SPECULATION_FIELDS}
     return verifier_pb2.GenerateRequest(
@@ -94,6 +103,14 @@ def method_number(method: Method | str) -> int:
     except ValueError:
         names = ", ".join(known.value for known in Method)
         raise ValueError(f"method must be one of {names}, got {name!r}") from None
+
+
+def _scope_number(scope: RetrievalScope | str) -> int:
+    name = scope.name if isinstance(scope, RetrievalScope) else scope.upper()
+    if name not in RetrievalScope.__members__:
+        names = ", ".join(known.name.lower() for known in RetrievalScope)
+        raise ValueError(f"retrieval_scope must be one of {names}, got {scope!r}")
+    return RetrievalScope[name].value
 
 
 def method_name(number: int) -> str:

@@ -149,7 +149,7 @@ class LocalStack:
             self.datastore = self._spawn("datastore", ("--redis-url", self.redis_url), other_core)
             peers += ("--datastore", self.datastore.address)
         if config.draft is not None:
-            flags = ("--model", config.draft, "--dtype", config.draft_dtype, *model_arguments)
+            flags = ("--model", config.draft, "--dtype", config.draft_dtype, *model_arguments, *peers)
             self.speculator = self._spawn("speculator", flags + config.speculator_arguments, other_core)
             peers += ("--speculator", self._behind_proxy(self.speculator.address, other_core))
         flags = ("--model", config.target, "--dtype", config.target_dtype, *model_arguments)

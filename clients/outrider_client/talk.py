@@ -38,6 +38,8 @@ def generate(
     lookahead: options.Lookahead = None,
     min_path_probability: options.MinPathProbability = None,
     retrieval: options.Retrieval = None,
+    retrieval_scope: options.RetrievalScope = None,
+    contribute: options.Contribute = None,
 ) -> None:
     """Continues a prompt, coloured by where each token came from."""
     given = GenerateOptions(
@@ -55,6 +57,8 @@ def generate(
         lookahead=lookahead,
         min_path_probability=min_path_probability,
         retrieval=retrieval,
+        retrieval_scope=retrieval_scope,
+        contribute=contribute,
     )
     with reported(address), BlockingClient(address) as client:
         show(client, _read_prompt(prompt), given, plain=plain)
@@ -71,10 +75,19 @@ def chat(
     max_tokens: options.MaxTokens = 512,
     method: options.MethodOption = None,
     retrieval: options.Retrieval = None,
+    retrieval_scope: options.RetrievalScope = None,
+    contribute: options.Contribute = None,
 ) -> None:
     """Talks with the model. /reset forgets, /exit or Ctrl-D ends, Ctrl-C stops an answer."""
     given = GenerateOptions(
-        temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens, method=method, retrieval=retrieval
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        max_tokens=max_tokens,
+        method=method,
+        retrieval=retrieval,
+        retrieval_scope=retrieval_scope,
+        contribute=contribute,
     )
     beginning = [ChatMessage(role="system", content=system)] if system else []
     messages = list(beginning)

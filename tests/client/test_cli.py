@@ -43,8 +43,13 @@ def test_every_parameter_of_the_protocol_has_a_flag() -> None:
     text = runner.invoke(app, ["generate", "--help"]).stdout
     for message in (types_pb2.SamplingParams, types_pb2.SpeculationParams):
         for field in message.DESCRIPTOR.fields:
+            if field.message_type is not None:  # its own fields have flags, below
+                continue
             name = field.name.removesuffix("s") if field.is_repeated else field.name
             assert f"--{name.replace('_', '-')}" in text
+    assert [field.name for field in types_pb2.RetrievalParams.DESCRIPTOR.fields] == ["scope", "contribute"]
+    assert "--retrieval-scope" in text
+    assert "--contribute" in text
 
 
 @pytest.mark.parametrize("line", ["generate hi --topk 3", "generate hi --method fast", "dance"])

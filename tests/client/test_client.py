@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import grpc
 import pytest
 
-from outrider.core.params import Method, Source
+from outrider.core.params import Method, RetrievalScope, Source
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from outrider_client import ChatMessage, Client, FinishReason
@@ -49,6 +49,17 @@ async def test_every_option_arrives_in_its_field(verifier: FakeVerifier, client:
         speculation=types_pb2.SpeculationParams(method=types_pb2.METHOD_PEARL, **speculation),  # type: ignore[arg-type]
         resume_token_ids=[3, 4],
     )
+
+
+@pytest.mark.parametrize("scope", [RetrievalScope.TENANT, "tenant", "TENANT"])
+async def test_with_whom_retrieval_shares_arrives_in_its_message(
+    verifier: FakeVerifier, client: Client, scope: RetrievalScope | str
+) -> None:
+    await client.complete("hello", retrieval_scope=scope, contribute=False)
+    params = verifier.requests[0].speculation.retrieval_params
+    assert params == types_pb2.RetrievalParams(scope=types_pb2.RETRIEVAL_SCOPE_TENANT, contribute=False)
+    with pytest.raises(ValueError, match="retrieval_scope must be one of session, tenant, global, got 'all'"):
+        await client.complete("hello", retrieval_scope="all")
 
 
 async def test_a_chat_may_be_messages_or_dicts(verifier: FakeVerifier, client: Client) -> None:

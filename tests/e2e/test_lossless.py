@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 NUM_TOKENS = 48
 NUM_PROMPTS = 40
-METHODS = ("off", "speculative", "pearl", "retrieval")
+METHODS = ("off", "speculative", "pearl", "retrieval", "pearl+retrieval")
 
 
 def prompts() -> list[str]:
@@ -27,8 +27,15 @@ def prompts() -> list[str]:
 
 
 async def generate(client: Client, prompt: str, temperature: float, method: str) -> tuple[int, ...]:
+    base, _, retrieval = method.partition("+")
     result = await client.complete(
-        prompt, temperature=temperature, seed=len(prompt), max_tokens=NUM_TOKENS, ignore_eos=True, method=method
+        prompt,
+        temperature=temperature,
+        seed=len(prompt),
+        max_tokens=NUM_TOKENS,
+        ignore_eos=True,
+        method=base,
+        retrieval=True if retrieval else None,
     )
     return result.token_ids
 

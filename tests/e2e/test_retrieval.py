@@ -1,0 +1,199 @@
+"""Retrieval end to end: what was loaded or said before is found again, by those who may find it and by nobody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from typer.testing import CliRunner
+
+from outrider.core.params import Source
+from outrider.v1 import datastore_pb2, datastore_pb2_grpc
+from outrider_client.blocking import BlockingClient
+from outrider_client.channel import open_blocking
+from outrider_client.cli import app
+from outrider_client.generation import Result
+from outrider_client.local_redis import LocalRedis, free_port, started_redis
+from outrider_client.stack import LocalStack, Service, StackConfig
+
+pytestmark = pytest.mark.slow
+
+PROMPT = "import argparse\n\ndef main():\n    parser = argparse.ArgumentParser()\n"
+NUM_TOKENS = 64
+WIDER = {Source.SHARED, Source.RING}
+
+
+@pytest.fixture(scope="module")
+def own_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRedis]:
+    with started_redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def stack(own_redis: LocalRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    config = StackConfig(
+        target="demo/target",
+        target_dtype="float32",
+        redis_url=own_redis.url,
+        log_folder=tmp_path_factory.mktemp("logs"),
+        verifier_arguments=("--tenant", "first"),
+    )
+    with LocalStack(config) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def other_tenant(stack: LocalStack) -> Iterator[Service]:
+    """A verifier of another tenant, on the same datastore."""
+    assert stack.datastore is not None
+    flags = ("--model", "demo/target", "--dtype", "float32", "--num-threads", "1", "--tenant", "second")
+    flags += ("--datastore", stack.datastore.address)
+    log, listen = stack.log_folder / "second.log", f"127.0.0.1:{free_port()}"
+    service = Service("verifier", "outrider.verifier", flags, log, listen=listen)
+    try:
+        service.start()
+        service.wait_serving()
+        yield service
+    finally:
+        service.stop()
+
+
+@pytest.fixture
+def empty(own_redis: LocalRedis) -> Iterator[redis.Redis]:
+    """The store behind it, with nothing of earlier tests in it."""
+    connection = redis.Redis.from_url(own_redis.url)
+    connection.flushdb()
+    yield connection
+    connection.close()
+
+
+def generate(address: str, seed: int = 1, **options: object) -> Result:
+    given = {"method": "retrieval", "temperature": 0.7, "max_tokens": NUM_TOKENS, "ignore_eos": True, **options}
+    with BlockingClient(address) as client:
+        return client.complete(PROMPT, seed=seed, **given)  # type: ignore[arg-type]
+
+
+def accepted(result: Result) -> dict[Source, int]:
+    return {Source(count.source): count.num_tokens for count in result.summary.accepted_by_source}
+
+
+def until(condition: object, timeout_s: float = 10.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def ring_of(stack: LocalStack, tenant: str) -> int:
+    """Tokens in a tenant's ring, as the datastore holds it."""
+    assert stack.datastore is not None
+    with open_blocking(stack.datastore.address, None) as channel:
+        info = datastore_pb2_grpc.DatastoreServiceStub(channel).GetInfo(datastore_pb2.DatastoreServiceGetInfoRequest())
+    return sum(ring.num_tokens for ring in info.rings if ring.tenant == tenant)
+
+
+def test_a_session_leaves_nothing_behind(stack: LocalStack, empty: redis.Redis) -> None:
+    generate(stack.address)
+    until(lambda: not empty.keys("outrider:*"))
+
+
+def test_a_tenant_finds_again_what_it_has_said_and_no_other_tenant_does(
+    stack: LocalStack, other_tenant: Service, empty: redis.Redis
+) -> None:
+    first = generate(stack.address, retrieval_scope="tenant")
+    until(lambda: empty.keys("*ring"))
+    again = [generate(stack.address, retrieval_scope="tenant") for _ in range(3)][-1]
+    assert again.token_ids == first.token_ids
+    found = accepted(again)
+    assert sum(found.get(source, 0) for source in WIDER) > NUM_TOKENS // 2
+    assert again.summary.num_rounds < first.summary.num_rounds // 2
+    for scope in ("session", "tenant", "global"):
+        elsewhere = generate(other_tenant.address, retrieval_scope=scope, contribute=False)
+        assert elsewhere.token_ids == first.token_ids
+        assert not WIDER & accepted(elsewhere).keys()
+
+
+def test_who_does_not_contribute_is_not_found(stack: LocalStack, empty: redis.Redis) -> None:
+    generate(stack.address, retrieval_scope="tenant", contribute=False)
+    until(lambda: not empty.keys("*:s:*"))
+    assert not empty.keys("outrider:*shared")
+    assert not empty.keys("outrider:*ring")
+
+
+def test_all_tenants_find_what_was_contributed_to_all(
+    stack: LocalStack, other_tenant: Service, empty: redis.Redis
+) -> None:
+    first = generate(stack.address, retrieval_scope="global", seed=5)
+    until(lambda: empty.keys("*g:ring"))
+    again = [generate(other_tenant.address, retrieval_scope="global", seed=5) for _ in range(3)][-1]
+    assert again.token_ids == first.token_ids
+    found = accepted(again)
+    assert sum(found.get(source, 0) for source in WIDER) > NUM_TOKENS // 2
+
+
+def test_a_prior_is_built_loaded_used_listed_and_deleted(stack: LocalStack, empty: redis.Redis, tmp_path: Path) -> None:
+    texts, prior = tmp_path / "texts.jsonl", tmp_path / "prior.bin"
+    texts.write_text(json.dumps({"category": "code", "prompt": PROMPT}) + "\n")
+    runner = CliRunner()
+
+    def run(*arguments: str) -> str:
+        result = runner.invoke(app, ["prior", *arguments])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    amount = ("--rounds", "2", "--max-tokens", "48")
+    run("build", "--from", str(texts), *amount, "--out", str(prior), "--address", stack.address)
+    run("load", str(prior), "--address", stack.address)
+    [corpus] = json.loads(run("list", "--address", stack.address, "--json"))
+    assert corpus["corpus"] == "default"
+    # The first round of the prior was greedy: so is this.
+    until(lambda: accepted(generate(stack.address, temperature=0, max_tokens=40)).get(Source.PRIOR, 0) > 20)
+    draft_side = generate(stack.address, temperature=0, max_tokens=40, method="pearl", retrieval=True)
+    assert draft_side.token_ids == generate(stack.address, temperature=0, max_tokens=40, method="off").token_ids
+    run("delete", "default", "--address", stack.address)
+    until(lambda: Source.PRIOR not in accepted(generate(stack.address, temperature=0, max_tokens=40)))
+    assert json.loads(run("list", "--address", stack.address, "--json")) == []
+
+
+def test_a_hanging_datastore_holds_nothing_up_and_gets_everything_afterwards(
+    stack: LocalStack, empty: redis.Redis
+) -> None:
+    assert stack.datastore is not None
+    plain = generate(stack.address, seed=9, method="off")
+    os.kill(stack.datastore.pid, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        hurt = generate(stack.address, seed=9, retrieval_scope="tenant")
+        assert time.monotonic() - started < 10
+        assert hurt.token_ids == plain.token_ids
+    finally:
+        os.kill(stack.datastore.pid, signal.SIGCONT)
+    num_tokens = hurt.num_prompt_tokens + NUM_TOKENS
+    until(lambda: [entry[1] for entry in empty.xrange(empty.keys("*ring")[0])] if empty.keys("*ring") else None)
+    [(_, entry)] = empty.xrange(empty.keys("*ring")[0])
+    assert len(entry[b"tokens"]) == 4 * num_tokens
+    with BlockingClient(stack.address) as client:
+        assert client.info().datastore.num_shed_tokens == 0
+
+
+def test_a_restarted_datastore_gets_the_rest_of_the_session(stack: LocalStack, empty: redis.Redis) -> None:
+    assert stack.datastore is not None
+    with BlockingClient(stack.address) as client:
+        generation = client.generate(
+            PROMPT, seed=3, method="retrieval", retrieval_scope="tenant", max_tokens=200, ignore_eos=True
+        )
+        next(iter(generation))
+        stack.datastore.restart()
+        for _ in generation:
+            pass
+        result = generation.result
+    until(lambda: empty.keys("*ring"))
+    [(_, entry)] = empty.xrange(empty.keys("*ring")[0])
+    assert len(entry[b"tokens"]) == 4 * (result.num_prompt_tokens + 200)

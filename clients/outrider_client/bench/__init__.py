@@ -13,4 +13,6 @@ environment  where it ran
 report       rows to tables and to results.json
 plots        rows to pictures
 command      the command itself
+
+`outrider bench --suite datastore` measures the retrieval-datastore instead: the package `datastore` says what.
 """

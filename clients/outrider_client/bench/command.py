@@ -17,8 +17,11 @@ from outrider_client.bench.config import (
     BASELINES,
     DTYPE_ALIASES,
     METHODS,
+    SUITES,
     BenchConfig,
+    DatastoreConfig,
     FlagError,
+    check_suite,
     parse_cores,
     parse_counts,
     parse_names,
@@ -39,6 +42,8 @@ _WIDTH = 118
 
 
 def bench(
+    context: typer.Context,
+    suite: Annotated[str, typer.Option(help=f"What to measure: {' or '.join(SUITES)}.")] = SUITES[0],
     target: Annotated[
         str, typer.Option(help="Target model: a demo model, a folder or a name on the Hugging Face hub.")
     ] = _DEFAULTS.target,
@@ -79,38 +84,68 @@ def bench(
     address: Annotated[
         str | None, typer.Option(help="Measure a verifier that runs already, instead of a stack of our own.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for results.json, results.md and pictures.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The datastore's suite in small sizes: whether it works, not how fast.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.json, a report and pictures.")] = None,
 ) -> None:
-    """Measures how fast each method is on this machine, beside what the machine could do."""
+    """Measures how fast each method is on this machine, beside what the machine could do.
+
+    With --suite datastore: how fast the retrieval-datastore is, and what it loses when something fails, beside its
+    targets. Uses --repeats, --seed, --cores, --quick and --out.
+    """
     try:
-        config = BenchConfig(
-            target=target,
-            draft=draft,
-            dtype=DTYPE_ALIASES.get(dtype, dtype),
-            draft_dtype=DTYPE_ALIASES.get(draft_dtype, draft_dtype),
-            methods=parse_names("--methods", methods, METHODS),
-            baselines=parse_names("--baselines", baselines, BASELINES),
-            temperatures=parse_numbers("--temperatures", temperatures, "a number >= 0", lambda value: value >= 0),
-            concurrencies=parse_counts("--concurrency", concurrency),
-            rtts_ms=parse_numbers("--rtt-ms", rtt_ms, "a number >= 0", lambda value: value >= 0),
-            num_speculative_tokens=parse_counts("--num-speculative-tokens", num_speculative_tokens)
-            if num_speculative_tokens
-            else (),
-            lookahead=lookahead,
-            min_path_probability=min_path_probability,
-            max_tokens=max_tokens,
-            repeats=repeats,
-            seed=seed,
-            address=address,
-            cores=parse_cores(cores, _available_cores()) if address is None else (),
-            prompts=read_prompts(prompts, categories, num_prompts),
-        )
+        check_suite(suite, _given(context))
+        config: BenchConfig | DatastoreConfig
+        if suite == "datastore":
+            config = DatastoreConfig(repeats, seed, parse_cores(cores, _available_cores()), quick)
+        else:
+            config = BenchConfig(
+                target=target,
+                draft=draft,
+                dtype=DTYPE_ALIASES.get(dtype, dtype),
+                draft_dtype=DTYPE_ALIASES.get(draft_dtype, draft_dtype),
+                methods=parse_names("--methods", methods, METHODS),
+                baselines=parse_names("--baselines", baselines, BASELINES),
+                temperatures=parse_numbers("--temperatures", temperatures, "a number >= 0", lambda value: value >= 0),
+                concurrencies=parse_counts("--concurrency", concurrency),
+                rtts_ms=parse_numbers("--rtt-ms", rtt_ms, "a number >= 0", lambda value: value >= 0),
+                num_speculative_tokens=parse_counts("--num-speculative-tokens", num_speculative_tokens)
+                if num_speculative_tokens
+                else (),
+                lookahead=lookahead,
+                min_path_probability=min_path_probability,
+                max_tokens=max_tokens,
+                repeats=repeats,
+                seed=seed,
+                address=address,
+                cores=parse_cores(cores, _available_cores()) if address is None else (),
+                prompts=read_prompts(prompts, categories, num_prompts),
+            )
         _check_folder(out)
     except (FlagError, PromptError) as error:
         _fail(error, WRONG_USAGE)
     # Tables wrap badly; what is not a terminal has no width of its own, so it gets enough.
     console = Console()
-    run_and_report(Benchmark(config), out, console if console.is_terminal else Console(width=_WIDTH))
+    console = console if console.is_terminal else Console(width=_WIDTH)
+    if isinstance(config, DatastoreConfig):
+        _run_datastore(config, out, console)
+    else:
+        run_and_report(Benchmark(config), out, console)
+
+
+def _given(context: typer.Context) -> dict[str, object]:
+    """The flags of the command line; those that were left out have their defaults all the same."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name: context.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def _run_datastore(config: DatastoreConfig, out: Path | None, console: Console) -> None:
+    # Imported only here: the other suite starts faster without it.
+    from outrider_client.bench.datastore.suite import run_and_report as run
+
+    if status := run(config, out, console):
+        sys.exit(status)
 
 
 def run_and_report(benchmark: Benchmark, out: Path | None, console: Console) -> None:

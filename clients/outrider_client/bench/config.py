@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +15,9 @@ METHODS = ("off", "speculative", "pearl", "retrieval", "speculative+retrieval", 
 BASELINES = ("hf", "bare")
 DTYPES = ("bfloat16", "float32")
 DTYPE_ALIASES = {"bf16": "bfloat16", "fp32": "float32"}
+SUITES = ("generation", "datastore")
+_DATASTORE_FLAGS = frozenset({"suite", "repeats", "seed", "cores", "out", "quick"})
+_DATASTORE_ALONE = frozenset({"quick"})
 
 T = TypeVar("T")
 
@@ -68,6 +71,35 @@ class BenchConfig:
             # of our own.
             _require(not self.baselines, "--baselines", "empty with --address", _joined(self.baselines))
             _require(self.rtts_ms == (0.0,), "--rtt-ms", "0 with --address", _joined(self.rtts_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class DatastoreConfig:
+    """A run of the datastore's suite, fully decided."""
+
+    repeats: int = 3
+    seed: int = 0
+    """Of the made-up token streams."""
+    cores: tuple[int, ...] = ()
+    """The core of Redis and the datastore, then that of those who ask; empty = not pinned."""
+    is_quick: bool = False
+    """Smaller sizes: whether it works, not how fast it is."""
+
+    def __post_init__(self) -> None:
+        _require(self.repeats >= 1, "--repeats", ">= 1", self.repeats)
+        _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
+
+
+def check_suite(suite: str, given: Mapping[str, object]) -> None:
+    """Raises FlagError for an unknown suite, and for a flag that it does not use: none is silently ignored.
+
+    Args:
+        given: The values of the flags on the command line, by parameter name.
+    """
+    _require(suite in SUITES, "--suite", _one_of(SUITES), suite)
+    for name, value in given.items():
+        is_used = name in _DATASTORE_FLAGS if suite == "datastore" else name not in _DATASTORE_ALONE
+        _require(is_used, f"--{name.replace('_', '-')}", f"unset with --suite {suite}", value)
 
 
 def parse_list(

@@ -11,7 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-TIME_NAMES = ("round_ms", "forward_ms", "wait_ms", "overhead_ms", "draft_latency_ms", "draft_forward_ms")
+TIME_NAMES = (
+    "round_ms",
+    "forward_ms",
+    "wait_ms",
+    "overhead_ms",
+    "draft_latency_ms",
+    "draft_forward_ms",
+    "retrieval_ms",
+    "draft_retrieval_ms",
+)
 """The fields of `RoundTimes`."""
 
 

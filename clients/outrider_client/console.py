@@ -21,7 +21,6 @@ STYLES: dict[Source, tuple[str, str]] = {
     Source.PRIOR: ("retrieval", "cyan"),
     Source.DYNAMIC: ("retrieval", "cyan"),
     Source.REJECTED: ("retrieval", "cyan"),
-    Source.OWN_TEXT: ("retrieval", "cyan"),
     Source.SHARED: ("retrieval", "cyan"),
     Source.RING: ("retrieval", "cyan"),
 }

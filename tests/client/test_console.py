@@ -30,7 +30,7 @@ def test_a_chunk_is_split_where_the_source_changes() -> None:
 
 
 def test_all_tiers_are_one_colour() -> None:
-    chunk = chunk_of("abcd", Source.PRIOR, Source.DYNAMIC, Source.REJECTED, Source.OWN_TEXT)
+    chunk = chunk_of("abcd", Source.PRIOR, Source.DYNAMIC, Source.REJECTED, Source.RING)
     assert list(pieces(chunk, bytes_to_text)) == [(RETRIEVED, "abcd")]
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from outrider.core.calibration import LEAST, Calibration
 from outrider.core.ngrams import NOTHING, Continuation, NgramTier
 from outrider.core.noise import gumbel
 from outrider.core.params import SamplingParams, Source
 from outrider.core.prior import PriorTable
-from outrider.core.retrieval import LEAST, Calibration, Guess, Retriever
+from outrider.core.retrieval import Guess, Retriever
 from outrider.core.tree import DraftTree, Node
 
 GREEDY = SamplingParams(temperature=0)

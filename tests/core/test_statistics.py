@@ -11,11 +11,11 @@ from outrider.core.statistics import RoundTime, RunningMean, Statistics
 def test_the_acceptance_length_counts_the_next_token() -> None:
     statistics = Statistics()
     assert statistics.mean_acceptance_length == 0
-    statistics.count_round(4, [Source.DRAFT, Source.DRAFT, Source.OWN_TEXT], is_hit=True)
+    statistics.count_round(4, [Source.DRAFT, Source.DRAFT, Source.RING], is_hit=True)
     statistics.count_round(0, [], is_hit=False)
     assert statistics.mean_acceptance_length == 1 + 3 / 2
     assert (statistics.num_empty_rounds, statistics.num_hits, statistics.num_drafted_tokens) == (1, 1, 4)
-    assert statistics.accepted_by_source == {Source.DRAFT: 2, Source.OWN_TEXT: 1}
+    assert statistics.accepted_by_source == {Source.DRAFT: 2, Source.RING: 1}
 
 
 def test_overhead_is_what_neither_forward_nor_waiting_explains() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from outrider.core.params import Source, check
 
@@ -46,13 +47,24 @@ class Continuation:
 
     def chain(self) -> tuple[TokenId, ...]:
         """The most counted path."""
-        length = 0
-        while length < len(self.token_ids) and self.parent_offsets[length] == min(length, 1):
-            length += 1
-        return self.token_ids[:length]
+        return self.token_ids[: num_chained(self)]
 
 
 NOTHING = Continuation(0, None, (), (), ())
+
+
+def num_chained(continuation: Continuation) -> int:
+    """Length of the most counted path."""
+    return _num_chained(continuation.parent_offsets)
+
+
+@lru_cache(1024)
+def _num_chained(parent_offsets: tuple[int, ...]) -> int:
+    # An alternative's parent is never the node just before it: what is there is on the path, or is no parent.
+    length = min(1, len(parent_offsets))
+    while length < len(parent_offsets) and parent_offsets[length] == 1:
+        length += 1
+    return length
 
 
 def continuation_of(

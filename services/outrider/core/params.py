@@ -80,7 +80,6 @@ class Source(Enum):
     PRIOR = 3
     DYNAMIC = 4
     REJECTED = 5
-    OWN_TEXT = 6
     SHARED = 7
     RING = 8
 

@@ -1,4 +1,4 @@
-"""One session's retrieval in process: what its tiers and its own text say comes next, as guesses with probabilities.
+"""One session's retrieval in process: what its tiers say comes next, as guesses with probabilities.
 
 No message is sent for any of it. The prior and the shared tier are copies that others keep up to date (`TierSource`);
 the dynamic and the rejected tier learn from the session's own commits, as their originals in the datastore do.
@@ -15,27 +15,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.core.calibration import Calibration, Key
 from outrider.core.local_tiers import LocalTiers
-from outrider.core.ngrams import NOTHING, Continuation, NgramTier
+from outrider.core.ngrams import Continuation, NgramTier, num_chained
 from outrider.core.noise import gumbel_of
-from outrider.core.own_text import OwnText
-from outrider.core.params import SamplingParams, Source
+from outrider.core.params import SamplingParams
 from outrider.core.prior import PriorTable
 from outrider.core.tree import DraftTree, Node, NodeState, TokenId
 
 MAX_MATCH_LEN = 4
 """Longest n-gram in process. The datastore's ring knows longer ones."""
 MIN_MATCH_LEN = 2
-"""A match of one token is a weak guess: the own text, and the datastore, are asked as well."""
+"""A match of one token is a weak guess: the datastore is asked as well."""
 CONTEXT_LEN = 16
 """Last committed tokens that a lookup may need, here or in the datastore."""
 SHARPNESS = 1.7
 """Weight of log share + noise: shares are themselves uncertain. As for a draft model's scores."""
-LEAST = 0.02
-"""No guess counts as less, nor as 1 minus less: measured rates are of few cases at first."""
-
-Key = tuple[Source, int, int]
-"""What guesses are counted under: tier, length of the match, class of the share."""
 
 
 class TierSource(Protocol):
@@ -48,38 +43,6 @@ class TierSource(Protocol):
     @property
     def shared(self) -> NgramTier | None:
         """The shared tier of the session's scope; None = the scope has none."""
-
-
-class Calibration:
-    """How often the target agrees with a retrieved token: by tier, length of the match and share of the token.
-
-    Shared by the sessions of a process; used by one thread. Begins with what was measured on source code.
-    """
-
-    def __init__(self, weight: float = 0.03) -> None:
-        self._weight = weight
-        self._rates: dict[Key, float] = {}
-
-    def key(self, source: Source, match_len: int, share: float) -> Key:
-        """What a guess is counted under."""
-        return source, min(match_len, 8), 2 if share > 0.9 else 1 if share > 0.5 else 0
-
-    def rate(self, key: Key) -> float:
-        """Probability that the target agrees."""
-        rate = self._rates.get(key)
-        return _first_rate(key) if rate is None else rate
-
-    def add(self, key: Key, agreed: bool) -> None:
-        """The target has spoken."""
-        rate = self.rate(key)
-        rate += self._weight * (agreed - rate)
-        self._rates[key] = min(1 - LEAST, max(LEAST, rate))
-
-
-def _first_rate(key: Key) -> float:
-    _, match_len, share = key
-    by_length = (0.3, 0.3, 0.55, 0.7, 0.8, 0.85, 0.88, 0.9, 0.92)[match_len]
-    return by_length * (0.4, 0.75, 1.0)[share]
 
 
 @dataclass(slots=True)
@@ -118,7 +81,6 @@ class Retriever:
         self._calibration = calibration
         self._source = source
         self._tiers = LocalTiers(MAX_MATCH_LEN)
-        self._own_text = OwnText()
         self._tail: list[TokenId] = []
         self._length = 0
         self._pending: dict[Node, Key] = {}
@@ -132,24 +94,20 @@ class Retriever:
             if context:
                 self._tiers.reject(context, [rejected], token_ids[-1:])
         self._tiers.record(token_ids)
-        self._own_text.append(token_ids)
         self._tail = [*self._tail, *token_ids][-CONTEXT_LEN:]
         self._length += len(token_ids)
 
     def guess(self, behind: Sequence[TokenId], max_len: int) -> Guess | None:
         """Guesses what follows the committed tokens and the tokens `behind` them: at most max_len tokens in a row.
         None = nothing is known."""
+        context = [*self._tail, *behind]
+        found = self._look_up(context, max_len)
+        return None if found.tier is None else self._from_tiers(context, found, self._length + len(behind), max_len)
+
+    def _look_up(self, context: Sequence[TokenId], max_len: int) -> Continuation:
         if self._source is not None:
             self._tiers.prior, self._tiers.shared = self._source.prior, self._source.shared
-        context = [*self._tail, *behind]
-        found = self._tiers.lookup(context, MAX_MATCH_LEN, max_len)
-        if found.match_len < MIN_MATCH_LEN:
-            own = self._own_text.continuation(context, max_len)
-            if own:
-                return self._from_own_text(own)
-        if found is NOTHING or found.tier is None:
-            return None
-        return self._from_tiers(context, found, self._length + len(behind), max_len)
+        return self._tiers.lookup(context, MAX_MATCH_LEN, max_len)
 
     def grow(self, tree: DraftTree, tip: Node, behind: Sequence[TokenId], max_len: int) -> int:
         """Adds a guess below `tip`, the node of the last token `behind`; returns its match length, 0 = none."""
@@ -188,18 +146,25 @@ class Retriever:
     ) -> tuple[list[TokenId], list[Key]]:
         """The most probable path of a guess behind these tokens, as far as its probability does not fall below the
         bound, and what its tokens are counted under."""
-        guess = self.guess(behind, max_len)
-        if guess is None:
-            return [], []
-        probability, tip, token_ids, keys = 1.0, -1, list[TokenId](), list[Key]()
-        for index, parent in enumerate(guess.parents):
-            if parent == tip:  # the first one that follows the tip is its most probable child
-                probability *= self._calibration.rate(guess.keys[index])
+        context, position = [*self._tail, *behind], self._length + len(behind)
+        probability, token_ids, keys = 1.0, list[TokenId](), list[Key]()
+        key_of, rate_of = self._calibration.key, self._calibration.rate
+        # A branch that the noise prefers to the most counted path ends it: what follows is looked up anew.
+        while len(token_ids) < max_len:
+            found = self._look_up(context, max_len - len(token_ids))
+            if found.tier is None:
+                break
+            path = self._best_path(found, position + len(token_ids))
+            for place, (token_id, share) in enumerate(path):
+                key = key_of(found.tier, found.match_len + place, share)
+                probability *= rate_of(key)
                 if probability < min_probability:
-                    break
-                token_ids.append(guess.token_ids[index])
-                keys.append(guess.keys[index])
-                tip = index
+                    return token_ids, keys
+                token_ids.append(token_id)
+                keys.append(key)
+            if len(path) == num_chained(found):
+                break
+            context = [*context, *(token_id for token_id, _ in path)]
         return token_ids, keys
 
     def judge_phrase(self, keys: Sequence[Key], num_accepted: int) -> None:
@@ -207,11 +172,22 @@ class Retriever:
         for index, key in enumerate(keys[: num_accepted + 1]):
             self._calibration.add(key, index < num_accepted)
 
-    def _from_own_text(self, token_ids: Sequence[TokenId]) -> Guess:
-        guess = Guess(MIN_MATCH_LEN, [], [], [])
-        for index, token_id in enumerate(token_ids):
-            guess.add(index - 1, token_id, self._calibration.key(Source.OWN_TEXT, MIN_MATCH_LEN + index, 1.0))
-        return guess
+    def _best_path(self, found: Continuation, position: int) -> list[tuple[TokenId, float]]:
+        """The most probable tokens in a row and their shares: the most counted path, or its beginning and the branch
+        that the noise prefers there."""
+        length, token_ids = num_chained(found), found.token_ids
+        path = [(token_id, 1.0) for token_id in token_ids[:length]]
+        groups: list[list[int]] = [[0], [1]]
+        for index in range(length, len(token_ids)):
+            # An alternative at the first place follows the context, one at the second the first node.
+            groups[found.parent_offsets[index] > 0].append(index)
+        for place, children in enumerate(groups):
+            if len(children) > 1:
+                best, share = self._ranked(found, children, position + place)[0]
+                path[place] = (token_ids[best], share)
+                if best != place:
+                    return path[: place + 1]
+        return path
 
     def _from_tiers(self, context: list[TokenId], found: Continuation, position: int, max_len: int) -> Guess:
         guess = self._guess(found, position)

@@ -8,6 +8,7 @@ and SIGINT drain: new calls are refused with UNAVAILABLE, running ones may end. 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
@@ -97,6 +98,9 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
                 await loading
             except CannotLoad as error:
                 raise SystemExit(f"error: {error}") from error
+            # What was loaded stays: the collector need not look at it again and again.
+            gc.collect()
+            gc.freeze()
             await set_health(health_pb2.HealthCheckResponse.SERVING)
             log.info("server.serving", address=f"{host}:{port}")
             await stopping

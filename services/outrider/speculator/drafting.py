@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
+from outrider.core.calibration import Calibration, Key
 from outrider.core.growth import Expansion, growth_policy
 from outrider.core.params import SamplingParams, Source, SpeculationParams
-from outrider.core.retrieval import Calibration, Key, Retriever, TierSource
+from outrider.core.retrieval import Retriever, TierSource
+from outrider.core.statistics import RunningMean
 from outrider.core.tree import Draft, DraftCost, DraftTree, Node, NodeState, TokenId
 from outrider.models.runner import KVCache, Segment
 
@@ -36,6 +38,10 @@ class DraftingSpec:
 
 MAX_PHRASE_LEN = 10
 """Retrieved tokens that one draft forward verifies (d of DOUBLE)."""
+MIN_PHRASE_LEN = 2
+"""As many are looked up where phrases are never accepted; three times what is accepted more, otherwise."""
+MAX_SKIPPED = 3
+"""After each phrase that was refused altogether one more forward goes without; so many at most."""
 MIN_PHRASE_PROBABILITY = 0.2
 """A phrase ends where its path is less probable: a row costs about a fifth of a forward of its own."""
 
@@ -65,6 +71,8 @@ class Drafting:
         self._unsent_forward_us = 0.0
         self._retrieval_s = 0.0
         self._phrase_slot = 0
+        self._accepted_per_phrase = RunningMean()
+        self._num_refused = self._num_skipped = 0
         self._phrase_keys: list[Key] = []
         self._retriever: Retriever | None = None
         if spec.speculation.retrieves:
@@ -112,7 +120,11 @@ class Drafting:
         tip = expansion.nodes[0]
         if self._retriever is None or expansion.num_children != 1 or not self._is_chain(expansion.nodes):
             return expansion
-        room = min(MAX_PHRASE_LEN, expansion.max_len - 1, self._max_context_len - tip.position - 2)
+        if self._num_skipped < self._num_refused:
+            self._num_skipped += 1
+            return expansion
+        worth = int(MIN_PHRASE_LEN + 3 * self._accepted_per_phrase.get(1.0))
+        room = min(worth, MAX_PHRASE_LEN, expansion.max_len - 1, self._max_context_len - tip.position - 2)
         if room < 1:
             return expansion
         started = time.perf_counter()
@@ -124,7 +136,7 @@ class Drafting:
         behind.reverse()
         phrase, self._phrase_keys = self._retriever.phrase(behind, room, MIN_PHRASE_PROBABILITY)
         self._retrieval_s += time.perf_counter() - started
-        return replace(expansion, phrase=tuple(phrase)) if phrase else expansion
+        return Expansion(expansion.nodes, 1, expansion.max_len, tuple(phrase)) if phrase else expansion
 
     def _is_chain(self, nodes: Sequence[Node]) -> bool:
         """Whether the rows of these nodes, the slots and the trunk are one path."""
@@ -228,6 +240,9 @@ class Drafting:
             num_accepted += 1
         self._cache.truncate(self._phrase_slot + num_accepted)
         self._retriever.judge_phrase(self._phrase_keys, num_accepted)
+        self._accepted_per_phrase.add(num_accepted)
+        self._num_refused = 0 if num_accepted else min(self._num_refused + 1, MAX_SKIPPED)
+        self._num_skipped = 0
 
     def take_message(self, *, is_idle: bool) -> tuple[Draft, DraftCost] | None:
         """The unsent nodes and what they have cost, if they are worth a message: always when growth stands still."""

@@ -30,7 +30,6 @@ class Source(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SOURCE_PRIOR: _ClassVar[Source]
     SOURCE_DYNAMIC: _ClassVar[Source]
     SOURCE_REJECTED: _ClassVar[Source]
-    SOURCE_OWN_TEXT: _ClassVar[Source]
     SOURCE_SHARED: _ClassVar[Source]
     SOURCE_RING: _ClassVar[Source]
 METHOD_UNSPECIFIED: Method
@@ -48,7 +47,6 @@ SOURCE_DRAFT: Source
 SOURCE_PRIOR: Source
 SOURCE_DYNAMIC: Source
 SOURCE_REJECTED: Source
-SOURCE_OWN_TEXT: Source
 SOURCE_SHARED: Source
 SOURCE_RING: Source
 

@@ -7,10 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from outrider.core.calibration import Calibration
 from outrider.core.ngrams import Continuation
 from outrider.core.params import Method, Source
 from outrider.core.patience import DraftPace, patience_ms
-from outrider.core.retrieval import MIN_MATCH_LEN, Calibration, Retriever, TierSource
+from outrider.core.retrieval import MIN_MATCH_LEN, Retriever, TierSource
 from outrider.core.session import Session, SessionSpec, Verdict
 from outrider.core.statistics import RoundTime, RunningMean, Statistics
 from outrider.core.tree import Draft, DraftCost, Node, StreamNodes, TokenId, expected_num_accepted

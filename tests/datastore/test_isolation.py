@@ -9,6 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from outrider.core.params import RetrievalScope, Source
+from outrider.datastore.background import Background
 from outrider.datastore.rings import Rings
 from outrider.datastore.store import TIERS, Limits, PriorChange, Rejection, Scope
 
@@ -84,6 +85,7 @@ async def test_the_ngram_tiers_answer_nobody_but_those_who_may_ask(store, scope)
 
 
 async def test_rings_answer_nobody_but_those_who_may_ask(store, scope):
+    background = Background()
     for number, writer in enumerate(WRITERS):
         corner = replace(scope, corpus=f"corner {number}")
         await store.record(writer.scope(corner), 0, [1, 2, 3], [])
@@ -93,7 +95,7 @@ async def test_rings_answer_nobody_but_those_who_may_ask(store, scope):
             last = Scope(scope.tokenizer_hash, "last", corner.corpus, tenant, retrieval_scope, contribute=True)
             await store.record(last, 0, [8, 9], [])
             await store.end_session(last, 2)
-        rings = Rings(store, 1024, 10, 8)
+        rings = Rings(store, background, 1024, 10, 8)
         for reader in READERS:
             ring = rings.ring_for(reader.scope(corner))
             if reader.retrieval_scope is SESSION:
@@ -107,6 +109,7 @@ async def test_rings_answer_nobody_but_those_who_may_ask(store, scope):
             found = ring.lookup([1], 10, 4).match_len == 1
             assert found == may_read(reader, writer, Source.RING), (reader, writer)
         await rings.close()
+    background.close()
 
 
 async def test_watchers_see_nothing_but_what_they_may_ask_for(store, scope):

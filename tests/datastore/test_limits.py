@@ -55,17 +55,17 @@ async def test_a_redis_that_refuses_to_be_configured_is_used_with_a_warning(own_
 
 @pytest.mark.slow
 async def test_what_is_evicted_is_never_a_prior(own_redis, open_store, scope):
-    store = open_store(own_redis.url, memory_budget_mb=6, redis_timeout_s=5.0)
+    store = open_store(own_redis.url, memory_budget_mb=16, redis_timeout_s=5.0)
     shared = replace(scope, retrieval_scope=RetrievalScope.TENANT, contribute=True)
     prior = [[5000 + i, 5001 + i] for i in range(0, 4000, 2)]
     await load(store, scope, *prior)
     # Sessions of 2000 tokens take about half a megabyte each.
-    for number in range(40):
+    for number in range(80):
         session = replace(shared, session_id=f"session {number}", tenant=f"tenant {number}")
         await store.record(session, 0, [number * 2000 + i for i in range(2000)], [])
     health = await store.health()
     assert health.num_evicted_keys > 20
-    assert health.used_memory_bytes < 8 << 20
+    assert health.used_memory_bytes < 18 << 20
     found = await store.lookup(scope, [[first] for first, _ in prior], LIMITS)
     assert [continuation.token_ids for continuation in found.continuations] == [(second,) for _, second in prior]
     assert len((await store.read_prior(scope, "")).documents) == 2000

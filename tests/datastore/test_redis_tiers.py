@@ -23,7 +23,7 @@ LIMITS = Limits(3, 4)
 
 numbers = itertools.count()
 
-token = st.integers(0, 2) | st.integers(0, MAX_FOLLOWERS + 2) | st.sampled_from([255, 256, 2**31 - 2])
+token = st.integers(0, 2) | st.integers(0, MAX_FOLLOWERS + 2) | st.sampled_from([255, 256, 2**31 - 1])
 run = st.lists(token, min_size=1, max_size=6)
 documents = st.lists(st.lists(token, max_size=20), max_size=3)
 tiers = st.just(frozenset(NGRAM_TIERS)) | st.frozensets(st.sampled_from(NGRAM_TIERS), min_size=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from redis.asyncio import Redis
 
 from outrider.core.params import RetrievalScope
 from outrider.datastore import rings as rings_module
+from outrider.datastore.background import Background
 from outrider.datastore.rings import Rings
 from outrider.datastore.store import Scope
 from outrider.v1 import datastore_pb2 as pb
@@ -21,6 +23,13 @@ from .conftest import look_up, record, until
 @pytest.fixture
 def scope(scope) -> Scope:
     return replace(scope, retrieval_scope=RetrievalScope.TENANT, contribute=True)
+
+
+@pytest.fixture
+def background() -> Iterator[Background]:
+    background = Background()
+    yield background
+    background.close()
 
 
 async def say(store, scope: Scope, session_id: str, *token_ids: int) -> None:
@@ -68,9 +77,9 @@ async def test_a_finished_session_is_found_by_the_next_one_with_a_longer_match(s
     assert (info.num_tokens, info.num_indexed_tokens) == (8, 0)
 
 
-async def test_a_ring_begins_with_what_is_there_and_goes_on_with_what_comes(store, scope):
+async def test_a_ring_begins_with_what_is_there_and_goes_on_with_what_comes(store, scope, background):
     await say(store, scope, "one", 1, 2, 3)
-    rings = Rings(store, 1024, 10, 8)
+    rings = Rings(store, background, 1024, 10, 8)
     ring = rings.ring_for(scope)
     await until(lambda: has(ring, 4))
     await say(store, scope, "two", 4, 5, 6)
@@ -118,9 +127,9 @@ async def tiers_after(served, scope: pb.Scope, *contexts: list[int]) -> list[int
     return [result.tier for result in response.results]
 
 
-async def test_a_ring_is_indexed_in_the_background_and_answers_the_same(store, scope):
+async def test_a_ring_is_indexed_in_the_background_and_answers_the_same(store, scope, background):
     text = np.random.default_rng(7).integers(0, 50, 6000).tolist()
-    rings = Rings(store, 1 << 14, 10, 8)
+    rings = Rings(store, background, 1 << 14, 10, 8)
     ring = rings.ring_for(scope)
     await say(store, scope, "long", *text)
     await until(lambda: has(ring, 6001))
@@ -167,8 +176,10 @@ async def test_a_ring_whose_stream_was_evicted_begins_anew(store, scope, redis_u
     assert await entries_of(redis_url, scope) == [(2, 0, 2)]
 
 
-async def test_there_are_no_more_rings_than_may_be_and_two_do_not_push_each_other_out(store, scope, monkeypatch):
-    rings = Rings(store, 1024, 10, 2)
+async def test_there_are_no_more_rings_than_may_be_and_two_do_not_push_each_other_out(
+    store, scope, background, monkeypatch
+):
+    rings = Rings(store, background, 1024, 10, 2)
     one, two, three = (replace(scope, tenant=name) for name in ("one", "two", "three"))
     first = rings.ring_for(one)
     assert rings.ring_for(two) is not None

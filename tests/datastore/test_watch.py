@@ -9,12 +9,13 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.asyncio import Redis
 
 from outrider.datastore.watching import PIECE_LEN, pieces_of
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import types_pb2
 
-from .conftest import Served, load_prior, record, refusal, until
+from .conftest import Served, hung, load_prior, record, refusal, until
 
 documents = st.lists(st.integers(1, 3) | st.integers(PIECE_LEN - 2, PIECE_LEN + 2) | st.just(2 * PIECE_LEN), max_size=6)
 
@@ -219,7 +220,22 @@ async def test_a_watcher_learns_that_redis_is_lost(serve, own_redis, watched):
     async def watches_again() -> bool:
         try:
             return await Watcher(served.stub, watched).prior() == []
-        except AssertionError:
+        except grpc.aio.AioRpcError as error:
+            if error.code() != grpc.StatusCode.UNAVAILABLE:
+                raise
             return False
 
     await until(watches_again)
+
+
+@pytest.mark.slow
+async def test_a_watcher_learns_that_redis_hangs_and_that_it_was_emptied(serve, own_redis, watched):
+    served = await serve(own_redis.url)
+    await load_prior(served.stub, prior_of(watched.tokenizer_hash, [1, 2]))
+    watcher = Watcher(served.stub, watched)
+    assert await watcher.prior() == [[1, 2]]
+    async with Redis.from_url(own_redis.url) as redis:
+        await redis.flushall()
+    assert await watcher.prior() == []
+    with hung(own_redis):
+        assert (await watcher.end())[0] == grpc.StatusCode.UNAVAILABLE

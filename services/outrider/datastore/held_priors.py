@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import structlog
+
 from outrider.core.local_tiers import LocalTiers
 from outrider.core.ngrams import NOTHING, Continuation, TokenId
 from outrider.core.params import Source
-from outrider.core.prior import PriorTable
+from outrider.datastore.counting import CountingFailed, count
 from outrider.datastore.store import ALL_TENANTS, Limits, Prior, Scope, Store
+
+log = structlog.get_logger(__name__)
 
 MAX_NUM_NAMES = 1024
 """Priors that are asked about; most of them may not exist."""
@@ -70,7 +73,7 @@ class HeldPriors:
                 held.version = held.tiers = None
             elif version != held.version and self._has_room_for(held):
                 prior = await self._store.read_prior(held.scope, held.tenant)
-                held.tiers = await asyncio.to_thread(self._built, prior) if prior else None
+                held.tiers = await self._built(prior) if prior else None
                 held.version = prior.version if prior else None
 
     def _tiers(self, scope: Scope, tenant: str) -> LocalTiers | None:
@@ -87,5 +90,9 @@ class HeldPriors:
         oldest.version = oldest.tiers = None
         return True
 
-    def _built(self, prior: Prior) -> LocalTiers:
-        return LocalTiers(self._max_match_len, PriorTable.build(prior.documents, self._max_match_len))
+    async def _built(self, prior: Prior) -> LocalTiers | None:
+        try:
+            return LocalTiers(self._max_match_len, await count(prior.documents, self._max_match_len, gives_way=True))
+        except CountingFailed as error:
+            log.error("prior.not_held", error=str(error))
+            return None

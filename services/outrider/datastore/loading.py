@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
 from outrider.core.params import InvalidParameter, check
-from outrider.core.prior import PriorTable
-from outrider.datastore.conversion import scope_from, tokens_from
+from outrider.datastore.conversion import document_from, scope_from
+from outrider.datastore.counting import count
 from outrider.datastore.settings import DatastoreSettings
 from outrider.datastore.store import Scope, Store
 from outrider.rpc.errors import ResourceExhausted
@@ -34,7 +33,7 @@ class PriorLoads:
             scope, tenant, documents = await self._collect(requests)
             response = pb.LoadPriorResponse(num_tokens=sum(map(len, documents)))
             yield response
-            table = await asyncio.to_thread(PriorTable.build, documents, self._settings.max_match_len)
+            table = await count(documents, self._settings.max_match_len)
             check(
                 table.num_ngrams > 0, "documents", "runs of two tokens or more", f"{response.num_tokens} tokens in all"
             )
@@ -77,10 +76,9 @@ class PriorLoads:
                 check(same, "scope", "that of the first message: one stream loads one corpus", "another")
             for index, document in enumerate(request.documents):
                 field, max_len = f"documents[{index}].token_ids", self._settings.max_document_len
-                token_ids = tokens_from(document.token_ids, field, max_len, scope.vocab_size)
-                num_tokens += len(token_ids)
+                documents.append(document_from(document.token_ids, field, max_len, scope.vocab_size))
+                num_tokens += len(documents[-1])
                 check(num_tokens <= limit, "documents", f"at most {limit} tokens in all", f"{num_tokens} or more")
-                documents.append(array("i", token_ids))
         if scope is None:
             raise InvalidParameter("documents", "runs of two tokens or more", "no message")
         check(announced in (0, num_tokens), "num_tokens", f"the number of tokens that came, {num_tokens}", announced)

@@ -1,205 +1,234 @@
-"""Redis as the datastore uses it: connections that come back by themselves, Functions that are where they are needed.
+"""Redis as the datastore uses it: Functions that are where they are needed, and no waiting for a Redis that is away.
 
-Two connections are kept: one for lookups, whose answers must come within milliseconds, and one for everything else, so
-that no large reply stands in the way. Whoever waits for changes opens another one.
+redis-py connects, signs in, encrypts and pools. What is added here: an answer to a lookup comes within milliseconds or
+not at all, so whether Redis answers is known beforehand, from a PING now and then.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import resources
+from typing import Any
 
-import hiredis
 import structlog
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from outrider.datastore.link import Command, CommandFailed, Endpoint, Link, LinkLost, Reply, packed
 from outrider.datastore.redis_layout import LIBRARY
 from outrider.datastore.store import StoreFull, StoreUnavailable
 
 log = structlog.get_logger(__name__)
 
+Command = Sequence[str | bytes | int]
+Reply = Any
+"""bytes, int, None, or a list of these; what redis-py makes of it where it knows the command."""
+
 RETRY_S = 0.2
-"""Between two attempts to connect."""
+"""Between two attempts to reach a Redis that is away."""
+CHECK_S = 1.0
+"""Between two questions whether a Redis that is there still answers."""
+MAX_LOOKUPS_UNDER_WAY = 2
+"""Lookups that Redis is sent before it has answered; one keeps it busy for up to two milliseconds. The others wait
+here: what counts as late is Redis, not the queue before it."""
+MAX_LOOKUPS_WAITING = 32
+"""More than that, and no answer would come in time."""
+NUM_ATTEMPTS_WHEN_FULL = 5
+RETRY_WHEN_FULL_S = 0.02
+"""What Redis evicts it may free a little later, in a thread of its own."""
 
 
 class RedisClient:
     """See the module. Every method raises StoreUnavailable, and StoreFull if Redis is out of memory."""
 
     def __init__(self, url: str, *, lookup_timeout_s: float, timeout_s: float, memory_budget_bytes: int = 0) -> None:
-        """Nothing is connected before `start`, or the first call."""
-        self._endpoint = Endpoint(url)
-        self._lookup_timeout_s = lookup_timeout_s
+        """Connects when used. ValueError: the URL is none that redis-py knows."""
         self._timeout_s = timeout_s
+        self._redis = self._client_for(url, timeout_s)
+        # Followers wait for entries longer than any other command may take.
+        self.followers = self._client_for(url, None)
+        where = self._redis.connection_pool.connection_kwargs  # not the URL: it may hold a password
+        self._address = where.get("path") or f"{where.get('host', 'localhost')}:{where.get('port', 6379)}"
+        self._lookup_timeout_s = lookup_timeout_s
         self._memory_budget_bytes = memory_budget_bytes
-        self._commands = _KeptLink(self._connect_prepared)
-        self._lookups = _KeptLink(self.connect_link)
         self._source = resources.files(__package__).joinpath("ngrams.lua").read_text()
+        self._keeper: asyncio.Task[None] | None = None
+        self._is_up = True
+        self._problem = ""
+        """Why the keeper could not reach it the last time; empty = it could."""
+        self._lookups = asyncio.Semaphore(MAX_LOOKUPS_UNDER_WAY)
+        self._num_waiting = 0
+        self._is_prepared = False
+        self._preparing = asyncio.Lock()
+        self._doubt = asyncio.Event()
         self.num_errors = 0
         """Calls that have failed."""
 
-    async def start(self) -> None:
-        """Connects, if Redis is there, and keeps connecting from now on."""
-        for kept in (self._commands, self._lookups):
-            await kept.start()
-
-    async def close(self) -> None:
-        """Lets go of both connections."""
-        for kept in (self._commands, self._lookups):
-            await kept.close()
-
-    async def look_up(self, commands: Sequence[Command]) -> list[Reply]:
-        """Replies of read-only Functions. At once where they cannot come in time, or are not coming now."""
-        link = self._lookups.link
-        if link is None and not self._lookups.is_kept:
-            link = await self._reach(self._lookups)
-        if link is None or not link.is_prompt:
-            raise self._unavailable(f"it {'is late' if link else 'cannot be reached'}")
-        try:
-            replies = await link.send(commands, self._lookup_timeout_s)
-            if _has_no_functions(replies):
-                await self._install(await self._reach(self._commands))
-                replies = await link.send(commands, self._lookup_timeout_s)
-        except LinkLost as error:
-            raise self._unavailable(error) from error
-        for reply in replies:
-            if isinstance(reply, hiredis.ReplyError):
-                raise self._unavailable(reply)
-        return replies
-
-    async def call(self, *command: str | bytes | int) -> Reply:
-        """One command."""
-        [reply] = await self.call_all([command])
-        return reply
-
-    async def call_all(self, commands: Sequence[Command]) -> list[Reply]:
-        """Several commands in one round trip. If one is refused, the others may have been done."""
-        return await self.call_packed(packed(commands), len(commands))
-
-    async def call_packed(self, commands: bytes, num_commands: int) -> list[Reply]:
-        """As `call_all`, for packed commands."""
-        link = await self._reach(self._commands)
-        try:
-            replies = await link.send_packed(commands, num_commands, self._timeout_s)
-            if _has_no_functions(replies):
-                await self._install(link)
-                replies = await link.send_packed(commands, num_commands, self._timeout_s)
-        except LinkLost as error:
-            raise self._unavailable(error) from error
-        for reply in replies:
-            if isinstance(reply, hiredis.ReplyError):
-                if str(reply).startswith("OOM"):
-                    self.num_errors += 1
-                    raise StoreFull(f"Redis at {self._endpoint} is full: {reply}")
-                raise self._unavailable(reply)
-        return replies
-
-    async def connect_link(self) -> Link:
-        """Another connection; the caller closes it. Raises LinkLost."""
-        return await self._endpoint.connect(self._timeout_s)
-
-    def unavailable(self, why: object) -> StoreUnavailable:
-        """What to raise when a connection of the caller's own has failed."""
-        return self._unavailable(why)
-
-    async def _reach(self, kept: _KeptLink) -> Link:
-        try:
-            return await kept.reach()
-        except LinkLost as error:
-            raise self._unavailable(error) from error
-
-    async def _connect_prepared(self) -> Link:
-        link = await self.connect_link()
-        try:
-            await self._install(link)
-            await self._set_memory_budget(link)
-        except CommandFailed as error:
-            link.close()
-            raise LinkLost(str(error)) from error
-        log.info("redis.connected", address=str(self._endpoint))
-        return link
-
-    async def _install(self, link: Link) -> None:
-        """Loads the Functions unless these very ones are there."""
-        found = await link.call(self._timeout_s, "FUNCTION", "LIST", "LIBRARYNAME", LIBRARY, "WITHCODE")
-        if not found or self._source.encode() not in found[0]:
-            await link.call(self._timeout_s, "FUNCTION", "LOAD", "REPLACE", self._source)
-
-    async def _set_memory_budget(self, link: Link) -> None:
-        if not self._memory_budget_bytes:
-            return
-        wanted = {"maxmemory": str(self._memory_budget_bytes), "maxmemory-policy": "volatile-lfu"}
-        try:
-            for name, value in wanted.items():
-                await link.call(self._timeout_s, "CONFIG", "SET", name, value)
-        except CommandFailed as error:
-            rule = " and ".join(f"{name} {value}" for name, value in wanted.items())
-            log.warning("redis.budget_refused", address=str(self._endpoint), error=str(error), configure=rule)
-
-    def _unavailable(self, why: object) -> StoreUnavailable:
-        self.num_errors += 1
-        return StoreUnavailable(f"Redis at {self._endpoint} cannot be used: {why}")
-
-
-class _KeptLink:
-    """A connection that is made anew when it has ended."""
-
-    def __init__(self, connect: Callable[[], Awaitable[Link]]) -> None:
-        self._connect = connect
-        self._link: Link | None = None
-        self._connecting = asyncio.Lock()
-        self._keeper: asyncio.Task[None] | None = None
-
-    @property
-    def link(self) -> Link | None:
-        """The connection, if it is up."""
-        return None if self._link is None or self._link.lost.is_set() else self._link
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether `start` was called: then the connection comes back without anybody asking."""
-        return self._keeper is not None
+    def _client_for(self, url: str, timeout_s: float | None) -> Any:  # the types of its commands are of both clients
+        return Redis.from_url(
+            url,
+            protocol=2,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=self._timeout_s,
+            # What comes late is worth nothing: whoever asks goes on without, and asks again.
+            retry=Retry(NoBackoff(), 0),
+        )
 
     async def start(self) -> None:
+        """Prepares Redis, if it is there, and again whenever it is back."""
         if self._keeper is None:
             tried = asyncio.Event()
             self._keeper = asyncio.create_task(self._keep(tried))
             await tried.wait()
 
     async def close(self) -> None:
+        """Lets go of all connections."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait((self._keeper,))
             self._keeper = None
-        if self._link is not None:
-            self._link.close()
+        await self._redis.aclose()
+        await self.followers.aclose()
 
-    async def reach(self) -> Link:
-        """The connection, now. Raises LinkLost."""
-        if (link := self.link) is not None:
-            return link
-        async with self._connecting:
-            if self.link is None:
-                self._link = await self._connect()
-            assert self._link is not None
-            return self._link
+    async def look_up(self, commands: Sequence[Command]) -> list[Reply]:
+        """Replies of read-only Functions, in one round trip. Fails at once where they cannot come in time."""
+        if not self._is_up or self._num_waiting >= MAX_LOOKUPS_WAITING:
+            raise self.unavailable("too much is waiting for it" if self._is_up else "it does not answer")
+        self._num_waiting += 1
+        try:
+            async with self._lookups:
+                return await self._look_up_now(commands)
+        finally:
+            self._num_waiting -= 1
+
+    async def _look_up_now(self, commands: Sequence[Command]) -> list[Reply]:
+        if not self._is_up:  # since it was asked
+            raise self.unavailable("it does not answer")
+        try:
+            async with asyncio.timeout(self._lookup_timeout_s):
+                return await self._execute(commands)
+        except TimeoutError:
+            error = self.unavailable("it did not answer in time")
+        except StoreUnavailable as failure:
+            error = failure
+        if self._keeper is not None:  # somebody will find out when it answers again
+            self._is_up = False
+            self._doubt.set()
+        raise error
+
+    async def call(self, *command: str | bytes | int) -> Reply:
+        """One command."""
+        [reply] = await self.call_all([command])
+        return reply
+
+    async def call_all(self, commands: Sequence[Command], *, together: bool = False) -> list[Reply]:
+        """Several commands in one round trip. If one is refused, the others may have been done; `together`: nothing
+        else is done between them."""
+        if self._problem:
+            raise self.unavailable(self._problem)  # the keeper is at it: why should everybody wait in turn
+        for _ in range(NUM_ATTEMPTS_WHEN_FULL - 1):
+            try:
+                return await self._execute(commands, together=together)
+            except StoreFull:
+                await asyncio.sleep(RETRY_WHEN_FULL_S)
+        return await self._execute(commands, together=together)
+
+    @contextmanager
+    def reaching(self) -> Iterator[None]:
+        """Around commands that are given to redis-py itself."""
+        try:
+            yield
+        except OutOfMemoryError as error:
+            self.num_errors += 1
+            raise StoreFull(f"Redis at {self._address} is full: {error}") from error
+        except (RedisTimeoutError, TimeoutError) as error:
+            raise self.unavailable("it did not answer in time") from error
+        except (RedisError, OSError) as error:
+            raise self.unavailable(error or type(error).__name__) from error
+
+    def unavailable(self, why: object) -> StoreUnavailable:
+        """What to raise when Redis cannot be used. It may be another one when it can."""
+        self.num_errors += 1
+        self._is_prepared = False
+        return StoreUnavailable(f"Redis at {self._address} cannot be used: {why}")
+
+    async def _execute(self, commands: Sequence[Command], *, together: bool = False) -> list[Reply]:
+        """Replies. A Redis that came back empty gets the Functions first."""
+        with self.reaching():
+            if not self._is_prepared:
+                await self._prepare()
+            try:
+                return await self._once(commands, together)
+            except ResponseError as error:
+                if "Function not found" not in str(error):
+                    raise
+            await self._install()
+            return await self._once(commands, together)
+
+    async def _once(self, commands: Sequence[Command], together: bool) -> list[Reply]:
+        if len(commands) == 1:  # a pipeline has its price
+            return [await self._redis.execute_command(*commands[0])]
+        pipeline = self._redis.pipeline(transaction=together)
+        for command in commands:
+            pipeline.execute_command(*command)
+        replies: list[Reply] = await pipeline.execute()
+        return replies
+
+    async def _prepare(self) -> None:
+        """Whatever a Redis needs that was not seen before, or was away."""
+        async with self._preparing:
+            if not self._is_prepared:
+                await self._install()
+                await self._set_memory_budget()
+                self._is_prepared = True
+                log.info("redis.connected", address=self._address)
+
+    async def _install(self) -> None:
+        """Loads the Functions unless these very ones are there."""
+        found = await self._redis.function_list(library=LIBRARY, withcode=True)
+        if self._source.encode() not in _flat(found):
+            await self._redis.function_load(self._source, replace=True)
 
     async def _keep(self, tried: asyncio.Event) -> None:
-        was_up = True
+        """Asks whether Redis answers; prepares it when it does again."""
+        was_up: bool | None = None
         while True:
             try:
-                link = await self.reach()
-                tried.set()
-                was_up = True
-                await link.lost.wait()
-            except LinkLost as error:
-                if was_up:
+                with self.reaching():
+                    await self._redis.ping()
+                    if not self._is_prepared:
+                        await self._prepare()
+                self._is_up, self._problem, was_up = True, "", True
+            except (StoreUnavailable, StoreFull) as error:
+                if was_up is not False:
                     log.warning("redis.lost", error=str(error))
-                was_up = False
-                tried.set()
-                await asyncio.sleep(RETRY_S)
+                self._is_up, self._problem, was_up = False, str(error.__cause__ or error), False
+            tried.set()
+            self._doubt.clear()
+            try:
+                async with asyncio.timeout(CHECK_S if was_up else RETRY_S):
+                    await self._doubt.wait()
+            except TimeoutError:
+                continue
+
+    async def _set_memory_budget(self) -> None:
+        if not self._memory_budget_bytes:
+            return
+        wanted = {"maxmemory": self._memory_budget_bytes, "maxmemory-policy": "volatile-lfu"}
+        try:
+            for name, value in wanted.items():
+                await self._redis.config_set(name, value)
+        except ResponseError as error:
+            rule = " and ".join(f"{name} {value}" for name, value in wanted.items())
+            log.warning("redis.budget_refused", address=self._address, error=str(error), configure=rule)
 
 
-def _has_no_functions(replies: list[Reply]) -> bool:
-    """Whether Redis came back empty."""
-    return any(isinstance(reply, hiredis.ReplyError) and "Function not found" in str(reply) for reply in replies)
+def _flat(reply: Reply) -> list[object]:
+    """Everything in a nested reply."""
+    if isinstance(reply, dict):
+        reply = [*reply.keys(), *reply.values()]
+    return [leaf for item in reply for leaf in _flat(item)] if isinstance(reply, list) else [reply]

@@ -11,8 +11,7 @@ from itertools import islice
 from outrider.core.ngrams import TokenId
 from outrider.core.prior import PriorTable
 from outrider.datastore import redis_layout as layout
-from outrider.datastore.link import packed
-from outrider.datastore.redis_client import RedisClient
+from outrider.datastore.redis_client import Command, RedisClient
 from outrider.datastore.store import Corpus, CorpusNotFound, Prior, Scope, StoreFull, StoreUnavailable
 
 COMMANDS_PER_TRIP = 8
@@ -29,10 +28,8 @@ async def load(
     try:
         corpus = await asyncio.to_thread(layout.packed_documents, documents)
         await client.call("SET", loading + ":documents", corpus, "EX", layout.LOADING_TTL_S)
-        pieces = _packed_pieces(loading, table)
-        while piece := await asyncio.to_thread(next, pieces, None):
-            commands, num_commands, num_ngrams = piece
-            await client.call_packed(commands, num_commands)
+        for commands, num_ngrams in _pieces(loading, table):
+            await client.call_all(commands)
             stored += num_ngrams
             yield stored
         # An index only: it may name what does not exist, but never lack what does.
@@ -48,22 +45,22 @@ async def load(
         raise
 
 
-def _packed_pieces(loading: str, table: PriorTable) -> Iterator[tuple[bytes, int, int]]:
-    """The commands that store a table, some at a time: packed, how many, and of how many n-grams."""
+def _pieces(loading: str, table: PriorTable) -> Iterator[tuple[list[Command], int]]:
+    """The commands that store a table, some at a time, and of how many n-grams they are."""
     entries = iter(table.entries())
-    expire = packed([("EXPIRE", loading, layout.LOADING_TTL_S)])
     while True:
-        commands, num_ngrams = [], 0
+        commands: list[Command] = []
+        num_ngrams = 0
         for _ in range(COMMANDS_PER_TRIP):
             if not (fields := [part for entry in islice(entries, layout.FIELDS_PER_CALL) for part in entry]):
                 break
-            commands.append(packed([("HSET", loading, *fields)]))
+            commands.append(("HSET", loading, *fields))
             num_ngrams += len(fields) // 2
         if not commands:
             return
         # With each piece: Redis may have evicted the key since the last one.
-        commands.append(expire)
-        yield b"".join(commands), len(commands), num_ngrams
+        commands.append(("EXPIRE", loading, layout.LOADING_TTL_S))
+        yield commands, num_ngrams
 
 
 async def delete(client: RedisClient, scope: Scope, tenant: str, changes_ttl_s: int) -> None:
@@ -103,6 +100,6 @@ async def versions(client: RedisClient, priors: Sequence[tuple[Scope, str]]) -> 
 async def read(client: RedisClient, scope: Scope, tenant: str) -> Prior | None:
     """See `Store.read_prior`."""
     prior = layout.prior_key(scope, tenant)
-    transaction = (("MULTI",), ("HGET", prior + ":info", "version"), ("GET", prior + ":documents"), ("EXEC",))
-    *_, (version, corpus) = await client.call_all(transaction)
+    commands = (("HGET", prior + ":info", "version"), ("GET", prior + ":documents"))
+    version, corpus = await client.call_all(commands, together=True)
     return await asyncio.to_thread(layout.prior_from, version, corpus)

@@ -126,10 +126,9 @@ class RedisStore:
 
     async def health(self) -> Health:
         try:
-            lines = (await self._client.call("INFO")).decode().splitlines()
+            info = await self._client.call("INFO")
         except (StoreUnavailable, StoreFull):
             return Health("")
-        info = dict(line.split(":", 1) for line in lines if ":" in line)
         product = info.get("server_name", "redis")
         return Health(
             f"{product} {info.get(f'{product}_version', info['redis_version'])}",

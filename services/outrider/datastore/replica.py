@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import structlog
+
 from outrider.core.ngrams import Continuation, TokenId
 from outrider.core.params import Source
+from outrider.datastore.background import Background
 from outrider.datastore.held_priors import HeldPriors
 from outrider.datastore.rings import Rings
 from outrider.datastore.settings import DatastoreSettings
@@ -24,6 +27,8 @@ from outrider.datastore.store import (
     StoreFull,
     StoreUnavailable,
 )
+
+log = structlog.get_logger(__name__)
 
 UPKEEP_S = 1.0
 """Between two looks at what has changed in the storage."""
@@ -47,7 +52,14 @@ class Replica:
     def __init__(self, store: Store, settings: DatastoreSettings) -> None:
         self.store = store
         self.statistics = Statistics()
-        self.rings = Rings(store, settings.ring_capacity, settings.max_ring_match_len, settings.max_num_rings)
+        self._background = Background()
+        self.rings = Rings(
+            store,
+            self._background,
+            capacity=settings.ring_capacity,
+            max_match_len=settings.max_ring_match_len,
+            max_num_rings=settings.max_num_rings,
+        )
         self._priors = HeldPriors(store, settings.max_match_len, settings.max_num_priors)
         self._max_ring_match_len = settings.max_ring_match_len
         self._existing: dict[tuple[str, str, str], float] = {}  # until when it is believed
@@ -63,6 +75,7 @@ class Replica:
             self._upkeep.cancel()
             await asyncio.wait((self._upkeep,))
         await self.rings.close()
+        self._background.close()
 
     async def look_up(self, scope: Scope, contexts: Sequence[Sequence[TokenId]], limits: Limits) -> Answers:
         """Looks contexts up in all tiers. Never fails for want of the storage. Raises CorpusNotFound."""
@@ -112,5 +125,8 @@ class Replica:
 
     async def _keep_up(self) -> None:
         while True:
-            await self.refresh()
+            try:
+                await self.refresh()
+            except Exception:
+                log.exception("upkeep.failed")  # a bug; the next round may do better
             await asyncio.sleep(UPKEEP_S)

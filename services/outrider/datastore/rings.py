@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -17,6 +13,7 @@ import structlog
 from outrider.core.context_index import ContextIndex, Sort, Tokens
 from outrider.core.params import RetrievalScope
 from outrider.core.ring import TokenRing
+from outrider.datastore.background import Background
 from outrider.datastore.store import ALL_TENANTS, Scope, Store, StoreUnavailable
 
 log = structlog.get_logger(__name__)
@@ -27,8 +24,6 @@ IN_USE_S = 60.0
 """A ring that was asked this recently is not dropped for another's sake: two must not push each other out in turn."""
 IDLE_S = 1800.0
 """A ring that nobody has asked for so long is dropped."""
-NICENESS = 10
-"""Added for the thread that builds: whoever answers lookups on the same core goes first."""
 
 _Key = tuple[str, str, str]
 
@@ -50,15 +45,17 @@ class HeldRing:
 
 
 class Rings:
-    """See the module. Owned by the event loop; builds run in one thread, one after the other."""
+    """See the module. Owned by the event loop; builds run in the background."""
 
-    def __init__(self, store: Store, capacity: int, max_match_len: int, max_num_rings: int) -> None:
+    def __init__(
+        self, store: Store, background: Background, capacity: int, max_match_len: int, max_num_rings: int
+    ) -> None:
         self._store = store
         self._capacity = capacity
         self._max_match_len = max_match_len
         self._max_num_rings = max_num_rings
         self._rings: dict[_Key, HeldRing] = {}  # the one that was asked last is the last
-        self._builder = ThreadPoolExecutor(1, "ring-builder", initializer=_give_way)
+        self._background = background
         self._sort = _fast_sort()
 
     @property
@@ -91,7 +88,6 @@ class Rings:
             self._drop_oldest()
         if tasks:
             await asyncio.wait(tasks)
-        self._builder.shutdown(wait=False, cancel_futures=True)
 
     def _opened(self, key: _Key, scope: Scope) -> HeldRing | None:
         if len(self._rings) >= self._max_num_rings:
@@ -103,6 +99,8 @@ class Rings:
             asyncio.create_task(self._follow(held, replace(scope, session_id="", contribute=False))),
             asyncio.create_task(self._index(held)),
         ]
+        for task in held.tasks:
+            task.add_done_callback(_report)
         return held
 
     def _oldest_idle_s(self) -> float:
@@ -128,13 +126,12 @@ class Rings:
 
     async def _index(self, held: HeldRing) -> None:
         """Builds whenever the ring wants it, and swaps the index in."""
-        loop = asyncio.get_running_loop()
         while True:
             await held.has_grown.wait()
             held.has_grown.clear()
             while held.ring.wants_build:
                 snapshot = held.ring.snapshot()
-                index, held.build_ms = await loop.run_in_executor(self._builder, self._build, snapshot.tokens)
+                index, held.build_ms = await self._background.run(self._build, snapshot.tokens)
                 held.ring.swap(snapshot, index)
                 log.info(
                     "ring.indexed",
@@ -151,10 +148,10 @@ class Rings:
         return index, 1000 * (time.perf_counter() - began)
 
 
-def _give_way() -> None:
-    """Lowers the priority of the calling thread, where that can be done for a thread alone."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+def _report(task: asyncio.Task[None]) -> None:
+    """Neither task ends by itself."""
+    if not task.cancelled() and (error := task.exception()):
+        log.error("ring.failed", exc_info=error)
 
 
 def _fast_sort() -> Sort | None:

@@ -97,7 +97,7 @@ class Prior:
 
 @dataclass(frozen=True, slots=True)
 class PriorChange:
-    """A prior of the scope was loaded or deleted."""
+    """A prior of the scope may have been loaded or deleted. Also sent when nothing else was for a while."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ async def watch(store: Store, scope: Scope) -> AsyncGenerator[pb.WatchResponse, 
         if not isinstance(change, PriorChange):
             yield pb.WatchResponse(shared=pb.SharedRun(context_token_ids=change.context, token_ids=change.token_ids))
             continue
-        # Not what the change says, but what there is now: several changes in a row are one.
+        # What counts is what there is now: several changes in a row are one, and some are none.
         prior = await _prior_of(store, scope, sent)
         if (version := prior.version if prior else None) != sent:
             sent = version

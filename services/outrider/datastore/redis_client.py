@@ -7,11 +7,13 @@ not at all, so whether Redis answers is known beforehand, from a PING now and th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import resources
 from typing import Any
 
+import hiredis
 import structlog
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -49,8 +51,10 @@ class RedisClient:
         """Connects when used. ValueError: the URL is none that redis-py knows."""
         self._timeout_s = timeout_s
         self._redis = self._client_for(url, timeout_s)
-        # Followers wait for entries longer than any other command may take.
-        self.followers = self._client_for(url, None)
+        # For those who limit the time themselves: followers, who wait for entries, and lookups.
+        self.unhurried = self._client_for(url, None)
+        self._idle: list[Any] = []
+        """Connections for lookups."""
         where = self._redis.connection_pool.connection_kwargs  # not the URL: it may hold a password
         self._address = where.get("path") or f"{where.get('host', 'localhost')}:{where.get('port', 6379)}"
         self._lookup_timeout_s = lookup_timeout_s
@@ -91,8 +95,9 @@ class RedisClient:
             self._keeper.cancel()
             await asyncio.wait((self._keeper,))
             self._keeper = None
+        self._idle.clear()
         await self._redis.aclose()
-        await self.followers.aclose()
+        await self.unhurried.aclose()
 
     async def look_up(self, commands: Sequence[Command]) -> list[Reply]:
         """Replies of read-only Functions, in one round trip. Fails at once where they cannot come in time."""
@@ -110,7 +115,7 @@ class RedisClient:
             raise self.unavailable("it does not answer")
         try:
             async with asyncio.timeout(self._lookup_timeout_s):
-                return await self._execute(commands)
+                return await self._execute(commands, self._ask)
         except TimeoutError:
             error = self.unavailable("it did not answer in time")
         except StoreUnavailable as failure:
@@ -130,12 +135,13 @@ class RedisClient:
         else is done between them."""
         if self._problem:
             raise self.unavailable(self._problem)  # the keeper is at it: why should everybody wait in turn
+        do = partial(self._pipe, together=together)
         for _ in range(NUM_ATTEMPTS_WHEN_FULL - 1):
             try:
-                return await self._execute(commands, together=together)
+                return await self._execute(commands, do)
             except StoreFull:
                 await asyncio.sleep(RETRY_WHEN_FULL_S)
-        return await self._execute(commands, together=together)
+        return await self._execute(commands, do)
 
     @contextmanager
     def reaching(self) -> Iterator[None]:
@@ -148,28 +154,30 @@ class RedisClient:
         except (RedisTimeoutError, TimeoutError) as error:
             raise self.unavailable("it did not answer in time") from error
         except (RedisError, OSError) as error:
+            self._is_prepared = False  # it may be another one when it is back
             raise self.unavailable(error or type(error).__name__) from error
 
     def unavailable(self, why: object) -> StoreUnavailable:
-        """What to raise when Redis cannot be used. It may be another one when it can."""
+        """What to raise when Redis cannot be used."""
         self.num_errors += 1
-        self._is_prepared = False
         return StoreUnavailable(f"Redis at {self._address} cannot be used: {why}")
 
-    async def _execute(self, commands: Sequence[Command], *, together: bool = False) -> list[Reply]:
+    async def _execute(
+        self, commands: Sequence[Command], do: Callable[[Sequence[Command]], Awaitable[list[Reply]]]
+    ) -> list[Reply]:
         """Replies. A Redis that came back empty gets the Functions first."""
         with self.reaching():
             if not self._is_prepared:
                 await self._prepare()
             try:
-                return await self._once(commands, together)
+                return await do(commands)
             except ResponseError as error:
                 if "Function not found" not in str(error):
                     raise
             await self._install()
-            return await self._once(commands, together)
+            return await do(commands)
 
-    async def _once(self, commands: Sequence[Command], together: bool) -> list[Reply]:
+    async def _pipe(self, commands: Sequence[Command], *, together: bool) -> list[Reply]:
         if len(commands) == 1:  # a pipeline has its price
             return [await self._redis.execute_command(*commands[0])]
         pipeline = self._redis.pipeline(transaction=together)
@@ -177,6 +185,24 @@ class RedisClient:
             pipeline.execute_command(*command)
         replies: list[Reply] = await pipeline.execute()
         return replies
+
+    async def _ask(self, commands: Sequence[Command]) -> list[Reply]:
+        """As a pipeline, over a connection that is kept: what a pool and a pipeline do besides takes longer than Redis
+        takes for a lookup."""
+        pool = self.unhurried.connection_pool
+        connection = self._idle.pop() if self._idle else await pool.get_connection()
+        is_usable = False
+        try:
+            await connection.send_packed_command(packed(commands))
+            replies = [await connection.read_response(disconnect_on_error=False) for _ in commands]
+            is_usable = True
+            return replies
+        finally:
+            if is_usable:
+                self._idle.append(connection)
+            else:  # replies may be left on it
+                await connection.disconnect(nowait=True)
+                await pool.release(connection)
 
     async def _prepare(self) -> None:
         """Whatever a Redis needs that was not seen before, or was away."""
@@ -199,7 +225,8 @@ class RedisClient:
         while True:
             try:
                 with self.reaching():
-                    await self._redis.ping()
+                    async with asyncio.timeout(self._timeout_s):
+                        await self._ask([("PING",)])  # so that there is a connection for the first lookup
                     if not self._is_prepared:
                         await self._prepare()
                 self._is_up, self._problem, was_up = True, "", True
@@ -232,3 +259,8 @@ def _flat(reply: Reply) -> list[object]:
     if isinstance(reply, dict):
         reply = [*reply.keys(), *reply.values()]
     return [leaf for item in reply for leaf in _flat(item)] if isinstance(reply, list) else [reply]
+
+
+def packed(commands: Sequence[Command]) -> bytes:
+    """Commands as they are sent."""
+    return b"".join([hiredis.pack_command(tuple(command)) for command in commands])  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ async def follow(client: RedisClient, scope: Scope) -> AsyncGenerator[PriorChang
         # Before the prior itself is read: no change between the two is missed.
         with client.reaching():
             async with asyncio.timeout(READ_TIMEOUT_S):
-                latest: _Entries = await client.followers.xrevrange(changes, count=1)
+                latest: _Entries = await client.unhurried.xrevrange(changes, count=1)
         last_ids[changes.encode()] = latest[0][0] if latest else b"0"
     yield PriorChange()
     if wider:
@@ -65,7 +65,7 @@ async def _read(client: RedisClient, last_ids: dict[bytes, bytes], count: int) -
     """The next entries of streams, the last ids moved on; empty after BLOCK_MS without any."""
     with client.reaching():
         async with asyncio.timeout(READ_TIMEOUT_S):
-            found: list[Any] = await client.followers.xread(last_ids, count=count, block=BLOCK_MS)
+            found: list[Any] = await client.unhurried.xread(last_ids, count=count, block=BLOCK_MS)
     for key, entries in found:
         last_ids[key] = entries[-1][0]
     return [(key, entries) for key, entries in found]

@@ -123,7 +123,8 @@ def info(address: options.Address = options.DEFAULT_ADDRESS) -> None:
     for name in ("speculator", "datastore"):
         peer = getattr(response, name)
         state = "connected" if peer.connected else f"not connected: {peer.last_error or 'not tried yet'}"
-        table.add_row(name, f"{peer.address} ({state})" if response.HasField(name) else "none")
+        shed = f"; {peer.num_shed_tokens} tokens were not recorded" if peer.num_shed_tokens else ""
+        table.add_row(name, f"{peer.address} ({state}{shed})" if response.HasField(name) else "none")
     for time in response.forward_times:
         table.add_row(f"forward, {time.num_rows} rows", f"{time.forward_ms:.2f} ms")
     Console(highlight=False, soft_wrap=True).print(table)

@@ -91,6 +91,17 @@ def test_where_the_prior_was_refused_the_target_s_own_token_is_guessed() -> None
     assert path_of(session.guess((), 1)) == [2]
 
 
+def test_a_token_that_was_refused_in_the_middle_of_a_commit_is_marked_where_it_stood() -> None:
+    documents = [[1, 2, 3, 4, 5], [2, 3, 4, 6, 7]]
+    in_one = retriever([1, 2, 3], tiers=prior_of(*documents))
+    in_one.commit([4, 6, 7, 1, 2, 3, 4], 5, 1)
+    in_two = retriever([1, 2, 3], tiers=prior_of(*documents))
+    in_two.commit([4, 6], 5)
+    in_two.commit([7, 1, 2, 3, 4], None)
+    assert path_of(in_one.guess((), 1)) == path_of(in_two.guess((), 1)) == [6]
+    assert path_of(retriever([1, 2, 3, 4], tiers=prior_of(*documents)).guess((), 1)) == [5]
+
+
 def test_nothing_is_known_of_an_unseen_context() -> None:
     assert retriever([1, 2, 3]).guess((), 5) is None
 

@@ -10,6 +10,8 @@ LEAST = 0.02
 Key = tuple[Source, int, int]
 """What guesses are counted under: tier, length of the match, class of the share."""
 
+FIRST_WEIGHT = 4
+"""Cases that the rate before the first case is worth."""
 MAX_COUNTED_LEN = 8
 """Longer matches are counted as this long."""
 
@@ -23,6 +25,7 @@ class Calibration:
     def __init__(self, weight: float = 0.03) -> None:
         self._weight = weight
         self._rates: dict[Key, float] = {}
+        self._num_seen: dict[Key, int] = {}
 
     def key(self, source: Source, match_len: int, share: float) -> Key:
         """What a guess is counted under."""
@@ -36,7 +39,9 @@ class Calibration:
     def add(self, key: Key, agreed: bool) -> None:
         """The target has spoken."""
         rate = self.rate(key)
-        rate += self._weight * (agreed - rate)
+        num_seen = self._num_seen[key] = self._num_seen.get(key, 0) + 1
+        # What was measured elsewhere counts as FIRST_WEIGHT cases; later, what happens now counts more than long ago.
+        rate += max(self._weight, 1 / (num_seen + FIRST_WEIGHT)) * (agreed - rate)
         self._rates[key] = min(1 - LEAST, max(LEAST, rate))
 
 

@@ -42,8 +42,13 @@ class LocalTiers:
         """
         tail = tuple(context[-self.max_match_len :])
         self.rejected.learn((*tail, *continuation), len(tail))
-        refused = (token_id for token_id in self._refused.get(tail, ()) if token_id != rejected[0])
-        self._refused[tail] = (rejected[0], *refused)[:MAX_FOLLOWERS]
+        self.refuse(tail, rejected[0])
+
+    def refuse(self, context: Sequence[TokenId], token_id: TokenId) -> None:
+        """Marks a token that the target refused. Enough where the dynamic tier learns what it said instead."""
+        tail = tuple(context[-self.max_match_len :])
+        others = (other for other in self._refused.get(tail, ()) if other != token_id)
+        self._refused[tail] = (token_id, *others)[:MAX_FOLLOWERS]
 
     def lookup(self, context: Sequence[TokenId], max_match_len: int, max_continuation_len: int) -> Continuation:
         """What followed the longest suffix of the context, of at most max_match_len tokens, that a tier knows.

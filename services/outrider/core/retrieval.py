@@ -1,7 +1,8 @@
 """One session's retrieval in process: what its tiers say comes next, as guesses with probabilities.
 
 No message is sent for any of it. The prior and the shared tier are copies that others keep up to date (`TierSource`);
-the dynamic and the rejected tier learn from the session's own commits, as their originals in the datastore do.
+the dynamic tier learns from the session's own commits, as its original in the datastore does. So it knows what the
+target said instead of a refused token, and nothing is left for a rejected tier but to pass that token over.
 
 A count says how often a token followed, not how often the target will agree. `Calibration` measures that, over all
 sessions of a process. Above temperature 0 the target's draw is known but for its logits: tokens that followed the same
@@ -86,15 +87,16 @@ class Retriever:
         self._pending: dict[Node, Key] = {}
         self.commit(committed, None)
 
-    def commit(self, token_ids: Sequence[TokenId], rejected: TokenId | None) -> None:
-        """Learns what the target said. `rejected` is the token that it refused, in whose place the last of token_ids
-        stands."""
+    def commit(self, token_ids: Sequence[TokenId], rejected: TokenId | None, rejected_at: int = -1) -> None:
+        """Learns what the target said. `rejected` is the token that it refused, in whose place it said
+        token_ids[rejected_at]."""
+        known = [*self._tail, *token_ids]
         if rejected is not None and token_ids:
-            context = [*self._tail, *token_ids[:-1]][-MAX_MATCH_LEN:]
-            if context:
-                self._tiers.reject(context, [rejected], token_ids[-1:])
+            place = len(known) - (len(token_ids) - rejected_at if rejected_at >= 0 else -rejected_at)
+            if place > 0:
+                self._tiers.refuse(known[max(0, place - MAX_MATCH_LEN) : place], rejected)
         self._tiers.record(token_ids)
-        self._tail = [*self._tail, *token_ids][-CONTEXT_LEN:]
+        self._tail = known[-CONTEXT_LEN:]
         self._length += len(token_ids)
 
     def guess(self, behind: Sequence[TokenId], max_len: int) -> Guess | None:

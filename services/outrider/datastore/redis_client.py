@@ -34,9 +34,10 @@ RETRY_S = 0.2
 """Between two attempts to reach a Redis that is away."""
 CHECK_S = 1.0
 """Between two questions whether a Redis that is there still answers."""
-MAX_LOOKUPS_UNDER_WAY = 2
-"""Lookups that Redis is sent before it has answered; one keeps it busy for up to two milliseconds. The others wait
-here: what counts as late is Redis, not the queue before it."""
+MAX_SMALL_LOOKUPS_UNDER_WAY = 4
+MAX_LARGE_LOOKUPS_UNDER_WAY = 1
+"""Lookups that Redis is sent before it has answered; a large one, of several commands, keeps it busy for up to two
+milliseconds. The others wait here: what counts as late is Redis, not the queue before it."""
 MAX_LOOKUPS_WAITING = 32
 """More than that, and no answer would come in time."""
 NUM_ATTEMPTS_WHEN_FULL = 5
@@ -64,7 +65,8 @@ class RedisClient:
         self._is_up = True
         self._problem = ""
         """Why the keeper could not reach it the last time; empty = it could."""
-        self._lookups = asyncio.Semaphore(MAX_LOOKUPS_UNDER_WAY)
+        self._small_lookups = asyncio.Semaphore(MAX_SMALL_LOOKUPS_UNDER_WAY)
+        self._large_lookups = asyncio.Semaphore(MAX_LARGE_LOOKUPS_UNDER_WAY)
         self._num_waiting = 0
         self._is_prepared = False
         self._preparing = asyncio.Lock()
@@ -100,12 +102,13 @@ class RedisClient:
         await self.unhurried.aclose()
 
     async def look_up(self, commands: Sequence[Command]) -> list[Reply]:
-        """Replies of read-only Functions, in one round trip. Fails at once where they cannot come in time."""
+        """Replies of read-only Functions, in one round trip. Fails at once where they cannot come in time: within the
+        lookup timeout for each command."""
         if not self._is_up or self._num_waiting >= MAX_LOOKUPS_WAITING:
             raise self.unavailable("too much is waiting for it" if self._is_up else "it does not answer")
         self._num_waiting += 1
         try:
-            async with self._lookups:
+            async with self._small_lookups if len(commands) == 1 else self._large_lookups:
                 return await self._look_up_now(commands)
         finally:
             self._num_waiting -= 1
@@ -114,7 +117,7 @@ class RedisClient:
         if not self._is_up:  # since it was asked
             raise self.unavailable("it does not answer")
         try:
-            async with asyncio.timeout(self._lookup_timeout_s):
+            async with asyncio.timeout(self._lookup_timeout_s * len(commands)):
                 return await self._execute(commands, self._ask)
         except TimeoutError:
             error = self.unavailable("it did not answer in time")

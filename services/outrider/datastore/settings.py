@@ -21,7 +21,9 @@ class DatastoreSettings(ServiceSettings):
         0.5, gt=0, description="Longest that one Redis command other than a lookup, or connecting, may take."
     )
     lookup_timeout_ms: float = Field(
-        4.0, gt=0, description="Longest that Redis may take for a lookup; then what this server holds is the answer."
+        4.0,
+        gt=0,
+        description="Longest that Redis may take to look up 16 contexts; then what this server holds is the answer.",
     )
     memory_budget_mb: int = Field(
         0,

@@ -108,11 +108,8 @@ class Drafting:
         while known < len(token_ids) and token_ids[known] in node.children:
             node = node.children[token_ids[known]]
             known += 1
-        if known < len(token_ids) and node.children:
-            self._retriever.commit(token_ids[: known + 1], next(iter(node.children)))
-            self._retriever.commit(token_ids[known + 1 :], None)
-        else:
-            self._retriever.commit(token_ids, None)
+        is_refused = known < len(token_ids) and bool(node.children)
+        self._retriever.commit(token_ids, next(iter(node.children)) if is_refused else None, known)
         self._retrieval_s += time.perf_counter() - started
 
     def with_phrase(self, expansion: Expansion) -> Expansion:

@@ -17,10 +17,6 @@ from outrider.core.statistics import RoundTime, RunningMean, Statistics
 from outrider.core.tree import Draft, DraftCost, Node, StreamNodes, TokenId, expected_num_accepted
 from outrider.models.runner import KVCache, Segment
 
-RETRIEVED_SHARE = 0.8
-"""A retrieved chain that is expected to bring this share of what chains usually bring is verified at once, though the
-draft model's answer to the commit is still on its way."""
-
 
 class GenerationSink(Protocol):
     """Where a generation's events go. Called on the event loop."""
@@ -76,6 +72,7 @@ class Job:
         self.wants_lookup = self._has_datastore
         self._num_lookup_timeouts = 0
         self._accepted_per_chain = RunningMean(0.1)
+        """Of the chains that may be waited for."""
         self._num_timeouts = 0
         self._committed_at = now
         self._waiting_since: float | None = None
@@ -153,11 +150,14 @@ class Job:
         return is_ready
 
     def _is_worth_verifying(self, chain: Sequence[Node]) -> bool:
-        """Whether a chain need not be waited for. One that was retrieved may be worth less than the draft model's,
-        which comes a little later."""
+        """Whether a chain need not be waited for. One that was retrieved may bring fewer tokens in its time than the
+        draft model's, which comes a little later, in a little more."""
         if not chain or not self._is_attached or chain[0].source is Source.DRAFT:
             return bool(chain)
-        return expected_num_accepted(chain) >= RETRIEVED_SHARE * self._accepted_per_chain.get(1.0)
+        forward_ms = self._pace.forward_ms.get(0.0)
+        waited_ms = forward_ms + self._pace.speculator_ms.get(0.2 * forward_ms)
+        drafted = 1 + self._accepted_per_chain.get(1.0)
+        return (1 + expected_num_accepted(chain)) * waited_ms >= drafted * forward_ms
 
     @property
     def is_prefilling(self) -> bool:
@@ -225,7 +225,7 @@ class Job:
         length = len(session.committed)
         verdict = session.apply(chain, draws)
         self._cache.truncate(length + verdict.num_accepted)
-        if chain:
+        if chain and (chain[0].source is Source.DRAFT or not self._is_attached):
             self._accepted_per_chain.add(verdict.num_accepted)
         self._learn(verdict)
         times = RoundTime((now - self._committed_at) * 1e3, forward_ms, wait_ms, self._retrieval_s * 1e3)

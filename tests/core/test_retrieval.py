@@ -178,11 +178,23 @@ def test_rates_never_become_certain() -> None:
 
 def test_a_phrase_ends_where_its_path_gets_improbable_and_learns_from_the_draft_model() -> None:
     calibration = Calibration(weight=1.0)
-    session = retriever([1, 2, 3, 4, 9, 1, 2, 3], calibration=calibration)
-    token_ids, keys = session.phrase((), 4, 0.45)
+    committed = [1, 2, 3, 4, 9, 1, 2, 3]
+    session, root = retriever(committed, calibration=calibration), DraftTree(committed, 100).root
+    token_ids, keys = session.phrase(root, 4, 0.45)
     assert token_ids == [4, 9, 1]
     session.judge_phrase(keys, 0)
-    assert session.phrase((), 4, 0.45) == ([], [])
+    assert session.phrase(root, 4, 0.45) == ([], [])
+
+
+def test_a_phrase_behind_a_chain_has_the_chain_in_its_context() -> None:
+    committed = [1, 2, 3, 4, 9, 8, 1]
+    tree = DraftTree(committed, 100)
+    tip = tree.root
+    for token_id in (2, 3):
+        child = tree.add(tip, token_id, -0.1, Source.DRAFT)
+        assert child is not None
+        tip = child
+    assert retriever(committed).phrase(tip, 3, 0.01)[0] == [4, 9, 8]
 
 
 def test_a_datastore_s_answer_is_a_guess_like_any_other() -> None:

@@ -143,12 +143,10 @@ class Retriever:
                 self._calibration.add(key, index < num_accepted)
         self._pending = {node: key for node, key in self._pending.items() if node.state is NodeState.LIVE}
 
-    def phrase(
-        self, behind: Sequence[TokenId], max_len: int, min_probability: float
-    ) -> tuple[list[TokenId], list[Key]]:
-        """The most probable path of a guess behind these tokens, as far as its probability does not fall below the
-        bound, and what its tokens are counted under."""
-        context, position = [*self._tail, *behind], self._length + len(behind)
+    def phrase(self, tip: Node, max_len: int, min_probability: float) -> tuple[list[TokenId], list[Key]]:
+        """The most probable path of a guess behind a node, as far as its probability does not fall below the bound, and
+        what its tokens are counted under."""
+        context, position = self._context_of(tip), tip.position + 1
         probability, token_ids, keys = 1.0, list[TokenId](), list[Key]()
         key_of, rate_of = self._calibration.key, self._calibration.rate
         # A branch that the noise prefers to the most counted path ends it: what follows is looked up anew.
@@ -168,6 +166,17 @@ class Retriever:
                 break
             context = [*context, *(token_id for token_id, _ in path)]
         return token_ids, keys
+
+    def _context_of(self, tip: Node) -> list[TokenId]:
+        """The last tokens up to a node."""
+        context: list[TokenId] = []
+        node: Node | None = tip
+        while node is not None and node.state is NodeState.LIVE and len(context) < MAX_MATCH_LEN:
+            context.append(node.token_id)
+            node = node.parent
+        context.reverse()
+        missing = MAX_MATCH_LEN - len(context)
+        return [*self._tail[-missing:], *context] if missing else context
 
     def judge_phrase(self, keys: Sequence[Key], num_accepted: int) -> None:
         """A draft model has judged a phrase."""

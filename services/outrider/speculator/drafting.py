@@ -40,7 +40,7 @@ MAX_PHRASE_LEN = 10
 """Retrieved tokens that one draft forward verifies (d of DOUBLE)."""
 MIN_PHRASE_LEN = 2
 """As many are looked up where phrases are never accepted; three times what is accepted more, otherwise."""
-MAX_SKIPPED = 3
+MAX_SKIPPED = 5
 """After each phrase that was refused altogether one more forward goes without; so many at most."""
 MIN_PHRASE_PROBABILITY = 0.2
 """A phrase ends where its path is less probable: a row costs about a fifth of a forward of its own."""
@@ -125,13 +125,7 @@ class Drafting:
         if room < 1:
             return expansion
         started = time.perf_counter()
-        behind: list[TokenId] = []
-        node: Node | None = tip
-        while node is not None and node is not self.tree.root:
-            behind.append(node.token_id)
-            node = node.parent
-        behind.reverse()
-        phrase, self._phrase_keys = self._retriever.phrase(behind, room, MIN_PHRASE_PROBABILITY)
+        phrase, self._phrase_keys = self._retriever.phrase(tip, room, MIN_PHRASE_PROBABILITY)
         self._retrieval_s += time.perf_counter() - started
         return Expansion(expansion.nodes, 1, expansion.max_len, tuple(phrase)) if phrase else expansion
 

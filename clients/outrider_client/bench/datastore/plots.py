@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ matplotlib.use("Agg")  # files only; a benchmark often runs where there is no sc
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from outrider_client.bench.datastore.numbers import PLOTTED_PERCENTILES
 
@@ -51,8 +53,7 @@ def _draw_distributions(axes: Axes, distributions: Mapping[str, list[float]]) ->
     for number, (name, values) in enumerate(distributions.items()):
         style = "-" if number < len(_COLOURS) else "--"
         axes.plot(values, PLOTTED_PERCENTILES, label=name, color=_COLOURS[number % len(_COLOURS)], linestyle=style)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
+    _scale(axes.set_xscale, axes.xaxis)
     axes.set_xlabel("µs (log scale)")
     axes.set_ylabel("% of the lookups that took no longer")
     axes.set_ylim(0, 100)
@@ -64,12 +65,18 @@ def _draw_curves(axes: Axes, curves: Mapping[str, list[list[float]]]) -> None:
         sizes, values = zip(*points, strict=True)
         axes.plot(sizes, values, marker="o", label=name, color=_COLOURS[number])
     axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
+    _scale(axes.set_yscale, axes.yaxis)
     axes.set_xlabel("tokens in the ring (log scale)")
     axes.set_ylabel("µs a lookup, idle (log scale)")
     _finish(axes)
+
+
+def _scale(set_scale: Callable[[str], None], axis: Axis) -> None:
+    """A logarithmic scale with 1, 2 and 5 of each power of ten: more labels would overlap."""
+    set_scale("log")
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _finish(axes: Axes) -> None:

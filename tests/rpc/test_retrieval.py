@@ -97,6 +97,20 @@ async def test_a_datastore_that_takes_nothing_costs_a_bounded_backlog_and_says_w
         assert datastore.tokens["s9"] == [9] * 300
 
 
+async def test_a_session_that_is_refused_does_not_hold_up_the_others_and_every_token_of_it_is_counted_once() -> None:
+    async with scripted_datastore() as (datastore, peer):
+        datastore.refuses = {"bad"}
+        bad = retrieve(peer, "bad", [1] * 40, Listener())
+        await until(lambda: peer.state.num_shed_tokens == 40)
+        bad.commit([2, 3], None, [Source.TARGET] * 2)
+        bad.close()
+        good = retrieve(peer, "good", [1] * 40, Listener())
+        good.close()
+        await until(lambda: "good" in datastore.ended)
+        assert peer.state.num_shed_tokens == 42
+        assert "bad" not in datastore.tokens
+
+
 async def test_closing_sends_what_is_left_or_counts_it() -> None:
     async with scripted_datastore() as (datastore, peer):
         retrieve(peer, "s", [1, 2], Listener()).close()

@@ -50,6 +50,7 @@ class Recording:
         self.num_acknowledged = 0
         self.num_resends = 0
         self.is_ended = False
+        self.is_given_up = False
         self.rejections: list[pb.Rejection] = []
         self.accepted_by_tier: Counter[Source] = Counter()
         self._recorder = recorder
@@ -57,6 +58,9 @@ class Recording:
     def commit(self, token_ids: Sequence[TokenId], rejection: pb.Rejection | None, accepted: Counter[Source]) -> None:
         """What the target said, what it refused, and how many retrieved tokens it accepted, by tier."""
         self.committed.extend(token_ids)
+        if self.is_given_up:
+            self._recorder.shed(len(token_ids))
+            return
         self.accepted_by_tier += accepted
         if rejection is not None:
             self.rejections.append(rejection)
@@ -116,6 +120,8 @@ class Recorder:
 
     def end(self, recording: Recording) -> None:
         """A session is over; its last tokens are sent in the background."""
+        if recording.is_given_up:
+            return
         self._ended[recording] = None
         self._is_empty.clear()
         self.touch(recording)
@@ -160,6 +166,7 @@ class Recorder:
     def _give_up(self, recording: Recording, why: str) -> None:
         self.shed(recording.num_waiting)
         log.warning("datastore.tokens_shed", num_tokens=recording.num_waiting, reason=why)
+        recording.is_given_up = True
         self._forget(recording)
 
     async def _run(self) -> None:
@@ -243,6 +250,8 @@ class Recorder:
 
     def _resend(self, recording: Recording, num_tokens: int) -> None:
         """The datastore has less than was sent: on from there."""
+        if recording.is_given_up:
+            return
         recording.num_resends += 1
         if recording.num_resends > MAX_RESENDS * MAX_IN_FLIGHT:
             self._give_up(recording, "the datastore does not keep them")
@@ -259,5 +268,5 @@ class Recorder:
             for count in sent.request.accepted_by_tier:
                 recording.accepted_by_tier[Source(count.source)] += count.num_tokens
             recording.rejections = [*sent.request.rejections, *recording.rejections][-MAX_REJECTIONS:]
-            if not recording.is_ended or recording in self._ended:
+            if not recording.is_given_up:
                 self._make_due(recording)

@@ -10,7 +10,8 @@ workload     who runs when: interleaved, in rotating order
 statistics   samples to rows
 machine      what one forward costs, and the ceiling that this sets
 environment  where it ran
-report       rows to tables and to results.json
+report       rows to tables
+files        what is left behind: results.json, the report, pictures
 plots        rows to pictures
 command      the command itself
 

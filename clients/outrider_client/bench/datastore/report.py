@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider_client.bench.datastore.numbers import MET, MISSED, counts_of
+from outrider_client.bench.files import write_results
 
 COLUMNS = ("measured", "median", "lowest–highest", "unit", "target", "verdict")
 _STYLES = {MET: "green", MISSED: "red", "": ""}
@@ -36,20 +36,7 @@ def print_report(results: Mapping[str, Any], console: Console) -> None:
 
 def write_report(results: Mapping[str, Any], folder: Path) -> list[Path]:
     """results.json, report.md and, if matplotlib is there, the pictures. Returns what was written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    data, text = folder / "results.json", folder / "report.md"
-    # First of all the numbers: whatever goes wrong with the rest, they are kept.
-    data.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    try:
-        from outrider_client.bench.datastore.plots import write_plots
-
-        pictures = write_plots(results, folder)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "matplotlib":
-            raise
-        pictures = []
-    text.write_text(to_markdown(results, pictures), encoding="utf-8")
-    return [data, text, *pictures]
+    return write_results(results, folder, "report.md", to_markdown, "outrider_client.bench.datastore.plots")
 
 
 def to_markdown(results: Mapping[str, Any], pictures: Sequence[Path] = ()) -> str:

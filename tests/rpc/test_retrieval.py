@@ -193,6 +193,19 @@ async def test_the_prior_is_copied_piece_by_piece_and_replaced_as_a_whole() -> N
         assert tiers.prior.followers((6,)) == (), "documents do not touch"
         assert tiers.prior.followers((7,)) == ((8, 1),)
         assert tiers.shared is None
+        assert peer.state.is_connected, "whoever is sent something is connected"
+        await peer.close()
+
+
+async def test_a_prior_that_cannot_be_one_is_refused_and_the_next_one_is_taken() -> None:
+    async with scripted_datastore() as (datastore, other):
+        wrong = pb.PriorPiece(is_first=True, is_last=True, documents=[pb.TokenSequence(token_ids=[1, -2, 3])])
+        datastore.watched = [pb.WatchResponse(prior=wrong)]
+        peer = DatastorePeer(other.state.address, "a tokenizer", 1000)
+        await until(lambda: "cannot be one" in peer.state.last_error)
+        right = pb.PriorPiece(is_first=True, is_last=True, documents=[pb.TokenSequence(token_ids=[1, 2, 3])])
+        datastore.watched = [pb.WatchResponse(prior=right)]
+        await until(lambda: peer.tiers(RetrievalScope.SESSION).prior is not None)
         await peer.close()
 
 

@@ -43,7 +43,7 @@ class DatastorePeer:
         """Copies of the tiers of a scope. The first request for a scope makes them come."""
         watch = self._watches.get(scope)
         if watch is None:
-            watch = TierWatch(self._stub, self._scope_of(retrieval_scope_to_proto(scope)))
+            watch = TierWatch(self._stub, self.state, self._scope_of(retrieval_scope_to_proto(scope)))
             self._watches[scope] = watch
         return watch
 

@@ -9,10 +9,11 @@ import grpc
 import structlog
 
 from outrider.core.ngrams import NgramTier
+from outrider.core.params import InvalidParameter
 from outrider.core.prior import PriorTable
 from outrider.core.retrieval import MAX_MATCH_LEN
 from outrider.core.tree import TokenId
-from outrider.rpc.peers import reason_of, wait_before_retry
+from outrider.rpc.peers import PeerState, reason_of, wait_before_retry
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, types_pb2
 
@@ -27,7 +28,7 @@ MAX_PRIOR_TOKENS = 16 << 20
 class TierWatch:
     """A scope's prior and shared tier, as far as they have come. Read by any thread, written on the event loop."""
 
-    def __init__(self, stub: datastore_pb2_grpc.DatastoreServiceAsyncStub, scope: pb.Scope) -> None:
+    def __init__(self, stub: datastore_pb2_grpc.DatastoreServiceAsyncStub, state: PeerState, scope: pb.Scope) -> None:
         self.prior: PriorTable | None = None
         """The prior; None = there is none, or it has not come yet."""
         is_shared = scope.retrieval_scope not in (
@@ -36,7 +37,7 @@ class TierWatch:
         )
         self.shared: NgramTier | None = _new_tier() if is_shared else None
         """The shared tier; None = the scope has none."""
-        self._stub, self._scope = stub, scope
+        self._stub, self._state, self._scope = stub, state, scope
         self._documents: list[Sequence[TokenId]] = []
         self._is_open = False
         self._num_tokens = 0
@@ -53,6 +54,7 @@ class TierWatch:
             try:
                 async for response in self._stub.Watch(pb.WatchRequest(scope=self._scope)):
                     attempt = 0
+                    self._state.up()
                     if response.WhichOneof("change") == "prior":
                         await self._take_prior(response.prior)
                     elif shared is not None:
@@ -61,7 +63,9 @@ class TierWatch:
                         run = response.shared
                         shared.learn([*run.context_token_ids, *run.token_ids], len(run.context_token_ids))
             except grpc.aio.AioRpcError as error:
-                log.debug("datastore.watch_failed", reason=reason_of(error))
+                self._state.down(reason_of(error))
+            except InvalidParameter as error:
+                self._state.down(f"it sent a prior that cannot be one: {error}")
             attempt += 1
             await wait_before_retry(attempt)
 

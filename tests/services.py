@@ -10,7 +10,8 @@ from functools import cache
 
 import grpc
 
-from outrider.core.params import Method, RetrievalScope, SpeculationParams
+from outrider.core.params import Method, RetrievalScope
+from outrider.core.speculation import SpeculationParams
 from outrider.models.loading import LoadedModel, load_model
 from outrider.models.text import TextCodec
 from outrider.rpc.peers import SpeculatorPeer

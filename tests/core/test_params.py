@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from outrider.core.params import InvalidParameter, Method, SamplingParams, SpeculationParams
+from outrider.core.params import InvalidParameter, Method, SamplingParams
+from outrider.core.speculation import SpeculationParams
 
 
 @pytest.mark.parametrize(

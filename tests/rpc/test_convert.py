@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.params import Method, RetrievalScope, SamplingParams, Source, SpeculationParams
+from outrider.core.params import Method, RetrievalScope, SamplingParams, Source
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import Draft
 from outrider.rpc.convert import (
     COST_PER_NAT,

@@ -12,9 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.growth import Expansion
-from outrider.core.params import Method, SamplingParams, SpeculationParams
+from outrider.core.growth.policy import Candidate, Child, Expansion, all_children
+from outrider.core.params import Method, SamplingParams
 from outrider.core.prior import PriorTable
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import DraftTree, Node, StreamNodes
 from outrider.models.runner import Runner, Segment
 from outrider.models.sampler import Sampler
@@ -38,6 +39,12 @@ class Bushy:
 
         nodes = leaves(tree.root, 0)
         return Expansion(tuple(nodes), 2) if nodes else None
+
+    def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
+        return all_children(expansion, found)
+
+    def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
+        pass
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
         return False

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from outrider.core.params import Method, SamplingParams, SpeculationParams
+from outrider.core.params import Method, SamplingParams
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import Draft, DraftCost
 from outrider.models.runner import Segment
 from outrider.models.sampler import Sampler

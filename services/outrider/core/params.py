@@ -1,6 +1,6 @@
 """Parameters of a generation, resolved: every field has a value, and every value is in its range.
 
-`SamplingParams` decide the text. `SpeculationParams` decide how fast it comes; the text never depends on them.
+`SamplingParams` decide the text. `outrider.core.speculation.SpeculationParams` decide how fast it comes.
 """
 
 from __future__ import annotations
@@ -65,11 +65,60 @@ class Method(Enum):
     SPECULATIVE = "speculative"
     PEARL = "pearl"
     RETRIEVAL = "retrieval"
+    CARD = "card"
+    SAGUARO = "saguaro"
+    DOUBLE = "double"
+    SPACELIKE = "spacelike"
+    BEST_FIRST = "best-first"
+    AUTO = "auto"
 
     @property
     def has_draft_model(self) -> bool:
-        """Whether a speculator grows the tree."""
-        return self in (Method.SPECULATIVE, Method.PEARL)
+        """Whether a speculator, where there is one, grows the tree."""
+        return self not in (Method.OFF, Method.RETRIEVAL, Method.SPACELIKE)
+
+    @property
+    def needs_draft_model(self) -> bool:
+        """Whether the method is nothing without a speculator."""
+        return self.has_draft_model and self is not Method.AUTO
+
+    @property
+    def needs_datastore(self) -> bool:
+        """Whether the method is nothing without a datastore."""
+        return self is Method.SPACELIKE
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether the tree goes on growing while the target verifies."""
+        return self.has_draft_model and self is not Method.SPECULATIVE
+
+    @property
+    def always_retrieves(self) -> bool:
+        """Whether continuations are looked up without being asked for."""
+        return self in (Method.RETRIEVAL, Method.SPACELIKE, Method.DOUBLE, Method.AUTO)
+
+    @property
+    def samples(self) -> bool:
+        """Whether its drafted tokens can be samples of the draft model, as the ratio rule needs them."""
+        return self in (Method.SPECULATIVE, Method.PEARL, Method.SAGUARO, Method.DOUBLE)
+
+
+class Rows(Enum):
+    """What the rows of a target forward are spent on. The values are those of the wire."""
+
+    CHAIN = 1
+    """One path of the draft tree."""
+    TREE = 2
+    """The best connected sub-tree: one draw for each node, and down to the child that equals the draw."""
+
+
+class AcceptanceRule(Enum):
+    """Which drafted tokens are kept. The values are those of the wire."""
+
+    MATCH = 1
+    """Those that equal the target's own draw. The text is a function of prompt, parameters and seed."""
+    RATIO = 2
+    """x with probability min(1, p(x)/q(x)) (Leviathan et al. 2023). The text has the target's distribution."""
 
 
 class Source(Enum):
@@ -93,59 +142,3 @@ class RetrievalScope(Enum):
     """All sessions of the same tenant that ask for it."""
     GLOBAL = 3
     """All sessions of all tenants that ask for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationParams:
-    """How drafts are made. Changes the speed, never the text."""
-
-    method: Method = Method.OFF
-    num_speculative_tokens: int = 8
-    """Most chain tokens verified in one round (gamma)."""
-    lookahead: int = 8
-    """How many tokens beyond the committed ones the speculator may draft."""
-    min_path_probability: float = 0.0
-    """A chain ends where the draft model's probability of the whole path falls below this; 0 = never."""
-    retrieval: bool = False
-    """Whether retrieved continuations stand behind the chain, and in place of one when there is none."""
-    retrieval_scope: RetrievalScope = RetrievalScope.SESSION
-    """With whom retrieval shares."""
-    contribute: bool = False
-    """Whether the others of the scope may retrieve this session's tokens."""
-
-    def __post_init__(self) -> None:
-        check(
-            self.num_speculative_tokens >= 1,
-            "speculation.num_speculative_tokens",
-            ">= 1",
-            self.num_speculative_tokens,
-        )
-        check(
-            self.lookahead >= self.num_speculative_tokens,
-            "speculation.lookahead",
-            f">= num_speculative_tokens ({self.num_speculative_tokens})",
-            self.lookahead,
-        )
-        check(
-            0 <= self.min_path_probability < 1,
-            "speculation.min_path_probability",
-            "in [0, 1)",
-            self.min_path_probability,
-        )
-        check(
-            not (self.retrieval and self.method is Method.OFF),
-            "speculation.retrieval",
-            "false with method off",
-            self.retrieval,
-        )
-        check(
-            not (self.contribute and self.retrieval_scope is RetrievalScope.SESSION),
-            "speculation.retrieval_params.contribute",
-            "unset or false with the scope of one session",
-            self.contribute,
-        )
-
-    @property
-    def retrieves(self) -> bool:
-        """Whether continuations are looked up."""
-        return self.retrieval or self.method is Method.RETRIEVAL

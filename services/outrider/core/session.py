@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from outrider.core.params import SamplingParams, Source, SpeculationParams
+from outrider.core.params import SamplingParams, Source
+from outrider.core.speculation import SpeculationParams
 from outrider.core.statistics import Statistics
 from outrider.core.tree import DraftTree, Node, TokenId
 

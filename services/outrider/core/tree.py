@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from outrider.core.params import Source
+from outrider.core.sparse_rows import SparseRow
 
 TokenId = int
 
@@ -35,7 +36,18 @@ class NodeState(Enum):
 class Node:
     """One guessed token. Owned by its tree; read freely, never write."""
 
-    __slots__ = ("children", "logprob", "parent", "position", "source", "state", "token_id")
+    __slots__ = (
+        "children",
+        "is_expanded",
+        "logprob",
+        "parent",
+        "path_logprob",
+        "position",
+        "q",
+        "source",
+        "state",
+        "token_id",
+    )
 
     def __init__(
         self, token_id: TokenId, position: int, parent: Node | None, logprob: float, source: Source, state: NodeState
@@ -49,6 +61,13 @@ class Node:
         self.source = source
         self.state = state
         self.children: dict[TokenId, Node] = {}
+        self.path_logprob: float = logprob if parent is None else parent.path_logprob + logprob
+        """Sum of the log-probabilities from an ancestor that all live nodes share: nodes of one tree can be compared by
+        it, before and after a commit. Relative to the root, subtract the root's."""
+        self.is_expanded = False
+        """Whether a draft model has said what follows it."""
+        self.q: SparseRow | None = None
+        """What the token was drawn from; None = it was picked."""
 
     def __repr__(self) -> str:
         return f"Node({self.token_id}@{self.position}, {self.state.value}, {len(self.children)} children)"
@@ -68,6 +87,8 @@ class Draft:
     logprobs: Sequence[float]
     """Empty = all certain."""
     source: Source
+    q_rows: Sequence[SparseRow | None] = ()
+    """What the tokens were drawn from; empty = all were picked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +129,9 @@ class DraftTree:
             return self._committed_node(base_len - 1)
         return None
 
-    def add(self, parent: Node, token_id: TokenId, logprob: float, source: Source) -> Node | None:
+    def add(
+        self, parent: Node, token_id: TokenId, logprob: float, source: Source, q: SparseRow | None = None
+    ) -> Node | None:
         """Claims that `token_id` follows `parent`.
 
         Returns the node that now stands for the claim, which may be an existing one, or None if the claim is
@@ -127,11 +150,13 @@ class DraftTree:
         existing = parent.children.get(token_id)
         if existing is not None:
             if source is Source.DRAFT and existing.source is not Source.DRAFT:
-                existing.logprob, existing.source = logprob, source
+                _reweigh(existing, logprob - existing.logprob)
+                existing.logprob, existing.source, existing.q = logprob, source, q
             return existing
         if self.num_nodes >= self.max_num_nodes:
             return None
         node = Node(token_id, position, parent, logprob, source, NodeState.LIVE)
+        node.q = q
         parent.children[token_id] = node
         self.num_nodes += 1
         return node
@@ -203,6 +228,15 @@ class DraftTree:
             queue.extend(node.children.values())
 
 
+def _reweigh(node: Node, change: float) -> None:
+    """Adds to the path of a node and of all below it."""
+    stack = [node]
+    while stack:
+        changed = stack.pop()
+        changed.path_logprob += change
+        stack.extend(changed.children.values())
+
+
 def expected_num_accepted(chain: Sequence[Node]) -> float:
     """How many nodes of a chain the target is expected to accept, by their own probabilities."""
     path_logprob, expected = 0.0, 0.0
@@ -229,12 +263,13 @@ class StreamNodes:
         tokens."""
         num_standing = 0
         logprobs = draft.logprobs or [0.0] * len(draft.token_ids)
-        for index, (offset, token_id, logprob) in enumerate(
-            zip(draft.parent_offsets, draft.token_ids, logprobs, strict=False)
+        q_rows = draft.q_rows or [None] * len(draft.token_ids)
+        for index, (offset, token_id, logprob, q) in enumerate(
+            zip(draft.parent_offsets, draft.token_ids, logprobs, q_rows, strict=False)
         ):
             node_id = draft.first_node_id + index
             parent = self._tree.anchor(draft.base_len) if offset == 0 else self._nodes.get(node_id - offset)
-            node = None if parent is None else self._tree.add(parent, token_id, logprob, draft.source)
+            node = None if parent is None else self._tree.add(parent, token_id, logprob, draft.source, q)
             if node is not None:
                 self._nodes[node_id] = node
                 num_standing += 1

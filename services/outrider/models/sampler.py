@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outrider.core.growth.policy import Candidate
 from outrider.core.params import SamplingParams
 from outrider.models.noise import NoiseRows
 
@@ -54,13 +55,13 @@ class Sampler:
     @torch.inference_mode()
     def candidates(
         self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int], k: int
-    ) -> list[list[tuple[int, float]]]:
+    ) -> list[list[Candidate]]:
         """The tokens that the target will most probably draw, guessed from a draft model's logits.
 
         Returns:
-            For each row at most k pairs (token id, log-probability), best first. The log-probability is that of the
+            For each row at most k candidates, best first. The log-probability is that of the
             target drawing the same: the log-softmax over the best 8 of the perturbed scores (at temperature 0, of the
-            logits) times `SAMPLED_SHARPNESS` (`GREEDY_SHARPNESS`). A row has fewer pairs if fewer tokens are allowed.
+            logits) times `SAMPLED_SHARPNESS` (`GREEDY_SHARPNESS`). A row has fewer if fewer tokens are allowed.
         """
         is_greedy = [p.is_greedy for p in params]
         scores = logits if all(is_greedy) else self._perturbed(logits, params, output_indices)
@@ -95,14 +96,14 @@ class Sampler:
         return self._noise
 
 
-def _ranked(token_ids: Sequence[int], scores: Sequence[float], sharpness: float) -> list[tuple[int, float]]:
-    """Pairs (token id, log-probability), best first; a filtered token has minus infinity, and is left out.
+def _ranked(token_ids: Sequence[int], scores: Sequence[float], sharpness: float) -> list[Candidate]:
+    """Candidates, best first; a filtered token has minus infinity, and is left out.
 
     `scores` fall. A few numbers are quicker without tensors.
     """
     sharp = [sharpness * (score - scores[0]) for score in scores]
     total = math.log(sum(math.exp(score) for score in sharp[:NUM_NORMALISED]))
-    pairs = [(t, score - total) for t, score in zip(token_ids, sharp, strict=True) if score != -math.inf]
+    pairs = [Candidate(t, score - total) for t, score in zip(token_ids, sharp, strict=True) if score != -math.inf]
     # `topk` promises no order between equals.
     pairs.sort(key=lambda pair: (-pair[1], pair[0]))
     return pairs

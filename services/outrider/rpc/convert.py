@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
-from outrider.core.params import Method, RetrievalScope, SamplingParams, Source, SpeculationParams, check
+from outrider.core.params import Method, RetrievalScope, SamplingParams, Source, check
 from outrider.core.session import FinishReason
+from outrider.core.sparse_rows import SparseRow
+from outrider.core.speculation import SpeculationParams
 from outrider.core.statistics import Statistics, median_or_zero
 from outrider.core.tree import Draft
 from outrider.v1 import types_pb2, verifier_pb2
@@ -153,7 +155,15 @@ def draft_from_proto(message: types_pb2.Draft) -> Draft:
         token_ids=message.token_ids,
         logprobs=[-cost / COST_PER_NAT for cost in message.costs],
         source=Source(source),
+        q_rows=[_sparse_row(row) for row in message.q_rows],
     )
+
+
+def _sparse_row(message: types_pb2.SparseRow) -> SparseRow | None:
+    """What a token was drawn from; None = it was picked. A row that is no distribution is none."""
+    token_ids, weights = tuple(message.token_ids), tuple(message.weights)
+    is_whole = len(token_ids) == len(weights) == len(set(token_ids)) and min(weights, default=0) >= 1
+    return SparseRow(token_ids, weights) if is_whole else None
 
 
 def source_to_proto(source: Source) -> types_pb2.Source:
@@ -175,6 +185,10 @@ def draft_to_proto(draft: Draft) -> types_pb2.Draft:
         token_ids=draft.token_ids,
         costs=[round(min(MAX_COST, max(0.0, -logprob * COST_PER_NAT))) for logprob in draft.logprobs],
         source=source_to_proto(draft.source),
+        q_rows=[
+            types_pb2.SparseRow(token_ids=row.token_ids, weights=row.weights) if row else types_pb2.SparseRow()
+            for row in draft.q_rows
+        ],
     )
 
 

@@ -15,7 +15,8 @@ from typing import Protocol
 import grpc
 import structlog
 
-from outrider.core.params import SamplingParams, SpeculationParams
+from outrider.core.params import SamplingParams
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import Draft, DraftCost, TokenId
 from outrider.rpc.convert import draft_from_proto, sampling_to_proto, speculation_to_proto
 from outrider.rpc.handshake import Model, handshake

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.core.calibration import Calibration, Key
-from outrider.core.growth import Expansion, growth_policy
-from outrider.core.params import SamplingParams, Source, SpeculationParams
+from outrider.core.growth.methods import growth_policy
+from outrider.core.growth.policy import Candidate, Expansion
+from outrider.core.params import SamplingParams, Source
 from outrider.core.retrieval import Retriever, TierSource
+from outrider.core.speculation import SpeculationParams
 from outrider.core.statistics import RunningMean
 from outrider.core.tree import Draft, DraftCost, DraftTree, Node, NodeState, TokenId
 from outrider.models.runner import KVCache, Segment
@@ -87,7 +89,8 @@ class Drafting:
     def commit(self, token_ids: Sequence[TokenId]) -> None:
         """Appends committed tokens and forgets what they contradict."""
         self._learn(token_ids)
-        self.tree.commit(token_ids)
+        num_known = self.tree.commit(token_ids)
+        self._policy.committed(self.tree, len(token_ids), num_known)
         kept = [(node, slot) for node, slot in self._slots.items() if node.state is not NodeState.DEAD]
         self._cache.keep(self._trunk_len, [slot for _, slot in kept])
         self._slots = {}
@@ -196,25 +199,25 @@ class Drafting:
                 ancestor = ancestor.parent
         return visible
 
-    def grow(
-        self, expansion: Expansion, candidates: Sequence[Sequence[tuple[TokenId, float]]], forward_us: float
-    ) -> None:
-        """Adds the children that a forward found: for each expanded node, (token id, log-probability), best first."""
+    def grow(self, expansion: Expansion, found: Sequence[Sequence[Candidate]], forward_us: float) -> None:
+        """Adds what a forward found: for each expanded node its candidates, best first."""
         self._unsent_forward_us += forward_us
+        for node in expansion.nodes:
+            node.is_expanded = True
         if expansion.phrase:
-            self._grow_phrase(expansion, candidates)
+            self._grow_phrase(expansion, found)
             return
-        for node, children in zip(expansion.nodes, candidates, strict=True):
-            for token_id, logprob in children:
-                self._add(node, token_id, logprob)
+        for parent, candidate in self._policy.children(self.tree, expansion, found):
+            self._add(parent, candidate)
 
-    def _add(self, parent: Node, token_id: TokenId, logprob: float) -> Node | None:
-        child = self.tree.add(parent, token_id, logprob, Source.DRAFT)
-        if child is not None:
+    def _add(self, parent: Node, candidate: Candidate) -> Node | None:
+        before = self.tree.num_nodes
+        child = self.tree.add(parent, candidate.token_id, candidate.logprob, Source.DRAFT, candidate.q)
+        if child is not None and self.tree.num_nodes > before:
             self._unsent.append(child)
         return child
 
-    def _grow_phrase(self, expansion: Expansion, candidates: Sequence[Sequence[tuple[TokenId, float]]]) -> None:
+    def _grow_phrase(self, expansion: Expansion, candidates: Sequence[Sequence[Candidate]]) -> None:
         """Adds as many tokens of the phrase as the draft model has drawn itself, and its own next one."""
         assert self._retriever is not None
         node: Node | None = expansion.nodes[0]
@@ -222,10 +225,11 @@ class Drafting:
         for index, children in enumerate(candidates):
             if node is None or not children:
                 break
-            token_id, logprob = children[0]
-            node = self._add(node, token_id, logprob)
+            token_id = children[0].token_id
+            node = self._add(node, children[0])
             if node is None or index >= len(expansion.phrase) or token_id != expansion.phrase[index]:
                 break
+            node.is_expanded = True
             # Its row is in the cache already.
             self._slots[node] = self._phrase_slot + index
             num_accepted += 1
@@ -254,6 +258,7 @@ class Drafting:
             token_ids=[node.token_id for node in self._unsent],
             logprobs=[node.logprob for node in self._unsent],
             source=Source.DRAFT,
+            q_rows=[node.q for node in self._unsent] if self.spec.speculation.is_ratio else (),
         )
         cost = DraftCost(int(self._unsent_forward_us), int(self._retrieval_s * 1e6))
         self._unsent, self._unsent_forward_us, self._retrieval_s = [], 0.0, 0.0

@@ -15,7 +15,7 @@ from typing import Protocol
 import structlog
 
 from outrider.core.calibration import Calibration
-from outrider.core.growth import Expansion
+from outrider.core.growth.policy import Expansion
 from outrider.core.retrieval import TierSource
 from outrider.core.tree import Draft, DraftCost, TokenId
 from outrider.models.loading import LoadedModel

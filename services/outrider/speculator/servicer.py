@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 import structlog
 
-from outrider.core.params import Method, SpeculationParams, check
+from outrider.core.params import Method, check
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import Draft, DraftCost, TokenId
 from outrider.models.loading import LoadedModel
 from outrider.rpc.convert import (

@@ -8,12 +8,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SpeculateRequest(_message.Message):
-    __slots__ = ("open", "commit")
+    __slots__ = ("open", "commit", "steering")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
+    STEERING_FIELD_NUMBER: _ClassVar[int]
     open: SpeculateOpen
     commit: _types_pb2.Commit
-    def __init__(self, open: _Optional[_Union[SpeculateOpen, _Mapping]] = ..., commit: _Optional[_Union[_types_pb2.Commit, _Mapping]] = ...) -> None: ...
+    steering: Steering
+    def __init__(self, open: _Optional[_Union[SpeculateOpen, _Mapping]] = ..., commit: _Optional[_Union[_types_pb2.Commit, _Mapping]] = ..., steering: _Optional[_Union[Steering, _Mapping]] = ...) -> None: ...
+
+class Steering(_message.Message):
+    __slots__ = ("speculation", "forward_us", "round_trip_us")
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_US_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_US_FIELD_NUMBER: _ClassVar[int]
+    speculation: _types_pb2.SpeculationParams
+    forward_us: int
+    round_trip_us: int
+    def __init__(self, speculation: _Optional[_Union[_types_pb2.SpeculationParams, _Mapping]] = ..., forward_us: _Optional[int] = ..., round_trip_us: _Optional[int] = ...) -> None: ...
 
 class SpeculateOpen(_message.Message):
     __slots__ = ("handshake", "session_id", "committed_token_ids", "num_prompt_tokens", "sampling", "speculation")

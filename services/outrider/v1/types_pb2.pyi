@@ -14,6 +14,39 @@ class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     METHOD_SPECULATIVE: _ClassVar[Method]
     METHOD_PEARL: _ClassVar[Method]
     METHOD_RETRIEVAL: _ClassVar[Method]
+    METHOD_CARD: _ClassVar[Method]
+    METHOD_SAGUARO: _ClassVar[Method]
+    METHOD_DOUBLE: _ClassVar[Method]
+    METHOD_SPACELIKE: _ClassVar[Method]
+    METHOD_BEST_FIRST: _ClassVar[Method]
+    METHOD_AUTO: _ClassVar[Method]
+
+class Rows(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROWS_UNSPECIFIED: _ClassVar[Rows]
+    ROWS_CHAIN: _ClassVar[Rows]
+    ROWS_TREE: _ClassVar[Rows]
+
+class AcceptanceRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACCEPTANCE_RULE_UNSPECIFIED: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_MATCH: _ClassVar[AcceptanceRule]
+    ACCEPTANCE_RULE_RATIO: _ClassVar[AcceptanceRule]
+
+class FanOut(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FAN_OUT_UNSPECIFIED: _ClassVar[FanOut]
+    FAN_OUT_GEOMETRIC: _ClassVar[FanOut]
+    FAN_OUT_UNIFORM: _ClassVar[FanOut]
+    FAN_OUT_GIVEN: _ClassVar[FanOut]
+
+class Fallback(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FALLBACK_UNSPECIFIED: _ClassVar[Fallback]
+    FALLBACK_AUTO: _ClassVar[Fallback]
+    FALLBACK_DRAFT: _ClassVar[Fallback]
+    FALLBACK_RETRIEVAL: _ClassVar[Fallback]
+    FALLBACK_PLAIN: _ClassVar[Fallback]
 
 class RetrievalScope(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -37,6 +70,27 @@ METHOD_OFF: Method
 METHOD_SPECULATIVE: Method
 METHOD_PEARL: Method
 METHOD_RETRIEVAL: Method
+METHOD_CARD: Method
+METHOD_SAGUARO: Method
+METHOD_DOUBLE: Method
+METHOD_SPACELIKE: Method
+METHOD_BEST_FIRST: Method
+METHOD_AUTO: Method
+ROWS_UNSPECIFIED: Rows
+ROWS_CHAIN: Rows
+ROWS_TREE: Rows
+ACCEPTANCE_RULE_UNSPECIFIED: AcceptanceRule
+ACCEPTANCE_RULE_MATCH: AcceptanceRule
+ACCEPTANCE_RULE_RATIO: AcceptanceRule
+FAN_OUT_UNSPECIFIED: FanOut
+FAN_OUT_GEOMETRIC: FanOut
+FAN_OUT_UNIFORM: FanOut
+FAN_OUT_GIVEN: FanOut
+FALLBACK_UNSPECIFIED: Fallback
+FALLBACK_AUTO: Fallback
+FALLBACK_DRAFT: Fallback
+FALLBACK_RETRIEVAL: Fallback
+FALLBACK_PLAIN: Fallback
 RETRIEVAL_SCOPE_UNSPECIFIED: RetrievalScope
 RETRIEVAL_SCOPE_SESSION: RetrievalScope
 RETRIEVAL_SCOPE_TENANT: RetrievalScope
@@ -71,20 +125,98 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
 
 class SpeculationParams(_message.Message):
-    __slots__ = ("method", "num_speculative_tokens", "lookahead", "min_path_probability", "retrieval", "retrieval_params")
+    __slots__ = ("method", "num_speculative_tokens", "lookahead", "min_path_probability", "retrieval", "retrieval_params", "rows", "max_rows", "acceptance_rule", "shared_noise", "allow_fallback", "card", "saguaro", "double", "spacelike", "best_first")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
     MIN_PATH_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_RULE_FIELD_NUMBER: _ClassVar[int]
+    SHARED_NOISE_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_FALLBACK_FIELD_NUMBER: _ClassVar[int]
+    CARD_FIELD_NUMBER: _ClassVar[int]
+    SAGUARO_FIELD_NUMBER: _ClassVar[int]
+    DOUBLE_FIELD_NUMBER: _ClassVar[int]
+    SPACELIKE_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIRST_FIELD_NUMBER: _ClassVar[int]
     method: Method
     num_speculative_tokens: int
     lookahead: int
     min_path_probability: float
     retrieval: bool
     retrieval_params: RetrievalParams
-    def __init__(self, method: _Optional[_Union[Method, str]] = ..., num_speculative_tokens: _Optional[int] = ..., lookahead: _Optional[int] = ..., min_path_probability: _Optional[float] = ..., retrieval: _Optional[bool] = ..., retrieval_params: _Optional[_Union[RetrievalParams, _Mapping]] = ...) -> None: ...
+    rows: Rows
+    max_rows: int
+    acceptance_rule: AcceptanceRule
+    shared_noise: bool
+    allow_fallback: bool
+    card: CardParams
+    saguaro: SaguaroParams
+    double: DoubleParams
+    spacelike: SpacelikeParams
+    best_first: BestFirstParams
+    def __init__(self, method: _Optional[_Union[Method, str]] = ..., num_speculative_tokens: _Optional[int] = ..., lookahead: _Optional[int] = ..., min_path_probability: _Optional[float] = ..., retrieval: _Optional[bool] = ..., retrieval_params: _Optional[_Union[RetrievalParams, _Mapping]] = ..., rows: _Optional[_Union[Rows, str]] = ..., max_rows: _Optional[int] = ..., acceptance_rule: _Optional[_Union[AcceptanceRule, str]] = ..., shared_noise: _Optional[bool] = ..., allow_fallback: _Optional[bool] = ..., card: _Optional[_Union[CardParams, _Mapping]] = ..., saguaro: _Optional[_Union[SaguaroParams, _Mapping]] = ..., double: _Optional[_Union[DoubleParams, _Mapping]] = ..., spacelike: _Optional[_Union[SpacelikeParams, _Mapping]] = ..., best_first: _Optional[_Union[BestFirstParams, _Mapping]] = ...) -> None: ...
+
+class CardParams(_message.Message):
+    __slots__ = ("beam_width", "num_children", "correction")
+    BEAM_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    CORRECTION_FIELD_NUMBER: _ClassVar[int]
+    beam_width: int
+    num_children: int
+    correction: bool
+    def __init__(self, beam_width: _Optional[int] = ..., num_children: _Optional[int] = ..., correction: _Optional[bool] = ...) -> None: ...
+
+class SaguaroParams(_message.Message):
+    __slots__ = ("fan_out", "budget", "exponent", "fan_outs", "fallback", "bias", "num_biased")
+    FAN_OUT_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    EXPONENT_FIELD_NUMBER: _ClassVar[int]
+    FAN_OUTS_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BIASED_FIELD_NUMBER: _ClassVar[int]
+    fan_out: FanOut
+    budget: int
+    exponent: float
+    fan_outs: _containers.RepeatedScalarFieldContainer[int]
+    fallback: Fallback
+    bias: float
+    num_biased: int
+    def __init__(self, fan_out: _Optional[_Union[FanOut, str]] = ..., budget: _Optional[int] = ..., exponent: _Optional[float] = ..., fan_outs: _Optional[_Iterable[int]] = ..., fallback: _Optional[_Union[Fallback, str]] = ..., bias: _Optional[float] = ..., num_biased: _Optional[int] = ...) -> None: ...
+
+class DoubleParams(_message.Message):
+    __slots__ = ("max_match_len", "max_phrase_len", "draft_retrieval", "target_retrieval", "tiers", "serial")
+    MAX_MATCH_LEN_FIELD_NUMBER: _ClassVar[int]
+    MAX_PHRASE_LEN_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    TARGET_RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    max_match_len: int
+    max_phrase_len: int
+    draft_retrieval: bool
+    target_retrieval: bool
+    tiers: _containers.RepeatedScalarFieldContainer[Source]
+    serial: bool
+    def __init__(self, max_match_len: _Optional[int] = ..., max_phrase_len: _Optional[int] = ..., draft_retrieval: _Optional[bool] = ..., target_retrieval: _Optional[bool] = ..., tiers: _Optional[_Iterable[_Union[Source, str]]] = ..., serial: _Optional[bool] = ...) -> None: ...
+
+class SpacelikeParams(_message.Message):
+    __slots__ = ("max_match_len",)
+    MAX_MATCH_LEN_FIELD_NUMBER: _ClassVar[int]
+    max_match_len: int
+    def __init__(self, max_match_len: _Optional[int] = ...) -> None: ...
+
+class BestFirstParams(_message.Message):
+    __slots__ = ("num_expanded", "num_children")
+    NUM_EXPANDED_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    num_expanded: int
+    num_children: int
+    def __init__(self, num_expanded: _Optional[int] = ..., num_children: _Optional[int] = ...) -> None: ...
 
 class RetrievalParams(_message.Message):
     __slots__ = ("scope", "contribute")
@@ -111,20 +243,30 @@ class Commit(_message.Message):
     def __init__(self, base_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("base_len", "first_node_id", "parent_offsets", "token_ids", "costs", "source")
+    __slots__ = ("base_len", "first_node_id", "parent_offsets", "token_ids", "costs", "source", "q_rows")
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     FIRST_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     COSTS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    Q_ROWS_FIELD_NUMBER: _ClassVar[int]
     base_len: int
     first_node_id: int
     parent_offsets: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     costs: _containers.RepeatedScalarFieldContainer[int]
     source: Source
-    def __init__(self, base_len: _Optional[int] = ..., first_node_id: _Optional[int] = ..., parent_offsets: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., costs: _Optional[_Iterable[int]] = ..., source: _Optional[_Union[Source, str]] = ...) -> None: ...
+    q_rows: _containers.RepeatedCompositeFieldContainer[SparseRow]
+    def __init__(self, base_len: _Optional[int] = ..., first_node_id: _Optional[int] = ..., parent_offsets: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., costs: _Optional[_Iterable[int]] = ..., source: _Optional[_Union[Source, str]] = ..., q_rows: _Optional[_Iterable[_Union[SparseRow, _Mapping]]] = ...) -> None: ...
+
+class SparseRow(_message.Message):
+    __slots__ = ("token_ids", "weights")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    weights: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("model_id", "tokenizer_hash", "vocab_size", "max_context_len", "eos_token_ids")

@@ -106,7 +106,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., summary: _Optional[_Union[SpeculationSummary, _Mapping]] = ...) -> None: ...
 
 class SpeculationSummary(_message.Message):
-    __slots__ = ("method", "num_rounds", "num_drafted_tokens", "num_accepted_tokens", "num_empty_rounds", "num_hits", "accepted_by_source", "num_speculator_losses", "degraded", "times_p50")
+    __slots__ = ("method", "num_rounds", "num_drafted_tokens", "num_accepted_tokens", "num_empty_rounds", "num_hits", "accepted_by_source", "num_speculator_losses", "degraded", "times_p50", "requested_method", "decisions")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +117,8 @@ class SpeculationSummary(_message.Message):
     NUM_SPECULATOR_LOSSES_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     TIMES_P50_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_METHOD_FIELD_NUMBER: _ClassVar[int]
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
     method: _types_pb2.Method
     num_rounds: int
     num_drafted_tokens: int
@@ -127,7 +129,25 @@ class SpeculationSummary(_message.Message):
     num_speculator_losses: int
     degraded: bool
     times_p50: RoundTimes
-    def __init__(self, method: _Optional[_Union[_types_pb2.Method, str]] = ..., num_rounds: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_empty_rounds: _Optional[int] = ..., num_hits: _Optional[int] = ..., accepted_by_source: _Optional[_Iterable[_Union[_types_pb2.SourceCount, _Mapping]]] = ..., num_speculator_losses: _Optional[int] = ..., degraded: _Optional[bool] = ..., times_p50: _Optional[_Union[RoundTimes, _Mapping]] = ...) -> None: ...
+    requested_method: _types_pb2.Method
+    decisions: _containers.RepeatedCompositeFieldContainer[Decision]
+    def __init__(self, method: _Optional[_Union[_types_pb2.Method, str]] = ..., num_rounds: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_empty_rounds: _Optional[int] = ..., num_hits: _Optional[int] = ..., accepted_by_source: _Optional[_Iterable[_Union[_types_pb2.SourceCount, _Mapping]]] = ..., num_speculator_losses: _Optional[int] = ..., degraded: _Optional[bool] = ..., times_p50: _Optional[_Union[RoundTimes, _Mapping]] = ..., requested_method: _Optional[_Union[_types_pb2.Method, str]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("method", "rows", "retrieval", "num_rounds", "num_tokens", "time_ms")
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    method: _types_pb2.Method
+    rows: _types_pb2.Rows
+    retrieval: bool
+    num_rounds: int
+    num_tokens: int
+    time_ms: float
+    def __init__(self, method: _Optional[_Union[_types_pb2.Method, str]] = ..., rows: _Optional[_Union[_types_pb2.Rows, str]] = ..., retrieval: _Optional[bool] = ..., num_rounds: _Optional[int] = ..., num_tokens: _Optional[int] = ..., time_ms: _Optional[float] = ...) -> None: ...
 
 class RoundTimes(_message.Message):
     __slots__ = ("round_ms", "forward_ms", "wait_ms", "overhead_ms", "draft_latency_ms", "draft_forward_ms", "retrieval_ms", "draft_retrieval_ms")
@@ -216,7 +236,7 @@ class PeerInfo(_message.Message):
     def __init__(self, address: _Optional[str] = ..., connected: _Optional[bool] = ..., last_error: _Optional[str] = ..., num_shed_tokens: _Optional[int] = ...) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("model", "methods", "default_method", "max_num_speculative_tokens", "max_num_sessions", "num_sessions", "speculator", "datastore", "version", "forward_times")
+    __slots__ = ("model", "methods", "default_method", "max_num_speculative_tokens", "max_num_sessions", "num_sessions", "speculator", "datastore", "version", "forward_times", "max_num_rows")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     METHODS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +247,7 @@ class GetInfoResponse(_message.Message):
     DATASTORE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FORWARD_TIMES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     methods: _containers.RepeatedScalarFieldContainer[_types_pb2.Method]
     default_method: _types_pb2.Method
@@ -237,7 +258,8 @@ class GetInfoResponse(_message.Message):
     datastore: PeerInfo
     version: str
     forward_times: _containers.RepeatedCompositeFieldContainer[ForwardTime]
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[_types_pb2.Method, str]]] = ..., default_method: _Optional[_Union[_types_pb2.Method, str]] = ..., max_num_speculative_tokens: _Optional[int] = ..., max_num_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., speculator: _Optional[_Union[PeerInfo, _Mapping]] = ..., datastore: _Optional[_Union[PeerInfo, _Mapping]] = ..., version: _Optional[str] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ...) -> None: ...
+    max_num_rows: int
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[_types_pb2.Method, str]]] = ..., default_method: _Optional[_Union[_types_pb2.Method, str]] = ..., max_num_speculative_tokens: _Optional[int] = ..., max_num_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., speculator: _Optional[_Union[PeerInfo, _Mapping]] = ..., datastore: _Optional[_Union[PeerInfo, _Mapping]] = ..., version: _Optional[str] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., max_num_rows: _Optional[int] = ...) -> None: ...
 
 class ForwardTime(_message.Message):
     __slots__ = ("num_rows", "forward_ms")

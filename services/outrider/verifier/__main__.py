@@ -6,7 +6,8 @@ import asyncio
 
 import grpc
 
-from outrider.core.params import Method, RetrievalScope, SpeculationParams
+from outrider.core.params import Method, RetrievalScope
+from outrider.core.speculation import SpeculationParams
 from outrider.models.bench_forward import measure_forward
 from outrider.models.loading import LoadedModel, UnknownModel, load_model
 from outrider.models.runner import UnsupportedModel

@@ -6,8 +6,9 @@ import secrets
 import uuid
 from dataclasses import dataclass
 
-from outrider.core.params import Method, SpeculationParams, check
+from outrider.core.params import Method, check
 from outrider.core.session import SessionSpec
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import TokenId
 from outrider.models.loading import LoadedModel
 from outrider.models.text import NoChatTemplate, TextCodec

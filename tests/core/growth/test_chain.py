@@ -6,8 +6,10 @@ import math
 
 import pytest
 
-from outrider.core.growth import GrowthPolicy, growth_policy
-from outrider.core.params import Method, Source, SpeculationParams
+from outrider.core.growth.methods import growth_policy
+from outrider.core.growth.policy import GrowthPolicy
+from outrider.core.params import Method, Source
+from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import DraftTree
 
 

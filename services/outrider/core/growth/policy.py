@@ -1,0 +1,73 @@
+"""What a growth policy is: it says what goes through the next draft forward, what of its result becomes a node, and
+when nodes are worth a message.
+
+A policy sees one session's tree and nothing else: no clock, no model, no stream. The speculator asks it between two
+forwards. One policy belongs to one session, and may keep what it needs between calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from outrider.core.sparse_rows import SparseRow
+from outrider.core.tree import DraftTree, Node, TokenId
+
+
+class Candidate(NamedTuple):
+    """A token that may follow a node."""
+
+    token_id: TokenId
+    logprob: float
+    """That the target says it there, as far as the draft model can tell."""
+    q: SparseRow | None = None
+    """What it was drawn from; None = it was picked. At most one candidate of a node was drawn, and it stands first."""
+
+
+class Child(NamedTuple):
+    """A candidate that becomes a node."""
+
+    parent: Node
+    candidate: Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """Nodes to send through the next draft forward, and how many candidates each wants."""
+
+    nodes: tuple[Node, ...]
+    """Each unexpanded, parents before children; the root may be among them."""
+    num_children: int
+    max_len: int = 1
+    """How many tokens in a row may be added below each node."""
+    phrase: tuple[TokenId, ...] = ()
+    """Retrieved tokens behind the only node. The same forward verifies them: as many as the draft model would have
+    drawn itself are added, and one more (DOUBLE, section 4.1)."""
+
+
+class GrowthPolicy(Protocol):
+    """How one session's tree grows."""
+
+    def next_expansion(self, tree: DraftTree) -> Expansion | None:
+        """What to expand next; None = nothing until the next commit."""
+
+    def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
+        """Which candidates become nodes, in the order in which they are added: for each node of the expansion, `found`
+        has its candidates, best first."""
+
+    def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
+        """The tree was re-rooted by so many committed tokens, of which it had the first `num_known` as nodes."""
+
+    def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
+        """Whether the unsent nodes are worth a message now, though the tree still grows."""
+
+
+def all_children(expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
+    """Every candidate, as many for each node as were wanted."""
+    wanted = expansion.num_children
+    return [
+        Child(node, candidate)
+        for node, candidates in zip(expansion.nodes, found, strict=True)
+        for candidate in candidates[:wanted]
+    ]

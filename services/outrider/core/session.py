@@ -1,10 +1,10 @@
 """One generation as a state machine without I/O: drafts in, chains out; the target's draws in, verdicts out.
 
-A round is: `chain = session.next_chain()`, one target forward over [last committed token] + chain, one draw for each
-row, then `session.apply(chain, draws)`. The acceptance rule is the match rule: a chain token is kept while it equals
-the target's own draw at its position; the first draw that differs, or the one after the last chain token, is the next
-token. Every emitted token is the target's draw, so the text is a function of (prompt, parameters, seed) alone,
-whatever the drafts were.
+A round is: `nodes = session.next_chain()` (or `next_subtree`), one target forward over [last committed token] + nodes,
+one draw for each row, then `session.apply(nodes, draws)`. Under the match rule a drafted token is kept while it equals
+the target's own draw at its place; the first draw that no drafted token equals is the next token. Every emitted token
+is the target's draw, so the text is a function of (prompt, parameters, seed) alone, whatever the drafts were. Under the
+ratio rule the caller decides what is emitted (`outrider.core.acceptance`), and `apply` takes that for the draws.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from outrider.core.params import SamplingParams, Source
+from outrider.core.acceptance import decides_by_ratio
+from outrider.core.params import Method, SamplingParams, Source
 from outrider.core.speculation import SpeculationParams
 from outrider.core.statistics import Statistics
 from outrider.core.tree import DraftTree, Node, TokenId
@@ -32,9 +33,11 @@ class Verdict:
     """What one round decided."""
 
     num_drafted: int
-    """Chain tokens that were verified."""
+    """Drafted tokens that were verified."""
     num_accepted: int
-    """Leading chain tokens that equal the target's draws."""
+    """How many of them were kept: a path from the root."""
+    accepted_rows: tuple[int, ...]
+    """Rows of the kept tokens, the root being row 0."""
     base_len: int
     """Committed tokens before this verdict."""
     token_ids: tuple[TokenId, ...]
@@ -43,7 +46,9 @@ class Verdict:
     sources: tuple[Source, ...]
     """Where each came from."""
     rejected_token_id: TokenId | None
-    """The first chain token that was refused, if one was."""
+    """The most probable drafted token at the place of the next token, if there was one: it was refused."""
+    rejected_row: int | None
+    """Its row."""
     finish_reason: FinishReason | None
     stop_token_id: TokenId | None
     """The token that ended the generation, if one did."""
@@ -65,6 +70,8 @@ class SessionSpec:
     """Tokens that end the generation, end-of-sequence tokens included."""
     resume_token_ids: tuple[TokenId, ...] = ()
     """Output that an earlier, interrupted generation has already emitted."""
+    requested_method: Method | None = None
+    """The method that was asked for, where that of `speculation` replaces it."""
 
 
 class Session:
@@ -76,6 +83,8 @@ class Session:
         self.statistics = Statistics()
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: TokenId | None = None
+        self.decides_by_ratio = decides_by_ratio(spec.sampling, spec.speculation)
+        """Whether the draws that `apply` takes come from `outrider.core.acceptance`."""
         probability = spec.speculation.min_path_probability
         self._min_path_logprob = math.log(probability) if probability > 0 else -math.inf
 
@@ -106,16 +115,33 @@ class Session:
 
     def next_chain(self) -> list[Node]:
         """The chain for the next round, possibly empty."""
-        return self.tree.best_chain(self.max_chain_len, self._min_path_logprob)
+        return self.tree.best_chain(self.max_chain_len, self._min_path_logprob, is_sampled=self.decides_by_ratio)
 
-    def apply(self, chain: Sequence[Node], draws: Sequence[TokenId]) -> Verdict:
-        """Takes the target's draws, one for each row of [last committed token] + chain, and commits what they
-        decide."""
-        num_accepted = 0
-        while num_accepted < len(chain) and chain[num_accepted].token_id == draws[num_accepted]:
-            num_accepted += 1
-        token_ids = list(draws[: num_accepted + 1])
-        sources = [node.source for node in chain[:num_accepted]] + [Source.TARGET]
+    def next_subtree(self, max_num_nodes: int) -> list[Node]:
+        """The sub-tree for the next round, possibly empty: parents before children, the most probable first."""
+        return self.tree.best_subtree(max_num_nodes, self.max_chain_len)
+
+    def apply(self, nodes: Sequence[Node], draws: Sequence[TokenId]) -> Verdict:
+        """Takes the target's draws, one for each row of [last committed token] + nodes, and commits what they decide.
+
+        `nodes` are a chain or a connected sub-tree of the mirror, parents before children. There is one draw for each
+        row: from the root down, the child that equals the draw is accepted, and its own draw counts next; the first
+        draw that no child equals is the next token. Draws of rows that are never reached may be missing.
+        """
+        rows = {node: row for row, node in enumerate(nodes, start=1)}
+        path: list[Node] = []
+        token_ids: list[TokenId] = []
+        node, row = self.tree.root, 0
+        while True:
+            token_ids.append(draws[row])
+            child = node.children.get(draws[row])
+            if child is None or child not in rows:
+                break
+            path.append(child)
+            node, row = child, rows[child]
+        num_accepted = len(path)
+        refused = next((other for other in nodes if other.parent is node), None)
+        sources = [accepted.source for accepted in path] + [Source.TARGET]
         reason, stop_token_id = None, None
         for index, token_id in enumerate(token_ids):
             if token_id in self.spec.stop_token_ids:
@@ -127,16 +153,18 @@ class Session:
         base_len = len(self.tree.committed)
         num_known = self.tree.commit(token_ids)
         self.statistics.count_round(
-            len(chain), [source for source in sources if source is not Source.TARGET], num_known == num_accepted + 1
+            len(nodes), [source for source in sources if source is not Source.TARGET], num_known == num_accepted + 1
         )
         self.finish_reason, self.stop_token_id = reason, stop_token_id
         return Verdict(
-            num_drafted=len(chain),
+            num_drafted=len(nodes),
             num_accepted=num_accepted,
+            accepted_rows=tuple(rows[accepted] for accepted in path),
             base_len=base_len,
             token_ids=tuple(token_ids),
             sources=tuple(sources),
-            rejected_token_id=chain[num_accepted].token_id if num_accepted < len(chain) else None,
+            rejected_token_id=None if refused is None else refused.token_id,
+            rejected_row=None if refused is None else rows[refused],
             finish_reason=reason,
             stop_token_id=stop_token_id,
         )

@@ -8,8 +8,6 @@ part of them, what contradicts them dies with everything below it, the rest keep
 with what stands there: equal, it serves as an anchor for what follows; different, it is dropped. So messages may be
 late, repeated or reordered without harm, and a reader never needs to know which commit a drafter had seen. Nothing
 here raises on a bad claim: drafts come from outside.
-
-`StreamNodes` translates the node ids of one drafter's stream. Ids mean nothing outside their stream.
 """
 
 from __future__ import annotations
@@ -18,6 +16,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from heapq import heapify, heappop, heappush
+from itertools import count
 
 from outrider.core.params import Source
 from outrider.core.sparse_rows import SparseRow
@@ -201,24 +201,54 @@ class DraftTree:
             dead.parent = None
             self.num_nodes -= 1
 
-    def best_chain(self, max_len: int, min_path_logprob: float = -math.inf) -> list[Node]:
+    def best_chain(self, max_len: int, min_path_logprob: float = -math.inf, *, is_sampled: bool = False) -> list[Node]:
         """The chain to verify: from the root, always the best child, at most `max_len` nodes.
 
         A draft model's child is better than a retrieved one, a probable one better than an improbable one, the lower
         token id wins a tie. The chain ends where its path falls below `min_path_logprob`; its first node always stands.
+
+        With `is_sampled`, for the ratio rule, nothing depends on the value of a token that was drawn: a drawn child,
+        the first that came, is better than any that was picked, and the chain ends below a node whose path is
+        improbable, not above it.
         """
         chain: list[Node] = []
         node, path_logprob = self.root, 0.0
         while node.children and len(chain) < max_len:
-            node = min(
-                node.children.values(),
-                key=lambda child: (child.source is not Source.DRAFT, -child.logprob, child.token_id),
+            if is_sampled and path_logprob < min_path_logprob:
+                break
+            children = node.children.values()
+            drawn = next((child for child in children if child.q is not None), None) if is_sampled else None
+            node = drawn or min(
+                children, key=lambda child: (child.source is not Source.DRAFT, -child.logprob, child.token_id)
             )
             path_logprob += node.logprob
-            if chain and path_logprob < min_path_logprob:
+            if chain and path_logprob < min_path_logprob and not is_sampled:
                 break
             chain.append(node)
         return chain
+
+    def best_subtree(self, max_num_nodes: int, max_depth: int, min_path_logprob: float = -math.inf) -> list[Node]:
+        """The connected sub-tree to verify: the nodes with the most probable paths, most probable first, so parents
+        come before their children and every beginning of the list is connected too.
+
+        None is deeper than `max_depth` below the root or less probable than `min_path_logprob`, but the first one
+        always stands. The lower token id wins a tie.
+        """
+        found: list[Node] = []
+        root = self.root
+        deepest, least = root.position + max_depth, root.path_logprob + min_path_logprob
+        ranks = count()  # nodes cannot be compared; equals come in the order in which they were found
+        heap = [(-child.path_logprob, child.token_id, next(ranks), child) for child in root.children.values()]
+        heapify(heap)
+        while heap and len(found) < max_num_nodes and max_depth > 0:
+            node = heappop(heap)[-1]
+            if found and node.path_logprob < least:
+                break
+            found.append(node)
+            if node.position < deepest:
+                for child in node.children.values():
+                    heappush(heap, (-child.path_logprob, child.token_id, next(ranks), child))
+        return found
 
     def live_nodes(self) -> Iterator[Node]:
         """Every node below the root, parents before children."""
@@ -244,39 +274,3 @@ def expected_num_accepted(chain: Sequence[Node]) -> float:
         path_logprob += node.logprob
         expected += math.exp(path_logprob)
     return expected
-
-
-class StreamNodes:
-    """The node ids of one drafter's stream, translated into nodes of a tree.
-
-    Remembers at most `max_num_ids` of the latest ids; a node below a forgotten one is ignored, like one below an
-    unknown one.
-    """
-
-    def __init__(self, tree: DraftTree, max_num_ids: int = 4096) -> None:
-        self._tree = tree
-        self._nodes: dict[int, Node] = {}
-        self._max_num_ids = max_num_ids
-
-    def add(self, draft: Draft) -> int:
-        """Adds a draft's nodes by the content rule. Returns how many of them stand in the tree or among the committed
-        tokens."""
-        num_standing = 0
-        logprobs = draft.logprobs or [0.0] * len(draft.token_ids)
-        q_rows = draft.q_rows or [None] * len(draft.token_ids)
-        for index, (offset, token_id, logprob, q) in enumerate(
-            zip(draft.parent_offsets, draft.token_ids, logprobs, q_rows, strict=False)
-        ):
-            node_id = draft.first_node_id + index
-            parent = self._tree.anchor(draft.base_len) if offset == 0 else self._nodes.get(node_id - offset)
-            node = None if parent is None else self._tree.add(parent, token_id, logprob, draft.source, q)
-            if node is not None:
-                self._nodes[node_id] = node
-                num_standing += 1
-        if len(self._nodes) > self._max_num_ids:
-            self._forget()
-        return num_standing
-
-    def _forget(self) -> None:
-        alive = [(node_id, node) for node_id, node in self._nodes.items() if node.state is not NodeState.DEAD]
-        self._nodes = dict(alive[-self._max_num_ids // 2 :])

@@ -40,6 +40,13 @@ class ChainGrowth:
     def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
         """Nothing is kept between commits."""
 
+    def known_children(self, tree: DraftTree) -> list[Child]:
+        """None: everything that was found and wanted is in the tree already."""
+        return []
+
+    def foresee(self, stale_tokens: float) -> None:
+        """A chain has no choice."""
+
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
         """A whole chain; and, right after a miss, as soon as the target would not verify more."""
         if num_unsent >= self.chain_len:

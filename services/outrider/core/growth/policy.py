@@ -59,6 +59,12 @@ class GrowthPolicy(Protocol):
     def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
         """The tree was re-rooted by so many committed tokens, of which it had the first `num_known` as nodes."""
 
+    def known_children(self, tree: DraftTree) -> list[Child]:
+        """What the last commit makes into nodes without a forward. Asked once after each commit."""
+
+    def foresee(self, stale_tokens: float) -> None:
+        """How many tokens further the target will be when what is drafted now has arrived: the round trip in tokens."""
+
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
         """Whether the unsent nodes are worth a message now, though the tree still grows."""
 

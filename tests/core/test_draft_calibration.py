@@ -1,0 +1,67 @@
+"""Claims of a draft model, corrected by what the target said."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from outrider.core.draft_calibration import DraftCalibration
+
+
+def test_without_evidence_a_claim_stands() -> None:
+    calibration = DraftCalibration()
+    logprob = math.log(0.4)
+    assert calibration.corrected(calibration.key(False, 1, 2, logprob), logprob) == logprob
+
+
+@pytest.mark.parametrize(("claimed", "true"), [(0.5, 0.9), (0.9, 0.5), (0.1, 0.02)])
+def test_claims_come_to_what_is_true(claimed: float, true: float) -> None:
+    calibration, rng = DraftCalibration(), np.random.default_rng(0)
+    logprob = math.log(claimed)
+    key = calibration.key(False, 0, 1, logprob)
+    for agreed in rng.random(2000) < true:
+        calibration.add([(key, logprob)], 0 if agreed else -1)
+    assert math.exp(calibration.corrected(key, logprob)) == pytest.approx(true, abs=0.07)
+
+
+def test_ranks_depths_and_temperatures_learn_apart() -> None:
+    calibration = DraftCalibration()
+    logprob = math.log(0.5)
+    used = calibration.key(False, 0, 1, logprob)
+    for _ in range(50):
+        calibration.add([(used, logprob)], -1)
+    for other in (
+        calibration.key(True, 0, 1, logprob),
+        calibration.key(False, 1, 1, logprob),
+        calibration.key(False, 0, 5, logprob),
+    ):
+        assert calibration.corrected(other, logprob) == logprob
+    assert calibration.corrected(used, logprob) < logprob - 1
+
+
+def test_only_the_candidate_that_the_target_said_has_agreed() -> None:
+    calibration = DraftCalibration()
+    logprob = math.log(0.3)
+    first, second = (calibration.key(False, rank, 1, logprob) for rank in (0, 1))
+    for _ in range(100):
+        calibration.add([(first, logprob), (second, logprob)], 1)
+    assert calibration.corrected(first, logprob) < logprob < calibration.corrected(second, logprob)
+
+
+def test_old_evidence_fades() -> None:
+    calibration = DraftCalibration()
+    logprob = math.log(0.5)
+    key = calibration.key(True, 0, 1, logprob)
+    for agreed in (*[-1] * 2000, *[0] * 2000):
+        calibration.add([(key, logprob)], agreed)
+    assert math.exp(calibration.corrected(key, logprob)) > 0.9
+
+
+def test_nothing_is_ever_certain() -> None:
+    calibration = DraftCalibration()
+    key = calibration.key(True, 0, 1, 0.0)
+    for _ in range(100):
+        calibration.add([(key, 0.0)], 0)
+    assert calibration.corrected(key, 0.0) < 0

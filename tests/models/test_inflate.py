@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.models.demo.inflate import Inflation, inflate, num_layers_for, parse_inflation
+from outrider.models.demo.inflate import Inflation, forget, inflate, num_layers_for, parse_inflation
 from outrider.models.runner import Runner, Segment
 
 from .tiny import text
@@ -86,6 +86,16 @@ def test_an_inflated_model_survives_saving(tmp_path: object) -> None:
 def test_a_wider_model_cannot_be_inflated_to_a_narrower_one() -> None:
     with pytest.raises(ValueError, match="96 wide, more than 64"):
         inflate(base_model(), Inflation(1e6, 64))
+
+
+def test_a_model_that_forgets_says_nothing_that_it_said_and_is_nearly_indifferent() -> None:
+    model = base_model()
+    expected = logits_of(model)
+    forgotten = logits_of(forget(model, seed=1))
+    assert (forgotten - expected).abs().mean() > 0.1
+    assert forgotten.softmax(-1).max() < 0.1
+    assert torch.equal(logits_of(forget(base_model(), seed=1)), forgotten)
+    assert not torch.equal(logits_of(forget(base_model(), seed=2)), forgotten)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,20 @@ def test_an_inflated_model_has_the_logits_of_its_base(model_id: str) -> None:
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
 
 
+def test_an_untrained_draft_has_the_shape_of_the_draft_and_always_the_same_weights_of_its_own() -> None:
+    trained, untrained, again = (
+        dict(build_hf_model(model_id)[0].named_parameters())
+        for model_id in ("demo/draft", "demo/draft-untrained", "demo/draft-untrained")
+    )
+    assert [(name, weight.shape) for name, weight in trained.items()] == [
+        (name, weight.shape) for name, weight in untrained.items()
+    ]
+    for name, weight in untrained.items():
+        assert weight.dtype == torch.float32
+        assert torch.equal(weight, again[name])
+        assert torch.equal(weight, trained[name]) == ("norm" in name)
+
+
 @pytest.mark.parametrize("model_id", ["demo/target", "demo/target-1m"])
 def test_rotary_frequencies_stay_float32_whatever_the_type(model_id: str) -> None:
     frequencies = [

@@ -175,7 +175,7 @@ def test_candidates_carry_the_log_softmax_of_the_best_eight_sharpened_scores() -
     best = np.sort(scores)[::-1][:8] * SAMPLED_SHARPNESS
     expected = best[:3] - np.log(np.exp(best).sum())
     row = Sampler().candidates(logits, [SamplingParams(seed=5, temperature=0.7)], [3], 3)[0]
-    assert [p for _, p in row] == pytest.approx(expected.tolist(), abs=1e-4)
+    assert [c.logprob for c in row] == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def test_greedy_candidates_are_sharpened_logits_beside_sampled_ones() -> None:
@@ -183,9 +183,10 @@ def test_greedy_candidates_are_sharpened_logits_beside_sampled_ones() -> None:
     greedy, sampled = SamplingParams(temperature=0), SamplingParams(seed=1)
     rows = Sampler().candidates(logits, [greedy, sampled], [0, 0], 8)
     best = logits[0].topk(8)
-    assert [t for t, _ in rows[0]] == best.indices.tolist()
-    assert [p for _, p in rows[0]] == pytest.approx((best.values * GREEDY_SHARPNESS).log_softmax(-1).tolist(), abs=1e-4)
-    assert [sum(math.exp(p) for _, p in row) for row in rows] == pytest.approx([1, 1])
+    assert [c.token_id for c in rows[0]] == best.indices.tolist()
+    expected = (best.values * GREEDY_SHARPNESS).log_softmax(-1).tolist()
+    assert [c.logprob for c in rows[0]] == pytest.approx(expected, abs=1e-4)
+    assert [sum(math.exp(c.logprob) for c in row) for row in rows] == pytest.approx([1, 1])
 
 
 def test_candidates_are_only_tokens_that_can_be_drawn() -> None:

@@ -24,6 +24,9 @@ MASK_32 = 2**32 - 1
 #: 2**64 / golden ratio: the increment of splitmix64 (Steele, Lea, Flood 2014).
 GOLDEN_64 = 0x9E3779B97F4A7C15
 
+#: Stands for an output index in the key of the uniforms of the ratio rule.
+ACCEPTANCE = 2**63
+
 #: (shift, factor, shift, factor, shift) of the two rounds.
 LOWBIAS32 = (16, 0x7FEB352D, 15, 0x846CA68B, 16)
 FMIX32 = (16, 0x85EBCA6B, 13, 0xC2B2AE35, 16)
@@ -41,6 +44,15 @@ def row_key(seed: int, output_index: int) -> tuple[int, int]:
     """Two 32-bit words that select the noise of one output index. For one seed, all indices have different keys."""
     key = _mix_64(_mix_64(seed) ^ output_index)
     return key >> 32, key & 0xFFFFFFFF
+
+
+def acceptance_uniform(seed: int, output_index: int) -> float:
+    """What decides under the ratio rule whether a drafted token is kept: in [0, 1), one for each output index.
+
+    Independent of the Gumbel noise: its key is that of an output index that no text reaches.
+    """
+    key = _mix_64(_mix_64(seed) ^ ACCEPTANCE)
+    return (_mix_64(key ^ output_index) >> 11) * 2.0**-53
 
 
 def _finalise(words: npt.NDArray[np.uint32], constants: tuple[int, int, int, int, int]) -> None:

@@ -71,13 +71,16 @@ class Sampler:
             for row_ids, row_values, greedy in zip(ids.tolist(), values.tolist(), is_greedy, strict=True)
         ]
 
+    @torch.inference_mode()
+    def draw_weighted(self, weights: Tensor, seed: int, output_index: int) -> int:
+        """A token by its weight, float [vocab], with the noise of one output index; 0 = never. Not all are 0."""
+        noise = self._noise_rows(weights).row(seed, output_index)
+        return int((weights.log() + noise).argmax())
+
     def _perturbed(self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]) -> Tensor:
         """logits / temperature + noise, minus infinity where not allowed; greedy rows as they are: [rows, vocab]."""
         noise = self._noise_rows(logits)
-        # A tensor, not a number: torch may multiply by a number's reciprocal, and then a draw would depend
-        # on whether all rows share a temperature.
-        temperatures = torch.tensor([[p.temperature or 1.0] for p in params], device=logits.device)
-        scores = logits / temperatures
+        scores = _tempered(logits, params)
         allowed = _allowed(scores, params)
         if len(params) == 1:
             scores += noise.row(params[0].seed, output_indices[0])
@@ -94,6 +97,22 @@ class Sampler:
         if self._noise is None or self._noise_key != key:
             self._noise, self._noise_key = NoiseRows(*key), key
         return self._noise
+
+
+def tempered_and_filtered(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """What `Sampler.draw` adds the noise to, but minus infinity where not allowed: a new tensor [rows, vocab].
+
+    Their softmax is what tokens are drawn from.
+    """
+    scores = _tempered(logits, params)
+    allowed = _allowed(scores, params)
+    return scores if allowed is None else scores.masked_fill_(~allowed, -math.inf)
+
+
+def _tempered(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    # A tensor, not a number: torch may multiply by a number's reciprocal, and then a draw would depend
+    # on whether all rows share a temperature.
+    return logits / torch.tensor([[p.temperature or 1.0] for p in params], device=logits.device)
 
 
 def _ranked(token_ids: Sequence[int], scores: Sequence[float], sharpness: float) -> list[Candidate]:

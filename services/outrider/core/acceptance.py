@@ -1,0 +1,182 @@
+"""The ratio rule: speculative sampling (Leviathan, Kalman, Matias 2023, algorithm 1; Chen et al. 2023), on numbers.
+
+A drafted token x that was drawn from q is kept with probability min(1, p(x) / q(x)), p being the target's distribution
+after all filters. The first refused one is replaced by a draw from the residual, max(0, p - q) renormalised; after
+a whole chain comes one draw from p. A token that was picked, not drawn, has the one-hot q: it is kept with probability
+p(x), and the residual is p without x. The text then has exactly the target's distribution, if
+
+* q is what x was drawn from. Nobody can check that: a drafter that says otherwise bends the text. So a draft is drawn
+  from small integer weights, and those very integers are sent (`SparseRow`).
+* whether x is tested does not depend on x. So a chain may not end, nor a message be sent, because of the probability of
+  a token that is in it (`DraftTree.best_chain`, `outrider.core.growth.sampled_chain`).
+* every number that chance decides by is used once and independent of the others: the draft's
+  (`outrider.core.draft_noise`), one uniform for each output index, and the target's Gumbel noise for the next token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+from outrider.core.growth.policy import Candidate
+from outrider.core.noise import acceptance_uniform, gumbel_of
+from outrider.core.params import SamplingParams
+from outrider.core.sparse_rows import SparseRow
+from outrider.core.speculation import SpeculationParams
+from outrider.core.tree import TokenId
+
+MAX_ROW_LEN = 64
+"""Most tokens that a draft is drawn from: a row of the wire then has about 400 bytes."""
+TOTAL_WEIGHT = 2**16
+"""About the sum of a row's weights."""
+
+
+class Drafted(Protocol):
+    """A drafted token that is judged: a node, or a candidate."""
+
+    @property
+    def token_id(self) -> TokenId: ...
+
+    @property
+    def q(self) -> SparseRow | None: ...
+
+
+def decides_by_ratio(sampling: SamplingParams, speculation: SpeculationParams) -> bool:
+    """Whether drafts are drawn and judged by the ratio rule. At temperature 0 both rules say the same, without q."""
+    return speculation.is_ratio and not sampling.is_greedy
+
+
+# The draft's side.
+
+
+def sparse_row(
+    token_ids: Sequence[TokenId], probabilities: Sequence[float], bias: float = 1.0, num_biased: int = 0
+) -> SparseRow:
+    """What a draft is drawn from: the most probable tokens, their probabilities as integer weights.
+
+    Args:
+        token_ids: At least one; the most probable first.
+        probabilities: In parallel; positive, of any sum.
+        bias: SAGUARO sampling, section 4.2 (C): factor of the first `num_biased` probabilities (F). Where nothing
+            else is left, 0 counts as 1.
+    """
+    kept = list(probabilities[:MAX_ROW_LEN])
+    if bias < 1.0 and (bias > 0 or num_biased < len(kept)):
+        kept[:num_biased] = [bias * probability for probability in kept[:num_biased]]
+    scale = TOTAL_WEIGHT / sum(kept)
+    pairs = [(t, max(1, round(scale * p))) for t, p in zip(token_ids, kept, strict=False) if p > 0]
+    return SparseRow([t for t, _ in pairs], [weight for _, weight in pairs])
+
+
+def drawn_from(row: SparseRow, word: int) -> tuple[TokenId, int]:
+    """A token with exactly the row's probabilities, and its weight. `word` is uniform in [0, 2**64)."""
+    place = (word * row.total) >> 64
+    for token_id, weight in zip(row.token_ids, row.weights, strict=True):
+        place -= weight
+        if place < 0:
+            return token_id, weight
+    raise ValueError(f"word must be in [0, 2**64), got {word}")
+
+
+def sampled_candidates(
+    row: SparseRow, token_ids: Sequence[TokenId], logprobs: Sequence[float], word: int, k: int
+) -> list[Candidate]:
+    """A token drawn from the row, and at most k - 1 others, the most probable first, as picks.
+
+    Args:
+        row: What is drawn from.
+        token_ids: The most probable first.
+        logprobs: In parallel; the draft model's, not biased.
+        word: Uniform in [0, 2**64), and of no other use.
+    """
+    drawn, weight = drawn_from(row, word)
+    candidates = [Candidate(drawn, math.log(weight / row.total), row)]
+    for token_id, logprob in zip(token_ids[:k], logprobs[:k], strict=True):
+        if token_id != drawn and len(candidates) < k:
+            candidates.append(Candidate(token_id, logprob))
+    return candidates
+
+
+# The target's side.
+
+
+def first_refused(
+    target_probabilities: Sequence[float], chain: Sequence[Drafted], seed: int, first_output_index: int
+) -> int:
+    """How many tokens of a chain come before the first that is refused; the length of the chain if none is.
+
+    Args:
+        target_probabilities: p of each token of the chain, after those before it.
+        chain: In parallel.
+        seed: Of the generation.
+        first_output_index: How many tokens the generation put out before the chain.
+    """
+    for index, (probability, drafted) in enumerate(zip(target_probabilities, chain, strict=True)):
+        claimed = claimed_probability(drafted)
+        if acceptance_uniform(seed, first_output_index + index) * claimed >= probability:
+            return index
+    return len(chain)
+
+
+def claimed_probability(drafted: Drafted) -> float:
+    """q of a drafted token; 1 for one that was picked, or that its row does not have, so cannot have been drawn."""
+    return 1.0 if drafted.q is None else drafted.q.probability(drafted.token_id) or 1.0
+
+
+def claimed_row(drafted: Drafted) -> SparseRow:
+    """q as a whole; the one-hot row for a token that was picked, or that its row does not have."""
+    row = drafted.q
+    if row is None or drafted.token_id not in row.token_ids:
+        return SparseRow((drafted.token_id,), (1,))
+    return row
+
+
+def residual(probabilities: Sequence[float], refused: Drafted) -> list[float]:
+    """Weights of the next token in place of a refused one: max(0, p - q), not normalised.
+
+    The refused token itself has none. Where rounding leaves nothing, p without it; nothing at all if p is one-hot.
+    """
+    remaining = list(probabilities)
+    row = claimed_row(refused)
+    for token_id, weight in zip(row.token_ids, row.weights, strict=True):
+        if 0 <= token_id < len(remaining):
+            remaining[token_id] = max(0.0, remaining[token_id] - weight / row.total)
+    remaining[refused.token_id] = 0.0
+    if not any(remaining):
+        remaining = list(probabilities)
+        remaining[refused.token_id] = 0.0
+    return remaining
+
+
+def draw(weights: Sequence[float], seed: int, output_index: int) -> TokenId:
+    """A token by its weight, with the Gumbel noise of the output index: what the sampler does, for few tokens."""
+    token_ids = [token_id for token_id, weight in enumerate(weights) if weight > 0]
+    noise = gumbel_of(seed, output_index, token_ids)
+    scored = [(math.log(weights[t]) + g, -t) for t, g in zip(token_ids, noise, strict=True)]
+    return -max(scored)[1]
+
+
+def judge(
+    probabilities: Sequence[Sequence[float]], chain: Sequence[Drafted], seed: int, first_output_index: int
+) -> list[TokenId]:
+    """The tokens that a round emits: the kept ones, and one next token.
+
+    Args:
+        probabilities: p [1 + chain, vocab]; row i is for the token at first_output_index + i.
+        chain: Tokens within the vocabulary.
+        seed: Of the generation.
+        first_output_index: How many tokens the generation put out before the chain.
+
+    Returns:
+        At most 1 + len(chain) tokens. Only the last may differ from the chain's, and does so after a refusal.
+    """
+    at_chain = [row[drafted.token_id] for row, drafted in zip(probabilities, chain, strict=False)]
+    count = 0
+    while True:
+        count += first_refused(at_chain[count:], chain[count:], seed, first_output_index + count)
+        weights = probabilities[count] if count == len(chain) else residual(probabilities[count], chain[count])
+        if any(weights):
+            next_token = draw(weights, seed, first_output_index + count)
+            return [*(drafted.token_id for drafted in chain[:count]), next_token]
+        count += 1  # refused by a rounding error: the target would say nothing else

@@ -1,0 +1,188 @@
+"""The ratio rule with tensors: drafts drawn from a draft model's logits, and chains judged by a target's.
+
+`outrider.core.acceptance` has the rule; here is what touches a whole vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+
+import torch
+from torch import Tensor
+
+from outrider.core.acceptance import (
+    MAX_ROW_LEN,
+    Drafted,
+    claimed_row,
+    first_refused,
+    sampled_candidates,
+    sparse_row,
+)
+from outrider.core.growth.policy import Candidate
+from outrider.core.params import SamplingParams
+from outrider.models.sampler import Sampler, tempered_and_filtered
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDraw:
+    """How one row is drawn from."""
+
+    sampling: SamplingParams
+    """Temperature above 0 and filters; the seed is in the word."""
+    word: int
+    """Uniform in [0, 2**64), and of no other use (`outrider.core.draft_noise`)."""
+    vocab_size: int
+    """Token ids of a draft are below it: a model's logits may be padded."""
+    bias: float = 1.0
+    """Factor of the most probable tokens (SAGUARO sampling, C)."""
+    num_biased: int = 0
+    """How many these are (F)."""
+
+
+@torch.inference_mode()
+def draft_candidates(logits: Tensor, draws: Sequence[DraftDraw], k: int) -> list[list[Candidate]]:
+    """A drawn token and some picks for every row of a draft model's logits.
+
+    Args:
+        logits: float32 [rows, vocab].
+        draws: One for each row.
+        k: Most candidates of a row.
+
+    Returns:
+        For each row first the token that was drawn, with the row it was drawn from: the softmax of the tempered,
+        filtered logits over their best 64. Then at most k - 1 other tokens, the most probable first.
+    """
+    scores = tempered_and_filtered(logits, [draw.sampling for draw in draws])
+    for row, draw in zip(scores, draws, strict=True):
+        row[draw.vocab_size :] = -torch.inf
+    best = scores.topk(min(MAX_ROW_LEN, scores.shape[-1]))
+    logprobs = best.values.double().log_softmax(-1)
+    found = []
+    for draw, token_ids, row_logprobs, probabilities in zip(
+        draws, best.indices.tolist(), logprobs.tolist(), logprobs.exp().tolist(), strict=True
+    ):
+        num_allowed = next((index for index, p in enumerate(row_logprobs) if p == -torch.inf), len(token_ids))
+        del token_ids[num_allowed:], row_logprobs[num_allowed:], probabilities[num_allowed:]
+        row = sparse_row(token_ids, probabilities, draw.bias, draw.num_biased)
+        found.append(sampled_candidates(row, token_ids, row_logprobs, draw.word, k))
+    return found
+
+
+def candidates(
+    sampler: Sampler,
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    output_indices: Sequence[int],
+    draws: Sequence[DraftDraw | None],
+    k: int,
+) -> list[list[Candidate]]:
+    """What may follow each row: `draft_candidates` where it is drawn from, `Sampler.candidates` where `draws` has None.
+
+    The lists have one entry for each row of the logits.
+    """
+    drawn = [(row, draw) for row, draw in enumerate(draws) if draw is not None]
+    ranked = [row for row, draw in enumerate(draws) if draw is None]
+    if not drawn:
+        return sampler.candidates(logits, params, output_indices, k) if ranked else []
+    found = dict(
+        zip(
+            (row for row, _ in drawn),
+            draft_candidates(logits[[row for row, _ in drawn]], [draw for _, draw in drawn], k),
+            strict=True,
+        )
+    )
+    if ranked:
+        of_ranked = [params[row] for row in ranked], [output_indices[row] for row in ranked]
+        found.update(zip(ranked, sampler.candidates(logits[ranked], *of_ranked, k), strict=True))
+    return [found[row] for row in range(len(draws))]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one session wants of a target's logits."""
+
+    sampling: SamplingParams
+    output_indices: Sequence[int]
+    """For each row, how many tokens the generation put out before the one drawn there."""
+    chain: Sequence[Drafted] | None = None
+    """What the ratio rule judges: one token for each row but the first. None = the match rule."""
+
+
+def emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round]) -> list[list[int]]:
+    """For each round one token for each of its rows; or, under the ratio rule, as many as it emits.
+
+    Args:
+        sampler: Draws.
+        logits: float32 [rows of all rounds, vocab], in their order.
+        rounds: Of sessions under either rule.
+    """
+    ends = list(accumulate(len(each.output_indices) for each in rounds))
+    spans = [(end - len(each.output_indices), end) for each, end in zip(rounds, ends, strict=True)]
+    drawn = [number for number, each in enumerate(rounds) if each.chain is None]
+    found: dict[int, list[int]] = {}
+    if drawn:
+        rows = logits if len(drawn) == len(rounds) else torch.cat([logits[slice(*spans[number])] for number in drawn])
+        params = [rounds[number].sampling for number in drawn for _ in rounds[number].output_indices]
+        tokens = iter(sampler.draw(rows, params, [i for number in drawn for i in rounds[number].output_indices]))
+        for number in drawn:
+            found[number] = list(islice(tokens, len(rounds[number].output_indices)))
+    for number, (each, span) in enumerate(zip(rounds, spans, strict=True)):
+        if each.chain is not None:
+            found[number] = judge(sampler, logits[slice(*span)], each.sampling, each.output_indices[0], each.chain)
+    return [found[number] for number in range(len(rounds))]
+
+
+@torch.inference_mode()
+def judge(
+    sampler: Sampler, logits: Tensor, params: SamplingParams, first_output_index: int, chain: Sequence[Drafted]
+) -> list[int]:
+    """The tokens that a round emits under the ratio rule: the kept ones of the chain, and one next token.
+
+    The law is the target's only if every token's q is what it was drawn from, and what its drafter draws with is
+    independent of the seed's acceptance uniforms and Gumbel noise. A q that cannot be true, because it lacks the token,
+    counts as none.
+
+    Args:
+        sampler: Draws the next token; without a chain, or after all of it, exactly as `Sampler.draw` does.
+        logits: float32 [1 + chain, vocab], of the target.
+        params: Of the generation; temperature above 0.
+        first_output_index: How many tokens the generation put out before the chain.
+        chain: Tokens within the vocabulary.
+
+    Returns:
+        At most 1 + len(chain) tokens. Only the last may differ from the chain's, and does so after a refusal.
+    """
+    kept = 0
+    if chain:
+        scores = tempered_and_filtered(logits[: len(chain)], [params] * len(chain))
+        normalisers = scores.logsumexp(-1).double()
+        at_chain = scores.gather(-1, torch.tensor([[drafted.token_id] for drafted in chain], device=scores.device))
+        probabilities = (at_chain[:, 0] - normalisers).exp().tolist()
+        while True:
+            kept += first_refused(probabilities[kept:], chain[kept:], params.seed, first_output_index + kept)
+            if kept == len(chain):
+                break
+            weights = _residual((scores[kept] - normalisers[kept]).exp(), chain[kept])
+            if weights is not None:
+                next_token = sampler.draw_weighted(weights, params.seed, first_output_index + kept)
+                return [*(drafted.token_id for drafted in chain[:kept]), next_token]
+            kept += 1  # refused by a rounding error: the target would say nothing else
+    (next_token,) = sampler.draw(logits[kept : kept + 1], [params], [first_output_index + kept])
+    return [*(drafted.token_id for drafted in chain), next_token]
+
+
+def _residual(probabilities: Tensor, refused: Drafted) -> Tensor | None:
+    """As `outrider.core.acceptance.residual`, float64 [vocab]; None if nothing is left."""
+    row, vocab_size = claimed_row(refused), len(probabilities)
+    pairs = [
+        (t, weight / row.total) for t, weight in zip(row.token_ids, row.weights, strict=True) if 0 <= t < vocab_size
+    ]
+    token_ids = torch.tensor([token_id for token_id, _ in pairs], device=probabilities.device)
+    claimed = torch.tensor([q for _, q in pairs], dtype=probabilities.dtype, device=probabilities.device)
+    for weights in (probabilities.index_add(0, token_ids, claimed, alpha=-1).clamp_min_(0), probabilities):
+        weights[refused.token_id] = 0
+        if bool(weights.any()):
+            return weights
+    return None

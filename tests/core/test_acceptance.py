@@ -1,0 +1,209 @@
+"""The ratio rule on numbers: what is drawn from, what is kept, what comes in place of a refused token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import stats
+
+from outrider.core import acceptance
+from outrider.core.acceptance import (
+    MAX_ROW_LEN,
+    TOTAL_WEIGHT,
+    claimed_probability,
+    decides_by_ratio,
+    drawn_from,
+    first_refused,
+    judge,
+    residual,
+    sampled_candidates,
+    sparse_row,
+)
+from outrider.core.growth.policy import Candidate
+from outrider.core.params import AcceptanceRule, Method, SamplingParams
+from outrider.core.sparse_rows import SparseRow
+from outrider.core.speculation import SpeculationParams
+
+WORDS = st.integers(0, 2**64 - 1)
+PROBABILITIES = st.lists(st.floats(1e-6, 1), min_size=1, max_size=100).map(
+    lambda values: sorted((value / sum(values) for value in values), reverse=True)
+)
+
+
+def drawn(token_id: int, *weights: int) -> Candidate:
+    """A token that was drawn from weights of the tokens 0, 1, ..."""
+    return Candidate(token_id, -1.0, SparseRow(range(len(weights)), weights))
+
+
+def picked(token_id: int) -> Candidate:
+    return Candidate(token_id, -1.0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "temperature", "decides"),
+    [(AcceptanceRule.RATIO, 0.5, True), (AcceptanceRule.RATIO, 0.0, False), (AcceptanceRule.MATCH, 0.5, False)],
+)
+def test_the_ratio_rule_decides_where_it_was_asked_for_and_something_is_drawn(
+    rule: AcceptanceRule, temperature: float, decides: bool
+) -> None:
+    params = SpeculationParams(Method.PEARL, acceptance_rule=rule)
+    assert decides_by_ratio(SamplingParams(temperature=temperature), params) == decides
+
+
+@given(PROBABILITIES)
+def test_a_row_has_the_most_probable_tokens_in_proportion(probabilities: list[float]) -> None:
+    row = sparse_row(range(100, 100 + len(probabilities)), probabilities)
+    kept = probabilities[:MAX_ROW_LEN]
+    assert list(row.token_ids) == list(range(100, 100 + len(kept)))
+    assert min(row.weights) >= 1
+    for weight, probability in zip(row.weights, kept, strict=True):
+        assert weight == pytest.approx(TOTAL_WEIGHT * probability / sum(kept), abs=1)
+
+
+def test_the_bias_scales_the_most_probable_tokens_alone() -> None:
+    row = sparse_row([7, 3, 5, 1], [0.4, 0.3, 0.2, 0.1], bias=0.5, num_biased=2)
+    expected = np.array([0.2, 0.15, 0.2, 0.1]) / 0.65
+    assert [row.probability(token_id) for token_id in (7, 3, 5, 1)] == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_a_bias_of_zero_leaves_the_others() -> None:
+    assert list(sparse_row([7, 3, 5, 1], [0.4, 0.3, 0.2, 0.1], 0.0, 3).token_ids) == [1]
+
+
+@pytest.mark.parametrize("num_biased", [2, 64])
+def test_a_bias_of_zero_on_all_there_is_changes_nothing(num_biased: int) -> None:
+    assert sparse_row([7, 3], [0.6, 0.4], 0.0, num_biased) == sparse_row([7, 3], [0.6, 0.4])
+
+
+def test_a_token_is_drawn_by_its_weight_exactly() -> None:
+    row = SparseRow([9, 4, 6], [1, 2, 5])
+    found = [drawn_from(row, (2 * eighth + 1) * 2**60) for eighth in range(8)]
+    assert found == [(9, 1), (4, 2), (4, 2), (6, 5), (6, 5), (6, 5), (6, 5), (6, 5)]
+    assert [drawn_from(row, word) for word in (0, 2**61 - 1, 2**61, 2**64 - 1)] == [(9, 1), (9, 1), (4, 2), (6, 5)]
+
+
+@given(PROBABILITIES, WORDS, st.integers(1, 8))
+def test_candidates_are_the_drawn_token_and_the_best_of_the_others(
+    probabilities: list[float], word: int, k: int
+) -> None:
+    kept = probabilities[:MAX_ROW_LEN]
+    token_ids, logprobs = list(range(len(kept))), [math.log(p) for p in kept]
+    row = sparse_row(token_ids, kept)
+    first, *others = sampled_candidates(row, token_ids, logprobs, word, k)
+    assert first.token_id == drawn_from(row, word)[0]
+    assert first.q is row
+    assert first.logprob == pytest.approx(math.log(row.probability(first.token_id)))
+    expected = [token_id for token_id in token_ids if token_id != first.token_id][: k - 1]
+    assert [(c.token_id, c.logprob, c.q) for c in others] == [(t, logprobs[t], None) for t in expected]
+
+
+def test_what_is_drawn_carries_the_biased_probability_and_what_is_picked_the_models_own() -> None:
+    row = sparse_row([0, 1, 2], [0.8, 0.1, 0.1], bias=0.5, num_biased=1)
+    first, second, third = sampled_candidates(row, [0, 1, 2], [math.log(0.8), math.log(0.1), math.log(0.1)], 0, 3)
+    assert math.exp(first.logprob) == pytest.approx(0.4 / 0.6, abs=1e-4)
+    assert [math.exp(c.logprob) for c in (second, third)] == pytest.approx([0.1, 0.1])
+
+
+def with_uniforms(monkeypatch: pytest.MonkeyPatch, uniforms: Sequence[float]) -> None:
+    monkeypatch.setattr(acceptance, "acceptance_uniform", lambda seed, index: uniforms[index])
+
+
+@pytest.mark.parametrize(
+    ("uniform", "p", "candidate", "is_kept"),
+    [
+        (0.49, 0.25, drawn(0, 1, 1), True),
+        (0.51, 0.25, drawn(0, 1, 1), False),
+        (0.999, 0.5, drawn(0, 1, 1), True),
+        (0.999, 0.6, drawn(0, 1, 1), True),
+        (0.0, 0.0, drawn(0, 1, 1), False),
+        (0.29, 0.3, picked(0), True),
+        (0.31, 0.3, picked(0), False),
+        (0.999, 1.0, picked(0), True),
+        (0.0, 0.0, picked(0), False),
+    ],
+)
+def test_a_token_is_kept_while_the_uniform_is_below_the_ratio(
+    monkeypatch: pytest.MonkeyPatch, uniform: float, p: float, candidate: Candidate, is_kept: bool
+) -> None:
+    with_uniforms(monkeypatch, [uniform])
+    assert first_refused([p], [candidate], 0, 0) == is_kept
+
+
+def test_a_token_that_its_row_does_not_have_counts_as_picked() -> None:
+    lie = drawn(3, 1, 1)
+    assert claimed_probability(lie) == 1.0
+    assert residual([0.1, 0.2, 0.3, 0.4], lie) == [0.1, 0.2, 0.3, 0.0]
+
+
+def test_the_residual_is_what_p_has_more_than_q() -> None:
+    assert residual([0.5, 0.3, 0.2], drawn(0, 7, 2, 1)) == pytest.approx([0.0, 0.1, 0.1])
+    assert residual([0.5, 0.3, 0.2], picked(1)) == [0.5, 0.0, 0.2]
+
+
+def test_the_residual_ignores_tokens_that_the_target_does_not_have() -> None:
+    refused = Candidate(0, -1.0, SparseRow([0, 9, -1], [2, 1, 1]))
+    assert residual([0.4, 0.6], refused) == [0.0, 0.6]
+
+
+def test_where_rounding_leaves_no_residual_it_is_p_without_the_token() -> None:
+    assert residual([0.5, 0.5], drawn(0, 1, 1)) == [0.0, 0.5]
+
+
+def test_a_token_that_alone_is_possible_is_kept_even_if_rounding_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_uniforms(monkeypatch, [0.9999999999, 0.5])
+    probabilities = [[0.999999999, 0.0], [0.0, 1.0]]
+    assert judge(probabilities, [picked(0)], 1, 0) == [0, 1]
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> tuple[list[list[float]], list[Candidate]]:
+    """A chain whose drafter says anything, and what the target says of it: some tokens never."""
+    vocab_size, chain_len = draw(st.integers(2, 5)), draw(st.integers(0, 4))
+    tokens = st.integers(0, vocab_size - 1)
+    rows = []
+    for _ in range(chain_len + 1):
+        weights = draw(st.lists(st.integers(0, 5), min_size=vocab_size, max_size=vocab_size))
+        assume(any(weights))
+        rows.append([weight / sum(weights) for weight in weights])
+    chain = []
+    for _ in range(chain_len):
+        ids = draw(st.lists(st.integers(-2, vocab_size + 2), min_size=1, max_size=4, unique=True))
+        row = SparseRow(ids, [draw(st.integers(1, 9)) for _ in ids])
+        chain.append(Candidate(draw(tokens), -1.0, row if draw(st.booleans()) else None))
+    return rows, chain
+
+
+@given(rounds(), st.integers(0, 2**64 - 1), st.integers(0, 1000))
+def test_whatever_a_drafter_says_only_possible_tokens_are_emitted(
+    case: tuple[list[list[float]], list[Candidate]], seed: int, first: int
+) -> None:
+    rows, chain = case
+    tokens = judge(rows, chain, seed, first)
+    assert 1 <= len(tokens) <= 1 + len(chain)
+    assert tokens[:-1] == [candidate.token_id for candidate in chain[: len(tokens) - 1]]
+    if len(tokens) <= len(chain):
+        assert tokens[-1] != chain[len(tokens) - 1].token_id
+    assert all(row[token_id] > 0 for row, token_id in zip(rows, tokens, strict=False))
+
+
+@pytest.mark.parametrize("q", [(7, 2, 1), (1, 2, 7), (1, 1), None])
+def test_the_first_token_has_the_targets_distribution(q: tuple[int, ...] | None) -> None:
+    """And a drawn token is kept with the sum of min(p, q)."""
+    p, num = [0.5, 0.3, 0.2], 20_000
+    words = np.random.default_rng(1).integers(0, 2**64, num, dtype=np.uint64).tolist()
+    counts, num_kept = np.zeros(3), 0
+    for seed, word in enumerate(words):
+        row = SparseRow(range(len(q)), q) if q else None
+        candidate = Candidate(drawn_from(row, word)[0] if row else 1, -1.0, row)
+        tokens = judge([p, p], [candidate], seed, 3)
+        counts[tokens[0]] += 1
+        num_kept += len(tokens) - 1
+    assert stats.chisquare(counts, [num * value for value in p]).pvalue > 1e-3
+    row = SparseRow(range(len(q)), q) if q else None
+    expected = sum(min(p[t], row.probability(t)) for t in range(3)) if row else p[1]
+    assert num_kept / num == pytest.approx(expected, abs=0.015)

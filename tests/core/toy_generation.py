@@ -1,0 +1,271 @@
+"""A generation under the ratio rule between two toy models, all the rest being real: growth policy, trees, session,
+acceptance. Its moments are chance: when the target loses patience, how long it computes.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import product
+from typing import Protocol
+
+import numpy as np
+from scipy import stats
+
+from outrider.core.acceptance import judge, sampled_candidates, sparse_row
+from outrider.core.draft_noise import DraftNoise
+from outrider.core.growth.methods import growth_policy
+from outrider.core.growth.policy import Candidate, Expansion, GrowthPolicy
+from outrider.core.params import AcceptanceRule, Method, SamplingParams, Source
+from outrider.core.session import Session, SessionSpec, Verdict
+from outrider.core.sparse_rows import SparseRow
+from outrider.core.speculation import SaguaroParams, SpeculationParams
+from outrider.core.tree import DraftTree, Node, NodeState
+
+VOCAB_SIZE = 5
+NUM_DRAWN_FROM = 4
+"""Tokens of a draft's row: one is always cut off."""
+LENGTH = 4
+"""Tokens of a text."""
+PROMPT = (0, 1)
+Context = tuple[int, int]
+
+_random = np.random.default_rng(3)
+TARGET = {c: _random.dirichlet([0.7] * VOCAB_SIZE).tolist() for c in product(range(VOCAB_SIZE), repeat=2)}
+DRAFT = {c: (0.6 * np.array(p) + 0.4 * _random.dirichlet([0.8] * VOCAB_SIZE)).tolist() for c, p in TARGET.items()}
+"""Probabilities of the next token after the last two."""
+
+
+@dataclass(frozen=True)
+class DraftRow:
+    """What a draft model says after a context."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    q: SparseRow
+
+
+@cache
+def draft_row(context: Context, bias: float = 1.0) -> DraftRow:
+    probabilities = DRAFT[context]
+    token_ids = sorted(range(VOCAB_SIZE), key=lambda t: -probabilities[t])[:NUM_DRAWN_FROM]
+    kept = [probabilities[t] for t in token_ids]
+    return DraftRow(token_ids, [math.log(p / sum(kept)) for p in kept], sparse_row(token_ids, kept, bias, 2))
+
+
+Find = Callable[[Context, int, float, int], list[Candidate]]
+
+
+def sampled(context: Context, word: int, bias: float, k: int) -> list[Candidate]:
+    """What the speculator's engine finds."""
+    row = draft_row(context, bias)
+    return sampled_candidates(row.q, row.token_ids, row.logprobs, word, k)
+
+
+def retrieved(context: Context) -> tuple[int, ...]:
+    """What a datastore says follows: a function of the context."""
+    first = (2 * context[0] + context[1] + 1) % VOCAB_SIZE
+    return first, (first + context[1]) % VOCAB_SIZE
+
+
+class Noise(Protocol):
+    """What drafts are drawn with."""
+
+    def words(self, tree: DraftTree, expansion: Expansion) -> list[int]: ...
+
+
+Judge = Callable[[Sequence[Sequence[float]], Sequence[Node], int, int], list[int]]
+
+
+@dataclass
+class Rules:
+    """How a generation is made. Wrong rules are put in its place."""
+
+    params: SpeculationParams
+    judge: Judge = judge
+    find: Find = sampled
+    make_policy: Callable[[SpeculationParams], GrowthPolicy] = growth_policy
+    make_noise: Callable[[int], Noise] = DraftNoise
+    cuts_by_own_value: bool = False
+    max_patience: int = 5
+    """Draft forwards after which the target goes on without a draft: 0 to so many, by chance."""
+    moments: random.Random = field(default_factory=lambda: random.Random(5))
+
+
+class ToyGeneration:
+    """One generation, to LENGTH tokens."""
+
+    def __init__(self, rules: Rules, seed: int) -> None:
+        self.rules = rules
+        params = rules.params
+        sampling = SamplingParams(seed=seed)
+        # One token more than is looked at: the last one is never drafted.
+        self.session = Session(SessionSpec("s", PROMPT, sampling, params, VOCAB_SIZE, LENGTH + 1))
+        if rules.cuts_by_own_value:
+            self.session.decides_by_ratio = False
+        self.seed = seed
+        self.verdicts: list[Verdict] = []
+        self._tree = DraftTree(PROMPT, VOCAB_SIZE)
+        self._policy = rules.make_policy(params)
+        self._noise = rules.make_noise(seed)
+        self._expansion = self._policy.next_expansion(self._tree)
+        self._unsent: list[Node] = []
+        self._mirrored: dict[Node, Node] = {}
+        self._is_double = params.method is Method.DOUBLE
+        self._bias = params.saguaro.bias
+
+    def text(self) -> list[int]:
+        """The first LENGTH tokens."""
+        while self.session.num_output_tokens < LENGTH:
+            self.round()
+        return self.session.output_token_ids[:LENGTH]
+
+    def round(self) -> None:
+        """The target waits until there is something to verify, or its patience ends; the draft grows on meanwhile."""
+        rules, session = self.rules, self.session
+        patience = int(rules.moments.random() * (rules.max_patience + 1))
+        chain = session.next_chain()
+        while not chain and patience and self._expansion is not None:
+            patience -= 1
+            if self._grow():
+                chain = session.next_chain()
+        if self._is_double:
+            chain = self._with_tail(chain)
+        contexts = [self._context(session.tree, node) for node in (session.tree.root, *chain)]
+        draws = rules.judge([TARGET[c] for c in contexts], chain, self.seed, session.num_output_tokens)
+        for _ in range(int(rules.moments.random() * 2)):
+            if self._expansion is not None:
+                self._grow()
+        # A wrong rule may emit the very token that it has refused.
+        verdict = session.apply(chain if rules.judge is judge else chain[: len(draws) - 1], draws)
+        self.verdicts.append(verdict)
+        self._commit(draws)
+
+    def _with_tail(self, chain: list[Node]) -> list[Node]:
+        tree = self.session.tree
+        tip = chain[-1] if chain else tree.root
+        if tip.children:
+            return chain
+        node: Node | None = tip
+        for token_id in retrieved(self._context(tree, tip)):
+            node = None if node is None else tree.add(node, token_id, -0.7, Source.PRIOR)
+        return self.session.next_chain()
+
+    def _context(self, tree: DraftTree, node: Node) -> Context:
+        parent = node.parent
+        if parent is None:
+            return tree.committed[-2], tree.committed[-1]
+        return parent.token_id, node.token_id
+
+    def _grow(self) -> bool:
+        """One draft forward. Whether it ended with a message."""
+        tree, expansion, policy = self._tree, self._expansion, self._policy
+        assert expansion is not None
+        if self._is_double:
+            phrase = retrieved(self._context(tree, expansion.nodes[0]))[: expansion.max_len - 1]
+            expansion = replace(expansion, phrase=phrase)
+        words = self._noise.words(tree, expansion)
+        for node in expansion.nodes:
+            node.is_expanded = True
+        if expansion.phrase:
+            self._grow_phrase(expansion, words)
+        else:
+            contexts = [self._context(tree, node) for node in expansion.nodes]
+            k = expansion.num_children
+            found = [self.rules.find(c, w, self._bias, k) for c, w in zip(contexts, words, strict=True)]
+            for parent, candidate in policy.children(tree, expansion, found):
+                self._add(parent, candidate)
+        self._expansion = policy.next_expansion(tree)
+        if not self._unsent or not (self._expansion is None or policy.is_message(tree, len(self._unsent))):
+            return False
+        self._send()
+        return True
+
+    def _grow_phrase(self, expansion: Expansion, words: list[int]) -> None:
+        """As `Drafting` does it: as many tokens of the phrase as the draft model has drawn itself, and one more."""
+        node = expansion.nodes[0]
+        for index, word in enumerate(words):
+            candidate = self.rules.find(self._context(self._tree, node), word, self._bias, 1)[0]
+            node.is_expanded = True
+            node = self._add(node, candidate)
+            if index == len(expansion.phrase) or candidate.token_id != expansion.phrase[index]:
+                return
+
+    def _add(self, parent: Node, candidate: Candidate) -> Node:
+        before = self._tree.num_nodes
+        node = self._tree.add(parent, candidate.token_id, candidate.logprob, Source.DRAFT, candidate.q)
+        assert node is not None
+        if self._tree.num_nodes > before:
+            self._unsent.append(node)
+        return node
+
+    def _send(self) -> None:
+        mirror = self.session.tree
+        for node in self._unsent:
+            assert node.parent is not None
+            parent = mirror.root if node.parent is self._tree.root else self._mirrored[node.parent]
+            mirrored = mirror.add(parent, node.token_id, node.logprob, Source.DRAFT, node.q)
+            assert mirrored is not None
+            self._mirrored[node] = mirrored
+        self._unsent = []
+
+    def _commit(self, token_ids: list[int]) -> None:
+        tree = self._tree
+        num_known = tree.commit(token_ids)
+        self._unsent = [node for node in self._unsent if node.state is NodeState.LIVE]
+        self._policy.committed(tree, len(token_ids), num_known)
+        for parent, candidate in self._policy.known_children(tree):
+            self._add(parent, candidate)
+        self._expansion = self._policy.next_expansion(tree)
+
+
+def params_of(method: Method, probability: float = 0.0, **saguaro: float) -> SpeculationParams:
+    """Short chains: texts are short."""
+    gamma = 3 if method is Method.SPECULATIVE else 2
+    return SpeculationParams(
+        method,
+        num_speculative_tokens=gamma,
+        lookahead=gamma if method is Method.SPECULATIVE else 2 * gamma,
+        min_path_probability=probability,
+        acceptance_rule=AcceptanceRule.RATIO,
+        shared_noise=False,
+        saguaro=SaguaroParams(budget=3, **saguaro),  # type: ignore[arg-type]
+    )
+
+
+def texts(rules: Rules, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """Texts of as many generations, each with a seed of its own: int64 [count, LENGTH]."""
+    return np.array([ToyGeneration(rules, seed).text() for seed in range(count)])
+
+
+@cache
+def law(length: int) -> tuple[float, ...]:
+    """The exact probability of every text of a length, by the digits of its number."""
+    probabilities = []
+    for text in product(range(VOCAB_SIZE), repeat=length):
+        tokens, probability = [*PROMPT, *text], 1.0
+        for index in range(length):
+            probability *= TARGET[tokens[index], tokens[index + 1]][tokens[index + 2]]
+        probabilities.append(probability)
+    return tuple(probabilities)
+
+
+def p_value(found: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> float:
+    """That texts of the target's law are as far from it as these: the least of a chi-square test for each beginning,
+    times their number."""
+    least = 1.0
+    for length in range(1, LENGTH + 1):
+        numbers = np.zeros(len(found), dtype=np.int64)
+        for place in range(length):
+            numbers = numbers * VOCAB_SIZE + found[:, place]
+        counts = np.bincount(numbers, minlength=VOCAB_SIZE**length).astype(float)
+        expected = np.array(law(length)) * len(found)
+        rare = expected < 5
+        if rare.any():
+            counts = np.append(counts[~rare], counts[rare].sum())
+            expected = np.append(expected[~rare], expected[rare].sum())
+        least = min(least, float(stats.chisquare(counts, expected).pvalue))
+    return min(1.0, least * LENGTH)

@@ -1,0 +1,108 @@
+"""The ratio rule between real models and services: other texts than `off`, of the same distribution."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+
+import pytest
+from scipy import stats
+
+from outrider.core.params import Method
+from outrider.models.loading import load_model
+from outrider.models.runner import Segment
+from outrider_client.client import Client
+from outrider_client.generation import Result
+
+pytestmark = pytest.mark.slow
+
+PROMPT = "def parse(self, value):\n    "
+TEMPERATURE = 1.5
+TOP_K = 3
+LENGTH = 6
+"""Tokens of a text: the first rounds come before the first draft."""
+NUM_TEXTS = 600
+SAMPLED = [method.value for method in Method if method.samples]
+
+
+def law(prompt_token_ids: list[int]) -> dict[tuple[int, ...], float]:
+    """The exact probability of every text of LENGTH tokens: the target's softmax over its best TOP_K."""
+    runner = load_model("demo/target", dtype="float32").runner
+    texts: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(LENGTH):
+        longer = {}
+        for text, probability in texts.items():
+            logits = runner.forward([Segment(runner.new_cache(), [*prompt_token_ids, *text], 1)])[0]
+            best = (logits / TEMPERATURE).topk(TOP_K)
+            for token_id, share in zip(best.indices.tolist(), best.values.double().softmax(-1).tolist(), strict=True):
+                longer[*text, token_id] = probability * share
+        texts = longer
+    return texts
+
+
+@pytest.mark.parametrize("method", SAMPLED)
+async def test_texts_under_the_ratio_rule_have_the_targets_distribution(client: Client, method: str) -> None:
+    limit = asyncio.Semaphore(4)
+
+    async def generate(seed: int) -> Result:
+        async with limit:
+            return await client.complete(
+                PROMPT,
+                method=method,
+                acceptance_rule="ratio",
+                temperature=TEMPERATURE,
+                top_k=TOP_K,
+                seed=seed,
+                max_tokens=LENGTH + 1,
+                ignore_eos=True,
+                min_path_probability=0.3,
+                saguaro={"bias": 0.5} if method == "saguaro" else None,
+            )
+
+    results = await asyncio.gather(*(generate(seed) for seed in range(NUM_TEXTS)))
+    assert not any(result.summary.degraded for result in results)
+    num_judged = sum(result.summary.num_drafted_tokens for result in results)
+    assert num_judged > NUM_TEXTS // 5
+    expected = law(await client.tokenize(PROMPT))
+    texts = [result.token_ids[:LENGTH] for result in results]
+    assert set(texts) <= expected.keys()
+    for place in range(LENGTH - 1):
+        assert p_value(texts, expected, slice(place, place + 2)) > 1e-6
+
+
+def p_value(texts: list[tuple[int, ...]], expected: dict[tuple[int, ...], float], part: slice) -> float:
+    """That a part of the texts is as far from its law as it is: a chi-square test, rare values taken together."""
+    counts = Counter(text[part] for text in texts)
+    shares: dict[tuple[int, ...], float] = defaultdict(float)
+    for text, probability in expected.items():
+        shares[text[part]] += len(texts) * probability
+    common = [value for value, share in shares.items() if share >= 5]
+    found, wanted = [counts[value] for value in common], [shares[value] for value in common]
+    if len(common) < len(shares):
+        found.append(len(texts) - sum(found))
+        wanted.append(len(texts) - sum(wanted))
+    return float(stats.chisquare(found, wanted).pvalue)
+
+
+async def test_at_temperature_zero_the_text_is_that_of_off(client: Client) -> None:
+    texts = [
+        (
+            await client.complete(
+                PROMPT, method=method, acceptance_rule=rule, temperature=0.0, max_tokens=32, ignore_eos=True
+            )
+        ).text
+        for method, rule in [("off", None), *((method, "ratio") for method in SAMPLED)]
+    ]
+    assert len(set(texts)) == 1
+
+
+async def test_sessions_under_both_rules_share_forwards(client: Client) -> None:
+    """What the match rule emits is the same as alone, whoever is in the same forward."""
+    plain = await client.complete(PROMPT, method="off", seed=3, max_tokens=32, ignore_eos=True)
+    both = [
+        client.complete(PROMPT, method="pearl", acceptance_rule=rule, seed=3, max_tokens=32, ignore_eos=True)
+        for rule in ("match", "ratio") * 3
+    ]
+    results = await asyncio.gather(*both)
+    assert {result.text for result in results[::2]} == {plain.text}
+    assert all(len(result.token_ids) == 32 for result in results)

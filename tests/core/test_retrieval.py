@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -13,43 +12,9 @@ from outrider.core.ngrams import NOTHING, Continuation, NgramTier
 from outrider.core.noise import gumbel
 from outrider.core.params import SamplingParams, Source
 from outrider.core.prior import PriorTable
-from outrider.core.retrieval import Guess, Retriever
+from outrider.core.retrieval import Retriever
 from outrider.core.tree import DraftTree, Node
-
-GREEDY = SamplingParams(temperature=0)
-
-
-@dataclass
-class Tiers:
-    """Copies of a datastore's tiers."""
-
-    prior: PriorTable | None = None
-    shared: NgramTier | None = None
-
-
-def retriever(
-    committed: list[int],
-    *,
-    sampling: SamplingParams = GREEDY,
-    calibration: Calibration | None = None,
-    tiers: Tiers | None = None,
-) -> Retriever:
-    return Retriever(committed, len(committed), sampling, calibration or Calibration(), tiers)
-
-
-def prior_of(*documents: list[int]) -> Tiers:
-    return Tiers(PriorTable.build(documents, 4))
-
-
-def path_of(guess: Guess | None) -> list[int]:
-    """The tokens of the most probable path."""
-    assert guess is not None
-    tip, token_ids = -1, []
-    for index, parent in enumerate(guess.parents):
-        if parent == tip:
-            token_ids.append(guess.token_ids[index])
-            tip = index
-    return token_ids
+from tests.core.retrievers import Tiers, path_of, prior_of, retriever
 
 
 def test_what_the_session_has_said_before_is_guessed_again() -> None:
@@ -207,3 +172,21 @@ def test_a_datastore_s_answer_is_a_guess_like_any_other() -> None:
     assert [node.token_id for node in tree.best_chain(3)] == [7, 8]
     assert sorted(node.token_id for node in tree.live_nodes()) == [5, 7, 8]
     assert session.from_datastore(NOTHING, 2) is None
+
+
+def test_a_guess_that_nobody_verified_is_right_or_wrong_all_the_same() -> None:
+    calibration = Calibration()
+    committed = [1, 2, 3, 4, 9, 1, 2, 3]
+    key = calibration.key(Source.DYNAMIC, 3, 1.0)
+    session = retriever(committed, calibration=calibration)
+    tree, _ = planted(session, committed)
+    before = calibration.rate(key)
+    session.observe(len(committed), 4)
+    assert calibration.rate(key) > before
+    before = calibration.rate(key)
+    session.observe(len(committed), 5)
+    assert calibration.rate(key) < before
+    before = calibration.rate(key)
+    session.observe(len(committed) + 20, 4)
+    assert calibration.rate(key) == before, "nothing was guessed there"
+    assert tree.num_nodes == 4

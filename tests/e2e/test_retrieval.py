@@ -99,6 +99,19 @@ def ring_of(stack: LocalStack, tenant: str) -> int:
     return sum(ring.num_tokens for ring in info.rings if ring.tenant == tenant)
 
 
+def load_prior(stack: LocalStack, said: Result) -> None:
+    """Makes the prompt and what was said the prior of all tenants."""
+    assert stack.datastore is not None
+    with BlockingClient(stack.address) as client:
+        model, prompt = client.info().model, client.tokenize(PROMPT)
+    scope = datastore_pb2.Scope(tokenizer_hash=model.tokenizer_hash)
+    document = datastore_pb2.TokenSequence(token_ids=[*prompt, *said.token_ids])
+    request = datastore_pb2.LoadPriorRequest(scope=scope, documents=[document])
+    with open_blocking(stack.datastore.address, None) as channel:
+        responses = list(datastore_pb2_grpc.DatastoreServiceStub(channel).LoadPrior(iter([request])))
+    assert responses[-1].is_done
+
+
 def test_a_session_leaves_nothing_behind(stack: LocalStack, empty: redis.Redis) -> None:
     generate(stack.address)
     until(lambda: not empty.keys("outrider:*"))
@@ -118,6 +131,41 @@ def test_a_tenant_finds_again_what_it_has_said_and_no_other_tenant_does(
         elsewhere = generate(other_tenant.address, retrieval_scope=scope, contribute=False)
         assert elsewhere.token_ids == first.token_ids
         assert not WIDER & accepted(elsewhere).keys()
+
+
+def test_spacelike_says_again_in_few_rounds_what_its_tenant_has_said_before(
+    stack: LocalStack, other_tenant: Service, empty: redis.Redis
+) -> None:
+    plain = generate(stack.address, method="off", seed=11)
+    first = generate(stack.address, method="spacelike", seed=11)
+    assert first.token_ids == plain.token_ids
+    until(lambda: empty.keys("*ring"))
+    again = [generate(stack.address, method="spacelike", seed=11) for _ in range(3)][-1]
+    assert again.token_ids == plain.token_ids
+    assert accepted(again).keys() == {Source.RING}
+    assert again.summary.num_rounds < first.summary.num_rounds // 4
+    for scope in ("tenant", "global"):
+        elsewhere = generate(other_tenant.address, method="spacelike", seed=11, retrieval_scope=scope, contribute=False)
+        assert elsewhere.token_ids == plain.token_ids
+        assert not accepted(elsewhere)
+
+
+def test_double_has_a_tail_of_what_the_prior_knows_and_says_what_the_target_says(
+    stack: LocalStack, empty: redis.Redis
+) -> None:
+    plain = generate(stack.address, method="off", temperature=0)
+    load_prior(stack, plain)
+
+    def double(**params: object) -> Result:
+        result = generate(stack.address, method="double", temperature=0, double=params)
+        assert result.token_ids == plain.token_ids
+        return result
+
+    until(lambda: Source.PRIOR in accepted(double(max_match_len=8, max_phrase_len=1)))
+    for ablation in ({"target_retrieval": False}, {"tiers": ["dynamic", "rejected"]}):
+        assert Source.PRIOR not in accepted(double(**ablation))
+    assert accepted(double(target_retrieval=False)).keys() == {Source.DRAFT}
+    assert Source.DRAFT in accepted(double(serial=True))
 
 
 def test_who_does_not_contribute_is_not_found(stack: LocalStack, empty: redis.Redis) -> None:

@@ -9,8 +9,10 @@ import pytest
 
 from outrider.core.ngrams import Continuation
 from outrider.core.params import RetrievalScope, Source
+from outrider.core.retrieval_plan import CONTEXT_LEN, RetrievalPlan
+from outrider.core.speculation import TIERS
 from outrider.rpc import lookups, recording
-from outrider.rpc.retrieval import DatastorePeer, RetrievalStream
+from outrider.rpc.retrieval import EVERYTHING, DatastorePeer, RetrievalStream
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import types_pb2
 from tests.rpc.scripted_datastore import scripted_datastore
@@ -31,8 +33,15 @@ class Listener:
         self.num_lost += 1
 
 
-def retrieve(peer: DatastorePeer, session_id: str, committed: list[int], listener: Listener) -> RetrievalStream:
-    return peer.retrieve(session_id, committed, RetrievalScope.SESSION, False, listener.on_answer, listener.on_lost)
+def retrieve(
+    peer: DatastorePeer,
+    session_id: str,
+    committed: list[int],
+    listener: Listener,
+    plan: RetrievalPlan | None = EVERYTHING,
+) -> RetrievalStream:
+    scope = RetrievalScope.SESSION
+    return peer.retrieve(session_id, committed, scope, False, listener.on_answer, listener.on_lost, plan)
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
@@ -139,20 +148,71 @@ async def test_answers_reach_the_session_that_asked() -> None:
         assert peer.state.is_connected
 
 
+async def test_a_question_is_about_as_many_tokens_and_tiers_as_the_plan_says() -> None:
+    async with scripted_datastore() as (datastore, peer):
+        ring = RetrievalPlan(context_len=3, tiers=(Source.RING,))
+        committed = list(range(1, 31))
+        for name, plan in (("a", EVERYTHING), ("b", ring), ("c", RetrievalPlan(tiers=tuple(reversed(TIERS))))):
+            listener = Listener()
+            retrieve(peer, name, committed, listener, plan).look_up()
+            await until(lambda listener=listener: listener.answers)
+        asked = [(list(request.tiers), list(request.queries[0].context_token_ids)) for request in datastore.lookups]
+        assert asked == [
+            ([], committed[-CONTEXT_LEN:]),
+            ([types_pb2.SOURCE_RING], [28, 29, 30]),
+            ([], committed[-CONTEXT_LEN:]),
+        ]
+
+
+async def test_what_comes_behind_tokens_that_are_only_expected_can_be_asked() -> None:
+    async with scripted_datastore() as (datastore, peer):
+        listener = Listener()
+        stream = retrieve(peer, "s", [1, 2, 3], listener, RetrievalPlan(context_len=4))
+        stream.look_up([4, 5])
+        await until(lambda: listener.answers)
+        [query] = datastore.lookups[0].queries
+        assert (query.base_len, list(query.context_token_ids)) == (5, [2, 3, 4, 5])
+        assert listener.answers[0][0] == 5
+
+
+async def test_without_the_rejected_tier_no_rejection_is_recorded() -> None:
+    async with scripted_datastore() as (datastore, peer):
+        others = RetrievalPlan(tiers=tuple(tier for tier in TIERS if tier is not Source.REJECTED))
+        for name, plan in (("a", others), ("b", RetrievalPlan(context_len=2)), ("c", None)):
+            stream = retrieve(peer, name, [1, 2, 3], Listener(), plan)
+            stream.commit([4, 5], 9, [Source.PRIOR, Source.TARGET])
+            stream.close()
+            await until(lambda name=name: name in datastore.ended)
+        [rejection] = datastore.rejections
+        assert list(rejection.context_token_ids) == [3, 4], "as long as the lookups that it must meet"
+        assert datastore.tokens["a"] == datastore.tokens["c"] == [1, 2, 3, 4, 5]
+
+
+async def test_who_has_no_plan_asks_nothing() -> None:
+    async with scripted_datastore() as (datastore, peer):
+        listener = Listener()
+        retrieve(peer, "silent", [1, 2], listener, None).look_up()
+        asking = Listener()
+        retrieve(peer, "s", [1, 2], asking).look_up()
+        await until(lambda: asking.answers)
+        assert len(datastore.lookups) == 1
+        assert not listener.answers
+
+
 async def test_questions_that_come_too_fast_give_way_to_the_latest() -> None:
     async with scripted_datastore() as (datastore, peer):
         datastore.holds_lookups.clear()
         listener = Listener()
         stream = retrieve(peer, "s", [1], listener)
         stream.look_up()
-        await until(lambda: datastore.num_lookups == 1)
+        await until(lambda: len(datastore.lookups) == 1)
         for token in range(2, 50):
             stream.commit([token], None, [Source.TARGET])
             stream.look_up()
         datastore.holds_lookups.set()
         await until(lambda: len(listener.answers) == 2)
         assert [base_len for base_len, _ in listener.answers] == [1, 49]
-        assert datastore.num_lookups == 2
+        assert len(datastore.lookups) == 2
 
 
 async def test_a_datastore_that_hangs_is_given_up_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

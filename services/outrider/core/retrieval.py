@@ -2,7 +2,8 @@
 
 No message is sent for any of it. The prior and the shared tier are copies that others keep up to date (`TierSource`);
 the dynamic tier learns from the session's own commits, as its original in the datastore does. So it knows what the
-target said instead of a refused token, and nothing is left for a rejected tier but to pass that token over.
+target said instead of a refused token, and nothing is left for a rejected tier but to pass that token over. (Without a
+dynamic tier, which DOUBLE's ablation takes away, the rejected tier learns what was said, too.)
 
 A count says how often a token followed, not how often the target will agree. `Calibration` measures that, over all
 sessions of a process. Above temperature 0 the target's draw is known but for its logits: tokens that followed the same
@@ -17,19 +18,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.core.calibration import Calibration, Key
+from outrider.core.guess import Guess
 from outrider.core.local_tiers import LocalTiers
 from outrider.core.ngrams import Continuation, NgramTier, num_chained
 from outrider.core.noise import gumbel_of
-from outrider.core.params import SamplingParams
+from outrider.core.params import SamplingParams, Source
 from outrider.core.prior import PriorTable
+from outrider.core.retrieval_plan import CONTEXT_LEN, RetrievalPlan
 from outrider.core.tree import DraftTree, Node, NodeState, TokenId
 
-MAX_MATCH_LEN = 4
-"""Longest n-gram in process. The datastore's ring knows longer ones."""
 MIN_MATCH_LEN = 2
 """A match of one token is a weak guess: the datastore is asked as well."""
-CONTEXT_LEN = 16
-"""Last committed tokens that a lookup may need, here or in the datastore."""
 SHARPNESS = 1.7
 """Weight of log share + noise: shares are themselves uncertain. As for a draft model's scores."""
 
@@ -46,24 +45,17 @@ class TierSource(Protocol):
         """The shared tier of the session's scope; None = the scope has none."""
 
 
-@dataclass(slots=True)
-class Guess:
-    """A guessed path, with alternatives at its beginning. The lists run in parallel; parents come first, and of two
-    siblings the more probable one."""
+@dataclass(frozen=True, slots=True)
+class _NoCopies:
+    prior: PriorTable | None = None
+    shared: NgramTier | None = None
 
-    match_len: int
-    parents: list[int]
-    """Index of the parent in these lists; -1 = the end of the context."""
-    token_ids: list[TokenId]
-    keys: list[Key]
-    """What each is counted under in the calibration."""
 
-    def add(self, parent: int, token_id: TokenId, key: Key) -> int:
-        """Adds a token; returns its index."""
-        self.parents.append(parent)
-        self.token_ids.append(token_id)
-        self.keys.append(key)
-        return len(self.token_ids) - 1
+NO_COPIES: TierSource = _NoCopies()
+"""For who asks the datastore alone."""
+
+
+EVERYTHING = RetrievalPlan()
 
 
 class Retriever:
@@ -76,12 +68,15 @@ class Retriever:
         sampling: SamplingParams,
         calibration: Calibration,
         source: TierSource | None = None,
+        plan: RetrievalPlan = EVERYTHING,
     ) -> None:
+        self._plan = plan
+        self._is_ranked_by_noise = plan.is_ranked_by_noise and not sampling.is_greedy
         self._sampling = sampling
         self._num_prompt_tokens = num_prompt_tokens
         self._calibration = calibration
         self._source = source
-        self._tiers = LocalTiers(MAX_MATCH_LEN)
+        self._tiers = LocalTiers(plan.max_match_len)
         self._tail: list[TokenId] = []
         self._length = 0
         self._pending: dict[Node, Key] = {}
@@ -94,10 +89,21 @@ class Retriever:
         if rejected is not None and token_ids:
             place = len(known) - (len(token_ids) - rejected_at if rejected_at >= 0 else -rejected_at)
             if place > 0:
-                self._tiers.refuse(known[max(0, place - MAX_MATCH_LEN) : place], rejected)
-        self._tiers.record(token_ids)
+                self._reject(known, place, rejected)
+        if Source.DYNAMIC in self._plan.tiers:
+            self._tiers.record(token_ids)
         self._tail = known[-CONTEXT_LEN:]
         self._length += len(token_ids)
+
+    def _reject(self, known: list[TokenId], place: int, rejected: TokenId) -> None:
+        """The target said known[place] and refused a token in its place."""
+        context = known[max(0, place - self._plan.max_match_len) : place]
+        if Source.REJECTED not in self._plan.tiers:
+            return
+        if Source.DYNAMIC in self._plan.tiers:
+            self._tiers.refuse(context, rejected)
+        else:
+            self._tiers.reject(context, [rejected], known[place:])
 
     def guess(self, behind: Sequence[TokenId], max_len: int) -> Guess | None:
         """Guesses what follows the committed tokens and the tokens `behind` them: at most max_len tokens in a row.
@@ -108,8 +114,10 @@ class Retriever:
 
     def _look_up(self, context: Sequence[TokenId], max_len: int) -> Continuation:
         if self._source is not None:
-            self._tiers.prior, self._tiers.shared = self._source.prior, self._source.shared
-        return self._tiers.lookup(context, MAX_MATCH_LEN, max_len)
+            tiers = self._plan.tiers
+            self._tiers.prior = self._source.prior if Source.PRIOR in tiers else None
+            self._tiers.shared = self._source.shared if Source.SHARED in tiers else None
+        return self._tiers.lookup(context, self._plan.max_match_len, max_len)
 
     def grow(self, tree: DraftTree, tip: Node, behind: Sequence[TokenId], max_len: int) -> int:
         """Adds a guess below `tip`, the node of the last token `behind`; returns its match length, 0 = none."""
@@ -143,6 +151,14 @@ class Retriever:
                 self._calibration.add(key, index < num_accepted)
         self._pending = {node: key for node, key in self._pending.items() if node.state is NodeState.LIVE}
 
+    def observe(self, position: int, token_id: TokenId) -> None:
+        """The target has said a token without judging what was guessed in its place: the best guess was right or wrong
+        all the same. A guess that nobody verifies any more would never be found to have become better."""
+        guesses = [node for node, key in self._pending.items() if node.position == position and node.source is key[0]]
+        if guesses:
+            best = max(guesses, key=lambda node: node.logprob)
+            self._calibration.add(self._pending[best], best.token_id == token_id)
+
     def phrase(self, tip: Node, max_len: int, min_probability: float) -> tuple[list[TokenId], list[Key]]:
         """The most probable path of a guess behind a node, as far as its probability does not fall below the bound, and
         what its tokens are counted under."""
@@ -171,11 +187,12 @@ class Retriever:
         """The last tokens up to a node."""
         context: list[TokenId] = []
         node: Node | None = tip
-        while node is not None and node.state is NodeState.LIVE and len(context) < MAX_MATCH_LEN:
+        longest = self._plan.max_match_len
+        while node is not None and node.state is NodeState.LIVE and len(context) < longest:
             context.append(node.token_id)
             node = node.parent
         context.reverse()
-        missing = MAX_MATCH_LEN - len(context)
+        missing = longest - len(context)
         return [*self._tail[-missing:], *context] if missing else context
 
     def judge_phrase(self, keys: Sequence[Key], num_accepted: int) -> None:
@@ -205,7 +222,7 @@ class Retriever:
         first = guess.token_ids[0]
         if first != found.token_ids[0] and max_len > 1:
             # The noise prefers another token than the most counted one: what follows that one is looked up as well.
-            behind = self._tiers.lookup([*context, first], MAX_MATCH_LEN, max_len - 1)
+            behind = self._tiers.lookup([*context, first], self._plan.max_match_len, max_len - 1)
             if behind.tier is not None:
                 parent = 0
                 for depth, token_id in enumerate(behind.chain()):
@@ -242,7 +259,7 @@ class Retriever:
             return [(children[0], 1.0)]
         total = sum(found.counts[child] for child in children) or 1
         shares = [(child, max(1, found.counts[child]) / total) for child in children]
-        if self._sampling.is_greedy:
+        if not self._is_ranked_by_noise:
             return shares
         index = position - self._num_prompt_tokens
         noise = gumbel_of(self._sampling.seed, index, [found.token_ids[child] for child in children])

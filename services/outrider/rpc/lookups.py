@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
 
 from outrider.core.ngrams import Continuation
 from outrider.core.params import Source
+from outrider.core.speculation import TIERS
+from outrider.rpc.convert import source_to_proto
 from outrider.rpc.peers import SENSELESS, PeerState, reason_of, wait_before_retry
 from outrider.v1 import datastore_pb2 as pb
-from outrider.v1 import datastore_pb2_grpc
+from outrider.v1 import datastore_pb2_grpc, types_pb2
 
 ANSWER_TIMEOUT_S = 1.0
 
@@ -29,6 +31,8 @@ class Asker:
     scope: pb.Scope
     on_answer: Callable[[int, Continuation], None]
     on_lost: Callable[[], None]
+    tiers: Sequence[types_pb2.Source] = ()
+    """Which are asked; empty = all."""
     next_query: pb.Query | None = None
     is_asking: bool = False
 
@@ -123,7 +127,7 @@ class Lookups:
             query, asker.next_query = asker.next_query, None
             if query is None:
                 continue
-            request = pb.LookupRequest(queries=[query])
+            request = pb.LookupRequest(queries=[query], tiers=asker.tiers)
             if asker.scope is not scope:
                 scope = asker.scope
                 request.scope.CopyFrom(scope)
@@ -153,6 +157,11 @@ class Lookups:
         for asker in lost:
             asker.is_asking, asker.next_query = False, None
             asker.on_lost()
+
+
+def tiers_to_proto(tiers: Sequence[Source]) -> tuple[types_pb2.Source, ...]:
+    """Which tiers to ask; empty = all of them, as it is if all are named."""
+    return () if set(tiers) == set(TIERS) else tuple(source_to_proto(tier) for tier in tiers)
 
 
 def continuation_from_proto(result: pb.LookupResult) -> Continuation:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 
 from outrider.core.ngrams import Continuation
 from outrider.core.params import RetrievalScope, Source
-from outrider.core.retrieval import CONTEXT_LEN, TierSource
+from outrider.core.retrieval import TierSource
+from outrider.core.retrieval_plan import RetrievalPlan
 from outrider.core.tree import TokenId
-from outrider.rpc.convert import retrieval_scope_to_proto
-from outrider.rpc.lookups import Asker, Lookups
+from outrider.rpc.convert_speculation import retrieval_scope_to_proto
+from outrider.rpc.lookups import Asker, Lookups, tiers_to_proto
 from outrider.rpc.peers import PeerState
 from outrider.rpc.recording import Recorder
 from outrider.rpc.watching import TierWatch
@@ -25,6 +26,7 @@ RETRIEVED = (Source.PRIOR, Source.DYNAMIC, Source.SHARED, Source.REJECTED, Sourc
 """Sources that are tiers of the datastore, wherever they were looked up."""
 FLUSH_TIMEOUT_S = 2.0
 """At the end of the process, for the last records."""
+EVERYTHING = RetrievalPlan()
 
 
 class DatastorePeer:
@@ -55,10 +57,13 @@ class DatastorePeer:
         contribute: bool,
         on_answer: Callable[[int, Continuation], None],
         on_lost: Callable[[], None],
+        plan: RetrievalPlan | None = EVERYTHING,
     ) -> RetrievalStream:
-        """Begins a session. `on_answer(base_len, continuation)` and `on_lost()` are called on the event loop."""
+        """Begins a session. `on_answer(base_len, continuation)` and `on_lost()` are called on the event loop. Without a
+        plan it only records."""
         said = self._scope_of(retrieval_scope_to_proto(scope), session_id, contribute)
-        return RetrievalStream(self._recorder, self._lookups, Asker(said, on_answer, on_lost), committed)
+        asker = Asker(said, on_answer, on_lost, tiers_to_proto(() if plan is None else plan.tiers))
+        return RetrievalStream(self._recorder, self._lookups, asker, committed, plan)
 
     def _scope_of(self, retrieval_scope: int, session_id: str = "", contribute: bool = False) -> pb.Scope:
         scope = pb.Scope()
@@ -79,26 +84,35 @@ class DatastorePeer:
 class RetrievalStream:
     """One session's questions and records. Lives on the event loop."""
 
-    def __init__(self, recorder: Recorder, lookups: Lookups, asker: Asker, committed: Sequence[TokenId]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        lookups: Lookups,
+        asker: Asker,
+        committed: Sequence[TokenId],
+        plan: RetrievalPlan | None,
+    ) -> None:
         self._recording = recorder.open(asker.scope, committed)
-        self._lookups, self._asker = lookups, asker
+        self._lookups, self._asker, self._plan = lookups, asker, plan
 
     def commit(self, token_ids: Sequence[TokenId], rejected: TokenId | None, sources: Sequence[Source]) -> None:
         """What the target said, and where it came from. `rejected` is the chain token that it refused, in whose place
         the last of token_ids stands."""
-        rejection = None
-        if rejected is not None and token_ids:
-            context = [*self._recording.committed[-CONTEXT_LEN:], *token_ids[:-1]][-CONTEXT_LEN:]
+        rejection, plan = None, self._plan
+        if rejected is not None and token_ids and plan is not None and Source.REJECTED in plan.tiers:
+            context = [*self._recording.committed[-plan.context_len :], *token_ids[:-1]][-plan.context_len :]
             rejection = pb.Rejection(
                 context_token_ids=context, rejected_token_ids=[rejected], continuation_token_ids=token_ids[-1:]
             )
         self._recording.commit(token_ids, rejection, Counter(source for source in sources if source in RETRIEVED))
 
-    def look_up(self) -> None:
-        """Asks what follows the committed tokens."""
-        committed = self._recording.committed
-        query = pb.Query(base_len=len(committed), context_token_ids=committed[-CONTEXT_LEN:])
-        self._lookups.ask(self._asker, query)
+    def look_up(self, behind: Sequence[TokenId] = ()) -> None:
+        """Asks what follows the committed tokens and the tokens `behind` them. Nothing to ask without a plan."""
+        if self._plan is None:
+            return
+        committed, length = self._recording.committed, self._plan.context_len
+        context = [*committed[-length:], *behind][-length:]
+        self._lookups.ask(self._asker, pb.Query(base_len=len(committed) + len(behind), context_token_ids=context))
 
     def close(self) -> None:
         """Ends the session: its last records are sent in the background."""

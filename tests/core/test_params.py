@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from outrider.core.params import InvalidParameter, Method, SamplingParams
-from outrider.core.speculation import SpeculationParams
 
 
 @pytest.mark.parametrize(
@@ -32,16 +31,10 @@ def test_sampling_parameters_outside_their_range_are_refused_by_name(field: str,
         SamplingParams(**{field: value})
 
 
-@pytest.mark.parametrize(
-    ("field", "values"),
-    [
-        ("num_speculative_tokens", {"num_speculative_tokens": 0}),
-        ("lookahead", {"num_speculative_tokens": 8, "lookahead": 7}),
-        ("min_path_probability", {"min_path_probability": 1.0}),
-        ("min_path_probability", {"min_path_probability": math.nan}),
-        ("retrieval", {"method": Method.OFF, "retrieval": True}),
-    ],
-)
-def test_speculation_parameters_outside_their_range_are_refused_by_name(field: str, values: dict[str, Any]) -> None:
-    with pytest.raises(InvalidParameter, match=f"speculation.{field} must be"):
-        SpeculationParams(**values)
+def test_what_a_method_needs_follows_from_how_it_grows() -> None:
+    with_model = {m for m in Method if m.has_draft_model}
+    assert with_model == set(Method) - {Method.OFF, Method.RETRIEVAL, Method.SPACELIKE}
+    assert {m for m in Method if m.needs_draft_model} == with_model - {Method.AUTO}, "auto can do without"
+    assert {m for m in Method if m.drafts_ahead} == with_model - {Method.SPECULATIVE}
+    assert {m for m in Method if m.needs_datastore} == {Method.SPACELIKE}
+    assert not any(m.samples and not m.has_draft_model for m in Method)

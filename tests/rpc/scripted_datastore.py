@@ -34,7 +34,7 @@ class ScriptedDatastore(datastore_pb2_grpc.DatastoreServiceServicer):
         """Cleared: records are taken, but neither stored nor answered."""
         self.lookup_results: dict[int, pb.LookupResult] = {}
         """By base_len; absent = nothing found."""
-        self.num_lookups = 0
+        self.lookups: list[pb.LookupRequest] = []
         self.holds_lookups = asyncio.Event()
         self.holds_lookups.set()
         self.watched: list[pb.WatchResponse] = []
@@ -71,7 +71,7 @@ class ScriptedDatastore(datastore_pb2_grpc.DatastoreServiceServicer):
         self, requests: AsyncIterator[pb.LookupRequest], context: Context
     ) -> AsyncIterator[pb.LookupResponse]:
         async for request in requests:
-            self.num_lookups += 1
+            self.lookups.append(request)
             await self.holds_lookups.wait()
             results = []
             for query in request.queries:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.params import Method, RetrievalScope, SamplingParams, Source
-from outrider.core.speculation import SpeculationParams
+from outrider.core.params import Method, SamplingParams, Source
+from outrider.core.statistics import Statistics
 from outrider.core.tree import Draft
 from outrider.rpc.convert import (
     COST_PER_NAT,
@@ -17,8 +16,7 @@ from outrider.rpc.convert import (
     draft_to_proto,
     sampling_from_proto,
     sampling_to_proto,
-    speculation_from_proto,
-    speculation_to_proto,
+    summary_to_proto,
 )
 from outrider.v1 import types_pb2
 
@@ -38,29 +36,6 @@ UNIT = st.floats(0, 1, exclude_min=True)
 def test_sampling_parameters_survive_the_wire_bit_by_bit(params: SamplingParams) -> None:
     message = types_pb2.SamplingParams.FromString(sampling_to_proto(params).SerializeToString())
     assert sampling_from_proto(message, default_seed=0) == params
-
-
-@given(method=st.sampled_from(Method), gamma=st.integers(1, 32), ahead=st.integers(0, 100), p=st.floats(0, 0.99))
-def test_speculation_parameters_survive_the_wire(method: Method, gamma: int, ahead: int, p: float) -> None:
-    lookahead = gamma + ahead if method is Method.PEARL else 32
-    params = SpeculationParams(method, gamma, max(gamma, lookahead), p, retrieval=method is Method.RETRIEVAL)
-    assert speculation_from_proto(speculation_to_proto(params), SpeculationParams(lookahead=32), 32) == params
-
-
-@given(scope=st.sampled_from(RetrievalScope), contribute=st.booleans())
-def test_with_whom_retrieval_shares_survives_the_wire(scope: RetrievalScope, contribute: bool) -> None:
-    contribute = contribute and scope is not RetrievalScope.SESSION
-    params = SpeculationParams(Method.RETRIEVAL, retrieval=True, retrieval_scope=scope, contribute=contribute)
-    assert speculation_from_proto(speculation_to_proto(params), SpeculationParams(), 32) == params
-
-
-@pytest.mark.parametrize("default", RetrievalScope)
-def test_who_shares_contributes_unless_it_says_otherwise(default: RetrievalScope) -> None:
-    message = types_pb2.SpeculationParams(method=types_pb2.METHOD_RETRIEVAL)
-    params = speculation_from_proto(message, SpeculationParams(retrieval_scope=default), 32)
-    assert (params.retrieval_scope, params.contribute) == (default, default is not RetrievalScope.SESSION)
-    message.retrieval_params.contribute = False
-    assert not speculation_from_proto(message, SpeculationParams(retrieval_scope=default), 32).contribute
 
 
 @given(data=st.data(), size=st.integers(0, 20), source=st.sampled_from(Source))
@@ -86,3 +61,9 @@ def test_a_node_costs_about_six_bytes() -> None:
 def test_an_impossible_node_has_a_finite_cost() -> None:
     draft = Draft(1, 1, [0], [5], [-math.inf], Source.DRAFT)
     assert draft_from_proto(draft_to_proto(draft)).logprobs[0] < -30
+
+
+def test_a_summary_says_what_was_asked_for_only_where_it_was_replaced() -> None:
+    assert summary_to_proto(Method.PEARL, Statistics()).requested_method == types_pb2.METHOD_UNSPECIFIED
+    summary = summary_to_proto(Method.OFF, Statistics(), Method.BEST_FIRST)
+    assert (summary.method, summary.requested_method) == (types_pb2.METHOD_OFF, types_pb2.METHOD_BEST_FIRST)

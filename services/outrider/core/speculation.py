@@ -28,7 +28,7 @@ class CardParams:
 
     beam_width: int = 16
     """Candidates kept for each layer (K, the size of the primary cache's layer)."""
-    num_children: int = 4
+    num_children: int = 8
     """Children considered for each candidate (top-k)."""
     correction: bool = True
     """Whether commits prune the beam and a miss begins it anew at once. False = the paper's ablation, query without
@@ -143,8 +143,8 @@ class BestFirstParams:
 
     num_expanded: int = 0
     """Nodes expanded by one draft forward (M); 0 = by the horizon: few while the target waits, more while it works."""
-    num_children: int = 4
-    """Children of an expanded node."""
+    num_children: int = 8
+    """Candidates considered for each expanded node; those of improbable paths do not become nodes."""
 
     def __post_init__(self) -> None:
         _check_range("best_first.num_expanded", self.num_expanded, 0, MAX_ROWS)
@@ -174,8 +174,8 @@ class SpeculationParams:
     """A chain ends where the draft model's probability of the whole path falls below this; 0 = never."""
     rows: Rows = Rows.CHAIN
     """What the rows of a target forward are spent on."""
-    max_rows: int = 16
-    """Most drafted rows of one target forward, for Rows.TREE."""
+    max_rows: int = 0
+    """Drafted rows of one target forward, for Rows.TREE; 0 = as many as pay, by the measured times of the forward."""
     acceptance_rule: AcceptanceRule = AcceptanceRule.MATCH
     shared_noise: bool = True
     """Whether the speculator ranks with the target's own noise. False = by its own probabilities alone, to compare."""
@@ -198,7 +198,7 @@ class SpeculationParams:
         check(self.lookahead >= gamma, "speculation.lookahead", rule, self.lookahead)
         probability = self.min_path_probability
         check(0 <= probability < 1, "speculation.min_path_probability", "in [0, 1)", probability)
-        _check_range("max_rows", self.max_rows, 1, MAX_ROWS)
+        _check_range("max_rows", self.max_rows, 0, MAX_ROWS)
         is_ratio = self.acceptance_rule is AcceptanceRule.RATIO
         is_tree = self.rows is Rows.TREE
         check(

@@ -1,4 +1,5 @@
-"""Wire to domain and back: the one place where protobuf messages and core types meet.
+"""Wire to domain and back: where protobuf messages and core types meet. `outrider.rpc.convert_speculation` has the
+parameters of the speculation.
 
 `*_from_proto` raise InvalidParameter naming the field as the wire calls it; nothing is clipped and nothing is ignored.
 """
@@ -8,35 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
-from outrider.core.params import Method, RetrievalScope, SamplingParams, Source, check
+from outrider.core.params import Method, SamplingParams, Source, check
 from outrider.core.session import FinishReason
 from outrider.core.sparse_rows import SparseRow
-from outrider.core.speculation import SpeculationParams
 from outrider.core.statistics import Statistics, median_or_zero
 from outrider.core.tree import Draft
+from outrider.rpc.convert_speculation import METHODS_TO_PROTO
 from outrider.v1 import types_pb2, verifier_pb2
 
 PROTOCOL_VERSION = 1
 
-METHODS = {
-    types_pb2.METHOD_OFF: Method.OFF,
-    types_pb2.METHOD_SPECULATIVE: Method.SPECULATIVE,
-    types_pb2.METHOD_PEARL: Method.PEARL,
-    types_pb2.METHOD_RETRIEVAL: Method.RETRIEVAL,
-}
-METHODS_TO_PROTO = {method: value for value, method in METHODS.items()}
-
 COST_PER_NAT = 32
 MAX_COST = 1023
-
-
-def method_from_proto(value: int, default: Method) -> Method:
-    """The method; unset = the default. A number this server does not know is invalid."""
-    if value == types_pb2.METHOD_UNSPECIFIED:
-        return default
-    known = sorted(types_pb2.Method.Name(number) for number in METHODS)
-    check(value in METHODS, "speculation.method", f"one of {', '.join(known)}", value)
-    return METHODS[cast(types_pb2.Method, value)]
 
 
 def sampling_from_proto(message: types_pb2.SamplingParams, default_seed: int) -> SamplingParams:
@@ -56,85 +40,6 @@ def sampling_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
     return types_pb2.SamplingParams(
         seed=params.seed, temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p
     )
-
-
-def speculation_from_proto(
-    message: types_pb2.SpeculationParams, defaults: SpeculationParams, max_num_speculative_tokens: int
-) -> SpeculationParams:
-    """How drafts are made. Unset fields come from the server's defaults."""
-    method = method_from_proto(message.method, defaults.method)
-    gamma = defaults.num_speculative_tokens
-    if message.HasField("num_speculative_tokens"):
-        gamma = message.num_speculative_tokens
-        check(
-            1 <= gamma <= max_num_speculative_tokens,
-            "speculation.num_speculative_tokens",
-            f"in [1, {max_num_speculative_tokens}], this server's limit",
-            gamma,
-        )
-    lookahead = max(defaults.lookahead, gamma)
-    if message.HasField("lookahead"):
-        lookahead = message.lookahead
-        check(
-            method is Method.PEARL, "speculation.lookahead", "unset for a method that does not draft ahead", lookahead
-        )
-        limit = max_lookahead(max_num_speculative_tokens)
-        check(lookahead <= limit, "speculation.lookahead", f"at most {limit}, this server's limit", lookahead)
-    probability = message.HasField("min_path_probability")
-    retrieves = message.retrieval or method is Method.RETRIEVAL
-    scope, contribute = _retrieval_from_proto(message, retrieves, defaults.retrieval_scope)
-    return SpeculationParams(
-        method=method,
-        num_speculative_tokens=gamma,
-        lookahead=lookahead,
-        min_path_probability=message.min_path_probability if probability else defaults.min_path_probability,
-        retrieval=retrieves,
-        retrieval_scope=scope,
-        contribute=contribute,
-    )
-
-
-def _retrieval_from_proto(
-    message: types_pb2.SpeculationParams, retrieves: bool, default: RetrievalScope
-) -> tuple[RetrievalScope, bool]:
-    """With whom retrieval shares, and whether the session contributes."""
-    given = message.HasField("retrieval_params")
-    check(retrieves or not given, "speculation.retrieval_params", "unset where nothing is retrieved", "a message")
-    number, params = message.retrieval_params.scope, message.retrieval_params
-    known = {scope.value: scope for scope in RetrievalScope}
-    is_set = number != types_pb2.RETRIEVAL_SCOPE_UNSPECIFIED
-    names = ", ".join(types_pb2.RetrievalScope.Name(cast(types_pb2.RetrievalScope, value)) for value in known)
-    check(not is_set or number in known, "speculation.retrieval_params.scope", f"one of {names}", number)
-    scope = known[number] if is_set else default
-    if not retrieves:
-        return RetrievalScope.SESSION, False
-    return scope, params.contribute if params.HasField("contribute") else scope is not RetrievalScope.SESSION
-
-
-def retrieval_scope_to_proto(scope: RetrievalScope) -> types_pb2.RetrievalScope:
-    """With whom retrieval shares; the numbers are those of the wire."""
-    return cast(types_pb2.RetrievalScope, scope.value)
-
-
-def max_lookahead(max_num_speculative_tokens: int) -> int:
-    """Limit of lookahead: sixteen full chains in flight hide any round trip that is worth hiding."""
-    return 16 * max_num_speculative_tokens
-
-
-def speculation_to_proto(params: SpeculationParams) -> types_pb2.SpeculationParams:
-    """How drafts are made, every field that the method has set."""
-    message = types_pb2.SpeculationParams(
-        method=METHODS_TO_PROTO[params.method],
-        num_speculative_tokens=params.num_speculative_tokens,
-        min_path_probability=params.min_path_probability,
-        retrieval=params.retrieval,
-    )
-    if params.method is Method.PEARL:
-        message.lookahead = params.lookahead
-    if params.retrieves:
-        message.retrieval_params.scope = retrieval_scope_to_proto(params.retrieval_scope)
-        message.retrieval_params.contribute = params.contribute
-    return message
 
 
 def token_ids_from_proto(token_ids: Iterable[int], vocab_size: int, field: str) -> tuple[int, ...]:
@@ -192,11 +97,14 @@ def draft_to_proto(draft: Draft) -> types_pb2.Draft:
     )
 
 
-def summary_to_proto(method: Method, statistics: Statistics) -> verifier_pb2.SpeculationSummary:
-    """What speculation did in one generation."""
+def summary_to_proto(
+    method: Method, statistics: Statistics, requested_method: Method | None = None
+) -> verifier_pb2.SpeculationSummary:
+    """What speculation did in one generation. `requested_method` is the one that `method` replaces, if it does."""
     times = statistics.round_times
     return verifier_pb2.SpeculationSummary(
         method=METHODS_TO_PROTO[method],
+        requested_method=None if requested_method is None else METHODS_TO_PROTO[requested_method],
         num_rounds=statistics.num_rounds,
         num_drafted_tokens=statistics.num_drafted_tokens,
         num_accepted_tokens=statistics.num_accepted_tokens,
@@ -208,6 +116,17 @@ def summary_to_proto(method: Method, statistics: Statistics) -> verifier_pb2.Spe
         ],
         num_speculator_losses=statistics.num_speculator_losses,
         degraded=statistics.degraded,
+        decisions=[
+            verifier_pb2.Decision(
+                method=METHODS_TO_PROTO[decision.way.method],
+                rows=cast(types_pb2.Rows, decision.way.rows.value),
+                retrieval=decision.way.retrieval,
+                num_rounds=decision.num_rounds,
+                num_tokens=decision.num_tokens,
+                time_ms=decision.time_ms,
+            )
+            for decision in statistics.decisions
+        ],
         times_p50=verifier_pb2.RoundTimes(
             round_ms=median_or_zero([time.round_ms for time in times]),
             forward_ms=median_or_zero([time.forward_ms for time in times]),

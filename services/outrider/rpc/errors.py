@@ -88,6 +88,11 @@ class ResourceExhausted(RpcError):
         super().__init__(text, error_details_pb2.RetryInfo(retry_delay=delay))
 
 
+def invalid_argument(error: InvalidParameter) -> InvalidArgument:
+    """What a parameter outside its range is on the wire."""
+    return InvalidArgument(error.field, str(error).removeprefix(f"{error.field} "))
+
+
 def to_status(error: RpcError) -> grpc.Status:
     """The status that a server sends for an error."""
     details = []
@@ -112,7 +117,7 @@ def rpc_errors(context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[None]:
     except RpcError as error:
         _set_status(context, error)
     except InvalidParameter as error:
-        _set_status(context, InvalidArgument(error.field, str(error).removeprefix(f"{error.field} ")))
+        _set_status(context, invalid_argument(error))
     except (grpc.aio.AbortError, GeneratorExit):
         raise
     except Exception:

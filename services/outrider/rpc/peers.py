@@ -17,8 +17,10 @@ import structlog
 
 from outrider.core.params import SamplingParams
 from outrider.core.speculation import SpeculationParams
+from outrider.core.steering import Steering
 from outrider.core.tree import Draft, DraftCost, TokenId
-from outrider.rpc.convert import draft_from_proto, sampling_to_proto, speculation_to_proto
+from outrider.rpc.convert import draft_from_proto, sampling_to_proto
+from outrider.rpc.convert_speculation import speculation_to_proto
 from outrider.rpc.handshake import Model, handshake
 from outrider.rpc.server import CHANNEL_OPTIONS
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
@@ -137,11 +139,24 @@ class SpeculationStream:
         self._spec, self._listener = spec, listener
         self._committed = list(committed)
         self._fresh = asyncio.Event()
+        self._steering = Steering()
+        self._is_steered = False
         self._task = asyncio.create_task(self._run())
 
     def commit(self, token_ids: Sequence[TokenId]) -> None:
         """Tells the speculator what the target said. Commits that it is too slow for are joined."""
         self._committed.extend(token_ids)
+        self._fresh.set()
+
+    def steer(self, steering: Steering) -> None:
+        """Tells the speculator what was measured and decided. What it was told before and this leaves open, stays."""
+        known = self._steering
+        self._steering = Steering(
+            steering.speculation or known.speculation,
+            steering.forward_us or known.forward_us,
+            steering.round_trip_us or known.round_trip_us,
+        )
+        self._is_steered = True
         self._fresh.set()
 
     def close(self) -> None:
@@ -187,7 +202,12 @@ class SpeculationStream:
                 speculation=speculation_to_proto(self._spec.speculation),
             )
         )
+        # A speculator that comes back has forgotten everything.
+        self._is_steered = self._steering != Steering()
         while True:
+            if self._is_steered:
+                self._is_steered = False
+                yield speculator_pb2.SpeculateRequest(steering=_steering_to_proto(self._steering))
             await self._fresh.wait()
             self._fresh.clear()
             fresh = self._committed[sent:]
@@ -195,3 +215,11 @@ class SpeculationStream:
                 commit = types_pb2.Commit(base_len=sent, token_ids=fresh)
                 sent += len(fresh)
                 yield speculator_pb2.SpeculateRequest(commit=commit)
+
+
+def _steering_to_proto(steering: Steering) -> speculator_pb2.Steering:
+    """What is unset means: as before."""
+    message = speculator_pb2.Steering(forward_us=steering.forward_us, round_trip_us=steering.round_trip_us)
+    if steering.speculation is not None:
+        message.speculation.CopyFrom(speculation_to_proto(steering.speculation))
+    return message

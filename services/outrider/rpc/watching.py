@@ -11,7 +11,7 @@ import structlog
 from outrider.core.ngrams import NgramTier
 from outrider.core.params import InvalidParameter
 from outrider.core.prior import PriorTable
-from outrider.core.retrieval import MAX_MATCH_LEN
+from outrider.core.retrieval_plan import MAX_MATCH_LEN
 from outrider.core.tree import TokenId
 from outrider.rpc.peers import PeerState, reason_of, wait_before_retry
 from outrider.v1 import datastore_pb2 as pb

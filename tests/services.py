@@ -11,9 +11,11 @@ from functools import cache
 import grpc
 
 from outrider.core.params import Method, RetrievalScope
+from outrider.core.rows import ForwardTimes
 from outrider.core.speculation import SpeculationParams
 from outrider.models.loading import LoadedModel, load_model
 from outrider.models.text import TextCodec
+from outrider.rpc.limits import SpeculationLimits
 from outrider.rpc.peers import SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer
 from outrider.speculator.engine import Engine as SpeculatorEngine
@@ -81,11 +83,12 @@ async def running_verifier(
 ) -> AsyncIterator[RunningVerifier]:
     """A verifier with the demo target, on a free port."""
     model = target_model()
-    engine = VerifierEngine(model, asyncio.get_running_loop(), forward_ms=2.0)
+    engine = VerifierEngine(model, asyncio.get_running_loop(), forward_times=ForwardTimes({1: 2.0}))
     servicer = VerifierServicer(max_num_sessions, stall_timeout_s)
     speculator_peer = SpeculatorPeer(speculator, model) if speculator else None
     datastore_peer = DatastorePeer(datastore, model.tokenizer_hash, model.vocab_size) if datastore else None
-    limits = Limits(DEFAULTS, max_num_speculative_tokens=32, has_speculator=bool(speculator))
+    allowed = SpeculationLimits(max_num_speculative_tokens=32, max_num_rows=32)
+    limits = Limits(DEFAULTS, allowed, has_speculator=bool(speculator), has_datastore=bool(datastore))
     servicer.ready(
         Serving(model, TextCodec(model.tokenizer), engine, limits, speculator_peer, datastore_peer, {1: 2.0})
     )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from outrider.core.noise import gumbel, gumbel_of, gumbel_rows, hash_rows, hash_tokens, row_key
+from outrider.core.noise import acceptance_uniform, gumbel, gumbel_of, gumbel_rows, hash_rows, hash_tokens, row_key
 
 
 def test_the_bits_never_change() -> None:
@@ -79,3 +79,18 @@ def test_the_noise_is_that_of_the_middle_of_a_hash_bucket() -> None:
 def test_the_noise_of_a_few_tokens_is_that_of_the_rows(seed: int, index: int, token_ids: list[int]) -> None:
     expected = gumbel(seed, index, np.array(token_ids))
     assert gumbel_of(seed, index, token_ids) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_the_uniforms_of_the_ratio_rule_never_change() -> None:
+    assert [acceptance_uniform(7, index) for index in range(2)] == [0.3436144063130021, 0.4417928786095805]
+    assert 0 <= acceptance_uniform(2**64 - 1, 2**20) < 1
+
+
+def test_the_uniforms_of_the_ratio_rule_are_uniform_and_independent_of_the_noise() -> None:
+    uniforms = np.array([acceptance_uniform(seed, index) for seed in range(200) for index in range(200)])
+    assert stats.kstest(uniforms, "uniform").pvalue > 1e-3
+    noise = np.concatenate([gumbel_rows(seed, range(200), np.arange(1))[:, 0] for seed in range(200)])
+    neighbours = (np.roll(uniforms, 1), np.roll(uniforms, 200), stats.gumbel_r.cdf(noise))
+    for other in neighbours:
+        joint = np.histogram2d(uniforms, other, bins=16, range=[[0, 1], [0, 1]])[0]
+        assert stats.chisquare(joint.ravel()).pvalue > 1e-4

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 
-from outrider.rpc.convert import METHODS
+from outrider.core.params import Method
+from outrider.rpc.convert_speculation import METHODS
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
 from outrider_client.client import Client
 from outrider_client.generation import Result
@@ -57,6 +60,31 @@ async def generate(
 async def client(stack: LocalStack) -> AsyncIterator[Client]:
     async with Client(stack.address) as connected:
         yield connected
+
+
+DRAFTED = [method.value for method in Method if method.has_draft_model]
+NUM_FAULTS = int(os.environ.get("OUTRIDER_NUM_FAULTS", "1"))
+"""Random faults of the speculator for each method; each takes some seconds."""
+
+
+@pytest.mark.parametrize("method", DRAFTED)
+async def test_random_faults_of_the_speculator_change_no_text(stack: LocalStack, client: Client, method: str) -> None:
+    speculator = stack.speculator
+    assert speculator is not None
+    chosen = random.Random(method)
+
+    def pause() -> None:
+        os.kill(speculator.pid, signal.SIGSTOP)
+        threading.Timer(chosen.uniform(0.05, 0.3), os.kill, (speculator.pid, signal.SIGCONT)).start()
+
+    for number in range(NUM_FAULTS):
+        fault = chosen.choice([pause, speculator.kill, speculator.restart])
+        seed, temperature = 100 + number, chosen.choice([0.0, 0.7, 1.0])
+        plain = await generate(client, "off", seed=seed, temperature=temperature)
+        hurt = await generate(client, method, fault, seed=seed, temperature=temperature)
+        assert hurt.token_ids == plain.token_ids, (fault, temperature)
+        if not speculator.is_running:
+            speculator.restart()
 
 
 @pytest.mark.parametrize("method", ["speculative", "pearl"])

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from outrider.core.params import Method
 from outrider.models.loading import build_hf_model, load_model
 from outrider.models.runner import Segment
 from outrider_client.bench.prompts import default_prompts
@@ -15,9 +16,16 @@ from outrider_client.client import Client
 
 pytestmark = pytest.mark.slow
 
-NUM_TOKENS = 48
+NUM_TOKENS = 32
 NUM_PROMPTS = 40
-METHODS = ("off", "speculative", "pearl", "retrieval", "pearl+retrieval")
+VARIANTS = (
+    "off",
+    *(method.value for method in Method if method is not Method.OFF),
+    "pearl+retrieval",
+    "best-first+retrieval",
+    *(f"{method.value} tree" for method in Method if method.has_draft_model),
+)
+"""A method, `+retrieval` if continuations are retrieved beside, ` tree` if its rows are."""
 
 
 def prompts() -> list[str]:
@@ -26,8 +34,9 @@ def prompts() -> list[str]:
     return (whole + [text[len(text) // 3 :] for text in whole])[:NUM_PROMPTS]
 
 
-async def generate(client: Client, prompt: str, temperature: float, method: str) -> tuple[int, ...]:
-    base, _, retrieval = method.partition("+")
+async def generate(client: Client, prompt: str, temperature: float, variant: str) -> tuple[int, ...]:
+    name, _, rows = variant.partition(" ")
+    base, _, retrieval = name.partition("+")
     result = await client.complete(
         prompt,
         temperature=temperature,
@@ -35,8 +44,10 @@ async def generate(client: Client, prompt: str, temperature: float, method: str)
         max_tokens=NUM_TOKENS,
         ignore_eos=True,
         method=base,
+        rows=rows or ("chain" if Method(base).has_draft_model else None),
         retrieval=True if retrieval else None,
     )
+    assert not result.summary.degraded
     return result.token_ids
 
 
@@ -50,8 +61,8 @@ def first_difference(prompt_token_ids: Sequence[int], one: Sequence[int], other:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-async def test_all_methods_give_the_same_text(client: Client, temperature: float) -> None:
-    jobs = [(prompt, method) for prompt in prompts() for method in METHODS]
+async def test_all_methods_give_the_same_text_with_chains_and_with_trees(client: Client, temperature: float) -> None:
+    jobs = [(prompt, variant) for prompt in prompts() for variant in VARIANTS]
     limit = asyncio.Semaphore(8)
 
     async def run(prompt: str, method: str) -> tuple[int, ...]:

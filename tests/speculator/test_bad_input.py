@@ -95,6 +95,16 @@ BAD_OPENINGS = {
         Code.UNIMPLEMENTED,
         "retrieval needs no speculator",
     ),
+    "method that the verifier has not chosen yet": (
+        {"speculation": types_pb2.SpeculationParams(method=types_pb2.METHOD_AUTO)},
+        Code.UNIMPLEMENTED,
+        "speculation.method auto: the verifier chooses",
+    ),
+    "parameters of another method": (
+        {"speculation": types_pb2.SpeculationParams(method=types_pb2.METHOD_PEARL, card={"beam_width": 4})},
+        Code.INVALID_ARGUMENT,
+        "speculation.card must be unset for method pearl",
+    ),
 }
 
 
@@ -127,9 +137,80 @@ async def test_a_bad_commit_is_refused_by_name(stub: Any, speculator: RunningSpe
     assert await speculator.is_idle()
 
 
+def steering(**fields: Any) -> speculator_pb2.SpeculateRequest:
+    return speculator_pb2.SpeculateRequest(steering=speculator_pb2.Steering(**fields))
+
+
+BAD_STEERINGS = {
+    "out of range": (
+        {"method": types_pb2.METHOD_PEARL, "num_speculative_tokens": 0},
+        Code.INVALID_ARGUMENT,
+        "speculation.num_speculative_tokens must be in [1, 64], this server's limit, got 0",
+    ),
+    "method without a draft model": (
+        {"method": types_pb2.METHOD_SPACELIKE},
+        Code.UNIMPLEMENTED,
+        "spacelike needs no speculator",
+    ),
+    "method that is not chosen": ({"method": types_pb2.METHOD_AUTO}, Code.UNIMPLEMENTED, "the verifier chooses"),
+    "another rule": (
+        {"method": types_pb2.METHOD_PEARL, "acceptance_rule": types_pb2.ACCEPTANCE_RULE_RATIO},
+        Code.INVALID_ARGUMENT,
+        "speculation.acceptance_rule must be 1, as the stream was opened, got 2",
+    ),
+    "another noise": (
+        {"method": types_pb2.METHOD_PEARL, "shared_noise": False},
+        Code.INVALID_ARGUMENT,
+        "speculation.shared_noise must be True, as the stream was opened, got False",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_STEERINGS)
+async def test_bad_steering_is_refused_by_name(stub: Any, speculator: RunningSpeculator, name: str) -> None:
+    fields, code, words = BAD_STEERINGS[name]
+    bad = steering(speculation=types_pb2.SpeculationParams(**fields))
+    got = await refusal(stub, opening(speculator), bad)
+    assert (got[0], words in got[1]) == (code, True), got
+    assert await speculator.is_idle()
+
+
+async def test_steering_that_says_little_leaves_the_rest_as_it_was_opened(
+    stub: Any, speculator: RunningSpeculator
+) -> None:
+    call = stub.Speculate()
+    unshared = types_pb2.SpeculationParams(
+        method=types_pb2.METHOD_SPECULATIVE, num_speculative_tokens=4, shared_noise=False
+    )
+    await call.write(opening(speculator, speculation=unshared))
+    await first_draft(call)
+    await call.write(steering(forward_us=2000, round_trip_us=400))
+    await call.write(steering(speculation=types_pb2.SpeculationParams(num_speculative_tokens=6)))
+    await call.write(commit(10, [7]))
+    draft = await first_draft(call)
+    while draft.base_len == 10:  # two more nodes of the first tree
+        draft = await first_draft(call)
+    assert (draft.base_len, len(draft.token_ids)) == (11, 6)
+    call.cancel()
+    assert await speculator.is_idle()
+
+
+async def test_a_paused_session_grows_nothing_until_it_is_told_how(stub: Any, speculator: RunningSpeculator) -> None:
+    call = stub.Speculate()
+    await call.write(opening(speculator))
+    await first_draft(call)
+    await call.write(steering(speculation=types_pb2.SpeculationParams(method=types_pb2.METHOD_OFF)))
+    await call.write(commit(10, [7]))
+    await call.write(commit(11, [8]))
+    await call.write(steering(speculation=types_pb2.SpeculationParams(method=types_pb2.METHOD_SPECULATIVE)))
+    assert (await first_draft(call)).base_len == 12
+    call.cancel()
+    assert await speculator.is_idle()
+
+
 async def test_a_second_open_is_refused(stub: Any, speculator: RunningSpeculator) -> None:
     code, details = await refusal(stub, opening(speculator), opening(speculator))
-    assert (code, details) == (Code.INVALID_ARGUMENT, "event must be commit after the first message")
+    assert (code, details) == (Code.INVALID_ARGUMENT, "event must be commit or steering after the first message")
 
 
 async def test_a_session_too_many_is_refused_and_the_first_one_lives(stub: Any, speculator: RunningSpeculator) -> None:

@@ -113,7 +113,31 @@ BAD_REQUESTS = {
         Code.INVALID_ARGUMENT,
         "speculation.retrieval_params.contribute must be unset or false",
     ),
-    "no speculator": (request(method=types_pb2.METHOD_PEARL), Code.FAILED_PRECONDITION, "needs a speculator"),
+    "rows beyond the limit": (
+        request(method=types_pb2.METHOD_AUTO, max_rows=33),
+        Code.INVALID_ARGUMENT,
+        "speculation.max_rows must be in [1, 32], this server's limit, got 33",
+    ),
+    "another method's parameters": (
+        request(method=types_pb2.METHOD_RETRIEVAL, card={"beam_width": 4}),
+        Code.INVALID_ARGUMENT,
+        "speculation.card must be unset for method retrieval",
+    ),
+    "no speculator": (
+        request(method=types_pb2.METHOD_BEST_FIRST),
+        Code.FAILED_PRECONDITION,
+        "speculation.method best-first needs a speculator, and this server has none",
+    ),
+    "no datastore": (
+        request(method=types_pb2.METHOD_SPACELIKE),
+        Code.FAILED_PRECONDITION,
+        "speculation.method spacelike needs a datastore, and this server has none",
+    ),
+    "wrong, whatever the fallback": (
+        request(method=types_pb2.METHOD_CARD, card={"beam_width": 0}, allow_fallback=True),
+        Code.INVALID_ARGUMENT,
+        "speculation.card.beam_width must be in",
+    ),
     "resume without seed": (
         request(temperature=1.0, resume_token_ids=[5]),
         Code.INVALID_ARGUMENT,
@@ -134,6 +158,44 @@ async def test_a_bad_request_is_refused_by_name(stub: Any, verifier: RunningVeri
     assert (error.code(), words in (error.details() or "")) == (code, True), error.details()
     assert await verifier.is_idle()
     assert len(await generate(stub)) == 4
+
+
+async def summary_of(stub: Any, **fields: Any) -> verifier_pb2.SpeculationSummary:
+    responses = [response async for response in stub.Generate(request(**fields))]
+    summary: verifier_pb2.SpeculationSummary = responses[-1].finished.summary
+    return summary
+
+
+@pytest.mark.parametrize("method", [types_pb2.METHOD_CARD, types_pb2.METHOD_SPACELIKE])
+async def test_where_the_request_allows_it_a_method_without_its_peer_is_replaced(stub: Any, method: int) -> None:
+    summary = await summary_of(stub, method=method, retrieval=True, allow_fallback=True)
+    assert (summary.method, summary.requested_method) == (types_pb2.METHOD_OFF, method)
+
+
+async def test_a_method_that_has_its_peers_is_not_replaced(stub: Any) -> None:
+    summary = await summary_of(stub, method=types_pb2.METHOD_RETRIEVAL, allow_fallback=True)
+    assert (summary.method, summary.requested_method) == (types_pb2.METHOD_RETRIEVAL, types_pb2.METHOD_UNSPECIFIED)
+
+
+@pytest.mark.parametrize("has_datastore", [False, True])
+async def test_a_server_offers_the_methods_whose_peers_it_has(has_datastore: bool) -> None:
+    nobody = "127.0.0.1:1" if has_datastore else ""
+    async with running_verifier(datastore=nobody) as running, grpc.aio.insecure_channel(running.address) as channel:
+        info = await verifier_pb2_grpc.VerifierServiceStub(channel).GetInfo(verifier_pb2.GetInfoRequest())
+    without = {types_pb2.METHOD_OFF, types_pb2.METHOD_RETRIEVAL, types_pb2.METHOD_AUTO}
+    assert set(info.methods) == without | ({types_pb2.METHOD_SPACELIKE} if has_datastore else set())
+    assert info.max_num_rows == 32
+
+
+async def test_with_a_datastore_a_method_without_speculator_falls_back_on_retrieval() -> None:
+    asked = {"method": types_pb2.METHOD_PEARL, "acceptance_rule": types_pb2.ACCEPTANCE_RULE_RATIO}
+    nobody = running_verifier(datastore="127.0.0.1:1")
+    async with nobody as running, grpc.aio.insecure_channel(running.address) as channel:
+        stub = verifier_pb2_grpc.VerifierServiceStub(channel)
+        for retrieval in (False, True):  # asked for or not, the fallback retrieves
+            summary = await summary_of(stub, retrieval=retrieval, allow_fallback=True, **asked)
+            assert summary.method == types_pb2.METHOD_RETRIEVAL
+            assert summary.requested_method == types_pb2.METHOD_PEARL
 
 
 async def test_a_refused_field_is_named_in_the_details_too(stub: Any) -> None:

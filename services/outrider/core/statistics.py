@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from outrider.core.option import Decision
 from outrider.core.params import Source
 
 
@@ -47,6 +48,8 @@ class Statistics:
     draft_latencies_ms: list[float] = field(default_factory=list)
     draft_forwards_ms: list[float] = field(default_factory=list)
     draft_retrievals_ms: list[float] = field(default_factory=list)
+    decisions: Sequence[Decision] = ()
+    """What `Method.AUTO` has used."""
 
     def count_round(self, num_drafted: int, accepted_sources: Sequence[Source], is_hit: bool) -> None:
         """Counts a verdict."""

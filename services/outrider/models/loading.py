@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from outrider.models.demo.inflate import inflate, parse_inflation
+from outrider.models.demo.inflate import UNTRAINED, forget, inflate, parse_inflation
 from outrider.models.runner import Runner
 
 DEMO_PREFIX = "demo/"
@@ -44,8 +44,8 @@ def load_model(model_id: str, *, dtype: str = "auto", device: str = "cpu", fuse:
     """Loads a model into a runner.
 
     Args:
-        model_id: `demo/target`, `demo/draft`, an inflated one (`demo/target-100m`, `demo/target-300m`, `demo/draft-c5`:
-            see `outrider.models.demo.inflate`), a folder, or a name on the Hugging Face hub.
+        model_id: `demo/target`, `demo/draft`, an inflated one (`demo/target-100m`, `demo/target-300m`, `demo/draft-c5`)
+            or `demo/draft-untrained` (see `outrider.models.demo.inflate`), a folder, or a name on the Hugging Face hub.
         dtype: `auto`, or a key of `DTYPES`. `auto` is float32 for the demo pair, bfloat16 for what is inflated
             from it, and the checkpoint's own type for others; bfloat16 is replaced by float32 on a CPU without it.
         device: A torch device.
@@ -72,8 +72,10 @@ def load_model(model_id: str, *, dtype: str = "auto", device: str = "cpu", fuse:
 def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -> tuple[PreTrainedModel, Any]:
     """The library's own model and tokenizer, as `load_model` loads them, for baselines and tests."""
     folder, inflation = model_id, None
+    is_untrained = model_id == DEMO_PREFIX + UNTRAINED
     if model_id.startswith(DEMO_PREFIX):
-        base, inflation = parse_inflation(model_id.removeprefix(DEMO_PREFIX))
+        name = model_id.removeprefix(DEMO_PREFIX)
+        base, inflation = parse_inflation("draft" if is_untrained else name)
         folder = str(DEMO_FOLDER / base)
         if not (DEMO_FOLDER / base / "config.json").is_file():
             raise UnknownModel(f"there is no demo model {model_id!r} in {DEMO_FOLDER}")
@@ -85,6 +87,8 @@ def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES.get(dtype, stored))
     if inflation is not None:
         inflate(model, inflation)
+    if is_untrained:
+        forget(model)
     if dtype == "auto":
         cast(model, _automatic_dtype(torch.bfloat16 if inflation is not None else model.dtype, device))
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -9,21 +9,29 @@ below it) move together; all others are forgotten. For a chain that is a truncat
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outrider.core.calibration import Calibration, Key
+from outrider.core.acceptance import decides_by_ratio
+from outrider.core.calibration import Calibration
+from outrider.core.draft_calibration import DraftCalibration
+from outrider.core.draft_noise import DraftNoise
+from outrider.core.growth.fan_out import FIRST_RATE, fan_outs
 from outrider.core.growth.methods import growth_policy
-from outrider.core.growth.policy import Candidate, Expansion
-from outrider.core.params import SamplingParams, Source
-from outrider.core.retrieval import Retriever, TierSource
+from outrider.core.growth.policy import Candidate, Expansion, GrowthPolicy
+from outrider.core.params import Method, SamplingParams, Source
+from outrider.core.retrieval import TierSource
+from outrider.core.retrieval_plan import draft_plan
 from outrider.core.speculation import SpeculationParams
 from outrider.core.statistics import RunningMean
+from outrider.core.steering import Steering
 from outrider.core.tree import Draft, DraftCost, DraftTree, Node, NodeState, TokenId
+from outrider.models.ratio import DraftDraw
 from outrider.models.runner import KVCache, Segment
+from outrider.speculator.claims import Claims
+from outrider.speculator.phrases import Phrases
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +46,6 @@ class DraftingSpec:
     vocab_size: int
 
 
-MAX_PHRASE_LEN = 10
-"""Retrieved tokens that one draft forward verifies (d of DOUBLE)."""
-MIN_PHRASE_LEN = 2
-"""As many are looked up where phrases are never accepted; three times what is accepted more, otherwise."""
-MAX_SKIPPED = 5
-"""After each phrase that was refused altogether one more forward goes without; so many at most."""
-MIN_PHRASE_PROBABILITY = 0.2
-"""A phrase ends where its path is less probable: a row costs about a fifth of a forward of its own."""
-
-
 class Drafting:
     """One session. Owned by the engine's thread."""
 
@@ -58,12 +56,21 @@ class Drafting:
         max_context_len: int,
         calibration: Calibration | None = None,
         tiers: TierSource | None = None,
+        draft_calibration: DraftCalibration | None = None,
     ) -> None:
-        """`calibration` is that of all sessions; `tiers` are copies of a datastore's, None = there is none."""
+        """Both calibrations are those of all sessions; `tiers` are copies of a datastore's, None = there is none."""
         self.spec = spec
+        is_sampled = decides_by_ratio(spec.sampling, spec.speculation)
+        self._noise = DraftNoise(spec.sampling.seed) if is_sampled else None
+        # Without shared noise the draft model ranks as if nothing were drawn. The ratio rule is right only without.
+        shares_noise = spec.speculation.shared_noise and not is_sampled
+        self.ranking = spec.sampling if shares_noise else replace(spec.sampling, temperature=0.0)
         self.tree = DraftTree(spec.committed_token_ids, spec.vocab_size)
         self._cache = cache
-        self._policy = growth_policy(spec.speculation)
+        self._policy: GrowthPolicy | None = growth_policy(spec.speculation)
+        self._claims = Claims(draft_calibration or DraftCalibration(), self.ranking.is_greedy)
+        self._tokens_per_round = RunningMean()
+        self._forward_us = self._round_trip_us = 0
         self._max_context_len = max_context_len
         self._trunk_len = 0
         self._slots: dict[Node, int] = {}
@@ -71,26 +78,31 @@ class Drafting:
         self._next_node_id = 1
         self._unsent: list[Node] = []
         self._unsent_forward_us = 0.0
-        self._retrieval_s = 0.0
         self._phrase_slot = 0
-        self._accepted_per_phrase = RunningMean()
-        self._num_refused = self._num_skipped = 0
-        self._phrase_keys: list[Key] = []
-        self._retriever: Retriever | None = None
-        if spec.speculation.retrieves:
-            self._retriever = Retriever(
-                spec.committed_token_ids,
-                spec.num_prompt_tokens,
-                spec.sampling,
-                calibration or Calibration(),
-                tiers,
-            )
+        self._phrases = Phrases(self.tree, spec.num_prompt_tokens, self.ranking, calibration or Calibration(), tiers)
+        self._phrases.use(draft_plan(spec.speculation))
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing shall grow until further notice."""
+        return self._policy is None
+
+    def steer(self, steering: Steering) -> None:
+        """Goes on as the caller says. What was grown stays."""
+        if steering.speculation is not None and steering.speculation.method is Method.OFF:
+            self._policy = None
+        elif steering.speculation is not None:
+            self._policy = growth_policy(steering.speculation)
+            self._phrases.use(draft_plan(steering.speculation))
+        self._forward_us = steering.forward_us or self._forward_us
+        self._round_trip_us = steering.round_trip_us or self._round_trip_us
 
     def commit(self, token_ids: Sequence[TokenId]) -> None:
         """Appends committed tokens and forgets what they contradict."""
-        self._learn(token_ids)
+        self._claims.judge(self.tree, token_ids)
+        self._phrases.commit(token_ids)
         num_known = self.tree.commit(token_ids)
-        self._policy.committed(self.tree, len(token_ids), num_known)
+        self._claims.forget()
         kept = [(node, slot) for node, slot in self._slots.items() if node.state is not NodeState.DEAD]
         self._cache.keep(self._trunk_len, [slot for _, slot in kept])
         self._slots = {}
@@ -101,36 +113,25 @@ class Drafting:
                 self._slots[node] = slot
         self._node_ids = {node: node_id for node, node_id in self._node_ids.items() if node.state is NodeState.LIVE}
         self._unsent = [node for node in self._unsent if node.state is NodeState.LIVE]
-
-    def _learn(self, token_ids: Sequence[TokenId]) -> None:
-        """Tells the tiers what the target said, and what it said it in place of."""
-        if self._retriever is None:
-            return
-        started = time.perf_counter()
-        node, known = self.tree.root, 0
-        while known < len(token_ids) and token_ids[known] in node.children:
-            node = node.children[token_ids[known]]
-            known += 1
-        is_refused = known < len(token_ids) and bool(node.children)
-        self._retriever.commit(token_ids, next(iter(node.children)) if is_refused else None, known)
-        self._retrieval_s += time.perf_counter() - started
+        self._tokens_per_round.add(len(token_ids))
+        if self._policy is not None:
+            self._policy.committed(self.tree, len(token_ids), num_known)
+            for parent, candidate in self._policy.known_children(self.tree):
+                self._add(parent, candidate)
+            if self._forward_us:
+                rounds = self._round_trip_us / (self._forward_us + self._round_trip_us)
+                self._policy.foresee(self._tokens_per_round.get(1.0) * rounds)
 
     def with_phrase(self, expansion: Expansion) -> Expansion:
         """An expansion of the end of a chain, with what is retrieved behind it."""
         tip = expansion.nodes[0]
-        if self._retriever is None or expansion.num_children != 1 or not self._is_chain(expansion.nodes):
+        if expansion.num_children != 1 or not self._is_chain(expansion.nodes):
             return expansion
-        if self._num_skipped < self._num_refused:
-            self._num_skipped += 1
+        if self._noise is not None and self._policy is not None and not self._policy.is_message(self.tree, 1):
+            # A phrase is quick where samples agree with it, and samples may not decide when they are sent.
             return expansion
-        worth = int(MIN_PHRASE_LEN + 3 * self._accepted_per_phrase.get(1.0))
-        room = min(worth, MAX_PHRASE_LEN, expansion.max_len - 1, self._max_context_len - tip.position - 2)
-        if room < 1:
-            return expansion
-        started = time.perf_counter()
-        phrase, self._phrase_keys = self._retriever.phrase(tip, room, MIN_PHRASE_PROBABILITY)
-        self._retrieval_s += time.perf_counter() - started
-        return Expansion(expansion.nodes, 1, expansion.max_len, tuple(phrase)) if phrase else expansion
+        phrase = self._phrases.behind(tip, min(expansion.max_len - 1, self._max_context_len - tip.position - 2))
+        return replace(expansion, phrase=phrase) if phrase else expansion
 
     def _is_chain(self, nodes: Sequence[Node]) -> bool:
         """Whether the rows of these nodes, the slots and the trunk are one path."""
@@ -145,12 +146,28 @@ class Drafting:
         indices = [node.position + first for node in expansion.nodes]
         return [*indices, *range(indices[-1] + 1, indices[-1] + 1 + len(expansion.phrase))]
 
+    def draws(self, expansion: Expansion) -> Sequence[DraftDraw | None]:
+        """How each row of an expansion's logits is drawn from; None = it is ranked."""
+        if self._noise is None:
+            return [None] * (len(expansion.nodes) + len(expansion.phrase))
+        params = self.spec.speculation.saguaro
+        num_biased = params.num_biased
+        if params.bias < 1 and not num_biased:
+            num_biased = fan_outs(params, self.spec.speculation.num_speculative_tokens, FIRST_RATE)[0]
+        return [
+            DraftDraw(self.spec.sampling, word, self.spec.vocab_size, params.bias, num_biased)
+            for word in self._noise.words(self.tree, expansion)
+        ]
+
     def next_expansion(self) -> Expansion | None:
         """What the policy wants to grow next; None = nothing until the next commit, or the context is full."""
-        expansion = self._policy.next_expansion(self.tree)
-        if expansion is None or max(node.position for node in expansion.nodes) + 1 >= self._max_context_len:
+        expansion = None if self._policy is None else self._policy.next_expansion(self.tree)
+        if expansion is None:
             return None
-        return expansion
+        nodes = tuple(node for node in expansion.nodes if node.position + 1 < self._max_context_len)
+        if len(nodes) < len(expansion.nodes):
+            expansion = replace(expansion, nodes=nodes)
+        return expansion if nodes else None
 
     def segment(self, expansion: Expansion, max_rows: int) -> Segment:
         """The rows of an expansion, its logits in the order of its nodes; or, while much of the trunk is missing, a
@@ -204,10 +221,16 @@ class Drafting:
         self._unsent_forward_us += forward_us
         for node in expansion.nodes:
             node.is_expanded = True
+        if self._policy is None:
+            return  # paused while the forward ran
         if expansion.phrase:
             self._grow_phrase(expansion, found)
             return
-        for parent, candidate in self._policy.children(self.tree, expansion, found):
+        corrected = [
+            self._claims.corrected(self.tree, node, candidates)
+            for node, candidates in zip(expansion.nodes, found, strict=True)
+        ]
+        for parent, candidate in self._policy.children(self.tree, expansion, corrected):
             self._add(parent, candidate)
 
     def _add(self, parent: Node, candidate: Candidate) -> Node | None:
@@ -219,14 +242,13 @@ class Drafting:
 
     def _grow_phrase(self, expansion: Expansion, candidates: Sequence[Sequence[Candidate]]) -> None:
         """Adds as many tokens of the phrase as the draft model has drawn itself, and its own next one."""
-        assert self._retriever is not None
         node: Node | None = expansion.nodes[0]
         num_accepted = 0
         for index, children in enumerate(candidates):
             if node is None or not children:
                 break
             token_id = children[0].token_id
-            node = self._add(node, children[0])
+            node = self._add(node, self._claims.corrected(self.tree, node, children)[0])
             if node is None or index >= len(expansion.phrase) or token_id != expansion.phrase[index]:
                 break
             node.is_expanded = True
@@ -234,14 +256,13 @@ class Drafting:
             self._slots[node] = self._phrase_slot + index
             num_accepted += 1
         self._cache.truncate(self._phrase_slot + num_accepted)
-        self._retriever.judge_phrase(self._phrase_keys, num_accepted)
-        self._accepted_per_phrase.add(num_accepted)
-        self._num_refused = 0 if num_accepted else min(self._num_refused + 1, MAX_SKIPPED)
-        self._num_skipped = 0
+        self._phrases.judge(num_accepted)
 
     def take_message(self, *, is_idle: bool) -> tuple[Draft, DraftCost] | None:
         """The unsent nodes and what they have cost, if they are worth a message: always when growth stands still."""
-        if not self._unsent or not (is_idle or self._policy.is_message(self.tree, len(self._unsent))):
+        if not self._unsent or not (
+            is_idle or self._policy is None or self._policy.is_message(self.tree, len(self._unsent))
+        ):
             return None
         first_node_id = self._next_node_id
         self._next_node_id += len(self._unsent)
@@ -260,6 +281,6 @@ class Drafting:
             source=Source.DRAFT,
             q_rows=[node.q for node in self._unsent] if self.spec.speculation.is_ratio else (),
         )
-        cost = DraftCost(int(self._unsent_forward_us), int(self._retrieval_s * 1e6))
-        self._unsent, self._unsent_forward_us, self._retrieval_s = [], 0.0, 0.0
+        cost = DraftCost(int(self._unsent_forward_us), self._phrases.take_spent_us())
+        self._unsent, self._unsent_forward_us = [], 0.0
         return draft, cost

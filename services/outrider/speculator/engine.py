@@ -14,11 +14,16 @@ from typing import Protocol
 
 import structlog
 
+from outrider.core.acceptance import decides_by_ratio
 from outrider.core.calibration import Calibration
+from outrider.core.draft_calibration import DraftCalibration
 from outrider.core.growth.policy import Expansion
 from outrider.core.retrieval import TierSource
+from outrider.core.speculation import SpeculationParams
+from outrider.core.steering import Steering
 from outrider.core.tree import Draft, DraftCost, TokenId
 from outrider.models.loading import LoadedModel
+from outrider.models.ratio import candidates
 from outrider.models.runner import Segment
 from outrider.models.sampler import Sampler
 from outrider.speculator.drafting import Drafting, DraftingSpec
@@ -51,6 +56,12 @@ class _Commit:
 @dataclass(frozen=True, slots=True)
 class _Close:
     session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Steer:
+    session_id: str
+    steering: Steering
 
 
 _Work = tuple[Drafting, DraftSink, Expansion]
@@ -86,7 +97,9 @@ class Engine:
         self._scratch = self._runner.new_cache(1)
         self._tiers = tiers
         self._calibration = Calibration()
-        self._inbox: queue.SimpleQueue[_Open | _Commit | _Close | None] = queue.SimpleQueue()
+        # What is drawn is claimed with its own probability, which says less than that of a token that is ranked first.
+        self._claims = {by_ratio: DraftCalibration() for by_ratio in (False, True)}
+        self._inbox: queue.SimpleQueue[_Open | _Commit | _Close | _Steer | None] = queue.SimpleQueue()
         self._sessions: dict[str, tuple[Drafting, DraftSink]] = {}
         self._thread = threading.Thread(target=self._run, name="speculator-engine", daemon=True)
         self._thread.start()
@@ -98,6 +111,12 @@ class Engine:
     def commit(self, session_id: str, token_ids: tuple[TokenId, ...]) -> None:
         """Appends committed tokens. For a session that is gone: nothing."""
         self._inbox.put(_Commit(session_id, token_ids))
+
+    def steer(
+        self, session_id: str, speculation: SpeculationParams | None, forward_us: int, round_trip_us: int
+    ) -> None:
+        """Goes on with a session as its caller says (`outrider.core.steering`). For one that is gone: nothing."""
+        self._inbox.put(_Steer(session_id, Steering(speculation, forward_us, round_trip_us)))
 
     def close(self, session_id: str) -> None:
         """Ends a session."""
@@ -149,15 +168,22 @@ class Engine:
             return True
         return False
 
-    def _apply(self, message: _Open | _Commit | _Close) -> None:
+    def _apply(self, message: _Open | _Commit | _Close | _Steer) -> None:
         if isinstance(message, _Open):
             cache = self._runner.new_cache(len(message.spec.committed_token_ids) + 64)
-            drafting = Drafting(message.spec, cache, self._max_context_len, self._calibration, self._tiers)
+            claims = self._claims[decides_by_ratio(message.spec.sampling, message.spec.speculation)]
+            drafting = Drafting(message.spec, cache, self._max_context_len, self._calibration, self._tiers, claims)
             self._sessions[message.spec.session_id] = (drafting, message.sink)
         elif isinstance(message, _Close):
             self._sessions.pop(message.session_id, None)
         elif message.session_id in self._sessions:
-            self._sessions[message.session_id][0].commit(message.token_ids)
+            drafting, sink = self._sessions[message.session_id]
+            if isinstance(message, _Steer):
+                drafting.steer(message.steering)
+            else:
+                drafting.commit(message.token_ids)
+                # What a commit makes into nodes without a forward.
+                _send(drafting, sink)
 
     def _next_work(self) -> list[_Work]:
         work = []
@@ -172,24 +198,32 @@ class Engine:
         started = time.perf_counter()
         segments = [drafting.segment(expansion, self._prefill_chunk) for drafting, _, expansion in work]
         logits = self._runner.forward(segments)
-        rows = [
-            (drafting.spec, index)
+        drawing = [
+            (drafting, expansion)
             for (drafting, _, expansion), segment in zip(work, segments, strict=True)
             if segment.num_logits
-            for index in drafting.output_indices(expansion)
         ]
-        num_children = max((expansion.num_children for _, _, expansion in work), default=1)
-        candidates = self._sampler.candidates(
-            logits, [spec.sampling for spec, _ in rows], [index for _, index in rows], num_children
-        ) if rows else []  # fmt: skip
+        found = candidates(
+            self._sampler,
+            logits,
+            [drafting.ranking for drafting, expansion in drawing for _ in drafting.output_indices(expansion)],
+            [index for drafting, expansion in drawing for index in drafting.output_indices(expansion)],
+            [draw for drafting, expansion in drawing for draw in drafting.draws(expansion)],
+            max((expansion.num_children for _, expansion in drawing), default=1),
+        )
         forward_us = (time.perf_counter() - started) * 1e6
         row = 0
         for (drafting, sink, expansion), segment in zip(work, segments, strict=True):
             if not segment.num_logits:
                 continue
-            children = [found[: expansion.num_children] for found in candidates[row : row + segment.num_logits]]
+            children = [row_found[: expansion.num_children] for row_found in found[row : row + segment.num_logits]]
             row += segment.num_logits
             drafting.grow(expansion, children, forward_us)
-            message = drafting.take_message(is_idle=drafting.next_expansion() is None)
-            if message is not None:
-                sink.send(*message)
+            _send(drafting, sink)
+
+
+def _send(drafting: Drafting, sink: DraftSink) -> None:
+    """Sends the nodes that are worth a message."""
+    message = drafting.take_message(is_idle=drafting.next_expansion() is None)
+    if message is not None:
+        sink.send(*message)

@@ -9,17 +9,12 @@ from typing import Any
 import grpc
 import structlog
 
-from outrider.core.params import Method, check
+from outrider.core.params import InvalidParameter, Method, check
 from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import Draft, DraftCost, TokenId
 from outrider.models.loading import LoadedModel
-from outrider.rpc.convert import (
-    METHODS_TO_PROTO,
-    draft_to_proto,
-    sampling_from_proto,
-    speculation_from_proto,
-    token_ids_from_proto,
-)
+from outrider.rpc.convert import draft_to_proto, sampling_from_proto, token_ids_from_proto
+from outrider.rpc.convert_speculation import METHODS_TO_PROTO, speculation_from_proto
 from outrider.rpc.errors import (
     InvalidArgument,
     OutOfRange,
@@ -27,19 +22,24 @@ from outrider.rpc.errors import (
     RpcError,
     Unavailable,
     Unimplemented,
+    invalid_argument,
     rpc_errors,
 )
 from outrider.rpc.handshake import check_handshake, model_info
+from outrider.rpc.limits import SpeculationLimits
 from outrider.speculator.drafting import DraftingSpec
 from outrider.speculator.engine import Engine
-from outrider.v1 import speculator_pb2, speculator_pb2_grpc
+from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
 from outrider.version import __version__
 
 log = structlog.get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
-METHODS = tuple(method for method in Method if method.has_draft_model)
-MAX_NUM_SPECULATIVE_TOKENS = 64
+METHODS = tuple(method for method in Method if method.needs_draft_model)
+"""What there is a growth policy for. METHOD_AUTO is not: the verifier chooses, and says what."""
+DEFAULTS = SpeculationParams(Method.PEARL, num_speculative_tokens=8, lookahead=32)
+"""The verifier sets every field; these stand in for a caller that does not."""
+LIMITS = SpeculationLimits()
 
 
 class _Stream:
@@ -139,7 +139,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             self.num_sessions += 1
             engine.open(spec, stream)
             log.info("session.started", session_id=spec.session_id, method=spec.speculation.method.value)
-            reader = asyncio.create_task(self._read(requests, stream, model, engine))
+            reader = asyncio.create_task(self._read(requests, stream, model, engine, spec.speculation))
             try:
                 info = model_info(model)
                 yield speculator_pb2.SpeculateResponse(opened=speculator_pb2.SpeculateOpened(model=info))
@@ -157,20 +157,27 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         stream: _Stream,
         model: LoadedModel,
         engine: Engine,
+        opened: SpeculationParams,
     ) -> None:
-        """Commits, until the caller half-closes or says something wrong."""
+        """Commits and steering, until the caller half-closes or says something wrong."""
         try:
             async for request in requests:
-                if request.WhichOneof("event") != "commit":
-                    raise InvalidArgument("event", "must be commit after the first message")
-                token_ids = token_ids_from_proto(request.commit.token_ids, model.vocab_size, "commit.token_ids")
-                fresh = stream.fresh_tokens(request.commit.base_len, token_ids)
-                if fresh:
-                    engine.commit(stream.session_id, fresh)
+                match request.WhichOneof("event"):
+                    case "commit":
+                        token_ids = token_ids_from_proto(request.commit.token_ids, model.vocab_size, "commit.token_ids")
+                        fresh = stream.fresh_tokens(request.commit.base_len, token_ids)
+                        if fresh:
+                            engine.commit(stream.session_id, fresh)
+                    case "steering":
+                        steering = request.steering
+                        speculation = _steered(steering, opened)
+                        engine.steer(stream.session_id, speculation, steering.forward_us, steering.round_trip_us)
+                    case _:
+                        raise InvalidArgument("event", "must be commit or steering after the first message")
         except RpcError as error:
             stream.end(error)
-        except ValueError as error:
-            stream.end(InvalidArgument(getattr(error, "field", "commit"), str(error)))
+        except InvalidParameter as error:
+            stream.end(invalid_argument(error))
         else:
             stream.end()
 
@@ -196,11 +203,8 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         )
         if not opening.sampling.HasField("seed"):
             raise InvalidArgument("open.sampling.seed", "must be set: drafts share the target's noise")
-        # The verifier sets every field; these stand in for a caller that does not.
-        defaults = SpeculationParams(Method.PEARL, num_speculative_tokens=8, lookahead=32)
-        speculation = speculation_from_proto(opening.speculation, defaults, MAX_NUM_SPECULATIVE_TOKENS)
-        if speculation.method not in METHODS:
-            raise Unimplemented(f"speculation.method {speculation.method.value} needs no speculator")
+        speculation = speculation_from_proto(opening.speculation, DEFAULTS, LIMITS)
+        _check_method(speculation.method)
         self._num_opened += 1
         return DraftingSpec(
             # The caller's name for its logs, made unique here: a stream that is opened again is another session.
@@ -228,3 +232,33 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
                 version=__version__,
             )
         return speculator_pb2.SpeculatorServiceGetInfoResponse()
+
+
+def _check_method(method: Method) -> None:
+    if method is Method.AUTO:
+        raise Unimplemented("speculation.method auto: the verifier chooses, and says what it has chosen")
+    if method not in METHODS:
+        raise Unimplemented(f"speculation.method {method.value} needs no speculator")
+
+
+def _steered(steering: speculator_pb2.Steering, opened: SpeculationParams) -> SpeculationParams | None:
+    """How to go on; Method.OFF = pause, None = as before."""
+    if not steering.HasField("speculation"):
+        return None
+    message = types_pb2.SpeculationParams()
+    message.CopyFrom(steering.speculation)
+    if message.method != types_pb2.METHOD_OFF:
+        rule, known = message.acceptance_rule, opened.acceptance_rule
+        _check_as_opened("acceptance_rule", rule or known.value, known.value)
+        message.acceptance_rule = known.value  # type: ignore[assignment]  # the values are those of the wire
+        if not opened.is_ratio and not message.HasField("shared_noise"):
+            message.shared_noise = opened.shared_noise
+    speculation = speculation_from_proto(message, opened, LIMITS)
+    if speculation.method is not Method.OFF:
+        _check_method(speculation.method)
+        _check_as_opened("shared_noise", speculation.shared_noise, opened.shared_noise)
+    return speculation
+
+
+def _check_as_opened(field: str, value: object, opened: object) -> None:
+    check(value == opened, f"speculation.{field}", f"{opened}, as the stream was opened", value)

@@ -7,12 +7,14 @@ import asyncio
 import grpc
 
 from outrider.core.params import Method, RetrievalScope
+from outrider.core.rows import ForwardTimes
 from outrider.core.speculation import SpeculationParams
 from outrider.models.bench_forward import measure_forward
 from outrider.models.loading import LoadedModel, UnknownModel, load_model
 from outrider.models.runner import UnsupportedModel
 from outrider.models.text import TextCodec
 from outrider.models.threads import set_num_threads
+from outrider.rpc.limits import SpeculationLimits
 from outrider.rpc.logs import configure_logs
 from outrider.rpc.peers import SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer
@@ -24,7 +26,7 @@ from outrider.verifier.engine import Engine
 from outrider.verifier.servicer import Serving, VerifierServicer
 from outrider.verifier.settings import VerifierSettings
 
-MEASURED_ROWS = (1, 2, 4, 8, 16, 32)
+MEASURED_ROWS = (*range(1, 13), 14, 16, 20, 24, 32)
 
 
 class VerifierService:
@@ -51,9 +53,10 @@ class VerifierService:
         engine = Engine(
             model,
             asyncio.get_running_loop(),
-            forward_ms=forward_times_ms[1],
+            forward_times=ForwardTimes(forward_times_ms),
             prefill_chunk=settings.prefill_chunk,
             max_rows=settings.max_rows,
+            max_num_rows=settings.max_num_rows,
         )
         self._serving = Serving(
             model=model,
@@ -76,7 +79,9 @@ class VerifierService:
         settings = self._settings
         set_num_threads(settings.num_threads or len(settings.cores))
         model = load_model(settings.model, dtype=settings.dtype, device=settings.device)
-        return model, measure_forward(model.runner, MEASURED_ROWS, context=min(200, model.max_context_len // 2))
+        return model, measure_forward(
+            model.runner, MEASURED_ROWS, context=min(200, model.max_context_len // 2), num_repeats=7
+        )
 
     def drain(self) -> None:
         """Refuses new sessions."""
@@ -94,15 +99,22 @@ class VerifierService:
 
 
 def _limits(settings: VerifierSettings) -> Limits:
-    method = settings.default_method or ("pearl" if settings.speculator else "off")
+    scope = None if settings.retrieval_scope is None else RetrievalScope[settings.retrieval_scope.upper()]
     defaults = SpeculationParams(
-        method=Method(method),
+        method=Method(settings.default_method),
         num_speculative_tokens=min(settings.num_speculative_tokens, settings.max_num_speculative_tokens),
         lookahead=max(settings.lookahead, settings.num_speculative_tokens),
         min_path_probability=settings.min_path_probability,
-        retrieval_scope=RetrievalScope[settings.retrieval_scope.upper()],
+        retrieval_scope=RetrievalScope.SESSION if scope is None else scope,
     )
-    return Limits(defaults, settings.max_num_speculative_tokens, bool(settings.speculator))
+    limits = SpeculationLimits(
+        max_num_speculative_tokens=settings.max_num_speculative_tokens,
+        max_num_rows=settings.max_num_rows,
+        max_beam_width=settings.max_beam_width,
+        max_budget=settings.max_budget,
+        spacelike_scope=RetrievalScope.TENANT if scope is None else scope,
+    )
+    return Limits(defaults, limits, has_speculator=bool(settings.speculator), has_datastore=bool(settings.datastore))
 
 
 def main() -> None:

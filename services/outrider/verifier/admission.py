@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from outrider.core.params import Method, check
+from outrider.core.params import AcceptanceRule, Method, RetrievalScope, check
 from outrider.core.session import SessionSpec
 from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import TokenId
 from outrider.models.loading import LoadedModel
 from outrider.models.text import NoChatTemplate, TextCodec
-from outrider.rpc.convert import sampling_from_proto, speculation_from_proto, token_ids_from_proto
+from outrider.rpc.convert import sampling_from_proto, token_ids_from_proto
+from outrider.rpc.convert_speculation import speculation_from_proto
 from outrider.rpc.errors import FailedPrecondition, InvalidArgument, OutOfRange
+from outrider.rpc.limits import SpeculationLimits
 from outrider.v1 import verifier_pb2
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the server allows, and what it takes for unset fields."""
+    """What the server allows, what it takes for unset fields, and which peers it is configured with."""
 
     defaults: SpeculationParams
-    max_num_speculative_tokens: int
+    speculation: SpeculationLimits
     has_speculator: bool
+    has_datastore: bool
 
 
 def prompt_token_ids(prompt: verifier_pb2.Prompt, model: LoadedModel, codec: TextCodec) -> tuple[TokenId, ...]:
@@ -63,12 +66,16 @@ def session_spec(
     Raises:
         InvalidArgument, InvalidParameter: a field is missing or outside its range.
         OutOfRange: prompt or max_tokens exceed the context.
-        FailedPrecondition: the method needs a peer that is not configured.
+        FailedPrecondition: the method needs a peer that is not configured, and the request does not allow another.
     """
     prompt = prompt_token_ids(request.prompt, model, codec)
     sampling = sampling_from_proto(request.sampling, default_seed=secrets.randbits(64))
-    speculation = speculation_from_proto(request.speculation, limits.defaults, limits.max_num_speculative_tokens)
-    _check_method(speculation.method, limits, brings_drafts)
+    requested = speculation_from_proto(request.speculation, limits.defaults, limits.speculation)
+    speculation = _served(requested, limits, brings_drafts, request.speculation.allow_fallback)
+    if sampling.is_greedy and speculation.is_ratio:
+        # Both rules say the same where nothing is drawn, and the match rule needs no q.
+        saguaro = replace(speculation.saguaro, bias=1.0)
+        speculation = replace(speculation, acceptance_rule=AcceptanceRule.MATCH, saguaro=saguaro)
     resumed = token_ids_from_proto(request.resume_token_ids, model.vocab_size, "resume_token_ids")
     if resumed and not (sampling.is_greedy or request.sampling.HasField("seed")):
         raise InvalidArgument("sampling.seed", "must be set to resume: the tokens so far were drawn with it")
@@ -83,15 +90,50 @@ def session_spec(
         max_tokens=_max_tokens(request, len(prompt), len(resumed), model.max_context_len),
         stop_token_ids=frozenset((*stops, *eos)),
         resume_token_ids=resumed,
+        requested_method=None if speculation.method is requested.method else requested.method,
     )
 
 
-def _check_method(method: Method, limits: Limits, brings_drafts: bool) -> None:
+def missing_peer(method: Method, limits: Limits) -> str | None:
+    """The peer that a method is nothing without and that the server is configured without; None = none is missing."""
+    if method.needs_draft_model and not limits.has_speculator:
+        return "speculator"
+    if method.needs_datastore and not limits.has_datastore:
+        return "datastore"
+    return None
+
+
+def _served(params: SpeculationParams, limits: Limits, brings_drafts: bool, allow_fallback: bool) -> SpeculationParams:
+    """The parameters, or what replaces them where a peer is missing."""
+    method = params.method
     if brings_drafts:
         names = ", ".join(m.value for m in Method if m.has_draft_model)
         check(method.has_draft_model, "speculation.method", f"one with a draft model ({names})", method.value)
-    elif method.has_draft_model and not limits.has_speculator:
-        raise FailedPrecondition(f"speculation.method {method.value} needs a speculator, and this server has none")
+        return params
+    missing = missing_peer(method, limits)
+    if missing is None:
+        return params
+    if not allow_fallback:
+        raise FailedPrecondition(f"speculation.method {method.value} needs a {missing}, and this server has none")
+    return _fallback(params, limits)
+
+
+def _fallback(params: SpeculationParams, limits: Limits) -> SpeculationParams:
+    """Retrieval where there is a datastore, otherwise no speculation."""
+    method = Method.RETRIEVAL if limits.has_datastore else Method.OFF
+    scope = params.retrieval_scope if params.retrieves else limits.defaults.retrieval_scope
+    shares = params.contribute if params.retrieves else scope is not RetrievalScope.SESSION
+    retrieves = method is Method.RETRIEVAL
+    return SpeculationParams(
+        method=method,
+        num_speculative_tokens=params.num_speculative_tokens,
+        lookahead=params.lookahead,
+        min_path_probability=params.min_path_probability,
+        shared_noise=params.shared_noise or params.is_ratio,
+        retrieval=retrieves,
+        retrieval_scope=scope if retrieves else RetrievalScope.SESSION,
+        contribute=shares and retrieves,
+    )
 
 
 def _max_tokens(request: verifier_pb2.GenerateRequest, num_prompt: int, num_resumed: int, max_context_len: int) -> int:

@@ -11,21 +11,22 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from itertools import accumulate
 
 import structlog
 
 from outrider.core.ngrams import Continuation
-from outrider.core.params import SamplingParams
 from outrider.core.retrieval import TierSource
+from outrider.core.rows import ForwardTimes
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
-from outrider.core.tree import Draft, DraftCost, TokenId
+from outrider.core.tree import Draft, DraftCost
 from outrider.models.loading import LoadedModel
+from outrider.models.ratio import Round, emitted
 from outrider.models.sampler import Sampler
-from outrider.verifier.job import GenerationSink, Job, Pace
+from outrider.verifier.job import GenerationSink, Job, Wishes
+from outrider.verifier.pace import Pace
 
 log = structlog.get_logger(__name__)
 
@@ -43,32 +44,38 @@ class Engine:
         model: LoadedModel,
         loop: asyncio.AbstractEventLoop,
         *,
-        forward_ms: float,
+        forward_times: ForwardTimes,
         prefill_chunk: int = 256,
         max_rows: int = 256,
+        max_num_rows: int = 32,
     ) -> None:
         """
         Args:
             model: The target.
             loop: Where sinks are called.
-            forward_ms: What a forward of one row costs, until rounds have shown it.
+            forward_times: What a forward costs by its rows.
             prefill_chunk: Most prompt rows of one forward, over all sessions.
-            max_rows: Most decode rows of one forward; chains are cut to fit.
+            max_rows: Most decode rows of one forward; chains and sub-trees are cut to fit.
+            max_num_rows: Most drafted rows of one session's sub-tree, where nobody has asked for a number.
         """
         self._runner = model.runner
         self._sampler = Sampler()
         self._loop = loop
         self._prefill_chunk = prefill_chunk
         self._max_rows = max_rows
-        self._pace = Pace(forward_ms)
+        self._pace = Pace(forward_times, max_num_rows)
         self._jobs: dict[str, Job] = {}
+        self._is_over = False
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="verifier-engine", daemon=True)
         self._thread.start()
 
-    def open(self, spec: SessionSpec, sink: GenerationSink, tiers: TierSource | None = None) -> None:
-        """Begins a generation. `tiers` are copies of the datastore's; None = there is no datastore."""
-        self._inbox.put(partial(self._open, spec, sink, tiers))
+    def open(
+        self, spec: SessionSpec, sink: GenerationSink, tiers: TierSource | None = None, *, has_drafter: bool = True
+    ) -> None:
+        """Begins a generation. `tiers` are copies of the datastore's; None = there is no datastore. `has_drafter`:
+        whether drafts will come, if the method wants any."""
+        self._inbox.put(partial(self._open, spec, sink, tiers, has_drafter))
 
     def attach(self, session_id: str) -> None:
         """A drafter's stream begins."""
@@ -84,7 +91,14 @@ class Engine:
 
     def continuation(self, session_id: str, base_len: int, continuation: Continuation) -> None:
         """What the datastore found for the tokens before base_len, possibly nothing."""
-        self._post(session_id, lambda job: job.add_continuation(base_len, continuation, time.perf_counter()))
+
+        def add(job: Job) -> None:
+            job.add_continuation(base_len, continuation, time.perf_counter())
+            question = job.take_question()
+            if question is not None:
+                self._loop.call_soon_threadsafe(job.sink.on_question, question)
+
+        self._post(session_id, add)
 
     def lose_datastore(self, session_id: str) -> None:
         """The datastore does not answer."""
@@ -120,16 +134,20 @@ class Engine:
 
         self._inbox.put(act)
 
-    def _open(self, spec: SessionSpec, sink: GenerationSink, tiers: TierSource | None) -> None:
+    def _open(self, spec: SessionSpec, sink: GenerationSink, tiers: TierSource | None, has_drafter: bool) -> None:
         cache = self._runner.new_cache(len(spec.prompt_token_ids) + spec.max_tokens)
-        self._jobs[spec.session_id] = Job(spec, sink, cache, self._pace, tiers, time.perf_counter())
+        now = time.perf_counter()
+        self._jobs[spec.session_id] = Job(spec, sink, cache, self._pace, tiers, now, has_drafter=has_drafter)
 
     def _cancel(self, session_id: str) -> None:
         self._jobs.pop(session_id, None)
 
     def _run(self) -> None:
         timeout_s: float | None = None
-        while self._take_inbox(timeout_s):
+        while True:
+            self._take_inbox(timeout_s)
+            if self._is_over:
+                return
             try:
                 ready, timeout_s = self._plan(time.perf_counter())
                 if ready:
@@ -141,20 +159,20 @@ class Engine:
                 for job in failed:
                     self._loop.call_soon_threadsafe(job.sink.on_failure)
 
-    def _take_inbox(self, timeout_s: float | None) -> bool:
-        """Applies everything that was posted; waits at most timeout_s for something (None = for ever). False = the
-        engine ends."""
+    def _take_inbox(self, timeout_s: float | None) -> None:
+        """Applies everything that was posted; waits at most timeout_s for something (None = for ever)."""
         try:
             action = self._inbox.get(block=timeout_s != 0, timeout=timeout_s)
             while action is not None:
                 action()
                 action = self._inbox.get(block=False)
+            self._is_over = True
         except queue.Empty:
-            return True
-        return False
+            pass
 
     def _plan(self, now: float) -> tuple[list[Job], float | None]:
         """The jobs whose round begins now; if none, how long to wait (None = until something is posted)."""
+        self._pace.set_num_sessions(len(self._jobs))
         ready: list[Job] = []
         waiting: list[Job] = []
         for job in self._jobs.values():
@@ -173,47 +191,42 @@ class Engine:
     def _step(self, jobs: list[Job]) -> None:
         """One forward, one draw for each row, one verdict for each job that is past its prompt."""
         started = time.perf_counter()
-        prefill_rows, max_chain_len = self._prefill_chunk, max(0, self._max_rows // len(jobs) - 1)
+        prefill_rows, max_num_nodes = self._prefill_chunk, max(0, self._max_rows // len(jobs) - 1)
         segments = []
         for job in jobs:
-            segment = job.segment(max(1, prefill_rows), max_chain_len)
+            segment = job.segment(max(1, prefill_rows), max_num_nodes)
             prefill_rows -= len(segment.token_ids) - segment.num_logits
             segments.append(segment)
         packed = time.perf_counter()
         logits = self._runner.forward(segments)
         forward_ms = (time.perf_counter() - packed) * 1e3
         drawing = [job for job, segment in zip(jobs, segments, strict=True) if segment.num_logits]
-        draws = self._sampler.draw(logits, *_rows(drawing)) if drawing else []
+        draws = emitted(self._sampler, logits, [_round(job) for job in drawing])
+        # What was drafted meanwhile: a verdict should find it, and what follows from it should know it.
+        self._take_inbox(0.0)
         now = time.perf_counter()
-        if len(drawing) == len(jobs) and sum(len(segment.token_ids) for segment in segments) < 2 * self._max_rows:
+        num_rows = sum(len(segment.token_ids) for segment in segments)
+        if len(drawing) == len(jobs) and num_rows < 2 * self._max_rows:
             self._pace.forward_ms.add(forward_ms)
+            self._pace.forward_times.observe(num_rows, forward_ms)
         verdicts = []
-        for job, tokens in zip(drawing, _split(draws, drawing), strict=True):
+        for job, tokens in zip(drawing, draws, strict=True):
             verdict = job.apply(tokens, forward_ms, started, now)
-            verdicts.append((job.sink, verdict, job.session.statistics, job.wants_lookup))
+            verdicts.append((job.sink, verdict, job.session.statistics, job.wishes()))
             if verdict.finish_reason is not None:
                 self._jobs.pop(job.session.spec.session_id, None)
         if verdicts:
             self._loop.call_soon_threadsafe(_deliver, verdicts)
 
 
-def _rows(jobs: Sequence[Job]) -> tuple[list[SamplingParams], list[int]]:
-    """For each row that wants a draw: its parameters and its output index."""
-    params: list[SamplingParams] = []
-    indices: list[int] = []
-    for job in jobs:
-        num_rows = 1 + len(job.chain)
-        params += [job.session.spec.sampling] * num_rows
-        indices += range(job.session.num_output_tokens, job.session.num_output_tokens + num_rows)
-    return params, indices
+def _round(job: Job) -> Round:
+    session = job.session
+    first = session.num_output_tokens
+    offset = first - len(session.committed)
+    indices = [first, *(node.position + 1 + offset for node in job.nodes)]
+    return Round(session.spec.sampling, indices, job.nodes if session.decides_by_ratio else None)
 
 
-def _split(draws: Sequence[TokenId], jobs: Sequence[Job]) -> list[Sequence[TokenId]]:
-    """Each job's draws. All at once: a job forgets its chain when it takes its draws in."""
-    ends = list(accumulate(1 + len(job.chain) for job in jobs))
-    return [draws[end - 1 - len(job.chain) : end] for end, job in zip(ends, jobs, strict=True)]
-
-
-def _deliver(verdicts: list[tuple[GenerationSink, Verdict, Statistics, bool]]) -> None:
-    for sink, verdict, statistics, wants_lookup in verdicts:
-        sink.on_verdict(verdict, statistics, wants_lookup=wants_lookup)
+def _deliver(verdicts: list[tuple[GenerationSink, Verdict, Statistics, Wishes]]) -> None:
+    for sink, verdict, statistics, wishes in verdicts:
+        sink.on_verdict(verdict, statistics, wishes)

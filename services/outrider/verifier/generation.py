@@ -7,13 +7,18 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from outrider.core.ngrams import Continuation
+from outrider.core.retrieval import NO_COPIES
+from outrider.core.retrieval_plan import target_plan
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
 from outrider.core.tree import Draft, DraftCost
 from outrider.rpc.errors import RpcError, Unavailable
 from outrider.rpc.peers import SpeculationSpec, SpeculationStream, SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer, RetrievalStream
+from outrider.verifier.continuations import Question
 from outrider.verifier.engine import Engine
+from outrider.verifier.job import Wishes
+from outrider.verifier.pilot import opening_params
 
 HIGH_WATER = 64
 """Verdicts that a slow reader may be behind before its generation pauses."""
@@ -39,10 +44,13 @@ class Generation:
         self._retrieval: RetrievalStream | None = None
         committed = spec.prompt_token_ids + spec.resume_token_ids
         retrieves = datastore is not None and spec.speculation.retrieves
-        tiers = datastore.tiers(spec.speculation.retrieval_scope) if datastore is not None and retrieves else None
-        engine.open(spec, self, tiers)
+        plan, tiers = target_plan(spec.speculation), None
+        if datastore is not None and plan is not None:
+            tiers = datastore.tiers(spec.speculation.retrieval_scope) if plan.is_in_process else NO_COPIES
+        engine.open(spec, self, tiers, has_drafter=speculator is not None)
         if speculator is not None and spec.speculation.method.has_draft_model:
-            told = SpeculationSpec(spec.session_id, len(spec.prompt_token_ids), spec.sampling, spec.speculation)
+            opened = opening_params(spec.speculation)
+            told = SpeculationSpec(spec.session_id, len(spec.prompt_token_ids), spec.sampling, opened)
             self._speculation = speculator.speculate(told, committed, self)
         if datastore is not None and retrieves:
             params = spec.speculation
@@ -53,6 +61,7 @@ class Generation:
                 params.contribute,
                 self.on_continuation,
                 self.on_datastore_lost,
+                plan,
             )
             self._retrieval.look_up()
 
@@ -83,20 +92,27 @@ class Generation:
 
     # From the engine.
 
-    def on_verdict(self, verdict: Verdict, statistics: Statistics, *, wants_lookup: bool) -> None:
+    def on_verdict(self, verdict: Verdict, statistics: Statistics, wishes: Wishes) -> None:
         """A round is over: the peers hear of it first, their work takes longest."""
         self.statistics = statistics
         is_over = verdict.finish_reason is not None
         if self._speculation is not None and not is_over:
             self._speculation.commit(verdict.token_ids)
+            if wishes.steering is not None:
+                self._speculation.steer(wishes.steering)
         if self._retrieval is not None and verdict.token_ids:
             self._retrieval.commit(verdict.token_ids, verdict.rejected_token_id, verdict.sources)
-            if wants_lookup and not is_over:
-                self._retrieval.look_up()
+            if wishes.question is not None and not is_over:
+                self._retrieval.look_up(wishes.question)
         self._verdicts.put_nowait(verdict)
         if self._verdicts.qsize() >= HIGH_WATER and not self._is_paused:
             self._is_paused = True
             self._engine.pause(self.spec.session_id, True)
+
+    def on_question(self, question: Question) -> None:
+        """What the datastore is asked next."""
+        if self._retrieval is not None:
+            self._retrieval.look_up(question)
 
     def on_failure(self) -> None:
         """The engine could not go on."""

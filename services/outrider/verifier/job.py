@@ -3,43 +3,49 @@ thread."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.core.calibration import Calibration
 from outrider.core.ngrams import Continuation
-from outrider.core.params import Method, Source
-from outrider.core.patience import DraftPace, patience_ms
-from outrider.core.retrieval import MIN_MATCH_LEN, Retriever, TierSource
+from outrider.core.params import Source
+from outrider.core.patience import DraftPace, Waiting, patience_ms, waiting_of
+from outrider.core.retrieval import TierSource
+from outrider.core.retrieval_plan import target_plan
 from outrider.core.session import Session, SessionSpec, Verdict
 from outrider.core.statistics import RoundTime, RunningMean, Statistics
-from outrider.core.tree import Draft, DraftCost, Node, StreamNodes, TokenId, expected_num_accepted
+from outrider.core.steering import Steering
+from outrider.core.stream_nodes import StreamNodes
+from outrider.core.tree import Draft, DraftCost, Node, TokenId
 from outrider.models.runner import KVCache, Segment
+from outrider.verifier.continuations import Continuations, Question
+from outrider.verifier.pace import Pace
+from outrider.verifier.pilot import Pilot
+from outrider.verifier.segments import segment_of
+from outrider.verifier.selection import is_worth_verifying, select
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a generation wants of its peers after a round."""
+
+    question: Question | None = None
+    """For the datastore."""
+    steering: Steering | None = None
+    """For the speculator."""
 
 
 class GenerationSink(Protocol):
     """Where a generation's events go. Called on the event loop."""
 
-    def on_verdict(self, verdict: Verdict, statistics: Statistics, *, wants_lookup: bool) -> None:
-        """A round is over. The last verdict has a finish reason; only then may the statistics be read. `wants_lookup`:
-        nothing that is known here continues the committed tokens, the datastore may know more."""
+    def on_verdict(self, verdict: Verdict, statistics: Statistics, wishes: Wishes) -> None:
+        """A round is over. The last verdict has a finish reason; only then may the statistics be read."""
+
+    def on_question(self, question: Question) -> None:
+        """The datastore's last answer raises another question."""
 
     def on_failure(self) -> None:
         """The engine could not go on; its log says why."""
-
-
-class Pace:
-    """What the engine has measured of its peers, over all sessions. Milliseconds."""
-
-    def __init__(self, forward_ms: float) -> None:
-        self.forward_ms = RunningMean()
-        self.forward_ms.add(forward_ms)
-        self.speculator_ms = RunningMean()
-        """From a commit to the speculator's first answer."""
-        self.datastore_ms = RunningMean()
-        """From a commit to the datastore's answer."""
-        self.retrieval = Calibration()
 
 
 class Job:
@@ -53,24 +59,22 @@ class Job:
         pace: Pace,
         tiers: TierSource | None,
         now: float,
+        *,
+        has_drafter: bool = True,
     ) -> None:
-        """`tiers` are copies of the datastore's; None = there is no datastore."""
+        """`tiers` are copies of the datastore's; None = there is no datastore. `has_drafter`: whether drafts will come,
+        if the method wants any."""
         self.session = Session(spec)
         self.sink = sink
         self.is_paused = False
         self._cache = cache
         self._pace = pace
         self._stream_nodes = StreamNodes(self.session.tree)
-        self._is_attached = spec.speculation.method.has_draft_model
-        self._retrieves = spec.speculation.retrieves
-        self._retriever: Retriever | None = None
-        self._retrieval_s = 0.0
-        self._barren: Node | None = None
-        """The end of a chain behind which nothing was found."""
-        self._match_len = 0
-        self._has_datastore = tiers is not None
-        self.wants_lookup = self._has_datastore
-        self._num_lookup_timeouts = 0
+        self._pilot = Pilot(spec.speculation, spec.sampling.temperature, pace.experience, pace.number_session())
+        self._is_attached = has_drafter and spec.speculation.method.has_draft_model
+        self._pilot.set_attached(self._is_attached)
+        plan = target_plan(spec.speculation)
+        self._continuations = None if plan is None else Continuations(self.session, plan, pace, tiers)
         self._accepted_per_chain = RunningMean(0.1)
         """Of the chains that may be waited for."""
         self._num_timeouts = 0
@@ -78,10 +82,8 @@ class Job:
         self._waiting_since: float | None = None
         self._is_answered = False
         self.ready_since: float | None = None
-        self.chain: list[Node] = []
-        if self._retrieves:
-            num_prompt_tokens = len(spec.prompt_token_ids)
-            self._retriever = Retriever(self.session.committed, num_prompt_tokens, spec.sampling, pace.retrieval, tiers)
+        self.nodes: list[Node] = []
+        """What the next round verifies: a chain, or a sub-tree, the most probable path first."""
         self._patience_ms = self._patience()
 
     # What comes in.
@@ -90,11 +92,13 @@ class Job:
         """A drafter's stream begins: its node ids start anew."""
         self._stream_nodes = StreamNodes(self.session.tree)
         self._is_attached = True
+        self._pilot.set_attached(True)
         self._num_timeouts = 0
 
     def detach(self) -> None:
         """The drafter is gone."""
         self._is_attached = False
+        self._pilot.set_attached(False)
         self.session.statistics.num_speculator_losses += 1
         self.session.statistics.degraded = True
 
@@ -102,24 +106,22 @@ class Job:
         """New nodes from the drafter."""
         self._stream_nodes.add(draft)
         self._num_timeouts = 0
+        is_awaited = self._waiting_since is not None
         if self._answers(draft.base_len):
             latency_ms = (now - self._committed_at) * 1e3
             statistics = self.session.statistics
-            if statistics.num_rounds:  # the first answer includes the drafter's prefill
+            # The first answer includes the drafter's prefill; one that nobody waits for takes its time.
+            if statistics.num_rounds and is_awaited:
                 self._pace.speculator_ms.add(latency_ms)
+                self._pace.draft_forward_ms.add(cost.forward_us / 1e3)
                 statistics.draft_latencies_ms.append(latency_ms)
                 statistics.draft_forwards_ms.append(cost.forward_us / 1e3)
                 statistics.draft_retrievals_ms.append(cost.retrieval_us / 1e3)
 
     def add_continuation(self, base_len: int, continuation: Continuation, now: float) -> None:
         """What the datastore found for the tokens before base_len, possibly nothing."""
-        self._num_lookup_timeouts = 0
-        anchor = self.session.tree.anchor(base_len)
-        if self._retriever is not None and anchor is not None:
-            guess = self._retriever.from_datastore(continuation, base_len)
-            if guess is not None:
-                self._retriever.plant(self.session.tree, anchor, guess)
-        if self._answers(base_len) and self.session.statistics.num_rounds:
+        is_awaited = self._continuations is not None and self._continuations.add(base_len, continuation)
+        if self._answers(base_len) and is_awaited and self.session.statistics.num_rounds:
             self._pace.datastore_ms.add((now - self._committed_at) * 1e3)
 
     def _answers(self, base_len: int) -> bool:
@@ -131,7 +133,8 @@ class Job:
     def lose_datastore(self) -> None:
         """The datastore does not answer; what is known here remains."""
         self.session.statistics.degraded = True
-        self.wants_lookup = False
+        if self._continuations is not None:
+            self._continuations.lose()
         self._patience_ms = self._patience()
 
     # Whether to go on.
@@ -140,24 +143,30 @@ class Job:
         """Whether the next round should begin. Builds the chain on the way."""
         if self.is_prefilling:
             return True
-        self.chain = self._next_chain()
-        is_ready = self._is_worth_verifying(self.chain) or now >= self.deadline
-        is_ready = is_ready or (self._is_answered and not self._may_grow)
+        self.nodes = self._next_nodes()
+        is_ready = self._is_worth_verifying(self.nodes) or now >= self.deadline
+        is_ready = is_ready or (self._is_answered and not self._is_drafting)
         if is_ready:
             self.ready_since = self.ready_since or now
         elif self._waiting_since is None:
             self._waiting_since = now
         return is_ready
 
-    def _is_worth_verifying(self, chain: Sequence[Node]) -> bool:
-        """Whether a chain need not be waited for. One that was retrieved may bring fewer tokens in its time than the
-        draft model's, which comes a little later, in a little more."""
-        if not chain or not self._is_attached or chain[0].source is Source.DRAFT:
-            return bool(chain)
-        forward_ms = self._pace.forward_ms.get(0.0)
-        waited_ms = forward_ms + self._pace.speculator_ms.get(0.2 * forward_ms)
-        drafted = 1 + self._accepted_per_chain.get(1.0)
-        return (1 + expected_num_accepted(chain)) * waited_ms >= drafted * forward_ms
+    def _is_worth_verifying(self, nodes: Sequence[Node]) -> bool:
+        if not self._is_drafting or self._is_answered:
+            return bool(nodes)
+        if self._waiting is Waiting.ALWAYS and nodes and nodes[0].source is not Source.DRAFT:
+            return False  # draft, then verify: what was retrieved stands behind the draft, not in its place
+        return is_worth_verifying(self.session, nodes, self._pace, self._accepted_per_chain.get(1.0))
+
+    @property
+    def _waiting(self) -> Waiting:
+        return waiting_of(self._pilot.way.method, self.session.spec.speculation)
+
+    @property
+    def _is_drafting(self) -> bool:
+        """Whether drafts are on their way, and wanted."""
+        return self._is_attached and self._pilot.way.method.has_draft_model
 
     @property
     def is_prefilling(self) -> bool:
@@ -169,84 +178,95 @@ class Job:
         """When waiting for a draft ends."""
         return self._committed_at + self._patience_ms / 1e3
 
-    @property
-    def _may_grow(self) -> bool:
-        """Whether an answer that brought nothing may be followed by one that does."""
-        return self._is_attached
-
     def _patience(self) -> float:
-        method = self.session.spec.speculation.method
         if self.session.num_wanted <= 1:
             return 0.0
-        if self._is_attached:
-            latency_ms, timeouts = self._pace.speculator_ms.value, self._num_timeouts
-        elif self._retrieves and self.wants_lookup:
-            method, latency_ms = Method.RETRIEVAL, self._pace.datastore_ms.value
-            timeouts = self._num_lookup_timeouts
-        else:
-            return 0.0
-        forward_ms = self._pace.forward_ms.get(0.0)
-        return patience_ms(method, DraftPace(latency_ms, forward_ms, self._accepted_per_chain.get(1.0), timeouts))
+        if not self._is_drafting:
+            continuations = self._continuations if self._pilot.way.retrieval else None
+            return 0.0 if continuations is None else continuations.patience_ms()
+        latency_ms, forward_ms = self._pace.speculator_ms.value, self._pace.forward_ms.get(0.0)
+        accepted = self._accepted_per_chain.get(1.0)
+        return patience_ms(self._waiting, DraftPace(latency_ms, forward_ms, accepted, self._num_timeouts))
+
+    def _next_nodes(self) -> list[Node]:
+        """What the next round should verify."""
+        way = self._pilot.way
+        return [] if way.is_plain else select(self.session, self._next_chain(), way.rows, self._pace)
 
     def _next_chain(self) -> list[Node]:
         """The mirror's chain, and what is retrieved in process behind it."""
         chain = self.session.next_chain()
-        missing = self.session.max_chain_len - len(chain)
-        tip = chain[-1] if chain else self.session.tree.root
-        if self._retriever is None or missing <= 0 or tip.children or tip is self._barren:
+        if self._continuations is None or not self._pilot.way.retrieval:
             return chain
-        started = time.perf_counter()
-        behind = [node.token_id for node in chain]
-        self._match_len = self._retriever.grow(self.session.tree, tip, behind, missing)
-        self._barren = None if tip.children else tip
-        self._retrieval_s += time.perf_counter() - started
-        return self.session.next_chain()
+        missing = self.session.max_chain_len - len(chain)
+        return self.session.next_chain() if self._continuations.extend(chain, missing) else chain
 
     # The round.
 
-    def segment(self, max_prefill_rows: int, max_chain_len: int) -> Segment:
-        """The rows of this round: what is committed but not in the cache yet, then the chain. A long prompt comes in
+    def segment(self, max_prefill_rows: int, max_num_nodes: int) -> Segment:
+        """The rows of this round: what is committed but not in the cache yet, then the nodes. A long prompt comes in
         pieces."""
         pending = list(self.session.committed[self._cache.length :])
         if self.is_prefilling and len(pending) > max_prefill_rows:
             return Segment(self._cache, pending[:max_prefill_rows], num_logits=0)
         if self.is_prefilling:
-            self.chain = self._next_chain()
-        self.chain = self.chain[:max_chain_len]
-        return Segment(self._cache, [*pending, *(node.token_id for node in self.chain)], 1 + len(self.chain))
+            self.nodes = self._next_nodes()
+        self.nodes = self.nodes[:max_num_nodes]
+        return segment_of(self._cache, pending, self.nodes)
 
     def apply(self, draws: Sequence[TokenId], forward_ms: float, started: float, now: float) -> Verdict:
         """Takes the target's draws in; commits; decides how long the next chain may be waited for."""
-        session, chain = self.session, self.chain
+        session, nodes = self.session, self.nodes
         wait_ms = 0.0 if self._waiting_since is None else (started - self._waiting_since) * 1e3
-        if not chain and self._waiting_since is not None and not self._is_answered:
-            self._num_timeouts += self._is_attached
-            self._num_lookup_timeouts += not self._is_attached
+        if not nodes and self._waiting_since is not None and not self._is_answered:
+            if self._is_drafting:
+                self._num_timeouts += 1
+            elif self._continuations is not None:
+                self._continuations.time_out()
         length = len(session.committed)
-        verdict = session.apply(chain, draws)
-        self._cache.truncate(length + verdict.num_accepted)
-        if chain and (chain[0].source is Source.DRAFT or not self._is_attached):
+        verdict = session.apply(nodes, draws)
+        self._cache.keep(length, [length + row - 1 for row in verdict.accepted_rows])
+        if nodes and (nodes[0].source is Source.DRAFT or not self._is_drafting):
             self._accepted_per_chain.add(verdict.num_accepted)
         self._learn(verdict)
-        times = RoundTime((now - self._committed_at) * 1e3, forward_ms, wait_ms, self._retrieval_s * 1e3)
+        spent_s = 0.0 if self._continuations is None else self._continuations.spent_s
+        times = RoundTime((now - self._committed_at) * 1e3, forward_ms, wait_ms, spent_s * 1e3)
+        is_typical = session.statistics.num_rounds > 1  # the first one has the prompt in it
+        if is_typical:
+            self._pace.overhead_ms.add(times.overhead_ms)
         session.statistics.round_times.append(times)
+        self._pilot.observe(len(verdict.token_ids), times.round_ms, is_typical=is_typical)
+        if verdict.finish_reason is not None:
+            session.statistics.decisions = self._pilot.decisions
         self._begin_round(now)
         return verdict
 
     def _begin_round(self, now: float) -> None:
         """A round is over, the next one begins: what is known here continues the commit at once."""
-        self._retrieval_s, self.chain, self._barren, self._match_len = 0.0, [], None, 0
+        self.nodes = []
         self._committed_at, self._waiting_since, self.ready_since, self._is_answered = now, None, None, False
-        if self._has_datastore and self.session.finish_reason is None:
-            is_known = bool(self.session.tree.root.children)
-            self._next_chain()
-            self.wants_lookup = not is_known and self._match_len < MIN_MATCH_LEN
+        if self._continuations is not None:
+            self._continuations.begin_round()
+            if self.session.finish_reason is None:
+                was_known = bool(self.session.tree.root.children)
+                self._next_chain()
+                self._continuations.ask(was_known=was_known)
         self._patience_ms = self._patience()
 
+    def wishes(self) -> Wishes:
+        """What it wants of its peers now."""
+        return Wishes(
+            question=self.take_question(),
+            steering=self._pilot.steering(self._pace) if self._is_attached else None,
+        )
+
+    def take_question(self) -> Question | None:
+        """What to ask the datastore now; None = nothing."""
+        continuations = self._continuations if self._pilot.way.retrieval else None
+        return None if continuations is None else continuations.take_question()
+
     def _learn(self, verdict: Verdict) -> None:
-        if self._retriever is None:
+        if self._continuations is None:
             return
-        started = time.perf_counter()
-        self._retriever.judge(self.chain, verdict.num_accepted)
-        self._retriever.commit(verdict.token_ids, verdict.rejected_token_id)
-        self._retrieval_s += time.perf_counter() - started
+        judged = [*verdict.accepted_rows, *([verdict.rejected_row] if verdict.rejected_row is not None else [])]
+        self._continuations.learn([self.nodes[row - 1] for row in judged], verdict)

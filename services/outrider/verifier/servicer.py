@@ -16,19 +16,19 @@ from outrider.core.tree import DraftCost
 from outrider.models.loading import LoadedModel
 from outrider.models.text import TextCodec, TextStream
 from outrider.rpc.convert import (
-    METHODS_TO_PROTO,
     draft_from_proto,
     finish_reason_to_proto,
     source_to_proto,
     summary_to_proto,
     token_ids_from_proto,
 )
+from outrider.rpc.convert_speculation import METHODS_TO_PROTO
 from outrider.rpc.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable, rpc_errors
 from outrider.rpc.handshake import check_handshake, model_info
 from outrider.rpc.peers import PeerState, SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
-from outrider.verifier.admission import Limits, prompt_token_ids, session_spec
+from outrider.verifier.admission import Limits, missing_peer, prompt_token_ids, session_spec
 from outrider.verifier.engine import Engine
 from outrider.verifier.generation import Generation
 from outrider.version import __version__
@@ -180,12 +180,12 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         verifier_pb2.GetInfoResponse()
         with rpc_errors(context):
             serving = self._ready()
-            methods = [m for m in Method if serving.speculator is not None or not m.has_draft_model]
+            methods = [method for method in Method if missing_peer(method, serving.limits) is None]
             return verifier_pb2.GetInfoResponse(
                 model=model_info(serving.model),
                 methods=[METHODS_TO_PROTO[method] for method in methods],
                 default_method=METHODS_TO_PROTO[serving.limits.defaults.method],
-                max_num_speculative_tokens=serving.limits.max_num_speculative_tokens,
+                max_num_speculative_tokens=serving.limits.speculation.max_num_speculative_tokens,
                 max_num_sessions=self._max_num_sessions,
                 num_sessions=self.num_sessions,
                 speculator=_peer_info(serving.speculator.state) if serving.speculator else None,
@@ -195,6 +195,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                     verifier_pb2.ForwardTime(num_rows=rows, forward_ms=ms)
                     for rows, ms in sorted(serving.forward_times_ms.items())
                 ],
+                max_num_rows=serving.limits.speculation.max_num_rows,
             )
 
 
@@ -243,7 +244,7 @@ def _finished(generation: Generation, verdict: Verdict) -> verifier_pb2.Finished
         stop_token_id=verdict.stop_token_id,
         num_prompt_tokens=len(spec.prompt_token_ids),
         num_output_tokens=verdict.base_len + len(verdict.token_ids) - len(spec.prompt_token_ids),
-        summary=summary_to_proto(spec.speculation.method, generation.statistics),
+        summary=summary_to_proto(spec.speculation.method, generation.statistics, spec.requested_method),
     )
 
 

@@ -6,7 +6,12 @@ from typing import Literal
 
 from pydantic import Field
 
+from outrider.core.speculation import MAX_BEAM_WIDTH, MAX_BUDGET, MAX_ROWS
 from outrider.rpc.settings import LISTEN, ServiceSettings, model_config
+
+MethodName = Literal[
+    "off", "speculative", "pearl", "retrieval", "card", "saguaro", "double", "spacelike", "best-first", "auto"
+]
 
 
 class VerifierSettings(ServiceSettings):
@@ -23,14 +28,17 @@ class VerifierSettings(ServiceSettings):
     datastore: str = Field("", description="Address of the retrieval-datastore, HOST:PORT; empty = none.")
     corpus: str = Field("", description="Prior corpus to look up in; empty = the datastore's default.")
     tenant: str = Field("", description="Tenant whose tokens retrieval sees; empty = the datastore's default.")
-    retrieval_scope: Literal["session", "tenant", "global"] = Field(
-        "session", description="With whom requests that do not say share what they retrieve."
+    retrieval_scope: Literal["session", "tenant", "global"] | None = Field(
+        None,
+        description="With whom requests that do not say share what they retrieve; unset = nobody, but the tenant for "
+        "method spacelike.",
     )
-    default_method: Literal["off", "speculative", "pearl", "retrieval"] | None = Field(
-        None, description="Method of requests that name none; unset = pearl with a speculator, otherwise off."
-    )
+    default_method: MethodName = Field("auto", description="Method of requests that name none.")
     num_speculative_tokens: int = Field(12, ge=1, le=64, description="Default of the longest chain of a round.")
     max_num_speculative_tokens: int = Field(32, ge=1, le=64, description="Limit of num_speculative_tokens.")
+    max_num_rows: int = Field(32, ge=1, le=MAX_ROWS, description="Limit of max_rows, the drafted rows of a round.")
+    max_beam_width: int = Field(256, ge=1, le=MAX_BEAM_WIDTH, description="Limit of card's beam_width.")
+    max_budget: int = Field(256, ge=1, le=MAX_BUDGET, description="Limit of saguaro's budget.")
     lookahead: int = Field(64, ge=1, description="Default of the tokens that a speculator drafts ahead.")
     min_path_probability: float = Field(
         0.2, ge=0, lt=1, description="Default of the path probability at which a chain ends."

@@ -8,6 +8,8 @@ The result is an ordinary Llama: it can be saved, and run by any other engine.
 `target-100m` and `target-300m` have about that many parameters. `draft-cX` has about 1/X of the parameters of
 `target-100m`, in the same type: a forward of few rows costs what reading its weights costs, so its speed ratio to
 that target is about X.
+
+`draft-untrained` is the opposite: the draft at its own cost, saying nothing that the target says.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 #: Where `draft-cX` takes its size from.
 REFERENCE_PARAMETERS = 100e6
+#: The draft before any training: what speculation must not lose by.
+UNTRAINED = "draft-untrained"
 _NAME = re.compile(r"(?P<base>target|draft)(-(?P<millions>\d+)m|-c(?P<ratio>\d+(\.\d+)?))?")
 
 
@@ -88,6 +92,18 @@ def inflate(model: LlamaForCausalLM, inflation: Inflation) -> LlamaForCausalLM:
         layers.append(layer.eval())
     model.model.layers = layers
     model.config = model.model.config = config
+    return model
+
+
+@torch.no_grad()
+def forget(model: LlamaForCausalLM, seed: int = 0) -> LlamaForCausalLM:
+    """Draws a Llama model's weights anew, in place: as before the first step of a training, the same for a seed."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.fill_(1.0)
+        else:
+            parameter.normal_(0.0, model.config.initializer_range, generator=generator)
     return model
 
 

@@ -1,0 +1,108 @@
+"""From a request to a session's spec: which method serves it where a peer is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outrider.core.params import AcceptanceRule, Method, RetrievalScope, Rows
+from outrider.core.session import SessionSpec
+from outrider.core.speculation import SpeculationParams
+from outrider.models.text import TextCodec
+from outrider.rpc.convert_speculation import METHODS_TO_PROTO
+from outrider.rpc.errors import FailedPrecondition
+from outrider.rpc.limits import SpeculationLimits
+from outrider.v1 import types_pb2, verifier_pb2
+from outrider.verifier.__main__ import _limits
+from outrider.verifier.admission import Limits, session_spec
+from outrider.verifier.settings import VerifierSettings
+from tests.services import target_model
+
+SHARING = SpeculationParams(retrieval_scope=RetrievalScope.TENANT)
+
+
+def admitted(
+    method: Method,
+    *,
+    defaults: SpeculationParams = SHARING,
+    has_speculator: bool = False,
+    has_datastore: bool = False,
+    brings_drafts: bool = False,
+    temperature: float = 1.0,
+    **fields: Any,
+) -> SessionSpec:
+    request = verifier_pb2.GenerateRequest(
+        prompt=verifier_pb2.Prompt(text="a"),
+        sampling=types_pb2.SamplingParams(temperature=temperature),
+        speculation=types_pb2.SpeculationParams(method=METHODS_TO_PROTO[method], **fields),
+    )
+    model = target_model()
+    limits = Limits(defaults, SpeculationLimits(), has_speculator, has_datastore)
+    return session_spec(request, model, TextCodec(model.tokenizer), limits, brings_drafts=brings_drafts)
+
+
+@pytest.mark.parametrize("has_speculator", [False, True])
+@pytest.mark.parametrize("has_datastore", [False, True])
+@pytest.mark.parametrize("method", Method)
+def test_a_method_is_served_or_its_missing_peer_is_named(
+    method: Method, has_speculator: bool, has_datastore: bool
+) -> None:
+    peers = {"has_speculator": has_speculator, "has_datastore": has_datastore}
+    if method.needs_draft_model and not has_speculator:
+        with pytest.raises(FailedPrecondition, match=f"method {method.value} needs a speculator"):
+            admitted(method, **peers)
+    elif method is Method.SPACELIKE and not has_datastore:
+        with pytest.raises(FailedPrecondition, match="method spacelike needs a datastore"):
+            admitted(method, **peers)
+    else:
+        spec = admitted(method, **peers)
+        assert (spec.speculation.method, spec.requested_method) == (method, None)
+
+
+@pytest.mark.parametrize("method", [method for method in Method if method.needs_draft_model])
+def test_who_brings_the_drafts_needs_no_speculator(method: Method) -> None:
+    spec = admitted(method, brings_drafts=True)
+    assert (spec.speculation.method, spec.requested_method) == (method, None)
+
+
+def test_a_fallback_shares_as_the_request_says_or_else_as_the_server_does() -> None:
+    spec = admitted(Method.PEARL, has_datastore=True, allow_fallback=True, num_speculative_tokens=5)
+    params = spec.speculation
+    assert (params.method, spec.requested_method) == (Method.RETRIEVAL, Method.PEARL)
+    assert (params.retrieval_scope, params.contribute) == (RetrievalScope.TENANT, True)
+    assert params.num_speculative_tokens == 5
+    said = {"scope": types_pb2.RETRIEVAL_SCOPE_GLOBAL, "contribute": False}
+    spec = admitted(Method.DOUBLE, has_datastore=True, allow_fallback=True, retrieval_params=said)
+    assert (spec.speculation.retrieval_scope, spec.speculation.contribute) == (RetrievalScope.GLOBAL, False)
+
+
+def test_a_fallback_has_neither_rows_nor_rule_of_the_method_it_replaces() -> None:
+    params = admitted(Method.BEST_FIRST, allow_fallback=True, max_rows=7, shared_noise=False).speculation
+    assert (params.method, params.rows, params.retrieves) == (Method.OFF, Rows.CHAIN, False)
+    ratio = types_pb2.ACCEPTANCE_RULE_RATIO
+    params = admitted(Method.PEARL, has_datastore=True, allow_fallback=True, acceptance_rule=ratio).speculation
+    assert (params.acceptance_rule, params.shared_noise) == (AcceptanceRule.MATCH, True)
+
+
+@pytest.mark.parametrize(("temperature", "rule"), [(0.0, AcceptanceRule.MATCH), (0.5, AcceptanceRule.RATIO)])
+def test_where_nothing_is_drawn_the_match_rule_stands_in_for_the_ratio_rule(
+    temperature: float, rule: AcceptanceRule
+) -> None:
+    biased = types_pb2.SaguaroParams(bias=0.5)
+    ratio = types_pb2.ACCEPTANCE_RULE_RATIO
+    spec = admitted(Method.SAGUARO, has_speculator=True, temperature=temperature, acceptance_rule=ratio, saguaro=biased)
+    assert spec.speculation.acceptance_rule is rule
+    assert spec.speculation.saguaro.bias == (0.5 if rule is AcceptanceRule.RATIO else 1.0)
+
+
+def test_the_server_s_settings_become_its_limits_and_defaults() -> None:
+    limits = _limits(VerifierSettings(speculator="127.0.0.1:1", max_num_rows=9, max_beam_width=8, max_budget=7))
+    assert (limits.has_speculator, limits.has_datastore) == (True, False)
+    allowed = limits.speculation
+    assert (allowed.max_num_rows, allowed.max_beam_width, allowed.max_budget) == (9, 8, 7)
+    assert limits.defaults.retrieval_scope is RetrievalScope.SESSION
+    assert allowed.spacelike_scope is RetrievalScope.TENANT
+    said = _limits(VerifierSettings(retrieval_scope="session", default_method="best-first"))
+    assert said.speculation.spacelike_scope is RetrievalScope.SESSION, "who says so shares with nobody"
+    assert said.defaults.method is Method.BEST_FIRST

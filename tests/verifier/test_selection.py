@@ -1,0 +1,68 @@
+"""What a round verifies of a chain that was retrieved, and when it waits for the draft model's."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from outrider.core.params import Method, Rows, SamplingParams, Source
+from outrider.core.rows import ForwardTimes
+from outrider.core.session import Session, SessionSpec
+from outrider.core.speculation import DoubleParams, SpeculationParams
+from outrider.core.tree import Draft, DraftCost
+from outrider.verifier.job import Job
+from outrider.verifier.pace import Pace
+from outrider.verifier.selection import select
+
+DEAR_ROWS = ForwardTimes({1: 1.0, 32: 8.75})
+"""A row costs a quarter of a plain forward."""
+REPEATED = (1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4)
+
+
+def spec_of(method: Method, prompt: tuple[int, ...] = (1, 2, 3), **fields: Any) -> SessionSpec:
+    params = SpeculationParams(method, 8, **fields)
+    return SessionSpec("s", prompt, SamplingParams(temperature=0.0), params, vocab_size=1000, max_tokens=1000)
+
+
+@pytest.mark.parametrize(("probability", "length"), [(0.99, 8), (0.5, 1), (0.05, 0)])
+def test_a_retrieved_chain_is_verified_as_far_as_it_pays(probability: float, length: int) -> None:
+    session = Session(spec_of(Method.RETRIEVAL))
+    session.tree.add_path(3, range(10, 18), math.log(probability), Source.RING)
+    pace = Pace(DEAR_ROWS)
+    pace.overhead_ms.add(0.0)
+    assert len(select(session, session.next_chain(), Rows.CHAIN, pace)) == length
+
+
+def test_the_draft_model_s_chain_is_verified_as_it_is() -> None:
+    session = Session(spec_of(Method.PEARL))
+    session.tree.add_path(3, range(10, 18), math.log(0.5), Source.DRAFT)
+    assert len(select(session, session.next_chain(), Rows.CHAIN, Pace(DEAR_ROWS))) == 8
+
+
+def job_of(spec: SessionSpec) -> Job:
+    cache = SimpleNamespace(length=len(spec.prompt_token_ids) - 1)
+    return Job(spec, cast(Any, None), cast(Any, cache), Pace(ForwardTimes({1: 10.0})), None, 0.0)
+
+
+def test_where_draft_and_target_take_turns_the_target_waits_for_the_draft_whatever_is_known() -> None:
+    job = job_of(spec_of(Method.DOUBLE, REPEATED, double=DoubleParams(serial=True)))
+    assert not job.is_ready(0.001)
+    assert [node.source for node in job.nodes] == [Source.DYNAMIC] * len(job.nodes)
+    assert job.nodes
+    job.add_draft(Draft(len(REPEATED), 1, [0], [5], [-0.1], Source.DRAFT), DraftCost(), 0.002)
+    assert job.is_ready(0.002)
+    assert [node.source for node in job.nodes[:2]] == [Source.DRAFT, Source.DYNAMIC], "and what is known behind it"
+
+
+def test_a_drafter_that_does_not_come_is_not_waited_for_for_ever() -> None:
+    job = job_of(spec_of(Method.DOUBLE, REPEATED, double=DoubleParams(serial=True)))
+    assert job.is_ready(1.0)
+
+
+def test_without_taking_turns_a_good_retrieved_chain_is_verified_at_once() -> None:
+    job = job_of(spec_of(Method.RETRIEVAL, REPEATED))
+    assert job.is_ready(0.0)
+    assert job.nodes

@@ -24,8 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(talk.generate)
-app.command()(talk.chat)
+app.command(epilog=options.METHOD_PARAMS_EPILOG)(talk.generate)
+app.command(epilog=options.METHOD_PARAMS_EPILOG)(talk.chat)
 app.add_typer(prior.app, name="prior")
 
 
@@ -119,6 +119,7 @@ def info(address: options.Address = options.DEFAULT_ADDRESS) -> None:
     table.add_row("methods", ", ".join(method_name(method) for method in response.methods))
     table.add_row("default method", method_name(response.default_method))
     table.add_row("speculative tokens", f"at most {response.max_num_speculative_tokens} a round")
+    table.add_row("drafted rows", f"at most {response.max_num_rows} a round")
     table.add_row("sessions", f"{response.num_sessions} of {response.max_num_sessions}")
     for name in ("speculator", "datastore"):
         peer = getattr(response, name)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.core.params import Source
+from outrider.v1 import types_pb2, verifier_pb2
 from outrider_client.generation import Chunk, Result
 from outrider_client.requests import method_name
 
@@ -75,7 +76,8 @@ def stream(generation: Iterator[Chunk], console: Console, detokenize: Detokenize
 
 
 def summary(result: Result, seconds: float) -> Text:
-    """One or two lines about a generation: what speculation did, how fast it was."""
+    """One or two lines about a generation: what speculation did, how fast it was. With METHOD_AUTO also one for each
+    way to go on that the server has chosen."""
     counts = result.summary
     parts = [
         f"{len(result.token_ids)} tokens in {seconds:.1f} s ({len(result.token_ids) / seconds:.0f} tokens/s)",
@@ -85,13 +87,28 @@ def summary(result: Result, seconds: float) -> Text:
         parts.append(f"acceptance length {result.acceptance_length:.2f}")
         parts.append(f"{result.acceptance_rate:.0%} of {counts.num_drafted_tokens} drafted tokens accepted")
     parts.append(f"ended by {result.finish_reason.value}")
-    line = Text(f"{method_name(counts.method)}: ", "bold").append(" · ".join(parts), "not bold")
+    asked = f" (for {method_name(counts.requested_method)})" if counts.requested_method else ""
+    line = Text(f"{method_name(counts.method)}{asked}: ", "bold").append(" · ".join(parts), "not bold")
     line.append(f" · seed {result.seed}", "not bold dim")
+    for decision in counts.decisions:
+        line.append(f"\n  {_decision(decision)}", "not bold")
     if counts.degraded:
         lost = counts.num_speculator_losses
         losses = f" (the speculator was lost {lost} times)" if lost else ""
         line.append(f"\ndegraded: a peer was missing for a part of it{losses}; the text is the same", "not bold yellow")
     return line
+
+
+def _decision(decision: verifier_pb2.Decision) -> str:
+    """How often, how well and how fast one of the ways went that METHOD_AUTO chose."""
+    words = [method_name(decision.method)]
+    if decision.rows == types_pb2.ROWS_TREE:
+        words.append("tree")
+    if decision.retrieval:
+        words.append("+ retrieval")
+    length = decision.num_tokens / decision.num_rounds if decision.num_rounds else 0.0
+    speed = f", {1e3 * decision.num_tokens / decision.time_ms:.0f} tokens/s" if decision.time_ms else ""
+    return f"{' '.join(words)}: {decision.num_rounds} rounds, {length:.2f} tokens a round{speed}"
 
 
 def _runs(chunk: Chunk) -> list[tuple[str, list[int]]]:

@@ -24,7 +24,7 @@ from outrider_client.requests import GenerateOptions
 from outrider_client.stack import LocalStack, StackConfig
 from outrider_client.talk import show
 
-METHODS = ("off", "speculative", "pearl", "retrieval")
+METHODS = ("off", "speculative", "pearl", "saguaro", "best-first", "auto")
 TEMPERATURE = 0.7
 SEED = 7
 PROMPTS = (
@@ -81,7 +81,7 @@ def run(*, max_tokens: int, target_dtype: str) -> None:
 def _stream_one(out: Console, client: BlockingClient, options: GenerateOptions) -> None:
     out.print(f"\n[bold]One generation[/] (pearl, temperature {TEMPERATURE})\n")
     out.out(PROMPTS[0], style="dim", end="")
-    show(client, PROMPTS[0], GenerateOptions(**options, method="pearl"))
+    show(client, PROMPTS[0], GenerateOptions(**options, method="auto"))
 
 
 def _compare(out: Console, client: BlockingClient, options: GenerateOptions) -> None:

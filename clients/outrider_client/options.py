@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from outrider.core.params import Method
+from outrider_client.method_params import METHOD_MESSAGES, method_message, method_params_help, parse_method_params
 
 DEFAULT_PORT = 50051
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
@@ -46,7 +47,13 @@ IgnoreEos = Annotated[
 ]
 
 MethodOption = Annotated[
-    Method | None, typer.Option("--method", help="How drafts are made.", rich_help_panel=_SPECULATION)
+    Method | None,
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        help=f"How drafts are made: {', '.join(method.value for method in Method)}.",
+        rich_help_panel=_SPECULATION,
+    ),
 ]
 NumSpeculativeTokens = Annotated[
     int | None, typer.Option(help="Most tokens verified in one round.", rich_help_panel=_SPECULATION)
@@ -57,6 +64,42 @@ Lookahead = Annotated[
 MinPathProbability = Annotated[
     float | None,
     typer.Option(help="A chain ends where its probability falls below this.", rich_help_panel=_SPECULATION),
+]
+RowsOption = Annotated[
+    Literal["chain", "tree"] | None,
+    typer.Option(
+        "--rows", help="What a target forward verifies: one path, or a sub-tree.", rich_help_panel=_SPECULATION
+    ),
+]
+MaxRows = Annotated[
+    int | None, typer.Option(help="Rows of a sub-tree; unset = as many as pay.", rich_help_panel=_SPECULATION)
+]
+AcceptanceRuleOption = Annotated[
+    Literal["match", "ratio"] | None,
+    typer.Option(
+        "--acceptance-rule",
+        help="Which drafted tokens are kept; ratio: the text depends on them.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
+SharedNoise = Annotated[
+    bool | None,
+    typer.Option(
+        "--shared-noise/--no-shared-noise", help="Ranks drafts with the target's noise.", rich_help_panel=_SPECULATION
+    ),
+]
+AllowFallback = Annotated[
+    bool,
+    typer.Option("--allow-fallback", help="Takes another method if a peer is missing.", rich_help_panel=_SPECULATION),
+]
+MethodParam = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method-param",
+        metavar="NAME=VALUE",
+        help="A parameter of the method itself; see below. Can be repeated.",
+        rich_help_panel=_SPECULATION,
+    ),
 ]
 Retrieval = Annotated[
     bool | None,
@@ -85,3 +128,17 @@ NumThreads = Annotated[
 ]
 RedisUrl = Annotated[str | None, typer.Option(envvar="REDIS_URL", help="A Redis that runs already; unset = start one.")]
 LogFolder = Annotated[Path | None, typer.Option(help="Keeps the logs here.", file_okay=False)]
+
+METHOD_PARAMS_EPILOG = "\n\n".join(["Parameters for --method-param:", *method_params_help()])
+"""What stands below the flags of a command that has `MethodParam`."""
+
+
+def method_params(method: Method | None, pairs: list[str] | None) -> dict[str, Any]:
+    """What --method-param says, as keyword arguments of `generate`. Wrong usage where it says nothing sensible."""
+    try:
+        params = parse_method_params(method, pairs or ())
+        for name in params.keys() & METHOD_MESSAGES.keys():
+            method_message(name, params[name])
+    except (TypeError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="--method-param") from None
+    return params

@@ -6,8 +6,9 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
-from outrider.core.params import Method, RetrievalScope
+from outrider.core.params import AcceptanceRule, Method, RetrievalScope, Rows
 from outrider.v1 import types_pb2, verifier_pb2
+from outrider_client.method_params import METHOD_MESSAGES, enum_name, enum_number, method_message
 
 ChatMessage = verifier_pb2.ChatMessage
 """One message of a chat: `role` ("system", "user", "assistant") and `content`."""
@@ -36,7 +37,8 @@ class GenerateOptions(TypedDict, total=False):
     ignore_eos: bool | None
     """Goes on after the model's end-of-sequence tokens."""
     method: Method | str | None
-    """How drafts are made: "off", "speculative", "pearl", "retrieval". Changes the speed, never the text."""
+    """How drafts are made: "off", "speculative", "pearl", "retrieval", "card", "saguaro", "double", "spacelike",
+    "best-first", "auto". Changes the speed, never the text."""
     num_speculative_tokens: int | None
     """Most chain tokens verified in one round."""
     lookahead: int | None
@@ -49,6 +51,27 @@ class GenerateOptions(TypedDict, total=False):
     """With whom retrieval shares: "session", "tenant", "global"."""
     contribute: bool | None
     """Whether the others of the scope may retrieve this session's tokens."""
+    rows: Rows | str | None
+    """What the rows of a target forward are spent on: one path ("chain") or the best sub-tree ("tree")."""
+    max_rows: int | None
+    """Drafted rows of one target forward, for "tree". Unset = as many as pay."""
+    acceptance_rule: AcceptanceRule | str | None
+    """Which drafted tokens are kept: "match" or "ratio". Under "ratio" the text depends on the drafts, its distribution
+    does not."""
+    shared_noise: bool | None
+    """Whether the speculator ranks its guesses with the target's own noise."""
+    allow_fallback: bool | None
+    """Whether a method whose peer the server does not have may be replaced. The summary says by what."""
+    card: Mapping[str, Any] | None
+    """Parameters of "card", by the names that `CardParams` has in the protocol: `card={"beam_width": 50}`."""
+    saguaro: Mapping[str, Any] | None
+    """Parameters of "saguaro"; enums by name: `saguaro={"fan_out": "uniform"}`."""
+    double: Mapping[str, Any] | None
+    """Parameters of "double": `double={"tiers": ["prior", "dynamic"]}`."""
+    spacelike: Mapping[str, Any] | None
+    """Parameters of "spacelike"."""
+    best_first: Mapping[str, Any] | None
+    """Parameters of "best-first"."""
     resume_token_ids: Sequence[int] | None
     """What an interrupted generation of this very request has emitted: the output goes on after it (with its seed)."""
     timeout_s: float | None
@@ -57,6 +80,13 @@ class GenerateOptions(TypedDict, total=False):
 
 _SAMPLING_FIELDS = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
 _SPECULATION_FIELDS = frozenset(types_pb2.SpeculationParams.DESCRIPTOR.fields_by_name)
+_ENUMS = {
+    "method": types_pb2.Method.DESCRIPTOR,
+    "rows": types_pb2.Rows.DESCRIPTOR,
+    "acceptance_rule": types_pb2.AcceptanceRule.DESCRIPTOR,
+    "retrieval_scope": types_pb2.RetrievalScope.DESCRIPTOR,
+}
+"""Options that may be given by name."""
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.GenerateRequest:
@@ -68,11 +98,16 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - GenerateOptions.__annotations__.keys():
         raise TypeError(f"generate() got an unexpected keyword argument {min(unknown)!r}")
-    if "method" in given:
-        given["method"] = method_number(given["method"])
+    for name in given.keys() & _ENUMS.keys():
+        given[name] = enum_number(_ENUMS[name], given[name], name)
+    own = [name for name in METHOD_MESSAGES if name in given]
+    if len(own) > 1:
+        raise TypeError(f"generate() got parameters of more than one method: {', '.join(own)}")
+    for name in own:
+        given[name] = method_message(name, given[name])
     retrieval: dict[str, Any] = {name: given[name] for name in given.keys() & {"contribute"}}
     if "retrieval_scope" in given:
-        retrieval["scope"] = _scope_number(given["retrieval_scope"])
+        retrieval["scope"] = given["retrieval_scope"]
     if retrieval:
         given["retrieval_params"] = types_pb2.RetrievalParams(**retrieval)
     sampling = {name: given[name] for name in given.keys() & _SAMPLING_FIELDS}
@@ -95,28 +130,9 @@ def prompt_message(prompt: Prompt) -> verifier_pb2.Prompt:
     return verifier_pb2.Prompt(token_ids=verifier_pb2.TokenIds(token_ids=_token_ids(items)))
 
 
-def method_number(method: Method | str) -> int:
-    """The number of a method on the wire. Raises ValueError for a name that does not exist."""
-    name = method.value if isinstance(method, Method) else method
-    try:
-        return types_pb2.Method.Value(f"METHOD_{name.upper()}")
-    except ValueError:
-        names = ", ".join(known.value for known in Method)
-        raise ValueError(f"method must be one of {names}, got {name!r}") from None
-
-
-def _scope_number(scope: RetrievalScope | str) -> int:
-    name = scope.name if isinstance(scope, RetrievalScope) else scope.upper()
-    if name not in RetrievalScope.__members__:
-        names = ", ".join(known.name.lower() for known in RetrievalScope)
-        raise ValueError(f"retrieval_scope must be one of {names}, got {scope!r}")
-    return RetrievalScope[name].value
-
-
 def method_name(number: int) -> str:
-    """The name of a method: "pearl" for METHOD_PEARL, the number for one that this version does not know."""
-    known = types_pb2.Method.DESCRIPTOR.values_by_number.get(number)
-    return known.name.removeprefix("METHOD_").lower() if known is not None else str(number)
+    """The name of a method: "best-first" for METHOD_BEST_FIRST, the number for one that this version does not know."""
+    return enum_name(types_pb2.Method.DESCRIPTOR, number)
 
 
 def _chat_message(item: object) -> ChatMessage:

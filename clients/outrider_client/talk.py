@@ -40,6 +40,12 @@ def generate(
     retrieval: options.Retrieval = None,
     retrieval_scope: options.RetrievalScope = None,
     contribute: options.Contribute = None,
+    rows: options.RowsOption = None,
+    max_rows: options.MaxRows = None,
+    acceptance_rule: options.AcceptanceRuleOption = None,
+    shared_noise: options.SharedNoise = None,
+    allow_fallback: options.AllowFallback = False,
+    method_param: options.MethodParam = None,
 ) -> None:
     """Continues a prompt, coloured by where each token came from."""
     given = GenerateOptions(
@@ -59,6 +65,12 @@ def generate(
         retrieval=retrieval,
         retrieval_scope=retrieval_scope,
         contribute=contribute,
+        rows=rows,
+        max_rows=max_rows,
+        acceptance_rule=acceptance_rule,
+        shared_noise=shared_noise,
+        allow_fallback=allow_fallback or None,
+        **options.method_params(method, method_param),  # type: ignore[typeddict-item]  # keys of GenerateOptions
     )
     with reported(address), BlockingClient(address) as client:
         show(client, _read_prompt(prompt), given, plain=plain)
@@ -77,6 +89,12 @@ def chat(
     retrieval: options.Retrieval = None,
     retrieval_scope: options.RetrievalScope = None,
     contribute: options.Contribute = None,
+    rows: options.RowsOption = None,
+    max_rows: options.MaxRows = None,
+    acceptance_rule: options.AcceptanceRuleOption = None,
+    shared_noise: options.SharedNoise = None,
+    allow_fallback: options.AllowFallback = False,
+    method_param: options.MethodParam = None,
 ) -> None:
     """Talks with the model. /reset forgets, /exit or Ctrl-D ends, Ctrl-C stops an answer."""
     given = GenerateOptions(
@@ -88,6 +106,12 @@ def chat(
         retrieval=retrieval,
         retrieval_scope=retrieval_scope,
         contribute=contribute,
+        rows=rows,
+        max_rows=max_rows,
+        acceptance_rule=acceptance_rule,
+        shared_noise=shared_noise,
+        allow_fallback=allow_fallback or None,
+        **options.method_params(method, method_param),  # type: ignore[typeddict-item]  # keys of GenerateOptions
     )
     beginning = [ChatMessage(role="system", content=system)] if system else []
     messages = list(beginning)

@@ -43,7 +43,9 @@ def test_every_parameter_of_the_protocol_has_a_flag() -> None:
     text = runner.invoke(app, ["generate", "--help"]).stdout
     for message in (types_pb2.SamplingParams, types_pb2.SpeculationParams):
         for field in message.DESCRIPTOR.fields:
-            if field.message_type is not None:  # its own fields have flags, below
+            if field.message_type is not None:  # its own fields have flags, or are named below them
+                if field.containing_oneof is not None:
+                    assert all(parameter.name in text for parameter in field.message_type.fields)
                 continue
             name = field.name.removesuffix("s") if field.is_repeated else field.name
             assert f"--{name.replace('_', '-')}" in text
@@ -83,6 +85,69 @@ def test_flags_reach_the_server_and_unset_ones_do_not(verifier: FakeVerifier) ->
     request = verifier.requests[0]
     assert request.sampling == types_pb2.SamplingParams(temperature=0, stop_token_ids=[4, 5])
     assert request.speculation == types_pb2.SpeculationParams(method=types_pb2.METHOD_OFF, retrieval=False)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_every_parameter_of_a_method_arrives_in_its_field(verifier: FakeVerifier, command: str) -> None:
+    said = ["fan_out=given", "fan_outs=3,2,0", "fallback=draft", "bias=0.5", "num-biased=2"]
+    flags = ["--method", "saguaro", "--acceptance-rule", "ratio", "--rows", "tree", "--max-rows", "8", "--shared-noise"]
+    flags += ["--allow-fallback", *(word for pair in said for word in ("--method-param", pair))]
+    prompt = ["hello"] if command == "generate" else []
+    result = runner.invoke(app, [command, *prompt, "--address", verifier.address, *flags], input="hi\n/exit\n")
+    assert result.exit_code == 0, result.output
+    own = types_pb2.SaguaroParams(
+        fan_out=types_pb2.FAN_OUT_GIVEN,
+        fan_outs=[3, 2, 0],
+        fallback=types_pb2.FALLBACK_DRAFT,
+        bias=0.5,
+        num_biased=2,
+    )
+    assert verifier.requests[0].speculation == types_pb2.SpeculationParams(
+        method=types_pb2.METHOD_SAGUARO,
+        rows=types_pb2.ROWS_TREE,
+        max_rows=8,
+        acceptance_rule=types_pb2.ACCEPTANCE_RULE_RATIO,
+        shared_noise=True,
+        allow_fallback=True,
+        saguaro=own,
+    )
+
+
+def test_a_flag_of_two_words_may_be_said_no_to(verifier: FakeVerifier) -> None:
+    flags = ["--method", "best-first", "--no-shared-noise", "--method-param", "num_children=2"]
+    assert runner.invoke(app, ["generate", "hello", "--address", verifier.address, *flags]).exit_code == 0
+    speculation = verifier.requests[0].speculation
+    assert speculation.method == types_pb2.METHOD_BEST_FIRST
+    assert speculation.HasField("shared_noise")
+    assert not speculation.shared_noise
+    assert not speculation.allow_fallback
+    assert speculation.best_first == types_pb2.BestFirstParams(num_children=2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--method-param budget=3", "needs a --method with parameters of its own (card, saguaro, double"),
+        ("--method pearl --method-param budget=3", "needs a --method with parameters of its own"),
+        ("--method card --method-param beam_width", "must be NAME=VALUE, got 'beam_width'"),
+        ("--method card --method-param width=3", "must name one of beam_width, num_children, correction"),
+        ("--method card --method-param beam_width=wide", "beam_width must be a whole number, got 'wide'"),
+        ("--method card --method-param beam_width=99999999999", "card.beam_width: "),
+        ("--method card --method-param correction=maybe", "correction must be true or false, got 'maybe'"),
+        ("--method saguaro --method-param exponent=big", "exponent must be a number, got 'big'"),
+        (
+            "--method saguaro --method-param fan_out=wide",
+            "fan_out must be one of geometric, uniform, given, got 'wide'",
+        ),
+        ("--method double --method-param tiers=prior,all", "tiers must be one of target, draft, prior, "),
+        ("--method card --method-param beam_width=1 --method-param beam-width=2", "must name beam_width once"),
+    ],
+)
+def test_a_wrong_parameter_of_a_method_names_the_flag_the_rule_and_the_value(flags: str, message: str) -> None:
+    result = runner.invoke(app, ["generate", "hello", "--address", NOBODY, *flags.split()])
+    assert result.exit_code == 2
+    assert "Invalid value for --method-param" in result.stderr
+    assert message in " ".join(result.stderr.replace("│", " ").split())
 
 
 def test_the_address_comes_from_the_environment(verifier: FakeVerifier) -> None:

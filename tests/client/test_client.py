@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import grpc
 import pytest
 
-from outrider.core.params import Method, RetrievalScope, Source
+from outrider.core.params import AcceptanceRule, Method, RetrievalScope, Rows, Source
+from outrider.core.speculation import FanOut
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from outrider_client import ChatMessage, Client, FinishReason
 from outrider_client.errors import Cancelled, DeadlineExceeded, Internal, Unavailable
+from outrider_client.requests import method_name
 
 from .fakes import SEED, FakeVerifier, chunk, finished, started, until_cancelled
 
@@ -51,6 +54,65 @@ async def test_every_option_arrives_in_its_field(verifier: FakeVerifier, client:
     )
 
 
+@pytest.mark.parametrize("method", Method)
+async def test_a_method_may_be_named_as_people_write_it(verifier: FakeVerifier, client: Client, method: Method) -> None:
+    await client.complete("hello", method=method)
+    await client.complete("hello", method=method.value)
+    numbers = [request.speculation.method for request in verifier.requests]
+    assert numbers == [types_pb2.Method.Value(f"METHOD_{method.name}")] * 2
+    assert method_name(numbers[0]) == method.value
+
+
+async def test_how_rows_are_spent_and_what_is_kept_may_be_said(verifier: FakeVerifier, client: Client) -> None:
+    await client.complete("hello", rows="tree", max_rows=4, acceptance_rule="match", shared_noise=False)
+    await client.complete("hello", rows=Rows.CHAIN, acceptance_rule=AcceptanceRule.RATIO, allow_fallback=True)
+    assert [request.speculation for request in verifier.requests] == [
+        types_pb2.SpeculationParams(
+            rows=types_pb2.ROWS_TREE,
+            max_rows=4,
+            acceptance_rule=types_pb2.ACCEPTANCE_RULE_MATCH,
+            shared_noise=False,
+        ),
+        types_pb2.SpeculationParams(
+            rows=types_pb2.ROWS_CHAIN, acceptance_rule=types_pb2.ACCEPTANCE_RULE_RATIO, allow_fallback=True
+        ),
+    ]
+
+
+async def test_a_method_s_own_parameters_arrive_in_its_message(verifier: FakeVerifier, client: Client) -> None:
+    await client.complete("hello", card={"beam_width": 50, "correction": False})
+    await client.complete("hello", saguaro={"fan_out": FanOut.UNIFORM, "fallback": "plain", "budget": 4})
+    await client.complete("hello", double={"tiers": [Source.PRIOR, "dynamic"], "serial": True})
+    await client.complete("hello", spacelike={"max_match_len": 6})
+    await client.complete("hello", method="best-first", best_first={})
+    sent = [request.speculation for request in verifier.requests]
+    assert sent[0].card == types_pb2.CardParams(beam_width=50, correction=False)
+    fan_out, fallback = types_pb2.FAN_OUT_UNIFORM, types_pb2.FALLBACK_PLAIN
+    assert sent[1].saguaro == types_pb2.SaguaroParams(fan_out=fan_out, fallback=fallback, budget=4)
+    tiers = [types_pb2.SOURCE_PRIOR, types_pb2.SOURCE_DYNAMIC]
+    assert sent[2].double == types_pb2.DoubleParams(tiers=tiers, serial=True)
+    assert sent[3].spacelike == types_pb2.SpacelikeParams(max_match_len=6)
+    assert sent[4].WhichOneof("method_params") == "best_first"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"card": {"width": 5}}, TypeError, "card must have parameters of beam_width, .* only, got 'width'"),
+        ({"card": {"beam_width": "5"}}, TypeError, "card.beam_width: "),
+        ({"card": {"beam_width": 2**40}}, ValueError, "card.beam_width: "),
+        ({"saguaro": {"fan_out": "wide"}}, ValueError, "saguaro.fan_out must be one of geometric, .* got 'wide'"),
+        ({"double": {"tiers": "prior"}}, TypeError, "double.tiers must be a list, got 'prior'"),
+        ({"card": {}, "double": {}}, TypeError, "parameters of more than one method: card, double"),
+    ],
+)
+async def test_a_parameter_that_a_method_does_not_have_is_refused_at_once(
+    client: Client, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        client.generate("hello", **options)
+
+
 @pytest.mark.parametrize("scope", [RetrievalScope.TENANT, "tenant", "TENANT"])
 async def test_with_whom_retrieval_shares_arrives_in_its_message(
     verifier: FakeVerifier, client: Client, scope: RetrievalScope | str
@@ -74,8 +136,10 @@ async def test_what_cannot_be_sent_is_refused_at_once(client: Client) -> None:
         client.generate("hello", temprature=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="prompt must be"):
         client.generate([1.5])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="one of off, speculative, pearl, retrieval, got 'fast'"):
+    with pytest.raises(ValueError, match=r"method must be one of off, speculative, .*, best-first, auto, got 'fast'"):
         client.generate("hello", method="fast")
+    with pytest.raises(ValueError, match="rows must be one of chain, tree, got 'unspecified'"):
+        client.generate("hello", rows="unspecified")
 
 
 async def test_chunks_carry_tokens_sources_and_text(client: Client) -> None:

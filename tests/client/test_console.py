@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from outrider.core.params import Source
-from outrider_client.console import legend, pieces
-from outrider_client.generation import Chunk
+from outrider.v1 import types_pb2, verifier_pb2
+from outrider_client.console import legend, pieces, summary
+from outrider_client.generation import Chunk, FinishReason, Result
 
 DRAFT, RETRIEVED, PLAIN = "green", "cyan", "default"
 
@@ -56,6 +58,39 @@ def test_a_source_of_a_newer_server_has_no_colour() -> None:
 )
 def test_joined_pieces_are_the_text_of_the_chunk(chunk: Chunk) -> None:
     assert "".join(text for _, text in pieces(chunk, bytes_to_text)) == chunk.text
+
+
+def summary_of(**fields: Any) -> str:
+    counts = verifier_pb2.SpeculationSummary(num_rounds=2, **fields)
+    finished = Result("ab", (1, 2), FinishReason.LENGTH, None, 7, 3, 2, counts)
+    return summary(finished, 0.5).plain
+
+
+def test_the_summary_says_which_method_was_replaced() -> None:
+    pearl, best_first = types_pb2.METHOD_PEARL, types_pb2.METHOD_BEST_FIRST
+    assert summary_of(method=pearl).startswith("pearl: 2 tokens")
+    replaced = summary_of(method=types_pb2.METHOD_OFF, requested_method=best_first)
+    assert replaced.startswith("off (for best-first): 2 tokens")
+
+
+def test_the_summary_shows_what_auto_has_decided() -> None:
+    decisions = [
+        verifier_pb2.Decision(
+            method=types_pb2.METHOD_BEST_FIRST,
+            rows=types_pb2.ROWS_TREE,
+            retrieval=True,
+            num_rounds=4,
+            num_tokens=10,
+            time_ms=20,
+        ),
+        verifier_pb2.Decision(method=types_pb2.METHOD_OFF, rows=types_pb2.ROWS_CHAIN, num_rounds=3, num_tokens=3),
+    ]
+    first, *rest = summary_of(method=types_pb2.METHOD_AUTO, decisions=decisions).splitlines()
+    assert first.startswith("auto: 2 tokens")
+    assert rest == [
+        "  best-first tree + retrieval: 4 rounds, 2.50 tokens a round, 500 tokens/s",
+        "  off: 3 rounds, 1.00 tokens a round",
+    ]
 
 
 def test_the_legend_names_three_sources() -> None:

@@ -125,8 +125,8 @@ def test_off_always_takes_part() -> None:
 def test_each_chain_length_is_a_setting_of_its_own_and_lookahead_is_pearls() -> None:
     found = options_of(methods=("off", "speculative", "pearl+retrieval"), num_speculative_tokens=(4, 16), lookahead=8)
     assert found[1:] == [
-        ("speculative", "k=4", {"method": "speculative", "retrieval": False, "num_speculative_tokens": 4}),
-        ("speculative", "k=16", {"method": "speculative", "retrieval": False, "num_speculative_tokens": 16}),
+        ("speculative", "k=4", {"method": "speculative", "num_speculative_tokens": 4}),
+        ("speculative", "k=16", {"method": "speculative", "num_speculative_tokens": 16}),
         (
             "pearl+retrieval",
             "k=4",

@@ -16,4 +16,5 @@ plots        rows to pictures
 command      the command itself
 
 `outrider bench --suite datastore` measures the retrieval-datastore instead: the package `datastore` says what.
+`outrider bench --suite methods` puts all methods beside what their papers claim: the package `methods` says how.
 """

@@ -17,10 +17,12 @@ from outrider_client.bench.config import (
     BASELINES,
     DTYPE_ALIASES,
     METHODS,
+    PARTS,
     SUITES,
     BenchConfig,
     DatastoreConfig,
     FlagError,
+    MethodsConfig,
     check_suite,
     parse_cores,
     parse_counts,
@@ -84,8 +86,9 @@ def bench(
     address: Annotated[
         str | None, typer.Option(help="Measure a verifier that runs already, instead of a stack of our own.")
     ] = None,
+    parts: Annotated[str, typer.Option(help=f"Parts of the methods' suite, of {', '.join(PARTS)}.")] = ",".join(PARTS),
     quick: Annotated[
-        bool, typer.Option("--quick", help="The datastore's suite in small sizes: whether it works, not how fast.")
+        bool, typer.Option("--quick", help="One of the other suites in small sizes: whether it works, not how fast.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json, a report and pictures.")] = None,
 ) -> None:
@@ -93,12 +96,18 @@ def bench(
 
     With --suite datastore: how fast the retrieval-datastore is, and what it loses when something fails, beside its
     targets. Uses --repeats, --seed, --cores, --quick and --out.
+
+    With --suite methods: all methods, and what each paper claims for its own, measured on the demo pair. Uses --parts
+    and the same flags.
     """
     try:
         check_suite(suite, _given(context))
-        config: BenchConfig | DatastoreConfig
+        config: BenchConfig | DatastoreConfig | MethodsConfig
         if suite == "datastore":
             config = DatastoreConfig(repeats, seed, parse_cores(cores, _available_cores()), quick)
+        elif suite == "methods":
+            chosen = parse_names("--parts", parts, PARTS)
+            config = MethodsConfig(chosen, repeats, seed, parse_cores(cores, _available_cores()), quick)
         else:
             config = BenchConfig(
                 target=target,
@@ -130,6 +139,8 @@ def bench(
     console = console if console.is_terminal else Console(width=_WIDTH)
     if isinstance(config, DatastoreConfig):
         _run_datastore(config, out, console)
+    elif isinstance(config, MethodsConfig):
+        _run_methods(config, out, console)
     else:
         run_and_report(Benchmark(config), out, console)
 
@@ -143,6 +154,13 @@ def _given(context: typer.Context) -> dict[str, object]:
 def _run_datastore(config: DatastoreConfig, out: Path | None, console: Console) -> None:
     # Imported only here: the other suite starts faster without it.
     from outrider_client.bench.datastore.suite import run_and_report as run
+
+    if status := run(config, out, console):
+        sys.exit(status)
+
+
+def _run_methods(config: MethodsConfig, out: Path | None, console: Console) -> None:
+    from outrider_client.bench.methods.suite import run_and_report as run
 
     if status := run(config, out, console):
         sys.exit(status)

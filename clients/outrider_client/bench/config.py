@@ -8,16 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from outrider.core.params import Method
 from outrider_client.bench.prompts import Prompt, PromptError, choose, default_prompts, load_prompts
 
-METHODS = ("off", "speculative", "pearl", "retrieval", "speculative+retrieval", "pearl+retrieval")
+METHODS = (*(method.value for method in Method), "speculative+retrieval", "pearl+retrieval")
 """`+retrieval` sets `SpeculationParams.retrieval`."""
 BASELINES = ("hf", "bare")
 DTYPES = ("bfloat16", "float32")
 DTYPE_ALIASES = {"bf16": "bfloat16", "fp32": "float32"}
-SUITES = ("generation", "datastore")
-_DATASTORE_FLAGS = frozenset({"suite", "repeats", "seed", "cores", "out", "quick"})
-_DATASTORE_ALONE = frozenset({"quick"})
+SUITES = ("generation", "datastore", "methods")
+PARTS = ("methods", "saguaro", "card", "double", "spacelike", "rows", "noise", "auto", "peers")
+"""What the methods' suite measures: all methods, and an ablation of each paper."""
+_SHARED_FLAGS = frozenset({"suite", "repeats", "seed", "cores", "out"})
+_OWN_FLAGS = {"datastore": frozenset({"quick"}), "methods": frozenset({"quick", "parts"})}
+"""Flags of a suite beside the shared ones; all others are those of the first suite."""
 
 T = TypeVar("T")
 
@@ -90,6 +94,27 @@ class DatastoreConfig:
         _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
 
 
+@dataclass(frozen=True, slots=True)
+class MethodsConfig:
+    """A run of the methods' suite, fully decided."""
+
+    parts: tuple[str, ...] = PARTS
+    repeats: int = 3
+    seed: int = 0
+    """Keys the sampling."""
+    cores: tuple[int, ...] = ()
+    """The target's core, then the core of everything else; empty = not pinned."""
+    is_quick: bool = False
+    """Smaller sizes: whether it works, not how fast it is."""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.parts), "--parts", f"some of {', '.join(PARTS)}", _joined(self.parts))
+        is_measured = "methods" in self.parts or "peers" not in self.parts
+        _require(is_measured, "--parts", "a list with methods in it for peers", _joined(self.parts))
+        _require(self.repeats >= 1, "--repeats", ">= 1", self.repeats)
+        _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
+
+
 def check_suite(suite: str, given: Mapping[str, object]) -> None:
     """Raises FlagError for an unknown suite, and for a flag that it does not use: none is silently ignored.
 
@@ -98,7 +123,10 @@ def check_suite(suite: str, given: Mapping[str, object]) -> None:
     """
     _require(suite in SUITES, "--suite", _one_of(SUITES), suite)
     for name, value in given.items():
-        is_used = name in _DATASTORE_FLAGS if suite == "datastore" else name not in _DATASTORE_ALONE
+        if suite in _OWN_FLAGS:
+            is_used = name in _SHARED_FLAGS | _OWN_FLAGS[suite]
+        else:
+            is_used = name not in frozenset().union(*_OWN_FLAGS.values())
         _require(is_used, f"--{name.replace('_', '-')}", f"unset with --suite {suite}", value)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.core.params import Method
 from outrider_client.bench.config import BenchConfig
 
 OFF = "off"
@@ -42,11 +43,14 @@ def contenders_of(config: BenchConfig) -> list[Contender]:
 def _settings_of(method: str, config: BenchConfig) -> list[Contender]:
     """A method once for each --num-speculative-tokens."""
     base, _, retrieval = method.partition("+")
-    shared: dict[str, Any] = {"method": base, "retrieval": bool(retrieval)}
-    if config.min_path_probability is not None:
+    shared: dict[str, Any] = {"method": base}
+    if retrieval:
+        shared["retrieval"] = True
+    # The server refuses the field for a method that takes nodes as they pay.
+    if config.min_path_probability is not None and base != Method.BEST_FIRST.value:
         shared["min_path_probability"] = config.min_path_probability
-    # Only pearl drafts ahead; the server refuses the field elsewhere.
-    lookahead = config.lookahead if base == "pearl" else None
+    # The server refuses the field for a method that does not draft ahead.
+    lookahead = config.lookahead if Method(base).drafts_ahead else None
     found = []
     for count in config.num_speculative_tokens or (None,):
         options = dict(shared)

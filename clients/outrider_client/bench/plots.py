@@ -18,13 +18,20 @@ from outrider_client.bench.contenders import OFF
 from outrider_client.bench.prompts import ALL_CATEGORIES
 from outrider_client.bench.statistics import Row, label_of
 
-# Okabe and Ito: to be told apart by everybody, in print as well. A method has its colour in every picture.
+# Okabe and Ito, then Tol: to be told apart by everybody, in print as well. A method has its colour in every picture.
 _COLOURS = {
     "speculative": "#0072B2",
     "pearl": "#E69F00",
     "retrieval": "#009E73",
     "speculative+retrieval": "#56B4E9",
     "pearl+retrieval": "#D55E00",
+    "card": "#882255",
+    "saguaro": "#44AA99",
+    "double": "#AA4499",
+    "spacelike": "#DDCC77",
+    "best-first": "#332288",
+    "best-first chain": "#8888CC",
+    "auto": "#000000",
     "bare": "#999999",
     "hf-generate": "#CCCCCC",
     "hf-assisted": "#CC79A7",

@@ -48,6 +48,13 @@ class Rounds:
     """Rounds without a draft; None = not counted."""
     num_hits: int | None = None
     """Next tokens that the draft tree already had; None = has no such tree."""
+    num_judged: int | None = None
+    """Chain tokens that were compared with the target's: the kept ones, and the first refused one of a round; None =
+    not counted."""
+    accepted_by_source: Mapping[str, int] = field(default_factory=dict)
+    """Chain tokens kept, by where they came from ("draft", "prior", "ring", ...)."""
+    decisions: Mapping[str, int] = field(default_factory=dict)
+    """Rounds by what `auto` chose for them ("pearl", "best-first tree", ...)."""
     degraded: bool = False
     """Whether a peer that the method needs was missing."""
     times_p50: Mapping[str, float] = field(default_factory=dict)

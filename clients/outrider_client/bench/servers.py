@@ -10,10 +10,11 @@ from grpc import aio
 
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider_client.bench.config import BenchConfig
-from outrider_client.bench.drivers import StackDriver
+from outrider_client.bench.drivers import StackDriver, wire_name
 from outrider_client.channel import open_aio
 from outrider_client.child import ChildFailed
 from outrider_client.local_redis import RedisFailed, RedisNotFound
+from outrider_client.requests import method_name
 from outrider_client.stack import LocalStack, StackConfig
 
 _ANSWER_TIMEOUT_S = 10.0
@@ -80,6 +81,6 @@ def _check_methods(config: BenchConfig, info: verifier_pb2.GetInfoResponse) -> N
     """A stack without a peer would refuse in the middle of the warm-up; this says it in terms of the flag."""
     offered = {types_pb2.Method.Name(number) for number in info.methods}
     for method in config.methods:
-        if f"METHOD_{method.partition('+')[0].upper()}" not in offered:
-            known = ", ".join(sorted(name.removeprefix("METHOD_").lower() for name in offered))
+        if wire_name(method.partition("+")[0]) not in offered:
+            known = ", ".join(sorted(map(method_name, info.methods)))
             raise StackError(f"--methods: the verifier does not offer {method!r} (it offers {known})")

@@ -1,0 +1,116 @@
+"""One experiment: everybody warms up, then all take turns, as in the generation suite.
+
+A server may refuse what a contender asks, or not answer it: that is the contender's failure, and the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from outrider_client.bench.config import BenchConfig
+from outrider_client.bench.contenders import OFF, Contender
+from outrider_client.bench.drivers import Driver, GenerationFailed
+from outrider_client.bench.methods.estimate import AUTO_WARM_UP_TOKENS, AUTO_WARM_UPS, WARM_UP_TOKENS
+from outrider_client.bench.methods.plan import Experiment, label_of
+from outrider_client.bench.samples import Block, Condition, Generation, Request
+from outrider_client.bench.workload import Turn, run_turn, schedule
+
+GENERATION_TIMEOUT_S = 60.0
+"""Ten times what the longest one takes with `off`."""
+MAX_FAILURES = 2
+"""A contender that has failed so often takes no further part."""
+WARM_UP_PROMPT = """import csv
+
+
+def read_table(path, delimiter=","):
+    \"\"\"Return the rows of a file as lists of their fields.\"\"\"
+    with open(path, newline="") as file:
+"""
+"""Not one that is measured: a service that shares what it has said would know the answer then."""
+_WARM_UP_SEED = 2**31
+
+
+class TimedDriver:
+    """A driver whose generations fail when they take too long: one that hangs should not hang the benchmark."""
+
+    def __init__(self, driver: Driver, timeout_s: float = GENERATION_TIMEOUT_S) -> None:
+        self._driver = driver
+        self._timeout_s = timeout_s
+
+    async def generate(self, request: Request, options: Mapping[str, Any]) -> Generation:
+        """See Driver."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._driver.generate(request, options)
+        except TimeoutError:
+            raise GenerationFailed(f"it took longer than {self._timeout_s:g} s") from None
+
+
+async def run_experiment(
+    experiment: Experiment, config: BenchConfig, driver: Driver, keep: Callable[[Block], None]
+) -> dict[str, str]:
+    """Runs an experiment; `keep` gets what was measured, at once.
+
+    Returns:
+        Why contenders failed, by their label. Where nobody is left to be measured, nothing is.
+    """
+    timed = TimedDriver(driver)
+    present, failures = await _warm_up(experiment, config, timed)
+    if all(one.method == OFF for one in present):
+        return failures
+    counts: Counter[str] = Counter()
+    for turn in turns_of(experiment, config, present):
+        label = turn.condition.label
+        if counts[label] >= MAX_FAILURES:
+            continue
+        block = await run_turn(turn, config, timed, lambda _: None)
+        keep(block)
+        for sample in block.samples:
+            if sample.generation is None:
+                counts[label] += 1
+                failures[label] = sample.error
+    return failures
+
+
+def turns_of(experiment: Experiment, config: BenchConfig, contenders: Sequence[Contender]) -> Iterator[Turn]:
+    """All turns, in order: as `schedule` has them, or the prompts once in theirs where `off` sits out at some."""
+    if experiment.off_at is None:
+        yield from schedule(config, contenders, 0.0)
+        return
+    rotation = itertools.count()
+    for index in range(len(experiment.prompts)):
+        everyone = [one for one in contenders if one.method != OFF or index in experiment.off_at]
+        first = next(rotation) % len(everyone)
+        for one in everyone[first:] + everyone[:first]:
+            condition = Condition(one.method, one.setting, experiment.temperatures[0])
+            yield Turn(one, condition, 0, (index,))
+
+
+async def _warm_up(
+    experiment: Experiment, config: BenchConfig, driver: Driver
+) -> tuple[list[Contender], dict[str, str]]:
+    """Has everyone generate a little. Returns who can, and why the others cannot."""
+    present: list[Contender] = []
+    failures: dict[str, str] = {}
+    for one in experiment.contenders:
+        try:
+            for request in _warm_up_requests(one, config):
+                await driver.generate(request, one.options)
+        except GenerationFailed as error:
+            failures[label_of(one)] = str(error)
+        else:
+            present.append(one)
+    return present, failures
+
+
+def _warm_up_requests(contender: Contender, config: BenchConfig) -> Iterator[Request]:
+    """A few tokens; of `auto`, which learns from what it has measured, more, at every temperature."""
+    yield Request(WARM_UP_PROMPT, config.temperatures[0], _WARM_UP_SEED, min(WARM_UP_TOKENS, config.max_tokens))
+    if contender.method == "auto":
+        tokens = min(AUTO_WARM_UP_TOKENS, config.max_tokens)
+        for temperature, number in itertools.product(config.temperatures, range(AUTO_WARM_UPS)):
+            yield Request(WARM_UP_PROMPT, temperature, _WARM_UP_SEED + number, tokens)

@@ -79,14 +79,13 @@ def test_no_process_outlives_the_command(up: subprocess.Popen[str], number: sign
 def test_it_generates_the_same_text_with_and_without_drafts(up: subprocess.Popen[str]) -> None:
     address = addresses(up)["verifier"]
     with BlockingClient(address) as client:
-        off, *others = (
+        off, waiting, *others = (
             client.complete("def add(", method=method, temperature=0.7, seed=1, max_tokens=48, ignore_eos=True)
             for method in ("off", "speculative", "pearl", "retrieval")
         )
         assert off.summary.num_rounds == 48
-        for result in others:
-            assert result.text == off.text
-            assert result.acceptance_length > 1
+        assert {result.text for result in (waiting, *others)} == {off.text}
+        assert waiting.acceptance_length > 1  # the others do not wait for a drafter that is slower than this target
     shown = subprocess.run(
         [*COMMAND, "generate", "def add(", "--seed", "1", "--temperature", "0.7", "--max-tokens", "48", "--ignore-eos"],
         env={**os.environ, "OUTRIDER_ADDRESS": address},

@@ -47,6 +47,7 @@ async def generate(client: Client, prompt: str, temperature: float, variant: str
         rows=rows or ("chain" if Method(base).has_draft_model else None),
         retrieval=True if retrieval else None,
     )
+    assert not result.summary.degraded
     return result.token_ids
 
 

@@ -169,10 +169,11 @@ def speculation_to_proto(params: SpeculationParams) -> types_pb2.SpeculationPara
     message = types_pb2.SpeculationParams(
         method=METHODS_TO_PROTO[method],
         num_speculative_tokens=params.num_speculative_tokens,
-        min_path_probability=params.min_path_probability,
         rows=cast(types_pb2.Rows, params.rows.value),
         acceptance_rule=cast(types_pb2.AcceptanceRule, params.acceptance_rule.value),
     )
+    if not (method is Method.BEST_FIRST and params.rows is Rows.TREE):
+        message.min_path_probability = params.min_path_probability
     if method.drafts_ahead and not (method is Method.DOUBLE and params.double.serial):
         message.lookahead = params.lookahead
     if params.rows is Rows.TREE and params.max_rows:

@@ -189,7 +189,9 @@ def test_the_suite_measures_a_part_in_small_sizes(tmp_path: Path) -> None:
     for experiment in results["experiments"]:
         assert experiment["failures"] == {}
         for row in experiment["rows"]:
-            assert row["completed"] == 1  # on a busy machine a datastore may answer late, which the report says
+            assert row["completed"] == 1
+            if row["method"] in ("off", "speculative", "pearl", "card", "saguaro", "best-first"):
+                assert not row["degraded"]  # the others ask the datastore, which may answer late on a busy machine
     assert all(claim["measured"] is not None for claim in results["claims"])
     names = {"results.json", "results.md", "methods.png", "noise.png", "peers.png"}
     assert {path.name for path in tmp_path.iterdir()} == names

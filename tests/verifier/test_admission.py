@@ -10,12 +10,13 @@ from outrider.core.params import AcceptanceRule, Method, RetrievalScope, Rows
 from outrider.core.session import SessionSpec
 from outrider.core.speculation import SpeculationParams
 from outrider.models.text import TextCodec
-from outrider.rpc.convert_speculation import METHODS_TO_PROTO
+from outrider.rpc.convert_speculation import METHODS_TO_PROTO, speculation_from_proto, speculation_to_proto
 from outrider.rpc.errors import FailedPrecondition
 from outrider.rpc.limits import SpeculationLimits
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.verifier.__main__ import _limits
 from outrider.verifier.admission import Limits, session_spec
+from outrider.verifier.pilot import params_of, ways_of
 from outrider.verifier.settings import VerifierSettings
 from tests.services import target_model
 
@@ -106,3 +107,13 @@ def test_the_server_s_settings_become_its_limits_and_defaults() -> None:
     said = _limits(VerifierSettings(retrieval_scope="session", default_method="best-first"))
     assert said.speculation.spacelike_scope is RetrievalScope.SESSION, "who says so shares with nobody"
     assert said.defaults.method is Method.BEST_FIRST
+
+
+@pytest.mark.parametrize("min_path_probability", [0.0, 0.2])
+def test_what_auto_opens_a_speculator_with_is_accepted_on_the_wire(min_path_probability: float) -> None:
+    defaults = SpeculationParams(min_path_probability=min_path_probability)
+    spec = admitted(Method.AUTO, defaults=defaults, has_speculator=True)
+    for way in ways_of(spec.speculation):
+        if way.method.has_draft_model:
+            message = speculation_to_proto(params_of(way, spec.speculation))
+            assert speculation_from_proto(message, SpeculationParams(), SpeculationLimits()).method is way.method

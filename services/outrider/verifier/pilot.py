@@ -27,10 +27,10 @@ def ways_of(params: SpeculationParams) -> tuple[Way, ...]:
 
 def opening_params(params: SpeculationParams) -> SpeculationParams:
     """What a speculator is opened with: a method that it knows."""
-    return _params_of(ways_of(params)[0], params) if params.method is Method.AUTO else params
+    return params_of(ways_of(params)[0], params) if params.method is Method.AUTO else params
 
 
-def _params_of(way: Way, params: SpeculationParams) -> SpeculationParams:
+def params_of(way: Way, params: SpeculationParams) -> SpeculationParams:
     """The parameters for going that way. Methods without a draft model pause the speculator."""
     if not way.method.has_draft_model:
         return SpeculationParams(Method.OFF)
@@ -79,7 +79,7 @@ class Pilot:
         is_known = _is_near(told.forward_us, forward_us) and _is_near(told.round_trip_us, round_trip_us)
         if is_known and self._told_way == self.way:
             return None
-        speculation = None if self._told_way == self.way else _params_of(self.way, self._params)
+        speculation = None if self._told_way == self.way else params_of(self.way, self._params)
         self._told, self._told_way = Steering(speculation, forward_us, round_trip_us), self.way
         return self._told
 

@@ -113,7 +113,7 @@ def info(address: options.Address = options.DEFAULT_ADDRESS) -> None:
     model = response.model
     table.add_row("address", address)
     table.add_row("version", response.version)
-    table.add_row("model", model.model_id)
+    table.add_row("model", f"{model.model_id}, {model.dtype}" if model.dtype else model.model_id)
     table.add_row("tokenizer", f"{model.vocab_size} tokens, sha256 {model.tokenizer_hash[:12]}")
     table.add_row("context", f"{model.max_context_len} tokens")
     table.add_row("methods", ", ".join(method_name(method) for method in response.methods))

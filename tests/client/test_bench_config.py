@@ -31,8 +31,8 @@ app.command()(bench)
         (["--max-tokens", "1"], "--max-tokens must be >= 2"),
         (["--repeats", "0"], "--repeats must be >= 1, got '0'"),
         (["--seed", "-1"], "--seed must be in [0, 2**32), got '-1'"),
-        (["--dtype", "int8"], "--dtype must be one of bfloat16, float32, got 'int8'"),
-        (["--draft-dtype", "int8"], "--draft-dtype must be one of bfloat16, float32, got 'int8'"),
+        (["--dtype", "int8"], "--dtype must be one of auto, bfloat16, float32, got 'int8'"),
+        (["--draft-dtype", "int8"], "--draft-dtype must be one of auto, bfloat16, float32, got 'int8'"),
         (["--baselines", "vllm"], "--baselines must be one of hf, bare, got 'vllm'"),
         (["--concurrency", "0"], "--concurrency must be >= 1, a whole number, got '0'"),
         (

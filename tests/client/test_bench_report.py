@@ -29,7 +29,8 @@ def test_markdown_says_that_the_model_is_inflated_before_any_number() -> None:
 
 def test_the_caption_explains_roundings_only_where_they_happen() -> None:
     in_bfloat16 = results(full_run())
-    in_float32 = {**in_bfloat16, "config": {**in_bfloat16["config"], "dtype": "float32"}}
+    target = {**in_bfloat16["environment"]["models"]["target"], "dtype": "float32"}
+    in_float32 = {**in_bfloat16, "environment": {**in_bfloat16["environment"], "models": {"target": target}}}
     assert "In bfloat16" in to_markdown(in_bfloat16)
     assert "In bfloat16" not in to_markdown(in_float32)
 

@@ -51,7 +51,12 @@ def bench(
     ] = _DEFAULTS.target,
     draft: Annotated[str, typer.Option(help="Draft model, likewise.")] = _DEFAULTS.draft,
     dtype: Annotated[
-        str, typer.Option("--dtype", "--target-dtype", help="Type the target computes in: bfloat16 or float32.")
+        str,
+        typer.Option(
+            "--dtype",
+            "--target-dtype",
+            help="What the target computes in: bfloat16, float32 or auto (demo: bfloat16, if the CPU has it).",
+        ),
     ] = _DEFAULTS.dtype,
     draft_dtype: Annotated[str, typer.Option(help="Type the draft model computes in.")] = _DEFAULTS.draft_dtype,
     methods: Annotated[str, typer.Option(help=f"Of {', '.join(METHODS)}; off always takes part.")] = ",".join(

@@ -14,7 +14,7 @@ from outrider_client.bench.prompts import Prompt, PromptError, choose, default_p
 METHODS = (*(method.value for method in Method), "speculative+retrieval", "pearl+retrieval")
 """`+retrieval` sets `SpeculationParams.retrieval`."""
 BASELINES = ("hf", "bare")
-DTYPES = ("bfloat16", "float32")
+DTYPES = ("auto", "bfloat16", "float32")
 DTYPE_ALIASES = {"bf16": "bfloat16", "fp32": "float32"}
 SUITES = ("generation", "datastore", "methods")
 PARTS = ("methods", "saguaro", "card", "double", "spacelike", "rows", "noise", "auto", "peers")
@@ -39,7 +39,7 @@ class BenchConfig:
 
     target: str = "demo/target-100m"
     draft: str = "demo/draft"
-    dtype: str = "bfloat16"
+    dtype: str = "auto"
     draft_dtype: str = "float32"
     methods: tuple[str, ...] = ("off", "speculative", "pearl", "retrieval")
     baselines: tuple[str, ...] = ()

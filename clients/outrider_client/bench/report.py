@@ -29,7 +29,7 @@ def tables_of(results: Mapping[str, Any]) -> list[TextTable]:
     """All tables, in the order in which they are read."""
     rows = results["rows"]
     machine = machine_table(results["machine"])
-    speed = speed_tables(rows, results["config"]["dtype"])
+    speed = speed_tables(rows, _target_dtype(results))
     latency = latency_tables(rows)
     return [*speed, *category_tables(rows), *latency, *round_tables(rows), *([machine] if machine else [])]
 
@@ -60,6 +60,12 @@ def to_markdown(results: Mapping[str, Any], pictures: Sequence[Path] = ()) -> st
             parts.append(table.caption)
     parts.extend(f"![{picture.stem.replace('_', ' ')}]({picture.name})" for picture in pictures)
     return "\n\n".join(parts) + "\n"
+
+
+def _target_dtype(results: Mapping[str, Any]) -> str:
+    """What the target computed in; what was asked for where it never said so."""
+    target = results["environment"]["models"].get("target", {})
+    return str(target.get("dtype") or results["config"]["dtype"] or "")
 
 
 def _where(results: Mapping[str, Any]) -> str:

@@ -67,7 +67,7 @@ def stack_config(config: BenchConfig, rtt_ms: float) -> StackConfig:
 
 def describe_server(info: verifier_pb2.GetInfoResponse) -> dict[str, dict[str, Any]]:
     """The target model as a server tells it, for results about a server whose weights are not at hand."""
-    return {"target": {"model_id": info.model.model_id, "server_version": info.version}}
+    return {"target": {"model_id": info.model.model_id, "dtype": info.model.dtype, "server_version": info.version}}
 
 
 async def _info(stub: verifier_pb2_grpc.VerifierServiceAsyncStub, address: str) -> verifier_pb2.GetInfoResponse:

@@ -39,6 +39,11 @@ class LoadedModel:
     model_id: str
     max_context_len: int
 
+    @property
+    def dtype(self) -> str:
+        """Number format, as in `DTYPES`."""
+        return str(self.runner.dtype).removeprefix("torch.")
+
 
 def load_model(model_id: str, *, dtype: str = "auto", device: str = "cpu", fuse: bool = True) -> LoadedModel:
     """Loads a model into a runner.

@@ -23,6 +23,8 @@ class Model(Protocol):
     def max_context_len(self) -> int: ...
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
 
 
 def model_info(model: Model) -> types_pb2.ModelInfo:
@@ -33,6 +35,7 @@ def model_info(model: Model) -> types_pb2.ModelInfo:
         vocab_size=model.vocab_size,
         max_context_len=model.max_context_len,
         eos_token_ids=model.eos_token_ids,
+        dtype=model.dtype,
     )
 
 

@@ -95,7 +95,7 @@ class Experiment:
     @property
     def draft_dtype(self) -> str:
         """Number format of the draft model."""
-        return "float32" if self.draft in _FLOAT32_DRAFTS else "bfloat16"
+        return "float32" if self.draft in _FLOAT32_DRAFTS else "auto"
 
     @property
     def num_generations(self) -> int:

@@ -140,12 +140,13 @@ def _claims_of(results: Mapping[str, Any], part: str) -> list[Mapping[str, Any]]
 
 def _where(results: Mapping[str, Any]) -> str:
     environment, config = results["environment"], results["config"]
-    cores = config["cores"]
+    cores, target = config["cores"], environment["models"].get("target", {})
     pinning = f"target on core {cores[0]}, all others on core {cores[-1]}, one thread each" if cores else "not pinned"
     lines = [
         f"{environment['cpu']}, {environment['num_cores']} cores, {environment['memory_gib']} GiB; {pinning}",
         ", ".join(f"{name} {number}" for name, number in environment["versions"].items() if number),
-        f"target {config['target']} in bfloat16; seed {config['seed']}; {results['duration_s'] / 60:.1f} minutes",
+        f"target {config['target']}, {target.get('dtype', 'dtype unknown')}",
+        f"seed {config['seed']}; {results['duration_s'] / 60:.1f} minutes",
     ]
     return "\n".join(f"* {line}" for line in lines)
 

@@ -31,7 +31,7 @@ from outrider_client.bench.methods.replay import to_json as replay_to_json
 from outrider_client.bench.methods.report import print_report, write_report
 from outrider_client.bench.methods.running import run_experiment
 from outrider_client.bench.samples import Block
-from outrider_client.bench.servers import StackError, running_stack
+from outrider_client.bench.servers import StackError, describe_server, running_stack
 from outrider_client.bench.workers import Worker, WorkerError
 from outrider_client.child import ChildFailed
 from outrider_client.errors import OutriderError
@@ -173,6 +173,7 @@ class MethodsSuite:
         self._loaded = 0.0
         config = experiments[0].config(self.config.seed, self.config.cores)
         async with running_stack(config, 0.0) as (driver, info):
+            self._models = describe_server(info) | self._models
             for experiment in experiments:
                 say(f"{experiment.name}: {experiment.num_generations} generations, {seconds_of(experiment):.0f} s")
                 await self._attempt(experiment.title, partial(self._run_experiment, experiment, driver, info))

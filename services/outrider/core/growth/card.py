@@ -10,7 +10,8 @@ what the target has contradicted, and `committed` here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from heapq import nlargest
 
 from outrider.core.growth.policy import Candidate, Child, Expansion, all_children
@@ -19,6 +20,8 @@ from outrider.core.tree import DraftTree, Node, NodeState
 
 OPEN_PROBABILITY = 0.25
 """The target may wait for more of a chain that breaks off at a path at least so probable."""
+MIN_REFILL = 0.01
+"""A candidate whose path is less probable does not come back into a layer."""
 
 
 class CardGrowth:
@@ -28,6 +31,11 @@ class CardGrowth:
     nothing of that did, the beam has diverged: the deepest layer with survivors has been expanded already. Then the
     next layer is made of what was found there, the secondary cache, and costs no forward (`known_children`). Where
     nothing survived at all, the root is the layer.
+
+    **Free places.** A layer was made when much more could be said than what the target said then: of its K candidates
+    few stand above the new root, and what would have stood beside them was cut. So after a commit the places that have
+    become free are given to the most probable candidates of the secondary cache. They cost no forward, and go through
+    one of their own before the beam goes deeper, all layers at once; their children have the next layers' free places.
 
     **Without correction** (`CardParams.correction`, the ablation of section 3.3: the target queries, the draft model is
     not told where to go) a commit still drops what it contradicts, because nothing else can be queried; but the beam
@@ -61,11 +69,18 @@ class CardGrowth:
         self._last_position = 0
         """Position of the last layer."""
         self._secondary: dict[Node, Sequence[Candidate]] = {}
+        self._refilled: list[Node] = []
+        """Not expanded, in layers that the beam has passed."""
+        self._cut: list[Child] = []
+        """What will be refilled with."""
         self._is_awaited = True
 
     def next_expansion(self, tree: DraftTree) -> Expansion | None:
-        """The last layer, until it is `lookahead` deep."""
+        """What came back into earlier layers, unless the target may be waiting; then the last layer, until it is
+        `lookahead` deep."""
         self._take_in(tree)
+        if self._refilled and not self._is_awaited:
+            return Expansion(tuple(self._refilled[: self._beam_width]), self._num_children)
         # A root of which nothing is known goes through a forward again.
         layer = [tree.root] if self._diverged == [tree.root] else self._layer
         if not layer or layer[0].position - tree.root.position >= self._lookahead:
@@ -75,17 +90,26 @@ class CardGrowth:
     def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
         """The K best of all candidates, by the probability of their path (eqs. 5 to 9)."""
         self._secondary.update(zip(expansion.nodes, found, strict=True))
+        if expansion.nodes[0] in self._refilled:
+            expanded = set(expansion.nodes)
+            self._refilled = [node for node in self._refilled if node not in expanded]
+            self._cut = self._best_cut(tree, expansion.nodes, self._last_position)
+            return self._cut
         return self._choose(all_children(expansion, found))
 
     def known_children(self, tree: DraftTree) -> list[Child]:
-        """Where the beam has diverged, the K best of the secondary cache."""
+        """Where the beam has diverged, the K best of the secondary cache; and what comes back into layers."""
         kept = [Child(node, candidate) for node in self._diverged for candidate in self._secondary.get(node, ())]
-        return self._choose(kept) if kept else []
+        chosen = self._choose(kept) if kept else []
+        if self._is_corrected:
+            self._cut = self._best_cut(tree, self._secondary, self._last_position - bool(chosen))
+        return chosen + self._cut
 
     def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
         """Correction: the beam goes on where the target did. See the class for what happens without."""
         self._take_in(tree)
         root = tree.root
+        self._refilled = [node for node in self._refilled if _is_open(node, tree)]
         survivors = [node for node in self._layer or () if _is_open(node, tree)]
         if not self._is_corrected:
             is_used_up = root.position >= self._last_position
@@ -117,14 +141,39 @@ class CardGrowth:
             self._last_position = self._chosen[0].parent.position + 1
         return self._chosen
 
+    def _best_cut(self, tree: DraftTree, parents: Iterable[Node], last_position: int) -> list[Child]:
+        """What was found below these nodes and is not in the tree: for each layer down to `last_position`, the best, as
+        many as it has room for."""
+        least = tree.root.path_logprob + math.log(MIN_REFILL)
+        cut: dict[int, list[Child]] = {}
+        for node in parents:
+            position = node.position + 1
+            if node.path_logprob < least or position > last_position:
+                continue
+            for candidate in self._secondary.get(node, ()):
+                if candidate.token_id not in node.children and node.path_logprob + candidate.logprob >= least:
+                    cut.setdefault(position, []).append(Child(node, candidate))
+        if not cut:
+            return []
+        sizes = Counter(node.position for node in tree.live_nodes())
+        best: list[Child] = []
+        for position, children in cut.items():
+            best += nlargest(self._beam_width - sizes[position], children, key=_path_logprob)
+        return best
+
     def _take_in(self, tree: DraftTree) -> None:
-        """Finds the nodes of the layer that was added last."""
+        """Finds the nodes that were added last."""
         if self._layer is None:
             self._find_layer(tree)
         if self._chosen:
-            found = [parent.children.get(candidate.token_id) for parent, candidate in self._chosen]
-            self._layer = [node for node in found if node is not None]
+            self._layer = _nodes_of(self._chosen)
             self._chosen = []
+        if self._cut:
+            for node in _nodes_of(self._cut):
+                # Those of the last layer are expanded with it.
+                (self._layer if self._layer and node.position == self._last_position else self._refilled).append(node)
+            self._refilled.sort(key=lambda node: -node.path_logprob)
+            self._cut = []
 
     def _find_layer(self, tree: DraftTree) -> None:
         """Where the beam goes on in a tree that anybody may have grown."""
@@ -134,6 +183,7 @@ class CardGrowth:
         self._last_position = layer[0].position
         unexpanded = [node for node in layer if _is_open(node, tree)]
         self._layer = nlargest(self._beam_width, unexpanded, key=lambda node: node.path_logprob)
+        self._refilled = [node for node in self._refilled if node.position != self._last_position]
         self._diverged = [] if self._layer else layer
 
     def _chain_is_open(self, tree: DraftTree, min_path_logprob: float) -> bool:
@@ -147,6 +197,12 @@ class CardGrowth:
 def _is_open(node: Node, tree: DraftTree) -> bool:
     """Whether a node of the tree waits for its forward."""
     return not node.is_expanded and (node.state is NodeState.LIVE or node is tree.root)
+
+
+def _nodes_of(children: Iterable[Child]) -> list[Node]:
+    """What they have become; nothing where the tree was full."""
+    found = (parent.children.get(candidate.token_id) for parent, candidate in children)
+    return [node for node in found if node is not None]
 
 
 def _path_logprob(child: Child) -> float:

@@ -12,6 +12,7 @@ from outrider.core.growth.policy import Candidate, Expansion
 from outrider.core.params import Method, Source
 from outrider.core.speculation import BestFirstParams, SpeculationParams
 from outrider.core.tree import DraftTree, Node, NodeState
+from tests.core.growth.toy_speculator import ToySpeculator, path_of, toy_model
 
 VOCAB_SIZE = 97
 
@@ -176,3 +177,22 @@ def test_what_another_policy_has_grown_goes_on() -> None:
     expansion = fresh.next_expansion(tree)
     assert expansion is not None
     assert tree.root not in expansion.nodes
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 30)), min_size=1, max_size=6), st.floats(1.0, 3.0))
+@settings(max_examples=60)
+def test_what_a_commit_makes_probable_is_in_the_tree_without_a_forward_and_is_expanded_once(
+    steps: list[tuple[int, int]], sharpness: float
+) -> None:
+    session = ToySpeculator(policy(), lambda context, count: toy_model(sharpness)(context[-3:], count))
+    for most, which in steps:
+        session.grow(most)
+        nodes = list(session.tree.live_nodes())
+        session.commit(path_of(session.tree, nodes[which % len(nodes)]) if nodes else [which])
+        least = session.tree.root.path_logprob + math.log(MIN_CHILD)
+        for node in (session.tree.root, *session.tree.live_nodes()):
+            # Of what its forward has found, everything that is probable enough.
+            if node.is_expanded:
+                probable = {c.token_id for c in session.candidates(node, 4) if node.path_logprob + c.logprob >= least}
+                assert probable <= set(node.children)
+    session.grow()  # `ToySpeculator` looks at every node of every forward

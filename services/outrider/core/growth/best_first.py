@@ -21,10 +21,10 @@ from outrider.core.speculation import SpeculationParams
 from outrider.core.statistics import RunningMean
 from outrider.core.tree import DraftTree, Node, NodeState
 
-MIN_EXPANDED = 0.02
+MIN_EXPANDED = 0.01
 """A node whose path is less probable is not expanded before a commit makes it more probable."""
 MIN_CHILD = 0.001
-"""A candidate whose path is less probable does not become a node."""
+"""A candidate whose path is less probable does not become a node before a commit makes it more probable."""
 READY = 0.3
 """Once all more probable paths have ended, the target has what it would verify: it is told at once."""
 FIRST_CHAIN = 16
@@ -49,16 +49,28 @@ class BestFirstGrowth:
         self._ranks = count()
         self._next: list[Node] = []
         self._too_deep: list[Node] = []
-        self._grown: tuple[Node, ...] = ()
+        self._grown: list[Child] = []
+        """What is becoming nodes, and is not in the frontier yet."""
+        self._spares: dict[Node, list[Candidate]] = {}
+        """What was found below a node and was too improbable, best first."""
         self._is_new = True
         self._is_awaited = True
+        self._num_found = 0
+        """Nodes that forwards have found since the last commit."""
         self._stale_tokens = 0.0
         self._best_logprob = RunningMean(0.05)
         """Of the best child of an expanded node."""
 
     def known_children(self, tree: DraftTree) -> list[Child]:
-        """None: everything that was found and wanted is in the tree already."""
-        return []
+        """What was too improbable before the commit and is not now."""
+        chosen = []
+        for node, candidates in list(self._spares.items()):
+            if node is not tree.root and node.state is not NodeState.LIVE:
+                del self._spares[node]
+                continue
+            chosen += self._choose(tree, node, candidates)
+        self._grown += chosen
+        return chosen
 
     def foresee(self, stale_tokens: float) -> None:
         """How many tokens the target will be further when what is drafted now has arrived."""
@@ -71,37 +83,33 @@ class BestFirstGrowth:
             self._is_new = False
             for node in tree.live_nodes():
                 self._push(tree, node)
-        for node in self._grown:
-            for child in node.children.values():
-                self._push(tree, child)
-        self._grown = ()
+        for node in _nodes_of(self._grown):
+            self._push(tree, node)
+        self._grown = []
         if not self._next:
             self._take(tree)
         return Expansion(tuple(self._next), self._num_children) if self._next else None
 
     def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
         """Every candidate that is probable enough, and the best one in any case."""
-        self._next, self._grown = [], expansion.nodes
-        least = tree.root.path_logprob + math.log(MIN_CHILD)
-        chosen = []
+        self._next, chosen = [], []
         for node, candidates in zip(expansion.nodes, found, strict=True):
             if candidates:
                 self._best_logprob.add(candidates[0].logprob)
-            for index, candidate in enumerate(candidates[: self._num_children]):
-                if index == 0 or node.path_logprob + candidate.logprob >= least:
-                    chosen.append(Child(node, candidate))
+                chosen.append(Child(node, candidates[0]))
+                chosen += self._choose(tree, node, candidates[1 : self._num_children])
+        self._num_found += len(chosen)
+        self._grown = chosen
         return chosen
 
     def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
         """What was about to be expanded is compared anew; the target may be waiting."""
-        self._is_awaited = True
-        open_nodes = [*self._next, *self._too_deep, *(entry[-1] for entry in self._frontier)]
-        grown = [child for node in self._grown for child in node.children.values()]
-        self._next, self._too_deep, self._grown, self._frontier = [], [], (), []
-        if num_known == num_tokens:
-            for node in (*open_nodes, *grown):
-                if node.state is NodeState.LIVE:
-                    self._push(tree, node)
+        self._is_awaited, self._num_found = True, 0
+        open_nodes = [*self._next, *self._too_deep, *(entry[-1] for entry in self._frontier), *_nodes_of(self._grown)]
+        self._next, self._too_deep, self._grown, self._frontier = [], [], [], []
+        for node in open_nodes:
+            if node.state is NodeState.LIVE:
+                self._push(tree, node)
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
         """The first one after a commit when it holds what the target would verify: a whole chain, or all that is
@@ -115,8 +123,17 @@ class BestFirstGrowth:
             if node.path_logprob - root.path_logprob >= math.log(READY)
             and node.position - root.position < self._chain_len
         ]
-        self._is_awaited = bool(missing) and num_unsent < self._chain_len
+        self._is_awaited = bool(missing) and self._num_found < self._chain_len
         return not self._is_awaited
+
+    def _choose(self, tree: DraftTree, node: Node, candidates: Sequence[Candidate]) -> list[Child]:
+        """Those that are probable enough now; the others are spare."""
+        least = tree.root.path_logprob + math.log(MIN_CHILD) - node.path_logprob
+        count = next((i for i, candidate in enumerate(candidates) if candidate.logprob < least), len(candidates))
+        self._spares[node] = list(candidates[count:])
+        if count == len(candidates):
+            del self._spares[node]
+        return [Child(node, candidate) for candidate in candidates[:count]]
 
     def _take(self, tree: DraftTree) -> None:
         root = tree.root
@@ -139,3 +156,9 @@ class BestFirstGrowth:
         missing = max(0.0, self._stale_tokens - (node.position - tree.root.position))
         worth = node.path_logprob + missing * self._best_logprob.get(-0.3)
         heapq.heappush(self._frontier, (-worth, next(self._ranks), node))
+
+
+def _nodes_of(children: Sequence[Child]) -> list[Node]:
+    """What they have become; nothing where the tree was full."""
+    found = (parent.children.get(candidate.token_id) for parent, candidate in children)
+    return [node for node in found if node is not None]

@@ -26,6 +26,8 @@ from outrider_client.bench.methods.plan import DRAFT_C2_5
 from outrider_client.bench.methods.replay import NEAR, NEW
 
 Experiments = Mapping[str, Mapping[str, Any]]
+_FAN_OUT_COLOURS = (BLUE, GREY, GREEN, ORANGE, "#8cc5a2", "#f2bf8c")
+"""Pairs of shapes: with shared noise, and paler without."""
 
 
 def draw_saguaro(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
@@ -41,7 +43,7 @@ def draw_saguaro(experiments: Experiments, _: Mapping[str, Any]) -> Figure | Non
         label.removeprefix("saguaro "): [rows[label]["hit_rate"] if label in rows else None for rows in by_temperature]
         for label in labels
     }
-    draw_groups(bars, [f"T = {t:g}" for t in temperatures], rates, dict(zip(rates, (BLUE, ORANGE, GREY), strict=False)))
+    draw_groups(bars, [f"T = {t:g}" for t in temperatures], rates, dict(zip(rates, _FAN_OUT_COLOURS, strict=False)))
     bars.set_ylabel("hit rate")
     bars.set_title("Fan-out, at the same budget")
     rows = rows_by_label(experiments["saguaro-bias"], 1.0) if "saguaro-bias" in experiments else {}
@@ -75,7 +77,7 @@ def draw_card(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
     )
     bars.set_ylabel("tokens a second")
     bars.set_title("Cache and correction")
-    rows = rows_by_label(experiments["card-width"], 0.7)
+    rows = rows_by_label(experiments["card-width"], 0.0)
     hits = points_of(rows, "card K = ", "hit_rate")
     if hits:
         left = draw_line(curve, hits, "hit rate", BLUE)
@@ -85,7 +87,7 @@ def draw_card(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
         two_axes(curve, left, right_axes, right)
     curve.set_xlabel("K: candidates of a layer")
     curve.set_ylabel("hit rate")
-    curve.set_title("Width of the beam, T = 0.7")
+    curve.set_title("Width of the beam, T = 0")
     return figure
 
 
@@ -107,20 +109,20 @@ def draw_double(experiments: Experiments, results: Mapping[str, Any]) -> Figure 
         bars.legend(frameon=False, fontsize=8)
     bars.set_ylabel("speed-up over off")
     bars.set_title("Double, and double without one of its parts, T = 0")
-    shares = {name: one["prior_share"] for name, one in experiments.items() if name.startswith("double-prior-")}
-    lengths = [
-        (100 * share, rows_by_label(experiments[name], 0.0)["double"]["mean_acceptance_length"])
-        for name, share in shares.items()
-        if "double" in rows_by_label(experiments[name], 0.0)
+    sizes = [(0.0, rows, "double no prior"), (100.0, rows, "double")]
+    for name, one in experiments.items():
+        if name.startswith("double-prior-"):
+            sizes.append((100 * one["prior_share"], rows_by_label(one, 0.0), "double"))
+    speeds = [
+        (share, those[label]["output_throughput"] / those["pearl"]["output_throughput"])
+        for share, those, label in sizes
+        if label in those and "pearl" in those
     ]
-    for share, label in ((0.0, "double no prior"), (100.0, "double")):
-        if label in rows:
-            lengths.append((share, rows[label]["mean_acceptance_length"]))
-    if lengths:
-        draw_line(curve, sorted(lengths), "double", BLUE)
+    if speeds:
+        draw_line(curve, sorted(speeds), "double", BLUE)
     finish(curve)
     curve.set_xlabel("% of the prior")
-    curve.set_ylabel("tokens per forward of the target")
+    curve.set_ylabel("tokens a second by those of pearl")
     curve.set_title("Size of the prior")
     return figure
 

@@ -29,8 +29,6 @@ WHOLE_CHAINS: dict[str, Any] = {"num_speculative_tokens": CHAIN_LEN, "min_path_p
 """A chain that ends where it gets improbable would be judged by its good tokens only."""
 RATIO: dict[str, Any] = {"acceptance_rule": "ACCEPTANCE_RULE_RATIO"}
 TIERS = ("PRIOR", "DYNAMIC", "SHARED", "REJECTED", "RING")
-COLD: dict[str, Any] = {"retrieval_params": {"scope": "RETRIEVAL_SCOPE_TENANT", "contribute": False}}
-"""Reads what others have left, and leaves nothing: a repeat does not find what the one before it said."""
 SHARING: dict[str, Any] = {"retrieval_params": {"scope": "RETRIEVAL_SCOPE_TENANT", "contribute": True}}
 FIXED_METHODS = ("pearl", "best-first", "retrieval")
 """What auto is compared with away from the table of methods."""
@@ -38,14 +36,25 @@ FIXED_METHODS = ("pearl", "best-first", "retrieval")
 QUERY_ONLY = "query only"
 CHAIN = "chain"
 NO_NOISE, GEOMETRIC, UNIFORM = "no shared noise", "geometric", "uniform"
+AS_IN_THE_PAPER = "of the paper"
 SHARED_NOISE, GREEDY_DRAFT, RATIO_RULE = "shared noise", "greedy draft", "ratio rule"
+
+
+def without(*tiers: str) -> dict[str, Any]:
+    """The parameters of double that leave tiers out."""
+    return {"tiers": [f"SOURCE_{tier}" for tier in TIERS if tier not in tiers]}
+
+
 ABLATIONS: dict[str, dict[str, Any]] = {
     "no draft retrieval": {"draft_retrieval": False},
     "no target retrieval": {"target_retrieval": False},
-    "no prior": {"tiers": [f"SOURCE_{tier}" for tier in TIERS if tier != "PRIOR"]},
-    "no rejected tier": {"tiers": [f"SOURCE_{tier}" for tier in TIERS if tier != "REJECTED"]},
+    "no prior": without("PRIOR"),
+    "no rejected tier": without("REJECTED"),
+    "no dynamic tier": without("DYNAMIC"),
+    "no dynamic, no rejected": without("DYNAMIC", "REJECTED"),
 }
-"""Double without one of its parts each."""
+"""Double without some of its parts. What was refused and what the target said instead is in the session's own text too,
+the dynamic tier: so the rejected tier is also judged where that one is missing."""
 
 
 def contender(method: str, setting: str = "", **fields: Any) -> Contender:
@@ -62,12 +71,11 @@ ALL_METHODS = (
     contender("saguaro"),
     contender("double"),
     contender("retrieval"),
-    contender("spacelike", **COLD),
     contender("best-first", CHAIN, rows="ROWS_CHAIN"),
     contender("best-first", rows="ROWS_TREE"),
     contender("auto"),
 )
-"""Of the table of methods."""
+"""Of the table of methods. spacelike, which has nothing to say in a new service, has a part of its own."""
 
 
 def experiments_of(parts: Iterable[str], sizes: Sizes, repeats: int) -> list[Experiment]:
@@ -77,16 +85,16 @@ def experiments_of(parts: Iterable[str], sizes: Sizes, repeats: int) -> list[Exp
     return sorted(found, key=lambda experiment: drafts.index(experiment.draft))
 
 
-def _code(sizes: Sizes) -> tuple[Prompt, ...]:
-    return tuple(choose(default_prompts(), [CODE], sizes.num_prompts))
+def _code(num_prompts: int) -> tuple[Prompt, ...]:
+    return tuple(choose(default_prompts(), [CODE], num_prompts))
 
 
 def _methods(sizes: Sizes, repeats: int) -> list[Experiment]:
     note = (
-        "No prior and nothing in the ring: double and retrieval have the session's own text, spacelike has nothing. "
+        "No prior and nothing in the ring: double and retrieval have the session's own text. "
         "best-first verifies sub-trees, and one chain where it says so."
     )
-    prompts = _code(sizes)
+    prompts = _code(sizes.method_prompts)
     title = "All methods"
     return [
         Experiment(
@@ -96,12 +104,24 @@ def _methods(sizes: Sizes, repeats: int) -> list[Experiment]:
 
 
 def _saguaro(sizes: Sizes, repeats: int) -> list[Experiment]:
-    prompts, tokens = _code(sizes), sizes.ablation_tokens
+    prompts, tokens = _code(sizes.num_prompts), sizes.ablation_tokens
     budget = {"budget": BUDGET}
+    shapes = {
+        shape: {**WHOLE_CHAINS, "saguaro": {"fan_out": f"FAN_OUT_{shape.upper()}", **budget}}
+        for shape in (GEOMETRIC, UNIFORM)
+    }
     fan_outs = (
-        contender("saguaro", GEOMETRIC, saguaro={"fan_out": "FAN_OUT_GEOMETRIC", **budget}),
-        contender("saguaro", UNIFORM, saguaro={"fan_out": "FAN_OUT_UNIFORM", **budget}),
-        contender("saguaro", NO_NOISE, shared_noise=False, saguaro={"fan_out": "FAN_OUT_GEOMETRIC", **budget}),
+        contender("saguaro"),
+        contender("saguaro", NO_NOISE, shared_noise=False),
+        *(contender("saguaro", shape, **fields) for shape, fields in shapes.items()),
+        *(
+            contender("saguaro", f"{shape} {AS_IN_THE_PAPER}", shared_noise=False, **fields)
+            for shape, fields in shapes.items()
+        ),
+    )
+    note = (
+        f"geometric and uniform: chains of {CHAIN_LEN} tokens, however improbable, as in the paper, whose draft model "
+        "does not share the target's noise; the others are as always."
     )
     biases = tuple(
         contender("saguaro", f"C = {bias:g}", **RATIO, saguaro={"bias": bias, **budget}) for bias in sizes.biases
@@ -118,6 +138,7 @@ def _saguaro(sizes: Sizes, repeats: int) -> list[Experiment]:
             prompts,
             tokens,
             repeats,
+            note=note,
         ),
         Experiment(
             "saguaro-bias",
@@ -144,18 +165,18 @@ def _saguaro(sizes: Sizes, repeats: int) -> list[Experiment]:
 
 
 def _card(sizes: Sizes, repeats: int) -> list[Experiment]:
-    prompts, tokens = _code(sizes), sizes.ablation_tokens
+    prompts, tokens = _code(sizes.num_prompts), sizes.ablation_tokens
     correction = (PLAIN, contender("card", QUERY_ONLY, card={"correction": False}), contender("card"))
     widths = tuple(contender("card", f"K = {width}", card={"beam_width": width}) for width in sizes.beam_widths)
     title = "Cache and correction"
     return [
         Experiment("card", "card", title, correction, (0.0, 0.7), prompts, tokens, repeats),
-        Experiment("card-width", "card", "Width of the beam", widths, (0.7,), prompts, tokens, repeats),
+        Experiment("card-width", "card", "Width of the beam", widths, (0.0,), prompts, sizes.max_tokens, repeats),
     ]
 
 
 def _double(sizes: Sizes, repeats: int) -> list[Experiment]:
-    prompts, tokens = _code(sizes), sizes.double_tokens
+    prompts, tokens = _code(sizes.num_prompts), sizes.double_tokens
     ablations = tuple(contender("double", name, double=switches) for name, switches in ABLATIONS.items())
     everyone = (PLAIN, contender("pearl"), contender("double"), *ablations)
     sampled = (PLAIN, contender("pearl"), contender("double"))
@@ -165,12 +186,11 @@ def _double(sizes: Sizes, repeats: int) -> list[Experiment]:
             f"double-prior-{number}",
             "double",
             f"{share:.0%} of the prior",
-            (contender("double"),),
+            (contender("pearl"), contender("double")),
             (0.0,),
             prompts,
             tokens,
-            # Greedy text is the same in every repeat, and so is what is found; only that is compared.
-            repeats=1,
+            repeats,
             draft=DRAFT_C2_5,
             prior_share=share,
         )
@@ -213,7 +233,9 @@ def _rows(sizes: Sizes, repeats: int) -> list[Experiment]:
     trees = (contender("best-first", f"rows = {count}", rows="ROWS_TREE", max_rows=count) for count in sizes.max_rows)
     everyone = (contender("best-first", CHAIN, rows="ROWS_CHAIN"), *trees)
     title = "Rows of a target forward"
-    return [Experiment("rows", "rows", title, everyone, (1.0,), _code(sizes), sizes.ablation_tokens, repeats)]
+    return [
+        Experiment("rows", "rows", title, everyone, (1.0,), _code(sizes.num_prompts), sizes.ablation_tokens, repeats)
+    ]
 
 
 def _noise(sizes: Sizes, repeats: int) -> list[Experiment]:
@@ -223,11 +245,13 @@ def _noise(sizes: Sizes, repeats: int) -> list[Experiment]:
         contender("speculative", RATIO_RULE, **RATIO, **WHOLE_CHAINS),
     )
     title = f"The same draft model, chains of {CHAIN_LEN} tokens"
-    return [Experiment("noise", "noise", title, everyone, (1.0,), _code(sizes), sizes.ablation_tokens, repeats)]
+    return [
+        Experiment("noise", "noise", title, everyone, (1.0,), _code(sizes.num_prompts), sizes.ablation_tokens, repeats)
+    ]
 
 
 def _auto(sizes: Sizes, repeats: int) -> list[Experiment]:
-    tokens, code = sizes.auto_tokens, _code(sizes)
+    tokens, code = sizes.auto_tokens, _code(sizes.num_prompts)
     # One of each: the table of methods has the code.
     others = tuple(choose(default_prompts(), OTHER_CATEGORIES, len(OTHER_CATEGORIES)))
     fixed = (PLAIN, *map(contender, FIXED_METHODS), contender("auto"))

@@ -22,20 +22,22 @@ _FLOAT32_DRAFTS = (DRAFT, DRAFT_UNTRAINED)
 class Sizes:
     """How much of everything."""
 
-    num_prompts: int = 2
-    """Of each experiment, or of each of its categories."""
-    max_tokens: int = 128
+    method_prompts: int = 3
     """Of the table of methods."""
+    max_tokens: int = 104
+    """Of it, and of the sweep of card's beam: greedy chains are long."""
+    num_prompts: int = 2
+    """Of each of the other experiments, or of each of its categories."""
     ablation_tokens: int = 48
-    double_tokens: int = 72
+    double_tokens: int = 64
     """Of double: what it finds depends on how far the text has come."""
-    auto_tokens: int = 48
+    auto_tokens: int = 40
     """Of auto, away from the table of methods."""
-    beam_widths: tuple[int, ...] = (5, 25, 50, 100, 200)
+    beam_widths: tuple[int, ...] = (5, 16, 50, 100, 200)
     biases: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25, 0.0)
     max_rows: tuple[int, ...] = (4, 8, 16, 24, 32)
     prior_prompts: int = 80
-    prior_tokens: int = 80
+    prior_tokens: int = 64
     """Of each continuation of them."""
     prior_shares: tuple[float, ...] = (1 / 16, 1 / 4)
     """Beside the whole."""
@@ -43,13 +45,14 @@ class Sizes:
     replay_tokens: int = 20
     replay_cold: int = 20
     """Requests at the beginning that count as a cold start; `off` takes all of them too."""
-    replay_off_every: int = 14
+    replay_off_every: int = 20
     """Afterwards it takes one in so many."""
 
 
 QUICK = Sizes(
-    num_prompts=1,
+    method_prompts=1,
     max_tokens=24,
+    num_prompts=1,
     ablation_tokens=16,
     double_tokens=24,
     auto_tokens=16,

@@ -42,6 +42,18 @@ def test_the_draft_model_s_chain_is_verified_as_it_is() -> None:
     assert len(select(session, session.next_chain(), Rows.CHAIN, Pace(DEAR_ROWS))) == 8
 
 
+@pytest.mark.parametrize(("probability", "length"), [(0.99, 8), (0.3, 4)])
+def test_what_was_retrieved_behind_the_draft_model_s_chain_is_verified_as_far_as_it_pays(
+    probability: float, length: int
+) -> None:
+    session = Session(spec_of(Method.DOUBLE))
+    session.tree.add_path(3, range(10, 14), math.log(0.9), Source.DRAFT)
+    session.tree.add_path(3, range(10, 18), math.log(probability), Source.PRIOR)
+    pace = Pace(DEAR_ROWS)
+    pace.overhead_ms.add(0.0)
+    assert len(select(session, session.next_chain(), Rows.CHAIN, pace)) == length
+
+
 def job_of(spec: SessionSpec) -> Job:
     cache = SimpleNamespace(length=len(spec.prompt_token_ids) - 1)
     return Job(spec, cast(Any, None), cast(Any, cache), Pace(ForwardTimes({1: 10.0})), None, 0.0)

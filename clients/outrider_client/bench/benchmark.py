@@ -14,12 +14,11 @@ from outrider_client.bench.machine import DRAFT_ROWS, TARGET_ROWS, Machine
 from outrider_client.bench.samples import Block, Sample
 from outrider_client.bench.servers import describe_server, running_stack
 from outrider_client.bench.statistics import rows_of
+from outrider_client.bench.suites import Say
 from outrider_client.bench.workers import Worker
 from outrider_client.bench.workload import num_generations, run_turn, schedule, warm_up
 
 _MODULES = {"hf": "outrider.models.hf_baseline", "bare": "outrider.models.bare_baseline"}
-
-Say = Callable[[str], None]
 
 
 class Benchmark:

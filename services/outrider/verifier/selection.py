@@ -16,12 +16,13 @@ MIN_OPEN_PROBABILITY = 0.25
 
 def select(session: Session, chain: list[Node], rows: Rows, pace: Pace) -> list[Node]:
     """The chain; or, where rows may branch, the best sub-tree: of as many nodes as were asked for, otherwise of as many
-    as pay. A chain that was retrieved is verified as far as it pays, which may be nowhere: a short match is a weak
-    guess."""
+    as pay. What was retrieved, a chain or what stands behind a drafted one, is verified as far as it pays, which may be
+    nowhere: a short match is a weak guess."""
     if rows is Rows.CHAIN or session.max_chain_len < 1:
-        is_retrieved = bool(chain) and chain[0].source is not Source.DRAFT
-        is_cut = is_retrieved and not session.spec.speculation.is_ratio  # samples may stand behind it
-        return chain[: _num_worth(session, chain, pace)] if is_cut else chain
+        num_drafted = next((i for i, node in enumerate(chain) if node.source is not Source.DRAFT), len(chain))
+        if num_drafted == len(chain) or session.spec.speculation.is_ratio:  # samples may stand behind it
+            return chain
+        return chain[: max(num_drafted, _num_worth(session, chain, pace))]
     num_asked = session.spec.speculation.max_rows
     nodes = session.next_subtree(num_asked or pace.max_num_rows)
     return nodes if num_asked else nodes[: max(1, _num_worth(session, nodes, pace))]

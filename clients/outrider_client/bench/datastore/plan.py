@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from outrider_client.bench.config import DatastoreConfig
+from outrider_client.bench.suites import Say
 
 CONTEXT_LEN = 16
 """Tokens of a context: more than any match needs."""
@@ -14,8 +14,6 @@ CONTINUATION_LEN = 10
 """Tokens asked for."""
 BATCH_LEN = 64
 """Contexts in a batch, and tokens in a record."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

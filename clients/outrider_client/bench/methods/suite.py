@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 from rich.console import Console
 
 from outrider.v1 import verifier_pb2
@@ -31,28 +28,9 @@ from outrider_client.bench.methods.replay import to_json as replay_to_json
 from outrider_client.bench.methods.report import print_report, write_report
 from outrider_client.bench.methods.running import run_experiment
 from outrider_client.bench.samples import Block
-from outrider_client.bench.servers import StackError, describe_server, running_stack
-from outrider_client.bench.workers import Worker, WorkerError
-from outrider_client.child import ChildFailed
-from outrider_client.errors import OutriderError
-from outrider_client.failures import FAILED, INTERRUPTED
-from outrider_client.local_redis import RedisFailed, RedisNotFound
-from outrider_client.stack import termination_as_exit
-
-Say = Callable[[str], None]
-
-FAILURES = (
-    ChildFailed,
-    GenerationFailed,
-    OutriderError,
-    RedisFailed,
-    RedisNotFound,
-    StackError,
-    TimeoutError,
-    WorkerError,
-    grpc.aio.AioRpcError,
-)
-"""What can go wrong with something that is measured. One experiment that fails does not take the others with it."""
+from outrider_client.bench.servers import describe_server, running_stack
+from outrider_client.bench.suites import Say, attempt, run_suite
+from outrider_client.bench.workers import Worker
 
 _FORWARD_WORKER = "outrider.models.bare_baseline"
 _COMPARED_DRAFTS = (DRAFT_C5, DRAFT_C2_5)
@@ -212,50 +190,10 @@ class MethodsSuite:
         self._speed_ratios[experiment.draft] = times["target_forward_ms"]["1"] / times["draft_forward_ms"]["1"]
 
     async def _attempt(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Does something that may fail without taking the rest with it."""
-        try:
-            await work()
-        except FAILURES as error:
-            self.failures[what] = _reason_of(error)
-        except BaseExceptionGroup as group:
-            _, others = group.split(FAILURES)
-            if others is not None:
-                raise
-            self.failures[what] = _reason_of(group.exceptions[0])
+        await attempt(what, work, self.failures)
 
 
 def run_and_report(config: MethodsConfig, out: Path | None, console: Console) -> int:
-    """Runs, then prints and writes. Ctrl-C ends the run, not the report of what has been measured. Returns the exit
-    status: missed claims are results, what could not be measured is a failure."""
-    suite = MethodsSuite(config)
-    interrupted = False
-    mistake: Exception | None = None
-    if config.cores:
-        # Children inherit this; the verifier and the workers then move to the core of their own.
-        os.sched_setaffinity(0, {config.cores[-1]})
-
-    def say(text: str) -> None:
-        print(f"{time.perf_counter() - began:5.0f} s  {text}", file=sys.stderr, flush=True)
-
-    began = time.perf_counter()
-    try:
-        with termination_as_exit():
-            asyncio.run(suite.run(say))
-    except (KeyboardInterrupt, SystemExit):
-        interrupted = True
-    except Exception as error:
-        mistake = error  # in this program: its traceback comes after what has been measured
-    results = suite.results()
-    paths = write_report(results, out) if out is not None else []
-    print_report(results, console)
-    for path in paths:
-        console.print(f"wrote {path}", highlight=False)
-    if mistake is not None:
-        raise mistake
-    return INTERRUPTED if interrupted else FAILED if suite.has_failures else 0
-
-
-def _reason_of(error: BaseException) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return f"{type(error).__name__}: {error}".strip(": ")
+    """Runs, prints and, into the folder `out`, writes; see `run_suite`."""
+    write = None if out is None else partial(write_report, folder=out)
+    return run_suite(MethodsSuite(config), config.cores, console, print_report, write)

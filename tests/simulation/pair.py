@@ -1,0 +1,254 @@
+"""Both services' insides under a simulated clock: what a method is worth where time is the same on every machine.
+
+Real are the draft model, the policies that grow the tree, and the verifier's jobs with their waiting and their rows.
+The times of forwards and messages are made up. What the target says does not depend on drafts, so its text is computed
+beforehand, and its forwards only take their time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from outrider.core.draft_calibration import DraftCalibration
+from outrider.core.params import SamplingParams
+from outrider.core.rows import ForwardTimes
+from outrider.core.session import SessionSpec
+from outrider.core.speculation import SpeculationParams
+from outrider.core.statistics import Statistics
+from outrider.core.tree import Node
+from outrider.models.cache import CacheShape, KVCache
+from outrider.models.loading import LoadedModel
+from outrider.models.ratio import candidates
+from outrider.models.runner import Segment
+from outrider.models.sampler import Sampler
+from outrider.speculator.drafting import Drafting, DraftingSpec
+from outrider.verifier.job import Job
+from outrider.verifier.pace import Pace
+from outrider.verifier.pilot import opening_params
+
+NO_CONTENT = CacheShape(num_layers=1, num_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
+STEP_MS = 0.05
+"""How often a waiting target looks around."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Times in milliseconds."""
+
+    target_ms: Mapping[int, float]
+    """Of a forward, by its rows."""
+    draft_ms: float
+    draft_row_ms: float
+    """Of a forward, and of each of its rows."""
+    one_way_ms: float
+    """Of a message."""
+    overhead_ms: float
+    """Of a round, beside its forward."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Of all generations of a simulation."""
+
+    num_tokens: int = 0
+    time_ms: float = 0.0
+    rounds: list[Statistics] = field(default_factory=list)
+
+    @property
+    def throughput(self) -> float:
+        """Tokens a second."""
+        return 1e3 * self.num_tokens / self.time_ms
+
+    @property
+    def hit_rate(self) -> float:
+        """Rounds after which the mirror had the next token."""
+        return sum(each.num_hits for each in self.rounds) / sum(each.num_rounds for each in self.rounds)
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Of the target."""
+        return self.num_tokens / sum(each.num_rounds for each in self.rounds)
+
+
+class Mail:
+    """Messages on their way."""
+
+    def __init__(self, one_way_ms: float) -> None:
+        self._one_way_ms = one_way_ms
+        self._heap: list[tuple[float, int, Any]] = []
+        self._num_sent = 0
+
+    def send(self, now: float, item: Any) -> None:
+        self._num_sent += 1
+        heapq.heappush(self._heap, (now + self._one_way_ms, self._num_sent, item))
+
+    @property
+    def next_at(self) -> float:
+        """When the next one arrives; infinity = there is none."""
+        return self._heap[0][0] if self._heap else float("inf")
+
+    def take(self, until: float) -> list[tuple[float, Any]]:
+        """What has arrived, with its time."""
+        taken = []
+        while self._heap and self._heap[0][0] <= until:
+            at, _, item = heapq.heappop(self._heap)
+            taken.append((at, item))
+        return taken
+
+
+class Speculator:
+    """One session: forwards one after the other, commits between two of them."""
+
+    def __init__(self, drafting: Drafting, model: LoadedModel, costs: Costs, inbox: Mail, outbox: Mail) -> None:
+        self._drafting, self._runner, self._costs = drafting, model.runner, costs
+        self._inbox, self._outbox = inbox, outbox
+        self._sampler = Sampler()
+        self._now = 0.0
+        self._running: tuple[float, Any, Any, float] | None = None
+
+    def run_until(self, until: float) -> None:
+        """Everything that happens up to a moment; a forward that ends later goes on."""
+        while True:
+            if self._running is not None:
+                end, expansion, found, forward_ms = self._running
+                if end > until:
+                    return
+                self._now, self._running = end, None
+                self._drafting.grow(expansion, found, 1e3 * forward_ms)
+                self._send()
+            for _, item in self._inbox.take(self._now):
+                if isinstance(item, tuple):
+                    self._drafting.commit(item)
+                    self._send()
+                else:
+                    self._drafting.steer(item)
+            if not self._begin_forward():
+                if self._inbox.next_at > until:
+                    self._now = max(self._now, until)
+                    return
+                self._now = max(self._now, self._inbox.next_at)
+            elif self._now > until:
+                return
+
+    def _begin_forward(self) -> bool:
+        drafting = self._drafting
+        expansion = drafting.next_expansion()
+        if expansion is None:
+            return False
+        expansion = drafting.with_phrase(expansion)
+        segment = drafting.segment(expansion, 4096)
+        logits = self._runner.forward([segment])
+        indices, draws = drafting.output_indices(expansion), drafting.draws(expansion)
+        params = [drafting.ranking] * len(indices)
+        found = candidates(self._sampler, logits, params, indices, draws, expansion.num_children)
+        forward_ms = self._costs.draft_ms + self._costs.draft_row_ms * len(expansion.nodes)
+        self._running = self._now + forward_ms, expansion, found, forward_ms
+        return True
+
+    def _send(self) -> None:
+        message = self._drafting.take_message(is_idle=self._drafting.next_expansion() is None)
+        if message is not None:
+            self._outbox.send(self._now, message)
+
+
+class Simulation:
+    """A verifier and a speculator that live through many generations, one after the other."""
+
+    def __init__(self, draft: LoadedModel, costs: Costs) -> None:
+        self._draft, self._costs = draft, costs
+        self._times = ForwardTimes(costs.target_ms)
+        self._pace = Pace(ForwardTimes(costs.target_ms))
+        self._claims = DraftCalibration()
+
+    def generate(
+        self, prompt: Sequence[int], text: Sequence[int], sampling: SamplingParams, params: SpeculationParams
+    ) -> tuple[float, Statistics]:
+        """One generation of `text`, prefill left out; returns its time in milliseconds, and what happened.
+
+        `text` has a few tokens more than are generated, for what is drafted beyond the end.
+        """
+        num_tokens = len(text) - params.num_speculative_tokens - 1
+        spec = SessionSpec("s", tuple(prompt), sampling, params, self._draft.vocab_size, num_tokens)
+        cache = KVCache(NO_CONTENT, len(prompt) + num_tokens + 128)
+        cache.length = len(prompt) - 1
+        self._pace.set_num_sessions(1)
+        job = Job(spec, _Silent(), cache, self._pace, None, 0.0)
+        commits, drafts = Mail(self._costs.one_way_ms), Mail(self._costs.one_way_ms)
+        speculator = None
+        if params.method.has_draft_model:
+            speculator = Speculator(self._drafting(spec), self._draft, self._costs, commits, drafts)
+        now = 0.0
+        while job.session.finish_reason is None:
+            now = _wait(job, speculator, drafts, now)
+            position = job.session.num_output_tokens
+            segment = job.segment(4096, 4096)
+            end = now + self._times.of(len(segment.token_ids))
+            _run(job, speculator, drafts, end)
+            cache.length += len(segment.token_ids)
+            draws = _draws(job.session.tree.root, job.nodes, text[position:])
+            verdict = job.apply(draws, end - now, now / 1e3, end / 1e3)
+            assert list(verdict.token_ids) == list(text[position : position + len(verdict.token_ids)])
+            commits.send(end, verdict.token_ids)
+            if (steering := job.wishes().steering) is not None:
+                commits.send(end, steering)
+            now = end + self._costs.overhead_ms
+        return now, job.session.statistics
+
+    def _drafting(self, spec: SessionSpec) -> Drafting:
+        prompt = spec.prompt_token_ids
+        params = opening_params(spec.speculation)
+        drafting = DraftingSpec("s", prompt, len(prompt), spec.sampling, params, spec.vocab_size)
+        cache = self._draft.runner.new_cache(len(prompt) + 64)
+        return Drafting(drafting, cache, self._draft.max_context_len, draft_calibration=self._claims)
+
+
+class _Silent:
+    """Nobody listens."""
+
+    def on_verdict(self, verdict: object, statistics: object, wishes: object) -> None: ...
+    def on_question(self, question: object) -> None: ...
+    def on_failure(self) -> None: ...
+
+
+def text_of(model: LoadedModel, prompt: Sequence[int], sampling: SamplingParams, num_tokens: int) -> list[int]:
+    """What a target says: plain decoding."""
+    cache, sampler = model.runner.new_cache(len(prompt) + num_tokens), Sampler()
+    pending, text = list(prompt), list[int]()
+    for index in range(num_tokens):
+        pending = sampler.draw(model.runner.forward([Segment(cache, pending, 1)]), [sampling], [index])
+        text += pending
+    return text
+
+
+def _run(job: Job, speculator: Speculator | None, drafts: Mail, until: float) -> None:
+    if speculator is not None:
+        speculator.run_until(until)
+    for at, (draft, cost) in drafts.take(until):
+        job.add_draft(draft, cost, at / 1e3)
+
+
+def _wait(job: Job, speculator: Speculator | None, drafts: Mail, now: float) -> float:
+    """When the next round begins."""
+    _run(job, speculator, drafts, now)
+    while not job.is_ready(now / 1e3):
+        now += STEP_MS
+        _run(job, speculator, drafts, now)
+    return now
+
+
+def _draws(root: Node, nodes: Sequence[Node], text: Sequence[int]) -> list[int]:
+    """The target's draw for the root and for each node; of those that are not on the text's path nobody asks."""
+    depths, draws = {root: 0}, [text[0]]
+    for node in nodes:
+        parent_depth = depths.get(node.parent) if node.parent is not None else None
+        if parent_depth is not None and text[parent_depth] == node.token_id:
+            depths[node] = parent_depth + 1
+            draws.append(text[parent_depth + 1])
+        else:
+            draws.append(-1)
+    return draws

@@ -1,0 +1,103 @@
+"""What each method is worth by its own merit: with the demo pair, at the costs of a CPU, in simulated time.
+
+The bounds are far from what is measured (in the comments), so that they hold wherever floats are rounded otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from outrider.core.params import Method, Rows, SamplingParams
+from outrider.core.speculation import CardParams, FanOut, SaguaroParams, SpeculationParams
+from outrider.models.demo.corpus import code_prompts, load_corpus
+from tests.services import draft_model, target_model
+from tests.simulation.pair import Costs, Outcome, Simulation, text_of
+
+NUM_PROMPTS, NUM_TOKENS, CHAIN_LEN = 3, 64, 12
+CPU = Costs(
+    target_ms={1: 20.0, 4: 20.0, 8: 22.0, 16: 30.0, 32: 47.0},
+    draft_ms=0.75,
+    draft_row_ms=0.035,
+    one_way_ms=0.45,
+    overhead_ms=1.0,
+)
+
+
+@cache
+def texts(temperature: float) -> list[tuple[list[int], list[int]]]:
+    """Held-out prompts, and what the target says after them."""
+    model, sampling = target_model(), SamplingParams(seed=0, temperature=temperature)
+    codes = code_prompts(load_corpus(), NUM_PROMPTS)
+    prompts = [model.tokenizer.encode(code, add_special_tokens=False) for code in codes]
+    return [(prompt, text_of(model, prompt, sampling, NUM_TOKENS + CHAIN_LEN + 1)) for prompt in prompts]
+
+
+@cache
+def simulated(temperature: float, params: SpeculationParams) -> Outcome:
+    """All prompts, after one that warms up."""
+    simulation, outcome = Simulation(draft_model(), CPU), Outcome()
+    sampling = SamplingParams(seed=0, temperature=temperature)
+    simulation.generate(*texts(temperature)[0], sampling, params)
+    for prompt, text in texts(temperature):
+        time_ms, statistics = simulation.generate(prompt, text, sampling, params)
+        outcome.num_tokens += NUM_TOKENS
+        outcome.time_ms += time_ms
+        outcome.rounds.append(statistics)
+    return outcome
+
+
+def of(method: Method, **fields: Any) -> SpeculationParams:
+    """A method as a server would have it."""
+    return SpeculationParams(method, CHAIN_LEN, 64, 0.2, **fields)
+
+
+SPECULATIVE, PEARL, CARD, SAGUARO = map(of, (Method.SPECULATIVE, Method.PEARL, Method.CARD, Method.SAGUARO))
+BEST_FIRST, BEST_CHAIN = of(Method.BEST_FIRST, rows=Rows.TREE), of(Method.BEST_FIRST)
+
+
+def test_a_round_of_plain_decoding_takes_what_it_costs() -> None:
+    assert simulated(0.7, of(Method.OFF)).throughput == pytest.approx(1e3 / 21.0)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_outcomes_that_were_drafted_for_are_faster_than_draft_then_verify(temperature: float) -> None:
+    ahead, behind = simulated(temperature, SAGUARO), simulated(temperature, SPECULATIVE)
+    assert ahead.throughput > 1.06 * behind.throughput  # 1.16, 1.11
+    assert ahead.hit_rate > 0.65 > 0.35 > behind.hit_rate
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_no_other_method_is_faster_than_best_first(temperature: float) -> None:
+    best = simulated(temperature, BEST_FIRST).throughput
+    for params in (SPECULATIVE, PEARL, CARD, SAGUARO, BEST_CHAIN):
+        assert best > 0.95 * simulated(temperature, params).throughput, params.method
+
+
+def test_a_sub_tree_brings_more_tokens_a_forward_than_a_chain_where_the_draft_model_is_unsure() -> None:
+    tree, chain = simulated(1.0, of(Method.BEST_FIRST, rows=Rows.TREE, max_rows=16)), simulated(1.0, BEST_CHAIN)
+    assert tree.tokens_per_forward > 1.1 * chain.tokens_per_forward
+
+
+@pytest.mark.parametrize("params", [BEST_FIRST, CARD, SAGUARO], ids=lambda params: params.method.value)
+def test_without_the_targets_noise_the_next_token_is_known_much_less_often(params: SpeculationParams) -> None:
+    with_noise, without = simulated(1.0, params), simulated(1.0, replace(params, shared_noise=False))
+    assert with_noise.hit_rate > 0.75  # 0.91, 0.90, 0.88
+    assert without.hit_rate < with_noise.hit_rate - 0.2
+
+
+def test_geometric_fan_outs_know_more_than_uniform_ones_for_chains_of_a_given_length() -> None:
+    paper = of(Method.SAGUARO, shared_noise=False)
+    geometric, uniform = (
+        simulated(1.0, replace(paper, min_path_probability=0.0, saguaro=SaguaroParams(fan_out=shape)))
+        for shape in (FanOut.GEOMETRIC, FanOut.UNIFORM)
+    )
+    assert geometric.hit_rate > 1.1 * uniform.hit_rate
+
+
+def test_a_wider_beam_knows_more_and_in_the_end_takes_too_long() -> None:
+    narrow, usual, wide = (simulated(0.7, of(Method.CARD, card=CardParams(width))) for width in (5, 16, 200))
+    assert usual.hit_rate > narrow.hit_rate
+    assert wide.throughput < 0.9 * usual.throughput

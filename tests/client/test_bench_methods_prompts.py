@@ -18,7 +18,7 @@ def test_a_replay_begins_with_new_requests_and_asks_again_what_was_asked_before(
     assert len(requests) == 60
     assert {request.category for request in requests[:20]} == {NEW}
     near = [(index, request.text) for index, request in enumerate(requests) if request.category == NEAR]
-    assert 5 <= len(near) <= 35
+    assert 5 <= len(near) <= 40
     for index, text in near:
         earlier = [request.text for request in requests[:index] if request.category == NEW]
         assert any(other.endswith(text) and other != text for other in earlier)
@@ -35,6 +35,8 @@ def test_a_replay_asks_for_nothing_that_the_models_were_trained_on() -> None:
 def test_the_prompts_of_the_benchmark_are_not_in_the_training_text_and_others_would_be_found() -> None:
     learned = load_corpus().train[100].text
     found = check_prompts([prompt.text for prompt in default_prompts()])
+    if not found.is_same_library:
+        pytest.skip("the library of this Python is not that of the training: a prompt may be in its text")
     assert (found.num_prompts, found.num_in_training_text, found.num_from_learned_files) == (24, 0, 0)
     assert check_prompts([learned[:400], "something that nobody ever wrote into a library"]).num_in_training_text == 1
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from outrider.models.demo.corpus import Corpus, code_prompts, load_corpus
 from outrider_client.bench.contenders import OFF
+from outrider_client.bench.drivers import GenerationFailed
 from outrider_client.bench.prompts import Prompt
 from outrider_client.bench.samples import Block, Generation
 
@@ -32,14 +33,20 @@ _SEED = 0
 
 @cache
 def replay_requests(count: int, num_cold: int) -> tuple[Prompt, ...]:
-    """The requests, in their order; those of the cold start are all new. The same for a version of Python."""
+    """The requests, in their order; those of the cold start are all new, as far as there are places. The same for a
+    version of Python. GenerationFailed if it has no source to ask about."""
     random = np.random.default_rng(_SEED)
     topics = _topics(count)
+    if not topics:
+        raise GenerationFailed("this Python's library has no source code among the files that were held out")
     asked: list[str] = []
     requests: list[Prompt] = []
     while len(requests) < count:
         places = topics[random.integers(len(topics))]
-        is_near = len(requests) >= num_cold and random.random() < NEAR_SHARE
+        is_cold = len(requests) < num_cold
+        if is_cold and not places:
+            places = next(filter(None, topics), [])
+        is_near = not is_cold and random.random() < NEAR_SHARE
         if is_near or not places:
             earlier = asked[random.integers(len(asked))]
             requests.append(Prompt(earlier.partition("\n")[2], NEAR))
@@ -56,7 +63,7 @@ def _topics(count: int) -> list[list[str]]:
     places = (code_prompts(file, MAX_PLACES, shortest=_SHORTEST, longest=_LONGEST) for file in files)
     # A place needs a second line, to be asked for again without its first one.
     usable = ([place for place in group if place.count("\n") > 1] for group in places)
-    return sorted(usable, key=len, reverse=True)[:NUM_TOPICS]
+    return sorted(filter(None, usable), key=len, reverse=True)[:NUM_TOPICS]
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,8 @@ def _topics(count: int) -> list[list[str]]:
     # Without training text: held-out files are known to be none of it, and searching it takes seconds.
     files = (Corpus((), (source,)) for source in load_corpus().heldout)
     places = (code_prompts(file, MAX_PLACES, shortest=_SHORTEST, longest=_LONGEST) for file in files)
-    # A place needs a second line, to be asked for again without its first one.
-    usable = ([place for place in group if place.count("\n") > 1] for group in places)
+    # A place needs a second line, to be asked for again without its first one; and files repeat themselves.
+    usable = (list(dict.fromkeys(place for place in group if place.count("\n") > 1)) for group in places)
     return sorted(filter(None, usable), key=len, reverse=True)[:NUM_TOPICS]
 
 

@@ -196,3 +196,10 @@ def test_what_a_commit_makes_probable_is_in_the_tree_without_a_forward_and_is_ex
                 probable = {c.token_id for c in session.candidates(node, 4) if node.path_logprob + c.logprob >= least}
                 assert probable <= set(node.children)
     session.grow()  # `ToySpeculator` looks at every node of every forward
+
+
+def test_a_probable_candidate_behind_an_improbable_one_is_not_lost() -> None:
+    found = [Candidate(2, math.log(0.6)), Candidate(3, math.log(MIN_CHILD / 2)), Candidate(4, math.log(0.3))]
+    session = ToySpeculator(policy(), lambda context, count: found[:count])
+    session.forward()
+    assert set(session.tree.root.children) == {2, 4}  # calibrated, the third is more probable than the second

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from itertools import count
 
-from outrider.core.growth.policy import Candidate, Child, Expansion
+from outrider.core.growth.policy import Candidate, Child, Expansion, nodes_of
 from outrider.core.speculation import SpeculationParams
 from outrider.core.statistics import RunningMean
 from outrider.core.tree import DraftTree, Node, NodeState
@@ -52,7 +52,7 @@ class BestFirstGrowth:
         self._grown: list[Child] = []
         """What is becoming nodes, and is not in the frontier yet."""
         self._spares: dict[Node, list[Candidate]] = {}
-        """What was found below a node and was too improbable, best first."""
+        """What was found below a node and was too improbable."""
         self._is_new = True
         self._is_awaited = True
         self._num_found = 0
@@ -83,7 +83,7 @@ class BestFirstGrowth:
             self._is_new = False
             for node in tree.live_nodes():
                 self._push(tree, node)
-        for node in _nodes_of(self._grown):
+        for node in nodes_of(self._grown):
             self._push(tree, node)
         self._grown = []
         if not self._next:
@@ -105,7 +105,7 @@ class BestFirstGrowth:
     def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
         """What was about to be expanded is compared anew; the target may be waiting."""
         self._is_awaited, self._num_found = True, 0
-        open_nodes = [*self._next, *self._too_deep, *(entry[-1] for entry in self._frontier), *_nodes_of(self._grown)]
+        open_nodes = [*self._next, *self._too_deep, *(entry[-1] for entry in self._frontier), *nodes_of(self._grown)]
         self._next, self._too_deep, self._grown, self._frontier = [], [], [], []
         for node in open_nodes:
             if node.state is NodeState.LIVE:
@@ -129,11 +129,13 @@ class BestFirstGrowth:
     def _choose(self, tree: DraftTree, node: Node, candidates: Sequence[Candidate]) -> list[Child]:
         """Those that are probable enough now; the others are spare."""
         least = tree.root.path_logprob + math.log(MIN_CHILD) - node.path_logprob
-        count = next((i for i, candidate in enumerate(candidates) if candidate.logprob < least), len(candidates))
-        self._spares[node] = list(candidates[count:])
-        if count == len(candidates):
-            del self._spares[node]
-        return [Child(node, candidate) for candidate in candidates[:count]]
+        # One by one: calibrated, a lower rank may be the more probable one.
+        spares = [candidate for candidate in candidates if candidate.logprob < least]
+        if spares:
+            self._spares[node] = spares
+        else:
+            self._spares.pop(node, None)
+        return [Child(node, candidate) for candidate in candidates if candidate.logprob >= least]
 
     def _take(self, tree: DraftTree) -> None:
         root = tree.root
@@ -156,9 +158,3 @@ class BestFirstGrowth:
         missing = max(0.0, self._stale_tokens - (node.position - tree.root.position))
         worth = node.path_logprob + missing * self._best_logprob.get(-0.3)
         heapq.heappush(self._frontier, (-worth, next(self._ranks), node))
-
-
-def _nodes_of(children: Sequence[Child]) -> list[Node]:
-    """What they have become; nothing where the tree was full."""
-    found = (parent.children.get(candidate.token_id) for parent, candidate in children)
-    return [node for node in found if node is not None]

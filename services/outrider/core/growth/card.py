@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from heapq import nlargest
 
-from outrider.core.growth.policy import Candidate, Child, Expansion, all_children
+from outrider.core.growth.policy import Candidate, Child, Expansion, all_children, nodes_of
 from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import DraftTree, Node, NodeState
 
@@ -166,10 +166,10 @@ class CardGrowth:
         if self._layer is None:
             self._find_layer(tree)
         if self._chosen:
-            self._layer = _nodes_of(self._chosen)
+            self._layer = nodes_of(self._chosen)
             self._chosen = []
         if self._cut:
-            for node in _nodes_of(self._cut):
+            for node in nodes_of(self._cut):
                 # Those of the last layer are expanded with it.
                 (self._layer if self._layer and node.position == self._last_position else self._refilled).append(node)
             self._refilled.sort(key=lambda node: -node.path_logprob)
@@ -197,12 +197,6 @@ class CardGrowth:
 def _is_open(node: Node, tree: DraftTree) -> bool:
     """Whether a node of the tree waits for its forward."""
     return not node.is_expanded and (node.state is NodeState.LIVE or node is tree.root)
-
-
-def _nodes_of(children: Iterable[Child]) -> list[Node]:
-    """What they have become; nothing where the tree was full."""
-    found = (parent.children.get(candidate.token_id) for parent, candidate in children)
-    return [node for node in found if node is not None]
 
 
 def _path_logprob(child: Child) -> float:

@@ -7,7 +7,7 @@ forwards. One policy belongs to one session, and may keep what it needs between 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -77,3 +77,9 @@ def all_children(expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> 
         for node, candidates in zip(expansion.nodes, found, strict=True)
         for candidate in candidates[:wanted]
     ]
+
+
+def nodes_of(children: Iterable[Child]) -> list[Node]:
+    """What children have become in the tree; nothing where the tree was full."""
+    found = (parent.children.get(candidate.token_id) for parent, candidate in children)
+    return [node for node in found if node is not None]

@@ -28,6 +28,7 @@ from outrider.core.growth.policy import Candidate
 from outrider.core.params import AcceptanceRule, Method, SamplingParams
 from outrider.core.sparse_rows import SparseRow
 from outrider.core.speculation import SpeculationParams
+from outrider.v1 import types_pb2
 
 WORDS = st.integers(0, 2**64 - 1)
 PROBABILITIES = st.lists(st.floats(1e-6, 1), min_size=1, max_size=100).map(
@@ -59,16 +60,24 @@ def test_the_ratio_rule_decides_where_it_was_asked_for_and_something_is_drawn(
 def test_a_row_has_the_most_probable_tokens_in_proportion(probabilities: list[float]) -> None:
     row = sparse_row(range(100, 100 + len(probabilities)), probabilities)
     kept = probabilities[:MAX_ROW_LEN]
-    assert list(row.token_ids) == list(range(100, 100 + len(kept)))
+    weights = dict(zip(row.token_ids, row.weights, strict=True))
     assert min(row.weights) >= 1
-    for weight, probability in zip(row.weights, kept, strict=True):
-        assert weight == pytest.approx(TOTAL_WEIGHT * probability / sum(kept), abs=1)
+    assert weights.keys() <= set(range(100, 100 + len(kept)))
+    for token_id, probability in enumerate(kept, start=100):
+        # Half a weight off at most: what is less probable than that is not drawn at all.
+        assert abs(weights.get(token_id, 0) - TOTAL_WEIGHT * probability / sum(kept)) <= 0.5 + 1e-6
+
+
+def test_a_row_takes_few_bytes_on_the_wire() -> None:
+    probabilities = [0.97**rank for rank in range(MAX_ROW_LEN)]
+    row = sparse_row(range(2000, 2000 + MAX_ROW_LEN), probabilities)
+    assert len(types_pb2.SparseRow(token_ids=row.token_ids, weights=row.weights).SerializeToString()) <= 260
 
 
 def test_the_bias_scales_the_most_probable_tokens_alone() -> None:
     row = sparse_row([7, 3, 5, 1], [0.4, 0.3, 0.2, 0.1], bias=0.5, num_biased=2)
     expected = np.array([0.2, 0.15, 0.2, 0.1]) / 0.65
-    assert [row.probability(token_id) for token_id in (7, 3, 5, 1)] == pytest.approx(expected.tolist(), abs=1e-4)
+    assert [row.probability(token_id) for token_id in (7, 3, 5, 1)] == pytest.approx(expected.tolist(), abs=1e-3)
 
 
 def test_a_bias_of_zero_leaves_the_others() -> None:
@@ -105,7 +114,7 @@ def test_candidates_are_the_drawn_token_and_the_best_of_the_others(
 def test_what_is_drawn_carries_the_biased_probability_and_what_is_picked_the_models_own() -> None:
     row = sparse_row([0, 1, 2], [0.8, 0.1, 0.1], bias=0.5, num_biased=1)
     first, second, third = sampled_candidates(row, [0, 1, 2], [math.log(0.8), math.log(0.1), math.log(0.1)], 0, 3)
-    assert math.exp(first.logprob) == pytest.approx(0.4 / 0.6, abs=1e-4)
+    assert math.exp(first.logprob) == pytest.approx(0.4 / 0.6, abs=1e-3)
     assert [math.exp(c.logprob) for c in (second, third)] == pytest.approx([0.1, 0.1])
 
 

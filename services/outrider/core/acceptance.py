@@ -27,9 +27,10 @@ from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import TokenId
 
 MAX_ROW_LEN = 64
-"""Most tokens that a draft is drawn from: a row of the wire then has about 400 bytes."""
-TOTAL_WEIGHT = 2**16
-"""About the sum of a row's weights."""
+"""Most tokens that a draft is drawn from."""
+TOTAL_WEIGHT = 2**13
+"""About the sum of a row's weights. Coarse enough that a weight takes one or two bytes on the wire and that improbable
+tokens take none, a row of 64 tokens at most 260; fine enough that q is the draft model's up to half a percent."""
 
 
 class Drafted(Protocol):
@@ -56,7 +57,7 @@ def sparse_row(
     """What a draft is drawn from: the most probable tokens, their probabilities as integer weights.
 
     Args:
-        token_ids: At least one; the most probable first.
+        token_ids: At least one; the most probable first. Those too improbable for a weight are left out.
         probabilities: In parallel; positive, of any sum.
         bias: SAGUARO sampling, section 4.2 (C): factor of the first `num_biased` probabilities (F). Where nothing
             else is left, 0 counts as 1.
@@ -65,7 +66,7 @@ def sparse_row(
     if bias < 1.0 and (bias > 0 or num_biased < len(kept)):
         kept[:num_biased] = [bias * probability for probability in kept[:num_biased]]
     scale = TOTAL_WEIGHT / sum(kept)
-    pairs = [(t, max(1, round(scale * p))) for t, p in zip(token_ids, kept, strict=False) if p > 0]
+    pairs = [(t, weight) for t, p in zip(token_ids, kept, strict=False) if (weight := round(scale * p)) > 0]
     return SparseRow([t for t, _ in pairs], [weight for _, weight in pairs])
 
 

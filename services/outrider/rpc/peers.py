@@ -38,6 +38,11 @@ SENSELESS = (
 """Trying again in the same session would fail in the same way."""
 
 
+def last_node_id(draft: types_pb2.Draft) -> int:
+    """The latest node of a draft, to be acknowledged; a drafter may have written anything."""
+    return min(max(0, draft.first_node_id + len(draft.token_ids) - 1), 2**31 - 1)
+
+
 class PeerState:
     """A peer as the verifier sees it."""
 
@@ -141,6 +146,8 @@ class SpeculationStream:
         self._fresh = asyncio.Event()
         self._steering = Steering()
         self._is_steered = False
+        self._last_node_id = 0
+        """The latest that has arrived on this stream."""
         self._task = asyncio.create_task(self._run())
 
     def commit(self, token_ids: Sequence[TokenId]) -> None:
@@ -175,6 +182,7 @@ class SpeculationStream:
                         self._listener.on_attached()
                     else:
                         drafted = response.draft
+                        self._last_node_id = last_node_id(drafted.draft)
                         cost = DraftCost(drafted.forward_us, drafted.retrieval_us)
                         self._listener.on_draft(draft_from_proto(drafted.draft), cost)
                 self._state.down("the speculator ended the stream")
@@ -190,7 +198,7 @@ class SpeculationStream:
             await wait_before_retry(attempt)
 
     async def _requests(self) -> AsyncIterator[speculator_pb2.SpeculateRequest]:
-        sent = len(self._committed)
+        sent, self._last_node_id = len(self._committed), 0
         self._fresh.clear()
         yield speculator_pb2.SpeculateRequest(
             open=speculator_pb2.SpeculateOpen(
@@ -212,7 +220,7 @@ class SpeculationStream:
             self._fresh.clear()
             fresh = self._committed[sent:]
             if fresh:
-                commit = types_pb2.Commit(base_len=sent, token_ids=fresh)
+                commit = types_pb2.Commit(base_len=sent, token_ids=fresh, acknowledged_node_id=self._last_node_id)
                 sent += len(fresh)
                 yield speculator_pb2.SpeculateRequest(commit=commit)
 

@@ -30,6 +30,7 @@ from outrider.core.steering import Steering
 from outrider.core.tree import Draft, DraftCost, DraftTree, Node, NodeState, TokenId
 from outrider.models.ratio import DraftDraw
 from outrider.models.runner import KVCache, Segment
+from outrider.speculator.allowance import Allowance
 from outrider.speculator.claims import Claims
 from outrider.speculator.phrases import Phrases
 
@@ -78,6 +79,7 @@ class Drafting:
         self._next_node_id = 1
         self._unsent: list[Node] = []
         self._unsent_forward_us = 0.0
+        self._allowance = Allowance()
         self._phrase_slot = 0
         self._phrases = Phrases(self.tree, spec.num_prompt_tokens, self.ranking, calibration or Calibration(), tiers)
         self._phrases.use(draft_plan(spec.speculation))
@@ -96,9 +98,12 @@ class Drafting:
             self._phrases.use(draft_plan(steering.speculation))
         self._forward_us = steering.forward_us or self._forward_us
         self._round_trip_us = steering.round_trip_us or self._round_trip_us
+        self._allowance.measure(steering.forward_us, steering.round_trip_us)
 
-    def commit(self, token_ids: Sequence[TokenId]) -> None:
-        """Appends committed tokens and forgets what they contradict."""
+    def commit(self, token_ids: Sequence[TokenId], acknowledged_node_id: int = 0) -> None:
+        """Appends committed tokens and forgets what they contradict. `acknowledged_node_id` is the latest node that the
+        target had then; 0 = it does not say."""
+        self._allowance.begin_round(acknowledged_node_id)
         self._claims.judge(self.tree, token_ids)
         self._phrases.commit(token_ids)
         num_known = self.tree.commit(token_ids)
@@ -259,28 +264,34 @@ class Drafting:
         self._phrases.judge(num_accepted)
 
     def take_message(self, *, is_idle: bool) -> tuple[Draft, DraftCost] | None:
-        """The unsent nodes and what they have cost, if they are worth a message: always when growth stands still."""
+        """The unsent nodes and what they have cost, if they are worth a message, always when growth stands still; or
+        the first of them, as many as may go out now."""
         if not self._unsent or not (
             is_idle or self._policy is None or self._policy.is_message(self.tree, len(self._unsent))
         ):
             return None
+        count = self._allowance.num_affordable(self._unsent)
+        if not count:
+            return None
+        sent, self._unsent = self._unsent[:count], self._unsent[count:]
         first_node_id = self._next_node_id
-        self._next_node_id += len(self._unsent)
-        self._node_ids.update(zip(self._unsent, range(first_node_id, self._next_node_id), strict=True))
+        self._next_node_id += count
+        self._allowance.spend(sent, self._next_node_id - 1)
+        self._node_ids.update(zip(sent, range(first_node_id, self._next_node_id), strict=True))
         offsets = [
             0 if node.parent is self.tree.root else self._node_ids[node] - self._node_ids[node.parent]
-            for node in self._unsent
+            for node in sent
             if node.parent is not None
         ]
         draft = Draft(
             base_len=len(self.tree.committed),
             first_node_id=first_node_id,
             parent_offsets=offsets,
-            token_ids=[node.token_id for node in self._unsent],
-            logprobs=[node.logprob for node in self._unsent],
+            token_ids=[node.token_id for node in sent],
+            logprobs=[node.logprob for node in sent],
             source=Source.DRAFT,
-            q_rows=[node.q for node in self._unsent] if self.spec.speculation.is_ratio else (),
+            q_rows=[node.q for node in sent] if self.spec.speculation.is_ratio else (),
         )
         cost = DraftCost(int(self._unsent_forward_us), self._phrases.take_spent_us())
-        self._unsent, self._unsent_forward_us = [], 0.0
+        self._unsent_forward_us = 0.0
         return draft, cost

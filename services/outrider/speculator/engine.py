@@ -51,6 +51,7 @@ class _Open:
 class _Commit:
     session_id: str
     token_ids: tuple[TokenId, ...]
+    acknowledged_node_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +109,10 @@ class Engine:
         """Begins a session."""
         self._inbox.put(_Open(spec, sink))
 
-    def commit(self, session_id: str, token_ids: tuple[TokenId, ...]) -> None:
-        """Appends committed tokens. For a session that is gone: nothing."""
-        self._inbox.put(_Commit(session_id, token_ids))
+    def commit(self, session_id: str, token_ids: tuple[TokenId, ...], acknowledged_node_id: int = 0) -> None:
+        """Appends committed tokens, and says which node was the latest to arrive before (0 = unknown). For a session
+        that is gone: nothing."""
+        self._inbox.put(_Commit(session_id, token_ids, acknowledged_node_id))
 
     def steer(
         self, session_id: str, speculation: SpeculationParams | None, forward_us: int, round_trip_us: int
@@ -181,7 +183,7 @@ class Engine:
             if isinstance(message, _Steer):
                 drafting.steer(message.steering)
             else:
-                drafting.commit(message.token_ids)
+                drafting.commit(message.token_ids, message.acknowledged_node_id)
                 # What a commit makes into nodes without a forward.
                 _send(drafting, sink)
 

@@ -167,7 +167,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
                         token_ids = token_ids_from_proto(request.commit.token_ids, model.vocab_size, "commit.token_ids")
                         fresh = stream.fresh_tokens(request.commit.base_len, token_ids)
                         if fresh:
-                            engine.commit(stream.session_id, fresh)
+                            engine.commit(stream.session_id, fresh, request.commit.acknowledged_node_id)
                     case "steering":
                         steering = request.steering
                         speculation = _steered(steering, opened)

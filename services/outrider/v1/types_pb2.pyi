@@ -235,12 +235,14 @@ class SourceCount(_message.Message):
     def __init__(self, source: _Optional[_Union[Source, str]] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("base_len", "token_ids")
+    __slots__ = ("base_len", "token_ids", "acknowledged_node_id")
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     base_len: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, base_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    acknowledged_node_id: int
+    def __init__(self, base_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., acknowledged_node_id: _Optional[int] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("base_len", "first_node_id", "parent_offsets", "token_ids", "costs", "source", "q_rows")

@@ -81,6 +81,9 @@ class Job:
         self._committed_at = now
         self._waiting_since: float | None = None
         self._is_answered = False
+        self._misses: dict[int, float] = {}
+        """When those commits were made that left nothing to verify and that no draft has answered, by base_len."""
+        self._has_drafted = False
         self.ready_since: float | None = None
         self.nodes: list[Node] = []
         """What the next round verifies: a chain, or a sub-tree, the most probable path first."""
@@ -94,6 +97,8 @@ class Job:
         self._is_attached = True
         self._pilot.set_attached(True)
         self._num_timeouts = 0
+        self._has_drafted = False
+        self._misses.clear()
 
     def detach(self) -> None:
         """The drafter is gone."""
@@ -106,17 +111,19 @@ class Job:
         """New nodes from the drafter."""
         self._stream_nodes.add(draft)
         self._num_timeouts = 0
-        is_awaited = self._waiting_since is not None
-        if self._answers(draft.base_len):
-            latency_ms = (now - self._committed_at) * 1e3
+        self._answers(draft.base_len)
+        missed_at = self._misses.pop(draft.base_len, None)
+        self._misses = {base_len: at for base_len, at in self._misses.items() if base_len > draft.base_len}
+        # The first answer includes the drafter's prefill; one to a hit takes its time.
+        if missed_at is not None and self._has_drafted:
+            latency_ms = (now - missed_at) * 1e3
             statistics = self.session.statistics
-            # The first answer includes the drafter's prefill; one that nobody waits for takes its time.
-            if statistics.num_rounds and is_awaited:
-                self._pace.speculator_ms.add(latency_ms)
-                self._pace.draft_forward_ms.add(cost.forward_us / 1e3)
-                statistics.draft_latencies_ms.append(latency_ms)
-                statistics.draft_forwards_ms.append(cost.forward_us / 1e3)
-                statistics.draft_retrievals_ms.append(cost.retrieval_us / 1e3)
+            self._pace.speculator_ms.add(latency_ms)
+            self._pace.draft_forward_ms.add(cost.forward_us / 1e3)
+            statistics.draft_latencies_ms.append(latency_ms)
+            statistics.draft_forwards_ms.append(cost.forward_us / 1e3)
+            statistics.draft_retrievals_ms.append(cost.retrieval_us / 1e3)
+        self._has_drafted = True
 
     def add_continuation(self, base_len: int, continuation: Continuation, now: float) -> None:
         """What the datastore found for the tokens before base_len, possibly nothing."""
@@ -251,6 +258,8 @@ class Job:
                 was_known = bool(self.session.tree.root.children)
                 self._next_chain()
                 self._continuations.ask(was_known=was_known)
+        if self._is_drafting and not self.session.tree.root.children:
+            self._misses[len(self.session.committed)] = now
         self._patience_ms = self._patience()
 
     def wishes(self) -> Wishes:

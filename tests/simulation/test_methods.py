@@ -35,10 +35,18 @@ def texts(temperature: float) -> list[tuple[list[int], list[int]]]:
     return [(prompt, text_of(model, prompt, sampling, NUM_TOKENS + CHAIN_LEN + 1)) for prompt in prompts]
 
 
+FAST = Costs(target_ms={1: 8.0, 32: 9.0}, draft_ms=0.5, draft_row_ms=0.01, one_way_ms=0.45, overhead_ms=0.5)
+WHERE = {
+    "near": CPU,
+    "two forwards away": replace(CPU, one_way_ms=20.0),
+    "twelve forwards away": replace(FAST, one_way_ms=50.0),
+}
+
+
 @cache
-def simulated(temperature: float, params: SpeculationParams) -> Outcome:
+def simulated(temperature: float, params: SpeculationParams, where: str = "near") -> Outcome:
     """All prompts, after one that warms up."""
-    simulation, outcome = Simulation(draft_model(), CPU), Outcome()
+    simulation, outcome = Simulation(draft_model(), WHERE[where]), Outcome()
     sampling = SamplingParams(seed=0, temperature=temperature)
     simulation.generate(*texts(temperature)[0], sampling, params)
     for prompt, text in texts(temperature):
@@ -101,3 +109,14 @@ def test_a_wider_beam_knows_more_and_in_the_end_takes_too_long() -> None:
     narrow, usual, wide = (simulated(0.7, of(Method.CARD, card=CardParams(width))) for width in (5, 16, 200))
     assert usual.hit_rate > narrow.hit_rate
     assert wide.throughput < 0.9 * usual.throughput
+
+
+@pytest.mark.parametrize(("params", "temperature"), [(BEST_FIRST, 0.0), (BEST_FIRST, 1.0), (PEARL, 1.0)])
+def test_a_drafter_that_is_far_away_is_never_waited_for_in_vain(params: SpeculationParams, temperature: float) -> None:
+    plain = simulated(temperature, of(Method.OFF), "twelve forwards away").throughput
+    assert simulated(temperature, params, "twelve forwards away").throughput > 0.97 * plain
+
+
+def test_a_round_trip_of_two_forwards_costs_a_third_at_most() -> None:
+    near, far = simulated(0.0, BEST_FIRST), simulated(0.0, BEST_FIRST, "two forwards away")
+    assert far.throughput > 0.62 * near.throughput  # 0.70

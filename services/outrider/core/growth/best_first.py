@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from itertools import count
 
-from outrider.core.growth.policy import Candidate, Child, Expansion, nodes_of
+from outrider.core.growth.policy import Candidate, Child, Expansion, nodes_of, reach
 from outrider.core.speculation import SpeculationParams
 from outrider.core.statistics import RunningMean
 from outrider.core.tree import DraftTree, Node, NodeState
@@ -44,6 +44,7 @@ class BestFirstGrowth:
         self._num_expanded = params.best_first.num_expanded
         self._num_children = params.best_first.num_children
         self._chain_len = min(FIRST_CHAIN, params.num_speculative_tokens)
+        self._params = params
         self._max_depth = params.lookahead
         self._frontier: list[tuple[float, int, Node]] = []
         self._ranks = count()
@@ -75,6 +76,7 @@ class BestFirstGrowth:
     def foresee(self, stale_tokens: float) -> None:
         """How many tokens the target will be further when what is drafted now has arrived."""
         self._stale_tokens = stale_tokens
+        self._max_depth = reach(self._params.lookahead, self._params.num_speculative_tokens, stale_tokens)
 
     def next_expansion(self, tree: DraftTree) -> Expansion | None:
         """The most promising nodes; the root alone, while nothing is known below it."""

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from heapq import nlargest
 
-from outrider.core.growth.policy import Candidate, Child, Expansion, all_children, nodes_of
+from outrider.core.growth.policy import Candidate, Child, Expansion, all_children, nodes_of, reach
 from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import DraftTree, Node, NodeState
 
@@ -54,7 +54,7 @@ class CardGrowth:
         probability = params.min_path_probability
         self._min_chain_logprob = math.log(probability) if probability > 0 else -math.inf
         self._chain_len = params.num_speculative_tokens
-        self._lookahead = params.lookahead
+        self._lookahead = self._max_depth = params.lookahead
         self._beam_width = params.card.beam_width
         self._num_children = params.card.num_children
         self._is_corrected = params.card.correction
@@ -83,7 +83,7 @@ class CardGrowth:
             return Expansion(tuple(self._refilled[: self._beam_width]), self._num_children)
         # A root of which nothing is known goes through a forward again.
         layer = [tree.root] if self._diverged == [tree.root] else self._layer
-        if not layer or layer[0].position - tree.root.position >= self._lookahead:
+        if not layer or layer[0].position - tree.root.position >= self._max_depth:
             return None
         return Expansion(tuple(layer), self._num_children)
 
@@ -127,7 +127,8 @@ class CardGrowth:
         self._is_awaited = self._chain_is_open(tree, math.log(OPEN_PROBABILITY))
 
     def foresee(self, stale_tokens: float) -> None:
-        """The paper's beam is as wide near the root as far from it."""
+        """The paper's beam is as wide near the root as far from it; but it need not go on for ever."""
+        self._max_depth = reach(self._lookahead, self._chain_len, stale_tokens)
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
         """Every layer; but while the target may be waiting, only with the whole chain."""

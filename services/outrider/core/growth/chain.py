@@ -7,24 +7,29 @@ target verifies.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from outrider.core.growth.policy import Candidate, Child, Expansion, all_children
+from outrider.core.growth.policy import Candidate, Child, Expansion, all_children, reach
 from outrider.core.tree import DraftTree, Node
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChainGrowth:
     """One chain, each node the draft model's most probable draw."""
 
-    max_depth: int
-    """Nodes below the root."""
+    lookahead: int
+    """Most nodes below the root."""
     min_path_logprob: float
     """Growth stops at a node whose path is less probable."""
     chain_len: int
     """Length of the chain that the target verifies at once: a message holds one."""
     min_chain_logprob: float
     """The target's chain ends where its path falls below this, so a first message need not go further."""
+    max_depth: int = field(init=False)
+    """Nodes below the root, by what is known of the distance."""
+
+    def __post_init__(self) -> None:
+        self.max_depth = self.lookahead
 
     def next_expansion(self, tree: DraftTree) -> Expansion | None:
         """The end of the chain, until it is long or improbable enough."""
@@ -45,7 +50,8 @@ class ChainGrowth:
         return []
 
     def foresee(self, stale_tokens: float) -> None:
-        """A chain has no choice."""
+        """A chain has no choice but where it ends."""
+        self.max_depth = reach(self.lookahead, self.chain_len, stale_tokens)
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
         """A whole chain; and, right after a miss, as soon as the target would not verify more."""

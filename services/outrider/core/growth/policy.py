@@ -7,6 +7,7 @@ forwards. One policy belongs to one session, and may keep what it needs between 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -63,10 +64,18 @@ class GrowthPolicy(Protocol):
         """What the last commit makes into nodes without a forward. Asked once after each commit."""
 
     def foresee(self, stale_tokens: float) -> None:
-        """How many tokens further the target will be when what is drafted now has arrived: the round trip in tokens."""
+        """How many tokens further the target will be when what is drafted now has arrived: the round trip in tokens.
+        Until it is known, the tree grows as deep as it may."""
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
         """Whether the unsent nodes are worth a message now, though the tree still grows."""
+
+
+def reach(lookahead: int, chain_len: int, stale_tokens: float) -> int:
+    """How deep a tree is worth growing: what the target has must last for the chain that it verifies now, the next one,
+    and all that it says before it hears more, which after some hits in a row is several times the usual. Never beyond
+    `lookahead`."""
+    return min(lookahead, 3 * chain_len + math.ceil(5 * stale_tokens))
 
 
 def all_children(expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:

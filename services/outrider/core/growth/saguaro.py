@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.core.growth.fan_out import AcceptanceRate, fan_outs
-from outrider.core.growth.policy import Candidate, Child, Expansion
+from outrider.core.growth.policy import Candidate, Child, Expansion, reach
 from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import DraftTree, Node, NodeState
 
@@ -66,7 +66,7 @@ class SaguaroGrowth:
         probability = params.min_path_probability
         self._min_chain_logprob = math.log(probability) if probability > 0 else -math.inf
         self._max_chain_len = params.num_speculative_tokens
-        self._lookahead = params.lookahead
+        self._lookahead = self._max_depth = params.lookahead
         self._is_ratio = params.is_ratio
         self._params = params.saguaro
         self._acceptance_rate = AcceptanceRate()
@@ -90,7 +90,7 @@ class SaguaroGrowth:
         if not self._chain:
             self._begin(tree)
         self._take_in()
-        end, last_position = self._chain[-1], tree.root.position + self._lookahead
+        end, last_position = self._chain[-1], tree.root.position + self._max_depth
         nodes = [end] if end.position < last_position and self._may_expand(end) else []
         if not self._is_alone:
             nodes += [rail.tip for rail in self._rails if rail.tip.position < last_position and self._is_growing(rail)]
@@ -134,7 +134,9 @@ class SaguaroGrowth:
         self._begin(tree)
 
     def foresee(self, stale_tokens: float) -> None:
-        """Outcomes are those of the chain under verification, however far away the target is."""
+        """Outcomes are those of the chain under verification, however far away the target is; their rails and the chain
+        itself end where that is far enough."""
+        self._max_depth = reach(self._lookahead, self._max_chain_len, stale_tokens)
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
         """Everything at once, but a chain that grows alone."""

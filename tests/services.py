@@ -149,10 +149,10 @@ async def running_speculator(max_num_sessions: int = 16, datastore: str = "") ->
 
 @asynccontextmanager
 async def running_edge(
-    *upstreams: str, model: LoadedModel | None = None, **settings: Any
+    *upstreams: str, model: LoadedModel | None = None, settings_model: str = "demo/draft", **settings: Any
 ) -> AsyncIterator[RunningEdge]:
     """An edge with this draft model on a free port; None = one that loads for as long as the test."""
-    told = EdgeSettings(upstream=",".join(upstreams), **settings)
+    told = EdgeSettings(upstream=",".join(upstreams), model=settings_model, **settings)
     service = EdgeService(told)
     if model is not None:
         service.draft_model.drafter = Drafter(model, told)

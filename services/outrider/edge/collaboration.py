@@ -44,6 +44,8 @@ class Collaboration:
         prompt_token_ids: Sequence[TokenId],
         drafter: Drafter,
         target: verifier_pb2.GetInfoResponse,
+        *,
+        may_open_early: bool = True,
     ) -> None:
         """
         Args:
@@ -51,6 +53,7 @@ class Collaboration:
             prompt_token_ids: Empty = not known yet.
             drafter: What drafts.
             target: What the verifier has said of itself.
+            may_open_early: Whether drafts may go up before the verifier has taken the generation on.
         """
         self._request, self._drafter, self._target = request, drafter, target
         self._prompt_token_ids = list(prompt_token_ids)
@@ -65,7 +68,7 @@ class Collaboration:
         self._loop = asyncio.get_running_loop()
         self._drafts: asyncio.Queue[tuple[Draft, DraftCost] | None] = asyncio.Queue()
         self._asks_for_prompt = not self._prompt_token_ids
-        if self._prompt_token_ids:
+        if self._prompt_token_ids and may_open_early:
             self._open_early()
 
     @property

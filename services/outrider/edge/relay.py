@@ -16,7 +16,7 @@ import structlog
 
 from outrider.edge.collaboration import Collaboration
 from outrider.edge.draft_model import DraftModel
-from outrider.edge.upstream import Failure, Upstream, Upstreams, code_of, text_of
+from outrider.edge.upstream import Failure, Upstream, Upstreams, code_of, is_overwritten, text_of
 from outrider.rpc.convert_speculation import METHODS
 from outrider.rpc.errors import RpcError, Unavailable
 from outrider.rpc.peers import wait_before_retry
@@ -30,8 +30,8 @@ log = structlog.get_logger(__name__)
 Write = Callable[[verifier_pb2.GenerateResponse], Awaitable[None]]
 TimeLeft = Callable[[], float | None]
 
-PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
-"""What a verifier says that another one, or the same one later, may not say."""
+PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
+"""What a verifier says, or a proxy before it, that another one, or the same one later, may not say."""
 
 
 class Relay:
@@ -57,15 +57,18 @@ class Relay:
         """
         self._request = verifier_pb2.GenerateRequest()
         self._request.CopyFrom(request)
-        if not request.sampling.HasField("seed"):
-            # Known to whoever goes on with it, and to the drafter before the verifier has said anything.
-            self._request.sampling.seed = secrets.randbits(64)
+        sampling = self._request.sampling
+        if not sampling.HasField("seed") and (not request.resume_token_ids or sampling.temperature == 0):
+            # Known to whoever goes on with it, and to the drafter before the verifier has said anything. An application
+            # that resumes with a seed of its own invention would get a wrong text; the cloud refuses that by name.
+            sampling.seed = secrets.randbits(64)
         self._upstreams, self._draft_model = upstreams, draft_model
         self._write, self._time_left, self._resume_timeout_s = write, time_left, resume_timeout_s
         self._prompt_token_ids = tuple(request.prompt.token_ids.token_ids)
         self._started: verifier_pb2.Started | None = None
         self._target: verifier_pb2.GetInfoResponse | None = None
         self._is_degraded = self._is_finished = False
+        self._was_overwritten = False
         self._num_failures = 0
         self._lost_at: float | None = None
 
@@ -77,18 +80,15 @@ class Relay:
                 await self._attempt(upstream)
             except (grpc.aio.AioRpcError, RpcError) as failure:
                 await self._after(upstream, failure)
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise
-                # So gRPC says it when the other side has cancelled: a proxy, for one.
-                await self._after(upstream, Unavailable(f"{upstream.state.address} cancelled the call"))
 
     async def _after(self, upstream: Upstream, failure: Failure) -> None:
         """Returns when it is time for the next attempt; raises the failure if there shall be none."""
         if self._is_finished:
             return
-        if code_of(failure) not in PASSING:
+        was_overwritten, self._was_overwritten = self._was_overwritten, is_overwritten(failure)
+        if self._was_overwritten and not was_overwritten:
+            return  # once more, with nothing on its way that could hide the answer
+        if code_of(failure) not in PASSING and not (self._started and self._was_overwritten):
             raise failure
         self._upstreams.leave(upstream, failure)
         self._num_failures += 1
@@ -146,7 +146,9 @@ class Relay:
         target: verifier_pb2.GetInfoResponse,
     ) -> str:
         """With drafts of ours. Returns why the verifier does not want them; empty = it did."""
-        collaboration = Collaboration(request, self._prompt_token_ids, drafter, target)
+        collaboration = Collaboration(
+            request, self._prompt_token_ids, drafter, target, may_open_early=not self._was_overwritten
+        )
         call = upstream.stub.Collaborate(collaboration.requests(), timeout=self._time_left())
         has_begun = False
         try:
@@ -177,7 +179,7 @@ class Relay:
                 self._started = response.started
             case "chunk":
                 self._request.resume_token_ids.extend(response.chunk.token_ids)
-                self._num_failures, self._lost_at = 0, None
+                self._num_failures, self._lost_at, self._was_overwritten = 0, None, False
             case "finished":
                 response.finished.summary.degraded |= self._is_degraded
         await self._write(response)

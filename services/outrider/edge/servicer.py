@@ -38,22 +38,14 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
         """Refuses new calls from here on."""
         self._is_draining = True
 
-    @contextmanager
-    def _serving(self, context: Context) -> Iterator[None]:
-        """Turns what the body raises into the status of the call; the cloud's own is passed on as it is."""
-        with rpc_errors(context):
-            if self._is_draining:
-                raise Unavailable("the edge is draining")
-            try:
-                yield
-            except grpc.aio.AioRpcError as error:
-                context.set_code(error.code())
-                context.set_details(error.details() or "")
-                context.set_trailing_metadata(tuple(error.trailing_metadata()))
+    def _check_serving(self) -> None:
+        if self._is_draining:
+            raise Unavailable("the edge is draining")
 
     async def Generate(self, request: verifier_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
         """One generation; the cloud decides, this edge drafts."""
-        with self._serving(context):
+        with _passed_on(context):
+            self._check_serving()
             self.num_sessions += 1
 
             async def write(response: verifier_pb2.GenerateResponse) -> None:
@@ -74,12 +66,13 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self, requests: AsyncIterator[verifier_pb2.CollaborateRequest], context: Context
     ) -> None:
         """For the cloud only: here is a drafter already."""
-        with self._serving(context):
+        with _passed_on(context):
             raise Unimplemented("Collaborate: an edge drafts itself; call Generate here, or Collaborate in the cloud")
 
     async def Tokenize(self, request: verifier_pb2.TokenizeRequest, context: Context) -> verifier_pb2.TokenizeResponse:
         """Text to token ids, by the cloud."""
-        with self._serving(context):
+        with _passed_on(context):
+            self._check_serving()
             return await self._upstreams.ask(lambda stub: stub.Tokenize(request, timeout=context.time_remaining()))
         return verifier_pb2.TokenizeResponse()
 
@@ -87,13 +80,15 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self, request: verifier_pb2.DetokenizeRequest, context: Context
     ) -> verifier_pb2.DetokenizeResponse:
         """Token ids to text, by the cloud."""
-        with self._serving(context):
+        with _passed_on(context):
+            self._check_serving()
             return await self._upstreams.ask(lambda stub: stub.Detokenize(request, timeout=context.time_remaining()))
         return verifier_pb2.DetokenizeResponse()
 
     async def GetInfo(self, request: verifier_pb2.GetInfoRequest, context: Context) -> verifier_pb2.GetInfoResponse:
         """What the cloud is, with this edge's draft model for a speculator."""
-        with self._serving(context):
+        with _passed_on(context):
+            self._check_serving()
             info = await self._upstreams.ask(lambda stub: stub.GetInfo(request, timeout=context.time_remaining()))
             info.speculator.CopyFrom(self._draft_model.peer_info(info.model))
             served = {method for method, value in METHODS_TO_PROTO.items() if value in info.methods}
@@ -101,3 +96,15 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
             info.methods[:] = [METHODS_TO_PROTO[method] for method in methods]
             return info
         return verifier_pb2.GetInfoResponse()
+
+
+@contextmanager
+def _passed_on(context: Context) -> Iterator[None]:
+    """Turns what the body raises into the status of the call; what the cloud has said is passed on as it is."""
+    with rpc_errors(context):
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            context.set_code(error.code())
+            context.set_details(error.details() or "")
+            context.set_trailing_metadata(tuple(error.trailing_metadata()))

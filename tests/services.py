@@ -7,12 +7,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import grpc
 
 from outrider.core.params import Method, RetrievalScope
 from outrider.core.rows import ForwardTimes
 from outrider.core.speculation import SpeculationParams
+from outrider.edge.drafter import Drafter
+from outrider.edge.service import EdgeService
+from outrider.edge.settings import EdgeSettings
 from outrider.models.loading import LoadedModel, load_model
 from outrider.models.text import TextCodec
 from outrider.rpc.limits import SpeculationLimits
@@ -66,6 +70,21 @@ class RunningSpeculator:
     async def is_idle(self) -> bool:
         """As `RunningVerifier.is_idle`."""
         return await _settles(lambda: self.servicer.num_sessions == 0 and self.engine.num_sessions == 0)
+
+
+@dataclass
+class RunningEdge:
+    """An edge that serves."""
+
+    address: str
+    service: EdgeService
+
+    async def is_idle(self) -> bool:
+        """As `RunningVerifier.is_idle`."""
+        drafter = self.service.draft_model.drafter
+        return await _settles(
+            lambda: self.service.servicer.num_sessions == 0 and (drafter is None or drafter.num_sessions == 0)
+        )
 
 
 async def _settles(condition: object) -> bool:
@@ -126,3 +145,23 @@ async def running_speculator(max_num_sessions: int = 16, datastore: str = "") ->
         if peer is not None:
             await peer.close()
         engine.stop()
+
+
+@asynccontextmanager
+async def running_edge(
+    *upstreams: str, model: LoadedModel | None = None, settings_model: str = "demo/draft", **settings: Any
+) -> AsyncIterator[RunningEdge]:
+    """An edge with this draft model on a free port; None = one that loads for as long as the test."""
+    told = EdgeSettings(upstream=",".join(upstreams), model=settings_model, **settings)
+    service = EdgeService(told)
+    if model is not None:
+        service.draft_model.drafter = Drafter(model, told)
+    server = grpc.aio.server()
+    service.register(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield RunningEdge(f"127.0.0.1:{port}", service)
+    finally:
+        await server.stop(0)
+        await service.close()

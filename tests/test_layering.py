@@ -2,7 +2,8 @@
 
 core  <-  models  <-  {verifier, speculator}
 core  <-  rpc (with v1)  <-  {verifier, speculator, datastore}  <-  nobody: services meet only on the wire
-core, rpc, v1  <-  outrider_client
+speculator  <-  edge: an edge is a speculator that dials the verifier instead of being dialled
+core, rpc, v1  <-  outrider_client, and edge  <-  its edge.py alone, which runs one in the application's process
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ OWN_IMPORTS = {
     "verifier": {"core", "models", "rpc", "v1", "verifier"},
     "speculator": {"core", "models", "rpc", "v1", "speculator"},
     "datastore": {"core", "rpc", "v1", "datastore"},
+    "edge": {"core", "models", "rpc", "v1", "speculator", "edge"},
     "v1": {"v1"},
 }
 """Package below `outrider` -> packages below `outrider` that it may import. `version` is free for all."""
@@ -105,6 +107,8 @@ def test_the_client_imports_no_service() -> None:
         allowed = {"core", "rpc", "v1"}
         if path.is_relative_to(CLIENT / "bench"):
             allowed |= {"models"}  # the baselines run the same models without the services
+        if path == CLIENT / "edge.py":
+            allowed |= {"edge"}  # the drafter runs inside the application there
         wrong = own_packages(path) - allowed
         assert not wrong, f"{path.relative_to(ROOT)} imports outrider.{sorted(wrong)}"
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.version import __version__
-from outrider_client import options, prior, talk
+from outrider_client import edge_command, options, prior, talk
 from outrider_client.blocking import BlockingClient
 from outrider_client.child import ChildFailed
 from outrider_client.failures import reported
@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 app.command(epilog=options.METHOD_PARAMS_EPILOG)(talk.generate)
 app.command(epilog=options.METHOD_PARAMS_EPILOG)(talk.chat)
+app.command()(edge_command.edge)
 app.add_typer(prior.app, name="prior")
 
 

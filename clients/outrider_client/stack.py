@@ -1,4 +1,5 @@
-"""All services on this machine: Redis, the datastore, the speculator and the verifier, as processes on loopback.
+"""All services on this machine: Redis, the datastore, the speculator or an edge, and the verifier, as processes on
+loopback.
 
 Used by `outrider up`, by the demo, the benchmark and the end-to-end tests. All that is started here is ended here, in
 reverse order, whatever happens; what cannot be ended in order (SIGKILL of this process) dies with it.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from typing import Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider.v1.verifier_pb2 import GetInfoRequest
+from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
 from outrider_client.child import Child, ChildFailed, wait_for_end
 from outrider_client.local_redis import free_port, running_redis
 
@@ -35,9 +39,11 @@ class StackConfig:
     target_dtype: str = "auto"
     """Number format of the target: "auto", "bfloat16", "float32"."""
     draft: str | None = "demo/draft"
-    """The draft model, as the speculator's --model; None = no speculator."""
+    """The draft model, as --model of the speculator or the edge; None = neither."""
     draft_dtype: str = "float32"
     """Number format of the draft model."""
+    edge: bool = False
+    """Whether the draft model is an edge's, which dials the verifier, instead of a speculator's, which is dialled."""
     datastore: bool = True
     """Whether there is a datastore (and, without redis_url, a Redis)."""
     redis_url: str | None = None
@@ -51,13 +57,15 @@ class StackConfig:
     cores: tuple[int, ...] | None = None
     """The verifier's core, then that of everything else; one stands for both; () = not pinned; None = the first two."""
     delay_ms: float = 0.0
-    """Delay each way between verifier and speculator, in milliseconds; 0 = no proxy between them."""
+    """Delay each way between verifier and speculator (or edge), in milliseconds; 0 = no proxy between them."""
     log_folder: Path | None = None
     """Where the logs go and stay; None = a folder that is deleted at the end."""
     verifier_arguments: tuple[str, ...] = ()
     """More flags for the verifier."""
     speculator_arguments: tuple[str, ...] = ()
     """More flags for the speculator."""
+    edge_arguments: tuple[str, ...] = ()
+    """More flags for the edge."""
 
 
 class Service(Child):
@@ -100,6 +108,7 @@ class LocalStack:
         self.speculator: Service | None = None
         self.proxy: Child | None = None
         self.verifier: Service | None = None
+        self.edge: Service | None = None
         self.log_folder = Path()
         self._on_step = on_step
         self._exits = ExitStack()
@@ -111,6 +120,13 @@ class LocalStack:
             raise ChildFailed("the stack is not running")
         return self.verifier.address
 
+    @property
+    def edge_address(self) -> str:
+        """Where the edge listens. Raises ChildFailed if it was not started."""
+        if self.edge is None:
+            raise ChildFailed("the stack has no edge, or is not running")
+        return self.edge.address
+
     def log_tail(self) -> str:
         """The last lines of the verifier's log."""
         return self.verifier.log_tail() if self.verifier is not None else ""
@@ -118,7 +134,10 @@ class LocalStack:
     @property
     def children(self) -> list[Child]:
         """Everything that has been started, first to last, without Redis."""
-        return [child for child in (self.datastore, self.speculator, self.proxy, self.verifier) if child is not None]
+        speculating = (self.speculator, self.proxy, self.verifier)
+        if self.edge is not None:
+            speculating = (self.verifier, self.proxy, self.edge)
+        return [child for child in (self.datastore, *speculating) if child is not None]
 
     def start(self) -> None:
         """Returns when all services serve. Raises ChildFailed, RedisNotFound or RedisFailed; then nothing is left."""
@@ -148,17 +167,26 @@ class LocalStack:
             self.redis_url = config.redis_url or self._exits.enter_context(running_redis(self.log_folder))
             self.datastore = self._spawn("datastore", ("--redis-url", self.redis_url), other_core)
             peers += ("--datastore", self.datastore.address)
-        if config.draft is not None:
-            flags = ("--model", config.draft, "--dtype", config.draft_dtype, *model_arguments, *peers)
+        draft_flags = ("--model", config.draft or "", "--dtype", config.draft_dtype, *model_arguments)
+        if config.draft is not None and not config.edge:
+            flags = (*draft_flags, *peers)
             self.speculator = self._spawn("speculator", flags + config.speculator_arguments, other_core)
             peers += ("--speculator", self._behind_proxy(self.speculator.address, other_core))
         flags = ("--model", config.target, "--dtype", config.target_dtype, *model_arguments)
-        self.verifier = self._spawn("verifier", flags + peers + config.verifier_arguments, verifier_core, config.listen)
-        for service in (self.datastore, self.speculator, self.verifier):
+        flags += peers + config.verifier_arguments
+        listen = _chosen(config.listen) if config.edge else config.listen
+        self.verifier = self._spawn("verifier", flags, verifier_core, listen)
+        if config.draft is not None and config.edge:
+            upstream = self._behind_proxy(self.verifier.address, other_core)
+            flags = ("--upstream", upstream, *draft_flags, *config.edge_arguments)
+            self.edge = self._spawn("edge", flags, other_core)
+        for service in (self.datastore, self.speculator, self.verifier, self.edge):
             if service is not None:
                 self._on_step(f"loading the {service.name}")
                 service.wait_listening()
                 service.wait_serving()
+        if self.edge is not None:
+            _wait_drafting(self.edge)
 
     def _spawn(self, name: str, flags: tuple[str, ...], cores: set[int], listen: str | None = None) -> Service:
         """Starts a service without waiting for it: they load at the same time, knowing each other's addresses."""
@@ -207,6 +235,29 @@ def termination_as_exit() -> Iterator[None]:
 def _free_address() -> str:
     """An address that nobody listens on just now. If another program takes it first, the service says so and ends."""
     return f"127.0.0.1:{free_port()}"
+
+
+def _chosen(address: str) -> str:
+    """An address with its port chosen, for a service whose address others are told before it listens there."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{free_port()}" if port == "0" else address
+
+
+def _wait_drafting(edge: Service, timeout_s: float = LOAD_TIMEOUT_S) -> None:
+    """Returns when an edge drafts: it serves before. Raises ChildFailed."""
+    deadline = time.monotonic() + timeout_s
+    reason = ""
+    with grpc.insecure_channel(edge.address) as channel:
+        stub = VerifierServiceStub(channel)
+        while edge.is_running and time.monotonic() < deadline:
+            speculator = stub.GetInfo(GetInfoRequest(), timeout=timeout_s).speculator
+            if speculator.connected:
+                return
+            reason = speculator.last_error
+            if "loading" not in reason:
+                break
+            time.sleep(0.05)
+    raise edge.failure(f"does not draft: {reason}")
 
 
 def _cores(wanted: tuple[int, ...] | None) -> tuple[set[int], set[int]]:

@@ -20,7 +20,7 @@ from outrider_client.stack import ANY_PORT, Service
 
 pytestmark = pytest.mark.slow
 
-SERVICES = ("verifier", "speculator", "datastore")
+SERVICES = ("verifier", "speculator", "datastore", "edge")
 Status = health_pb2.HealthCheckResponse
 
 

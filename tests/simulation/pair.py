@@ -21,6 +21,7 @@ from outrider.core.session import SessionSpec
 from outrider.core.speculation import SpeculationParams
 from outrider.core.statistics import Statistics
 from outrider.core.tree import Node
+from outrider.core.ways import opening_params
 from outrider.models.cache import CacheShape, KVCache
 from outrider.models.loading import LoadedModel
 from outrider.models.ratio import candidates
@@ -29,7 +30,6 @@ from outrider.models.sampler import Sampler
 from outrider.speculator.drafting import Drafting, DraftingSpec
 from outrider.verifier.job import Job
 from outrider.verifier.pace import Pace
-from outrider.verifier.pilot import opening_params
 
 NO_CONTENT = CacheShape(num_layers=1, num_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
 STEP_MS = 0.05

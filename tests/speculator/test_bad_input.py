@@ -138,7 +138,7 @@ async def test_a_bad_commit_is_refused_by_name(stub: Any, speculator: RunningSpe
 
 
 def steering(**fields: Any) -> speculator_pb2.SpeculateRequest:
-    return speculator_pb2.SpeculateRequest(steering=speculator_pb2.Steering(**fields))
+    return speculator_pb2.SpeculateRequest(steering=types_pb2.Steering(**fields))
 
 
 BAD_STEERINGS = {

@@ -9,6 +9,7 @@ import pytest
 from outrider.core.params import AcceptanceRule, Method, RetrievalScope, Rows
 from outrider.core.session import SessionSpec
 from outrider.core.speculation import SpeculationParams
+from outrider.core.ways import params_of, ways_of
 from outrider.models.text import TextCodec
 from outrider.rpc.convert_speculation import METHODS_TO_PROTO, speculation_from_proto, speculation_to_proto
 from outrider.rpc.errors import FailedPrecondition
@@ -16,7 +17,6 @@ from outrider.rpc.limits import SpeculationLimits
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.verifier.__main__ import _limits
 from outrider.verifier.admission import Limits, session_spec
-from outrider.verifier.pilot import params_of, ways_of
 from outrider.verifier.settings import VerifierSettings
 from tests.services import target_model
 

@@ -159,3 +159,85 @@ async def test_generations_with_and_without_chains_share_forwards_and_keep_their
 
     texts = await asyncio.gather(*(job() for _ in range(4) for job in (drafted, lambda: plain_text(stub))))
     assert texts == [text] * 8
+
+
+async def steered(stub: Any, verifier: RunningVerifier, method: int, forward_us: int) -> list[Any]:
+    """All events of a generation whose caller answers each commit with one wrong token, and says what that took."""
+    opening = verifier_pb2.CollaborateOpen(
+        handshake=handshake(verifier), request=request(method), wants_prompt_token_ids=True
+    )
+    messages: asyncio.Queue[verifier_pb2.CollaborateRequest] = asyncio.Queue()
+    messages.put_nowait(verifier_pb2.CollaborateRequest(open=opening))
+
+    async def requests() -> AsyncIterator[verifier_pb2.CollaborateRequest]:
+        while True:
+            yield await messages.get()
+
+    events: list[Any] = []
+    length = 0
+    async for response in stub.Collaborate(requests()):
+        events.append(response)
+        length += response.started.num_prompt_tokens + len(response.chunk.token_ids)
+        if response.WhichOneof("event") in ("started", "chunk"):
+            draft = types_pb2.Draft(base_len=length, first_node_id=length, parent_offsets=[0], token_ids=[1])
+            message = verifier_pb2.CollaborateRequest(draft=draft, forward_us=forward_us, retrieval_us=7)
+            messages.put_nowait(message)
+        if response.WhichOneof("event") == "finished":
+            break  # a message that is written while a call ends spoils its status
+    return events
+
+
+async def test_the_caller_hears_first_how_to_draft(stub: Any, verifier: RunningVerifier) -> None:
+    events = await steered(stub, verifier, types_pb2.METHOD_AUTO, 1000)
+    assert [event.WhichOneof("event") for event in events[:2]] == ["started", "steering"]
+    told = events[1].steering.speculation
+    assert (told.method, told.rows) == (types_pb2.METHOD_BEST_FIRST, types_pb2.ROWS_TREE)
+    assert told.HasField("num_speculative_tokens")
+    assert told.HasField("lookahead")
+
+
+async def test_the_caller_hears_what_the_prompt_is_if_it_asks(stub: Any, verifier: RunningVerifier) -> None:
+    prompt = request(types_pb2.METHOD_PEARL).prompt
+    expected = list((await stub.Tokenize(verifier_pb2.TokenizeRequest(prompt=prompt))).token_ids)
+    asked = (await steered(stub, verifier, types_pb2.METHOD_PEARL, 1000))[0].started
+    assert list(asked.prompt_token_ids) == expected
+    opening = verifier_pb2.CollaborateOpen(handshake=handshake(verifier), request=request(types_pb2.METHOD_PEARL))
+    unasked = await stub.Collaborate(iter([verifier_pb2.CollaborateRequest(open=opening)])).read()
+    assert not unasked.started.prompt_token_ids
+    responses = [response async for response in stub.Generate(request(types_pb2.METHOD_OFF))]
+    assert not responses[0].started.prompt_token_ids
+
+
+async def test_what_a_draft_has_cost_is_no_round_trip(stub: Any, verifier: RunningVerifier) -> None:
+    """The caller claims 50 ms for each draft, far more than it takes: no time is left for the way."""
+    quick = await steered(stub, verifier, types_pb2.METHOD_SPECULATIVE, 0)
+    slow = await steered(stub, verifier, types_pb2.METHOD_SPECULATIVE, 50_000)
+    times = slow[-1].finished.summary.times_p50
+    assert (times.draft_forward_ms, times.draft_retrieval_ms) == (50, 0.007)
+    assert times.draft_latency_ms > 0
+    measured = [
+        event.steering
+        for event in quick[2:]
+        if event.WhichOneof("event") == "steering" and event.steering.round_trip_us
+    ]
+    assert measured[0].forward_us > 0
+    assert measured[0].round_trip_us > 1
+    last = [event.steering for event in slow if event.WhichOneof("event") == "steering"][-1]
+    assert last.round_trip_us == 1
+
+
+async def test_a_caller_is_waited_for_as_a_speculator_is(stub: Any, verifier: RunningVerifier) -> None:
+    """Draft, then verify: from the first round on, no verification goes without a draft."""
+    summary = (await steered(stub, verifier, types_pb2.METHOD_SPECULATIVE, 100))[-1].finished.summary
+    assert summary.num_empty_rounds <= 1  # the last token needs none
+    assert summary.num_drafted_tokens >= summary.num_rounds - 1
+    assert not summary.degraded
+
+
+@pytest.mark.parametrize("field", ["forward_us", "retrieval_us"])
+async def test_an_opening_has_cost_nothing(stub: Any, verifier: RunningVerifier, field: str) -> None:
+    opening = verifier_pb2.CollaborateOpen(handshake=handshake(verifier), request=request(types_pb2.METHOD_PEARL))
+    message = verifier_pb2.CollaborateRequest(open=opening, **{field: 5})
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Collaborate(iter([message])).read()
+    assert caught.value.details() == f"{field} must be unset in a message without a draft, got 5"

@@ -23,6 +23,7 @@ from outrider.rpc.convert import draft_from_proto, sampling_to_proto
 from outrider.rpc.convert_speculation import speculation_to_proto
 from outrider.rpc.handshake import Model, handshake
 from outrider.rpc.server import CHANNEL_OPTIONS
+from outrider.rpc.steering import steering_to_proto
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
 
 log = structlog.get_logger(__name__)
@@ -215,7 +216,7 @@ class SpeculationStream:
         while True:
             if self._is_steered:
                 self._is_steered = False
-                yield speculator_pb2.SpeculateRequest(steering=_steering_to_proto(self._steering))
+                yield speculator_pb2.SpeculateRequest(steering=steering_to_proto(self._steering))
             await self._fresh.wait()
             self._fresh.clear()
             fresh = self._committed[sent:]
@@ -223,11 +224,3 @@ class SpeculationStream:
                 commit = types_pb2.Commit(base_len=sent, token_ids=fresh, acknowledged_node_id=self._last_node_id)
                 sent += len(fresh)
                 yield speculator_pb2.SpeculateRequest(commit=commit)
-
-
-def _steering_to_proto(steering: Steering) -> speculator_pb2.Steering:
-    """What is unset means: as before."""
-    message = speculator_pb2.Steering(forward_us=steering.forward_us, round_trip_us=steering.round_trip_us)
-    if steering.speculation is not None:
-        message.speculation.CopyFrom(speculation_to_proto(steering.speculation))
-    return message

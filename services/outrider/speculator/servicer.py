@@ -21,22 +21,20 @@ from outrider.rpc.errors import (
     ResourceExhausted,
     RpcError,
     Unavailable,
-    Unimplemented,
     invalid_argument,
     rpc_errors,
 )
 from outrider.rpc.handshake import check_handshake, model_info
 from outrider.rpc.limits import SpeculationLimits
+from outrider.rpc.steering import DRAFTED, check_drafted, steering_from_proto
 from outrider.speculator.drafting import DraftingSpec
 from outrider.speculator.engine import Engine
-from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
+from outrider.v1 import speculator_pb2, speculator_pb2_grpc
 from outrider.version import __version__
 
 log = structlog.get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
-METHODS = tuple(method for method in Method if method.needs_draft_model)
-"""What there is a growth policy for. METHOD_AUTO is not: the verifier chooses, and says what."""
 DEFAULTS = SpeculationParams(Method.PEARL, num_speculative_tokens=8, lookahead=32)
 """The verifier sets every field; these stand in for a caller that does not."""
 LIMITS = SpeculationLimits()
@@ -169,9 +167,10 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
                         if fresh:
                             engine.commit(stream.session_id, fresh, request.commit.acknowledged_node_id)
                     case "steering":
-                        steering = request.steering
-                        speculation = _steered(steering, opened)
-                        engine.steer(stream.session_id, speculation, steering.forward_us, steering.round_trip_us)
+                        steering = steering_from_proto(request.steering, opened, LIMITS)
+                        engine.steer(
+                            stream.session_id, steering.speculation, steering.forward_us, steering.round_trip_us
+                        )
                     case _:
                         raise InvalidArgument("event", "must be commit or steering after the first message")
         except RpcError as error:
@@ -204,7 +203,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         if not opening.sampling.HasField("seed"):
             raise InvalidArgument("open.sampling.seed", "must be set: drafts share the target's noise")
         speculation = speculation_from_proto(opening.speculation, DEFAULTS, LIMITS)
-        _check_method(speculation.method)
+        check_drafted(speculation.method)
         self._num_opened += 1
         return DraftingSpec(
             # The caller's name for its logs, made unique here: a stream that is opened again is another session.
@@ -226,39 +225,9 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             model, _ = self._loaded()
             return speculator_pb2.SpeculatorServiceGetInfoResponse(
                 model=model_info(model),
-                methods=[METHODS_TO_PROTO[method] for method in METHODS],
+                methods=[METHODS_TO_PROTO[method] for method in DRAFTED],
                 max_num_sessions=self._max_num_sessions,
                 num_sessions=self.num_sessions,
                 version=__version__,
             )
         return speculator_pb2.SpeculatorServiceGetInfoResponse()
-
-
-def _check_method(method: Method) -> None:
-    if method is Method.AUTO:
-        raise Unimplemented("speculation.method auto: the verifier chooses, and says what it has chosen")
-    if method not in METHODS:
-        raise Unimplemented(f"speculation.method {method.value} needs no speculator")
-
-
-def _steered(steering: speculator_pb2.Steering, opened: SpeculationParams) -> SpeculationParams | None:
-    """How to go on; Method.OFF = pause, None = as before."""
-    if not steering.HasField("speculation"):
-        return None
-    message = types_pb2.SpeculationParams()
-    message.CopyFrom(steering.speculation)
-    if message.method != types_pb2.METHOD_OFF:
-        rule, known = message.acceptance_rule, opened.acceptance_rule
-        _check_as_opened("acceptance_rule", rule or known.value, known.value)
-        message.acceptance_rule = known.value  # type: ignore[assignment]  # the values are those of the wire
-        if not opened.is_ratio and not message.HasField("shared_noise"):
-            message.shared_noise = opened.shared_noise
-    speculation = speculation_from_proto(message, opened, LIMITS)
-    if speculation.method is not Method.OFF:
-        _check_method(speculation.method)
-        _check_as_opened("shared_noise", speculation.shared_noise, opened.shared_noise)
-    return speculation
-
-
-def _check_as_opened(field: str, value: object, opened: object) -> None:
-    check(value == opened, f"speculation.{field}", f"{opened}, as the stream was opened", value)

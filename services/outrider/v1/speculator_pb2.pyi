@@ -14,18 +14,8 @@ class SpeculateRequest(_message.Message):
     STEERING_FIELD_NUMBER: _ClassVar[int]
     open: SpeculateOpen
     commit: _types_pb2.Commit
-    steering: Steering
-    def __init__(self, open: _Optional[_Union[SpeculateOpen, _Mapping]] = ..., commit: _Optional[_Union[_types_pb2.Commit, _Mapping]] = ..., steering: _Optional[_Union[Steering, _Mapping]] = ...) -> None: ...
-
-class Steering(_message.Message):
-    __slots__ = ("speculation", "forward_us", "round_trip_us")
-    SPECULATION_FIELD_NUMBER: _ClassVar[int]
-    FORWARD_US_FIELD_NUMBER: _ClassVar[int]
-    ROUND_TRIP_US_FIELD_NUMBER: _ClassVar[int]
-    speculation: _types_pb2.SpeculationParams
-    forward_us: int
-    round_trip_us: int
-    def __init__(self, speculation: _Optional[_Union[_types_pb2.SpeculationParams, _Mapping]] = ..., forward_us: _Optional[int] = ..., round_trip_us: _Optional[int] = ...) -> None: ...
+    steering: _types_pb2.Steering
+    def __init__(self, open: _Optional[_Union[SpeculateOpen, _Mapping]] = ..., commit: _Optional[_Union[_types_pb2.Commit, _Mapping]] = ..., steering: _Optional[_Union[_types_pb2.Steering, _Mapping]] = ...) -> None: ...
 
 class SpeculateOpen(_message.Message):
     __slots__ = ("handshake", "session_id", "committed_token_ids", "num_prompt_tokens", "sampling", "speculation")

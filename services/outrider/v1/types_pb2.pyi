@@ -244,6 +244,16 @@ class Commit(_message.Message):
     acknowledged_node_id: int
     def __init__(self, base_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., acknowledged_node_id: _Optional[int] = ...) -> None: ...
 
+class Steering(_message.Message):
+    __slots__ = ("speculation", "forward_us", "round_trip_us")
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_US_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_US_FIELD_NUMBER: _ClassVar[int]
+    speculation: SpeculationParams
+    forward_us: int
+    round_trip_us: int
+    def __init__(self, speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., forward_us: _Optional[int] = ..., round_trip_us: _Optional[int] = ...) -> None: ...
+
 class Draft(_message.Message):
     __slots__ = ("base_len", "first_node_id", "parent_offsets", "token_ids", "costs", "source", "q_rows")
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]

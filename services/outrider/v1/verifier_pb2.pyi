@@ -70,14 +70,16 @@ class GenerateResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("session_id", "seed", "num_prompt_tokens")
+    __slots__ = ("session_id", "seed", "num_prompt_tokens", "prompt_token_ids")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     seed: int
     num_prompt_tokens: int
-    def __init__(self, session_id: _Optional[str] = ..., seed: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ...) -> None: ...
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_id: _Optional[str] = ..., seed: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("token_ids", "sources", "text", "num_drafted")
@@ -170,30 +172,38 @@ class RoundTimes(_message.Message):
     def __init__(self, round_ms: _Optional[float] = ..., forward_ms: _Optional[float] = ..., wait_ms: _Optional[float] = ..., overhead_ms: _Optional[float] = ..., draft_latency_ms: _Optional[float] = ..., draft_forward_ms: _Optional[float] = ..., retrieval_ms: _Optional[float] = ..., draft_retrieval_ms: _Optional[float] = ...) -> None: ...
 
 class CollaborateRequest(_message.Message):
-    __slots__ = ("open", "draft")
+    __slots__ = ("open", "draft", "forward_us", "retrieval_us")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_US_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_US_FIELD_NUMBER: _ClassVar[int]
     open: CollaborateOpen
     draft: _types_pb2.Draft
-    def __init__(self, open: _Optional[_Union[CollaborateOpen, _Mapping]] = ..., draft: _Optional[_Union[_types_pb2.Draft, _Mapping]] = ...) -> None: ...
+    forward_us: int
+    retrieval_us: int
+    def __init__(self, open: _Optional[_Union[CollaborateOpen, _Mapping]] = ..., draft: _Optional[_Union[_types_pb2.Draft, _Mapping]] = ..., forward_us: _Optional[int] = ..., retrieval_us: _Optional[int] = ...) -> None: ...
 
 class CollaborateOpen(_message.Message):
-    __slots__ = ("handshake", "request")
+    __slots__ = ("handshake", "request", "wants_prompt_token_ids")
     HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    WANTS_PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     handshake: _types_pb2.Handshake
     request: GenerateRequest
-    def __init__(self, handshake: _Optional[_Union[_types_pb2.Handshake, _Mapping]] = ..., request: _Optional[_Union[GenerateRequest, _Mapping]] = ...) -> None: ...
+    wants_prompt_token_ids: bool
+    def __init__(self, handshake: _Optional[_Union[_types_pb2.Handshake, _Mapping]] = ..., request: _Optional[_Union[GenerateRequest, _Mapping]] = ..., wants_prompt_token_ids: _Optional[bool] = ...) -> None: ...
 
 class CollaborateResponse(_message.Message):
-    __slots__ = ("started", "chunk", "finished")
+    __slots__ = ("started", "chunk", "finished", "steering")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    STEERING_FIELD_NUMBER: _ClassVar[int]
     started: Started
     chunk: Chunk
     finished: Finished
-    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+    steering: _types_pb2.Steering
+    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., steering: _Optional[_Union[_types_pb2.Steering, _Mapping]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("prompt",)

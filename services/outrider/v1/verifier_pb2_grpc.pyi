@@ -61,9 +61,11 @@ class VerifierServiceStub:
     Example flow:
       1. caller   -> CollaborateOpen {handshake, request}
       2. verifier -> Started
-      3. caller   -> Draft                       whenever it has grown its tree
-      4. verifier -> Chunk                       whenever tokens were committed
-      5. verifier -> Finished; drafts that arrive later are ignored
+      3. verifier -> Steering                    how the tree is to grow: a method that a drafter knows, all its parameters set
+      4. caller   -> Draft                       whenever it has grown its tree
+      5. verifier -> Chunk                       whenever tokens were committed
+      6. verifier -> Steering                    whenever there is news: times measured, another way of METHOD_AUTO
+      7. verifier -> Finished; drafts that arrive later are ignored
     The caller may half-close at any time: the generation goes on without drafts. `request.speculation.method` must be a method
     with a draft model: the caller is that model.
 
@@ -119,9 +121,11 @@ class VerifierServiceAsyncStub(VerifierServiceStub):
     Example flow:
       1. caller   -> CollaborateOpen {handshake, request}
       2. verifier -> Started
-      3. caller   -> Draft                       whenever it has grown its tree
-      4. verifier -> Chunk                       whenever tokens were committed
-      5. verifier -> Finished; drafts that arrive later are ignored
+      3. verifier -> Steering                    how the tree is to grow: a method that a drafter knows, all its parameters set
+      4. caller   -> Draft                       whenever it has grown its tree
+      5. verifier -> Chunk                       whenever tokens were committed
+      6. verifier -> Steering                    whenever there is news: times measured, another way of METHOD_AUTO
+      7. verifier -> Finished; drafts that arrive later are ignored
     The caller may half-close at any time: the generation goes on without drafts. `request.speculation.method` must be a method
     with a draft model: the caller is that model.
 
@@ -186,9 +190,11 @@ class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
         Example flow:
           1. caller   -> CollaborateOpen {handshake, request}
           2. verifier -> Started
-          3. caller   -> Draft                       whenever it has grown its tree
-          4. verifier -> Chunk                       whenever tokens were committed
-          5. verifier -> Finished; drafts that arrive later are ignored
+          3. verifier -> Steering                    how the tree is to grow: a method that a drafter knows, all its parameters set
+          4. caller   -> Draft                       whenever it has grown its tree
+          5. verifier -> Chunk                       whenever tokens were committed
+          6. verifier -> Steering                    whenever there is news: times measured, another way of METHOD_AUTO
+          7. verifier -> Finished; drafts that arrive later are ignored
         The caller may half-close at any time: the generation goes on without drafts. `request.speculation.method` must be a method
         with a draft model: the caller is that model.
 

@@ -11,14 +11,15 @@ from outrider.core.retrieval import NO_COPIES
 from outrider.core.retrieval_plan import target_plan
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
+from outrider.core.steering import Steering
 from outrider.core.tree import Draft, DraftCost
+from outrider.core.ways import opening_params
 from outrider.rpc.errors import RpcError, Unavailable
 from outrider.rpc.peers import SpeculationSpec, SpeculationStream, SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer, RetrievalStream
 from outrider.verifier.continuations import Question
 from outrider.verifier.engine import Engine
 from outrider.verifier.job import Wishes
-from outrider.verifier.pilot import opening_params
 
 HIGH_WATER = 64
 """Verdicts that a slow reader may be behind before its generation pauses."""
@@ -33,12 +34,16 @@ class Generation:
         engine: Engine,
         speculator: SpeculatorPeer | None,
         datastore: DatastorePeer | None,
+        *,
+        brings_drafts: bool = False,
     ) -> None:
+        """`brings_drafts`: whether the caller supplies the drafts itself; then `speculator` is None."""
         self.spec = spec
         self.statistics = Statistics()
         """Complete once the last verdict is there."""
         self._engine = engine
-        self._verdicts: asyncio.Queue[Verdict | RpcError] = asyncio.Queue()
+        self._events: asyncio.Queue[Verdict | Steering | RpcError] = asyncio.Queue()
+        self._brings_drafts = brings_drafts
         self._is_paused = False
         self._speculation: SpeculationStream | None = None
         self._retrieval: RetrievalStream | None = None
@@ -47,9 +52,11 @@ class Generation:
         plan, tiers = target_plan(spec.speculation), None
         if datastore is not None and plan is not None:
             tiers = datastore.tiers(spec.speculation.retrieval_scope) if plan.is_in_process else NO_COPIES
-        engine.open(spec, self, tiers, has_drafter=speculator is not None)
+        engine.open(spec, self, tiers, has_drafter=speculator is not None or brings_drafts)
+        opened = opening_params(spec.speculation)
+        if brings_drafts:
+            self._events.put_nowait(Steering(opened))
         if speculator is not None and spec.speculation.method.has_draft_model:
-            opened = opening_params(spec.speculation)
             told = SpeculationSpec(spec.session_id, len(spec.prompt_token_ids), spec.sampling, opened)
             self._speculation = speculator.speculate(told, committed, self)
         if datastore is not None and retrieves:
@@ -65,21 +72,22 @@ class Generation:
             )
             self._retrieval.look_up()
 
-    async def verdicts(self) -> AsyncIterator[Verdict]:
-        """The rounds' verdicts, until the one with a finish reason.
+    async def events(self) -> AsyncIterator[Verdict | Steering]:
+        """The rounds' verdicts, until the one with a finish reason; to a caller that brings the drafts, also how to go
+        on with them: once before the first verdict, and whenever there is news.
 
         Raises:
             Unavailable: the engine could not go on.
         """
         while True:
-            item = await self._verdicts.get()
+            item = await self._events.get()
             if isinstance(item, RpcError):
                 raise item
-            if self._is_paused and self._verdicts.qsize() < HIGH_WATER // 2:
+            if self._is_paused and self._events.qsize() < HIGH_WATER // 2:
                 self._is_paused = False
                 self._engine.pause(self.spec.session_id, False)
             yield item
-            if item.finish_reason is not None:
+            if isinstance(item, Verdict) and item.finish_reason is not None:
                 return
 
     def close(self) -> None:
@@ -104,8 +112,10 @@ class Generation:
             self._retrieval.commit(verdict.token_ids, verdict.rejected_token_id, verdict.sources)
             if wishes.question is not None and not is_over:
                 self._retrieval.look_up(wishes.question)
-        self._verdicts.put_nowait(verdict)
-        if self._verdicts.qsize() >= HIGH_WATER and not self._is_paused:
+        self._events.put_nowait(verdict)
+        if self._brings_drafts and wishes.steering is not None and not is_over:
+            self._events.put_nowait(wishes.steering)
+        if self._events.qsize() >= HIGH_WATER and not self._is_paused:
             self._is_paused = True
             self._engine.pause(self.spec.session_id, True)
 
@@ -120,7 +130,7 @@ class Generation:
 
     def fail(self, error: RpcError) -> None:
         """Ends the generation with an error."""
-        self._verdicts.put_nowait(error)
+        self._events.put_nowait(error)
 
     # From the peers.
 

@@ -10,8 +10,9 @@ from typing import Any
 import grpc
 import structlog
 
-from outrider.core.params import Method
+from outrider.core.params import Method, check
 from outrider.core.session import SessionSpec, Verdict
+from outrider.core.steering import Steering
 from outrider.core.tree import DraftCost
 from outrider.models.loading import LoadedModel
 from outrider.models.text import TextCodec, TextStream
@@ -27,7 +28,8 @@ from outrider.rpc.errors import DeadlineExceeded, InvalidArgument, ResourceExhau
 from outrider.rpc.handshake import check_handshake, model_info
 from outrider.rpc.peers import PeerState, SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer
-from outrider.v1 import verifier_pb2, verifier_pb2_grpc
+from outrider.rpc.steering import steering_to_proto
+from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.verifier.admission import Limits, missing_peer, prompt_token_ids, session_spec
 from outrider.verifier.engine import Engine
 from outrider.verifier.generation import Generation
@@ -35,7 +37,7 @@ from outrider.version import __version__
 
 log = structlog.get_logger(__name__)
 
-Event = verifier_pb2.Started | verifier_pb2.Chunk | verifier_pb2.Finished
+Event = verifier_pb2.Started | verifier_pb2.Chunk | verifier_pb2.Finished | types_pb2.Steering
 Context = grpc.aio.ServicerContext[Any, Any]
 # The stubs know only generators; a method that writes to its context can put a deadline on each write.
 
@@ -98,20 +100,25 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             first = await anext(aiter(requests), None)
             if first is None or first.WhichOneof("event") != "open":
                 raise InvalidArgument("event", "must be open in the first message")
+            _check_costs(first)
             check_handshake(first.open.handshake, serving.model)
             spec = session_spec(first.open.request, serving.model, serving.codec, serving.limits, brings_drafts=True)
-            generation = self._admit(spec, serving, None)
-            generation.on_attached()
+            generation = self._admit(spec, serving, None, brings_drafts=True)
             reader = asyncio.create_task(_read_drafts(requests, generation))
             try:
                 await self._stream(
-                    generation, serving, lambda event: context.write(_response(event, verifier_pb2.CollaborateResponse))
+                    generation,
+                    serving,
+                    lambda event: context.write(_collaborate_response(event)),
+                    shows_prompt=first.open.wants_prompt_token_ids,
                 )
             finally:
                 reader.cancel()
                 self._dismiss(generation)
 
-    def _admit(self, spec: SessionSpec, serving: Serving, speculator: SpeculatorPeer | None) -> Generation:
+    def _admit(
+        self, spec: SessionSpec, serving: Serving, speculator: SpeculatorPeer | None, *, brings_drafts: bool = False
+    ) -> Generation:
         if self.num_sessions >= self._max_num_sessions:
             raise ResourceExhausted(f"the verifier has all {self._max_num_sessions} sessions in use")
         self.num_sessions += 1
@@ -122,7 +129,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             num_prompt_tokens=len(spec.prompt_token_ids),
             max_tokens=spec.max_tokens,
         )
-        return Generation(spec, serving.engine, speculator, serving.datastore)
+        return Generation(spec, serving.engine, speculator, serving.datastore, brings_drafts=brings_drafts)
 
     def _dismiss(self, generation: Generation) -> None:
         self.num_sessions -= 1
@@ -130,24 +137,35 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         log.info("session.ended", session_id=generation.spec.session_id, num_rounds=generation.statistics.num_rounds)
 
     async def _stream(
-        self, generation: Generation, serving: Serving, write: Callable[[Event], Awaitable[None]]
+        self,
+        generation: Generation,
+        serving: Serving,
+        write: Callable[[Event], Awaitable[None]],
+        *,
+        shows_prompt: bool = False,
     ) -> None:
-        """Started, a chunk for each round, Finished."""
+        """Started, a chunk for each round, Finished; between them what a caller that brings drafts should know."""
         spec = generation.spec
         await self._write(
             write,
             verifier_pb2.Started(
-                session_id=spec.session_id, seed=spec.sampling.seed, num_prompt_tokens=len(spec.prompt_token_ids)
+                session_id=spec.session_id,
+                seed=spec.sampling.seed,
+                num_prompt_tokens=len(spec.prompt_token_ids),
+                prompt_token_ids=spec.prompt_token_ids if shows_prompt else (),
             ),
         )
         text = serving.codec.stream()
         text.step(spec.resume_token_ids)
-        async for verdict in generation.verdicts():
-            chunk = _chunk(verdict, text)
+        async for event in generation.events():
+            if isinstance(event, Steering):
+                await self._write(write, steering_to_proto(event))
+                continue
+            chunk = _chunk(event, text)
             if chunk is not None:
                 await self._write(write, chunk)
-            if verdict.finish_reason is not None:
-                await self._write(write, _finished(generation, verdict))
+            if event.finish_reason is not None:
+                await self._write(write, _finished(generation, event))
 
     async def _write(self, write: Callable[[Event], Awaitable[None]], event: Event) -> None:
         try:
@@ -205,19 +223,37 @@ async def _read_drafts(requests: AsyncIterator[verifier_pb2.CollaborateRequest],
         if request.WhichOneof("event") != "draft":
             generation.fail(InvalidArgument("event", "must be draft after the first message"))
             return
-        generation.on_draft(draft_from_proto(request.draft), DraftCost())
+        generation.on_draft(draft_from_proto(request.draft), DraftCost(request.forward_us, request.retrieval_us))
     generation.on_detached()
 
 
-def _response(
-    event: Event,
-    kind: type[verifier_pb2.GenerateResponse | verifier_pb2.CollaborateResponse] = verifier_pb2.GenerateResponse,
-) -> verifier_pb2.GenerateResponse | verifier_pb2.CollaborateResponse:
-    if isinstance(event, verifier_pb2.Chunk):
-        return kind(chunk=event)
-    if isinstance(event, verifier_pb2.Started):
-        return kind(started=event)
-    return kind(finished=event)
+def _check_costs(opening: verifier_pb2.CollaborateRequest) -> None:
+    """What a draft has cost can only be said with one."""
+    for field in ("forward_us", "retrieval_us"):
+        value = getattr(opening, field)
+        check(value == 0, field, "unset in a message without a draft", value)
+
+
+def _response(event: Event) -> verifier_pb2.GenerateResponse:
+    match event:
+        case verifier_pb2.Chunk():
+            return verifier_pb2.GenerateResponse(chunk=event)
+        case verifier_pb2.Started():
+            return verifier_pb2.GenerateResponse(started=event)
+        case verifier_pb2.Finished():
+            return verifier_pb2.GenerateResponse(finished=event)
+    raise TypeError("only a caller that brings drafts is told how to")
+
+
+def _collaborate_response(event: Event) -> verifier_pb2.CollaborateResponse:
+    match event:
+        case verifier_pb2.Chunk():
+            return verifier_pb2.CollaborateResponse(chunk=event)
+        case verifier_pb2.Started():
+            return verifier_pb2.CollaborateResponse(started=event)
+        case verifier_pb2.Finished():
+            return verifier_pb2.CollaborateResponse(finished=event)
+    return verifier_pb2.CollaborateResponse(steering=event)
 
 
 def _chunk(verdict: Verdict, text: TextStream) -> verifier_pb2.Chunk | None:

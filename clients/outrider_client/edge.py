@@ -1,0 +1,56 @@
+"""An edge inside the application: a draft model in this process that dials the cloud's verifier.
+
+>>> async with running_edge("cloud:50051", model="demo/draft") as client:       # doctest: +SKIP
+...     async for chunk in client.generate("def add(a, b):\\n"):
+...         print(chunk.text, end="")
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import grpc
+
+from outrider_client.client import Client
+
+
+@asynccontextmanager
+async def running_edge(upstream: str, *, model: str = "demo/draft", **settings: Any) -> AsyncIterator[Client]:
+    """A client of an edge that runs here for as long as the block.
+
+    Usable at once: while the draft model loads, generations come without drafts. The draft model runs in a thread of
+    its own; what it takes of this process's time is the interpreter's lock between its forwards.
+
+    Args:
+        upstream: The cloud's verifier, HOST:PORT; several, with commas between, stand in for another.
+        model: The draft model; its tokenizer must be the target's.
+        settings: More of `outrider.edge.settings.EdgeSettings`, as `device="cuda:0"`.
+
+    Raises:
+        ValueError: A setting is wrong.
+    """
+    # The one place where the client imports a service: the drafter is to run inside the application. Only here, since
+    # all other uses of the client get by without the packages that a model needs.
+    from outrider.edge.service import EdgeService
+    from outrider.edge.settings import EdgeSettings
+    from outrider.rpc.server import CHANNEL_OPTIONS
+
+    service = EdgeService(EdgeSettings(upstream=upstream, model=model, **settings))
+    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    service.register(server)
+    with TemporaryDirectory(prefix="outrider-") as folder:
+        # No port: nobody else shall find it.
+        address = f"unix:{Path(folder) / 'edge.sock'}"
+        server.add_insecure_port(address)
+        try:
+            await server.start()
+            await service.load()
+            async with Client(address) as client:
+                yield client
+        finally:
+            await server.stop(0)
+            await service.close()

@@ -1,0 +1,184 @@
+"""One Collaborate call: drafts up, commits down.
+
+The draft tree begins as soon as the prompt's tokens are known: at once if the application has sent token ids or this is
+not the first call for it, otherwise with `Started`. How it grows is the verifier's word (`Steering`); until that has
+come, a guess.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from outrider.core.params import InvalidParameter, Method
+from outrider.core.speculation import SpeculationParams
+from outrider.core.tree import Draft, DraftCost, TokenId
+from outrider.core.ways import opening_params
+from outrider.rpc.convert import draft_to_proto, sampling_from_proto
+from outrider.rpc.convert_speculation import METHODS, speculation_from_proto
+from outrider.rpc.errors import InvalidArgument, RpcError
+from outrider.rpc.handshake import handshake
+from outrider.rpc.limits import SpeculationLimits
+from outrider.rpc.steering import check_drafted, steering_from_proto
+from outrider.v1 import types_pb2, verifier_pb2
+
+if TYPE_CHECKING:  # it imports torch, see there
+    from outrider.edge.drafter import Drafter
+
+log = structlog.get_logger(__name__)
+
+DEFAULTS = SpeculationParams(Method.PEARL, num_speculative_tokens=12, lookahead=64, min_path_probability=0.2)
+"""The guess: what a verifier takes for unset fields unless it was told otherwise."""
+
+
+class Collaboration:
+    """Both directions of one call. Lives on the event loop, but for what the engine calls."""
+
+    def __init__(
+        self,
+        request: verifier_pb2.GenerateRequest,
+        prompt_token_ids: Sequence[TokenId],
+        drafter: Drafter,
+        target: verifier_pb2.GetInfoResponse,
+        *,
+        may_open_early: bool = True,
+    ) -> None:
+        """
+        Args:
+            request: With the seed set.
+            prompt_token_ids: Empty = not known yet.
+            drafter: What drafts.
+            target: What the verifier has said of itself.
+            may_open_early: Whether drafts may go up before the verifier has taken the generation on.
+        """
+        self._request, self._drafter, self._target = request, drafter, target
+        self._prompt_token_ids = list(prompt_token_ids)
+        self._output = list(request.resume_token_ids)
+        self._limits = SpeculationLimits(
+            max_num_speculative_tokens=target.max_num_speculative_tokens, max_num_rows=target.max_num_rows
+        )
+        self._session_id = uuid.uuid4().hex[:16]
+        self._opened: SpeculationParams | None = None
+        self._current: SpeculationParams | None = None
+        self._is_over = False
+        self._loop = asyncio.get_running_loop()
+        self._drafts: asyncio.Queue[tuple[Draft, DraftCost] | None] = asyncio.Queue()
+        self._asks_for_prompt = not self._prompt_token_ids
+        if self._prompt_token_ids and may_open_early:
+            self._open_early()
+
+    @property
+    def prompt_token_ids(self) -> Sequence[TokenId]:
+        """The prompt's tokens; empty until they are known."""
+        return self._prompt_token_ids
+
+    def close(self) -> None:
+        """The generation is over, or nothing more is drafted for it: the verifier hears that as the end of our side of
+        the stream. Idempotent."""
+        self._is_over = True
+        self._drafter.close(self._session_id)
+        self._drafts.put_nowait(None)
+
+    # Up.
+
+    async def requests(self) -> AsyncIterator[verifier_pb2.CollaborateRequest]:
+        """What is sent: the opening, then drafts as they grow."""
+        yield verifier_pb2.CollaborateRequest(
+            open=verifier_pb2.CollaborateOpen(
+                handshake=handshake(self._drafter.model),
+                request=self._request,
+                wants_prompt_token_ids=self._asks_for_prompt,
+            )
+        )
+        while (item := await self._drafts.get()) is not None:
+            draft, cost = item
+            yield verifier_pb2.CollaborateRequest(
+                draft=draft_to_proto(draft), forward_us=cost.forward_us, retrieval_us=cost.retrieval_us
+            )
+
+    def send(self, draft: Draft, cost: DraftCost) -> None:
+        """Called by the engine's thread."""
+        self._loop.call_soon_threadsafe(self._drafts.put_nowait, (draft, cost))
+
+    def fail(self) -> None:
+        """Called by the engine's thread."""
+        self._loop.call_soon_threadsafe(self._drafts.put_nowait, None)
+
+    # Down.
+
+    def take(self, response: verifier_pb2.CollaborateResponse) -> verifier_pb2.GenerateResponse | None:
+        """Learns from what the verifier says; returns what the application should hear of it."""
+        try:
+            if not self._is_over:
+                self._learn(response)
+        except (InvalidParameter, RpcError) as error:
+            # The text needs no drafts.
+            log.error("edge.cannot_draft", session_id=self._session_id, reason=str(error))
+            self.close()
+        match response.WhichOneof("event"):
+            case "started":
+                started = verifier_pb2.Started()
+                started.CopyFrom(response.started)
+                del started.prompt_token_ids[:]  # the application has not asked for them
+                return verifier_pb2.GenerateResponse(started=started)
+            case "chunk":
+                return verifier_pb2.GenerateResponse(chunk=response.chunk)
+            case "finished":
+                return verifier_pb2.GenerateResponse(finished=response.finished)
+        return None
+
+    def _learn(self, response: verifier_pb2.CollaborateResponse) -> None:
+        match response.WhichOneof("event"):
+            case "started" if self._asks_for_prompt:
+                self._prompt_token_ids = list(response.started.prompt_token_ids)
+            case "steering":
+                self._steer(response.steering)
+            case "chunk":
+                self._output.extend(response.chunk.token_ids)
+                if self._opened is not None:
+                    self._drafter.commit(self._session_id, response.chunk.token_ids)
+
+    def _steer(self, message: types_pb2.Steering) -> None:
+        if self._opened is None:
+            self._open(speculation_from_proto(message.speculation, DEFAULTS, self._limits))
+        assert self._opened is not None
+        steering = steering_from_proto(message, self._opened, self._limits)
+        # A policy that is told to go on as it does would begin anew.
+        speculation = None if steering.speculation == self._current else steering.speculation
+        self._current = speculation or self._current
+        self._drafter.steer(self._session_id, speculation, steering.forward_us, steering.round_trip_us)
+
+    def _open_early(self) -> None:
+        """Begins with a guess, if the request is such that the verifier can only correct it."""
+        message = self._request.speculation
+        if message.acceptance_rule == types_pb2.ACCEPTANCE_RULE_RATIO:
+            return  # at temperature 0 the verifier goes by the other rule, and the rule stays as opened
+        try:
+            params = speculation_from_proto(message, _defaults(self._target), self._limits)
+            self._open(opening_params(params))
+        except (InvalidParameter, RpcError) as error:
+            # If that is wrong at all, the verifier will say so better.
+            log.debug("edge.no_early_draft", session_id=self._session_id, reason=str(error))
+
+    def _open(self, speculation: SpeculationParams) -> None:
+        check_drafted(speculation.method)
+        if not self._prompt_token_ids:
+            raise InvalidArgument("started.prompt_token_ids", "must be set: they were asked for")
+        sampling = sampling_from_proto(self._request.sampling, default_seed=0)
+        committed, num_prompt_tokens = [*self._prompt_token_ids, *self._output], len(self._prompt_token_ids)
+        self._drafter.open(self._session_id, committed, num_prompt_tokens, sampling, speculation, self)
+        self._opened = self._current = speculation
+
+
+def _defaults(target: verifier_pb2.GetInfoResponse) -> SpeculationParams:
+    """The guess for a request to this verifier."""
+    return SpeculationParams(
+        METHODS.get(target.default_method, Method.AUTO),
+        DEFAULTS.num_speculative_tokens,
+        DEFAULTS.lookahead,
+        DEFAULTS.min_path_probability,
+    )

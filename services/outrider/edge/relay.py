@@ -1,0 +1,222 @@
+"""One generation: from the cloud to an application, by as many calls as it takes.
+
+Text and errors are the cloud's. What is added is the draft tree, and that a generation which has begun outlives the
+verifier that began it: it goes on with the same seed and with the tokens so far, which is exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import grpc
+import structlog
+
+from outrider.edge.collaboration import Collaboration
+from outrider.edge.draft_model import DraftModel
+from outrider.edge.upstream import Failure, Upstream, Upstreams, code_of, is_overwritten, text_of
+from outrider.rpc.convert_speculation import METHODS
+from outrider.rpc.errors import RpcError, Unavailable
+from outrider.rpc.peers import wait_before_retry
+from outrider.v1 import verifier_pb2
+
+if TYPE_CHECKING:  # it imports torch, see there
+    from outrider.edge.drafter import Drafter
+
+log = structlog.get_logger(__name__)
+
+Write = Callable[[verifier_pb2.GenerateResponse], Awaitable[None]]
+TimeLeft = Callable[[], float | None]
+
+PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
+"""What a verifier says, or a proxy before it, that another one, or the same one later, may not say."""
+
+
+class Relay:
+    """Runs once."""
+
+    def __init__(
+        self,
+        request: verifier_pb2.GenerateRequest,
+        upstreams: Upstreams,
+        draft_model: DraftModel,
+        write: Write,
+        time_left: TimeLeft,
+        resume_timeout_s: float,
+    ) -> None:
+        """
+        Args:
+            request: The application's.
+            upstreams: Who is dialled.
+            draft_model: What may draft.
+            write: Where the events go.
+            time_left: Until the application's deadline, in seconds; None = there is none.
+            resume_timeout_s: How long a generation that has begun looks for a verifier to go on with.
+        """
+        self._request = verifier_pb2.GenerateRequest()
+        self._request.CopyFrom(request)
+        sampling = self._request.sampling
+        if not sampling.HasField("seed") and (not request.resume_token_ids or sampling.temperature == 0):
+            # Known to whoever goes on with it, and to the drafter before the verifier has said anything. An application
+            # that resumes with a seed of its own invention would get a wrong text; the cloud refuses that by name.
+            sampling.seed = secrets.randbits(64)
+        self._upstreams, self._draft_model = upstreams, draft_model
+        self._write, self._time_left, self._resume_timeout_s = write, time_left, resume_timeout_s
+        self._prompt_token_ids = tuple(request.prompt.token_ids.token_ids)
+        self._started: verifier_pb2.Started | None = None
+        self._target: verifier_pb2.GetInfoResponse | None = None
+        self._is_degraded = self._is_finished = False
+        self._was_overwritten = False
+        self._num_failures = 0
+        self._lost_at: float | None = None
+
+    async def run(self) -> None:
+        """Returns when the application has everything. Raises AioRpcError or RpcError: what the cloud said last."""
+        while not self._is_finished:
+            upstream = self._upstreams.current
+            try:
+                await self._attempt(upstream)
+            except (grpc.aio.AioRpcError, RpcError) as failure:
+                await self._after(upstream, failure)
+
+    async def _after(self, upstream: Upstream, failure: Failure) -> None:
+        """Returns when it is time for the next attempt; raises the failure if there shall be none."""
+        if self._is_finished:
+            return
+        was_overwritten, self._was_overwritten = self._was_overwritten, is_overwritten(failure)
+        if self._was_overwritten and not was_overwritten:
+            return  # once more, with nothing on its way that could hide the answer
+        if code_of(failure) not in PASSING and not (self._started and self._was_overwritten):
+            raise failure
+        self._upstreams.leave(upstream, failure)
+        self._num_failures += 1
+        num_circles, place = divmod(self._num_failures, len(self._upstreams))
+        if self._started is None and num_circles:
+            raise failure  # all of them have been asked
+        if self._started is not None:
+            now = asyncio.get_running_loop().time()
+            self._lost_at = self._lost_at or now
+            if now - self._lost_at >= self._resume_timeout_s:
+                raise failure
+            log.warning("session.interrupted", session_id=self._started.session_id, reason=text_of(failure))
+        if num_circles and not place:
+            await wait_before_retry(num_circles)
+
+    async def _attempt(self, upstream: Upstream) -> None:
+        """One call, two where the first is refused for its drafts."""
+        target = await upstream.info(self._time_left())
+        self._check_same(upstream, target)
+        if self._has_all(target):
+            await self._pass_on(verifier_pb2.GenerateResponse(finished=self._finished(target)))
+            return
+        request = verifier_pb2.GenerateRequest()
+        request.CopyFrom(self._request)
+        method = METHODS.get(request.speculation.method or target.default_method)
+        if method is None or not method.has_draft_model:
+            await self._generate(upstream, request)
+            return
+        reason = self._draft_model.why_not(target.model)
+        if not reason:
+            drafter = self._draft_model.drafter
+            assert drafter is not None
+            reason = await self._collaborate(upstream, request, drafter, target)
+        if reason:
+            log.warning("session.without_drafts", reason=reason)
+            self._is_degraded = True
+            request.speculation.allow_fallback = True
+            await self._generate(upstream, request)
+
+    async def _generate(self, upstream: Upstream, request: verifier_pb2.GenerateRequest) -> None:
+        """Without drafts of ours."""
+        call = upstream.stub.Generate(request, timeout=self._time_left())
+        try:
+            async for response in call:
+                await self._pass_on(response)
+        finally:
+            call.cancel()
+        self._check_finished(upstream)
+
+    async def _collaborate(
+        self,
+        upstream: Upstream,
+        request: verifier_pb2.GenerateRequest,
+        drafter: Drafter,
+        target: verifier_pb2.GetInfoResponse,
+    ) -> str:
+        """With drafts of ours. Returns why the verifier does not want them; empty = it did."""
+        collaboration = Collaboration(
+            request, self._prompt_token_ids, drafter, target, may_open_early=not self._was_overwritten
+        )
+        call = upstream.stub.Collaborate(collaboration.requests(), timeout=self._time_left())
+        has_begun = False
+        try:
+            async for response in call:
+                has_begun = True
+                event = collaboration.take(response)
+                self._prompt_token_ids = tuple(collaboration.prompt_token_ids)
+                if event is not None:
+                    await self._pass_on(event)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.FAILED_PRECONDITION or has_begun:
+                raise
+            # If it is not for the drafts, the plain call will be refused in the same words.
+            upstream.forget()
+            return error.details() or error.code().name
+        finally:
+            call.cancel()
+            collaboration.close()
+        self._check_finished(upstream)
+        return ""
+
+    async def _pass_on(self, response: verifier_pb2.GenerateResponse) -> None:
+        """Tells the application, and keeps what a next call must know."""
+        match response.WhichOneof("event"):
+            case "started":
+                if self._started is not None:
+                    return  # it goes on
+                self._started = response.started
+            case "chunk":
+                self._request.resume_token_ids.extend(response.chunk.token_ids)
+                self._num_failures, self._lost_at, self._was_overwritten = 0, None, False
+            case "finished":
+                response.finished.summary.degraded |= self._is_degraded
+        await self._write(response)
+        self._is_finished = response.WhichOneof("event") == "finished"
+
+    def _check_finished(self, upstream: Upstream) -> None:
+        if not self._is_finished:
+            raise Unavailable(f"{upstream.state.address} ended the stream without finishing the generation")
+
+    def _check_same(self, upstream: Upstream, target: verifier_pb2.GetInfoResponse) -> None:
+        """A text goes on with the model that began it, or not at all."""
+        if self._started is None:
+            self._target = target
+        assert self._target is not None
+        begun, here = self._target.model, target.model
+        if (begun.model_id, begun.tokenizer_hash, begun.dtype) != (here.model_id, here.tokenizer_hash, here.dtype):
+            raise Unavailable(
+                f"{upstream.state.address} serves {here.model_id} in {here.dtype}; the generation was begun by "
+                f"{begun.model_id} in {begun.dtype}"
+            )
+
+    def _has_all(self, target: verifier_pb2.GetInfoResponse) -> bool:
+        """Whether the last token has come and only Finished was lost."""
+        if self._started is None:
+            return False
+        room = target.model.max_context_len - self._started.num_prompt_tokens
+        sampling = self._request.sampling
+        wanted = sampling.max_tokens if sampling.HasField("max_tokens") else room
+        return len(self._request.resume_token_ids) >= wanted
+
+    def _finished(self, target: verifier_pb2.GetInfoResponse) -> verifier_pb2.Finished:
+        """What the verifier would have said, but for a summary that nobody has any more."""
+        assert self._started is not None
+        method = self._request.speculation.method or target.default_method
+        return verifier_pb2.Finished(
+            reason=verifier_pb2.FINISH_REASON_LENGTH,
+            num_prompt_tokens=self._started.num_prompt_tokens,
+            num_output_tokens=len(self._request.resume_token_ids),
+            summary=verifier_pb2.SpeculationSummary(method=method),
+        )

@@ -1,0 +1,49 @@
+"""The edge as a service: what `serve` runs, and what an application runs in its own process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+
+from outrider.edge.draft_model import DraftModel
+from outrider.edge.servicer import EdgeServicer
+from outrider.edge.settings import EdgeSettings
+from outrider.edge.upstream import Upstreams
+from outrider.v1 import verifier_pb2_grpc
+
+
+class EdgeService:
+    """The edge. Make and use it inside one event loop."""
+
+    name = "outrider.v1.VerifierService"
+
+    def __init__(self, settings: EdgeSettings, on_loaded: Callable[[], None] = lambda: None) -> None:
+        """`on_loaded` is called once the draft model is ready."""
+        self.upstreams = Upstreams(settings.upstreams)
+        self.draft_model = DraftModel(settings, on_loaded)
+        self.servicer = EdgeServicer(
+            self.upstreams, self.draft_model, settings.resume_timeout_s, settings.stall_timeout_s
+        )
+        self._greeting: asyncio.Task[None] | None = None
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the servicer."""
+        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self.servicer, server)
+
+    async def load(self) -> None:
+        """Begins to load the draft model and dials the cloud; waits for neither."""
+        self.draft_model.start()
+        self._greeting = asyncio.create_task(self.upstreams.greet())
+
+    def drain(self) -> None:
+        """Refuses new calls."""
+        self.servicer.drain()
+
+    async def close(self) -> None:
+        """Ends the draft model's engine and hangs up."""
+        if self._greeting is not None:
+            self._greeting.cancel()
+        await self.upstreams.close()
+        await self.draft_model.close()

@@ -1,0 +1,110 @@
+"""What applications talk to: the cloud's verifier, as if it were here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import structlog
+
+from outrider.core.params import Method
+from outrider.edge.draft_model import DraftModel
+from outrider.edge.relay import Relay
+from outrider.edge.upstream import Upstreams
+from outrider.rpc.convert_speculation import METHODS_TO_PROTO
+from outrider.rpc.errors import DeadlineExceeded, Unavailable, Unimplemented, rpc_errors
+from outrider.v1 import verifier_pb2, verifier_pb2_grpc
+
+log = structlog.get_logger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
+    """Serves from the start: what the draft model is not ready for goes up without drafts."""
+
+    def __init__(
+        self, upstreams: Upstreams, draft_model: DraftModel, resume_timeout_s: float, stall_timeout_s: float
+    ) -> None:
+        self._upstreams, self._draft_model = upstreams, draft_model
+        self._resume_timeout_s, self._stall_timeout_s = resume_timeout_s, stall_timeout_s
+        self._is_draining = False
+        self.num_sessions = 0
+
+    def drain(self) -> None:
+        """Refuses new calls from here on."""
+        self._is_draining = True
+
+    def _check_serving(self) -> None:
+        if self._is_draining:
+            raise Unavailable("the edge is draining")
+
+    async def Generate(self, request: verifier_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
+        """One generation; the cloud decides, this edge drafts."""
+        with _passed_on(context):
+            self._check_serving()
+            self.num_sessions += 1
+
+            async def write(response: verifier_pb2.GenerateResponse) -> None:
+                try:
+                    async with asyncio.timeout(self._stall_timeout_s):
+                        await context.write(response)
+                except TimeoutError:
+                    raise DeadlineExceeded(f"the client has read nothing for {self._stall_timeout_s:g} s") from None
+
+            try:
+                await Relay(
+                    request, self._upstreams, self._draft_model, write, context.time_remaining, self._resume_timeout_s
+                ).run()
+            finally:
+                self.num_sessions -= 1
+
+    async def Collaborate(  # type: ignore[override]
+        self, requests: AsyncIterator[verifier_pb2.CollaborateRequest], context: Context
+    ) -> None:
+        """For the cloud only: here is a drafter already."""
+        with _passed_on(context):
+            raise Unimplemented("Collaborate: an edge drafts itself; call Generate here, or Collaborate in the cloud")
+
+    async def Tokenize(self, request: verifier_pb2.TokenizeRequest, context: Context) -> verifier_pb2.TokenizeResponse:
+        """Text to token ids, by the cloud."""
+        with _passed_on(context):
+            self._check_serving()
+            return await self._upstreams.ask(lambda stub: stub.Tokenize(request, timeout=context.time_remaining()))
+        return verifier_pb2.TokenizeResponse()
+
+    async def Detokenize(
+        self, request: verifier_pb2.DetokenizeRequest, context: Context
+    ) -> verifier_pb2.DetokenizeResponse:
+        """Token ids to text, by the cloud."""
+        with _passed_on(context):
+            self._check_serving()
+            return await self._upstreams.ask(lambda stub: stub.Detokenize(request, timeout=context.time_remaining()))
+        return verifier_pb2.DetokenizeResponse()
+
+    async def GetInfo(self, request: verifier_pb2.GetInfoRequest, context: Context) -> verifier_pb2.GetInfoResponse:
+        """What the cloud is, with this edge's draft model for a speculator."""
+        with _passed_on(context):
+            self._check_serving()
+            info = await self._upstreams.ask(lambda stub: stub.GetInfo(request, timeout=context.time_remaining()))
+            info.speculator.CopyFrom(self._draft_model.peer_info(info.model))
+            served = {method for method, value in METHODS_TO_PROTO.items() if value in info.methods}
+            methods = [method for method in Method if method in served or method.has_draft_model]
+            info.methods[:] = [METHODS_TO_PROTO[method] for method in methods]
+            return info
+        return verifier_pb2.GetInfoResponse()
+
+
+@contextmanager
+def _passed_on(context: Context) -> Iterator[None]:
+    """Turns what the body raises into the status of the call; what the cloud has said is passed on as it is."""
+    with rpc_errors(context):
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            context.set_code(error.code())
+            context.set_details(error.details() or "")
+            context.set_trailing_metadata(tuple(error.trailing_metadata()))

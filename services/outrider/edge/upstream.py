@@ -1,0 +1,128 @@
+"""The cloud's verifiers as an edge sees them: one is dialled, the others stand in for it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias, TypeVar
+
+import grpc
+
+from outrider.rpc.errors import RpcError, Unavailable
+from outrider.rpc.peers import PeerState, reason_of, wait_before_retry
+from outrider.v1 import verifier_pb2, verifier_pb2_grpc
+
+INFO_TIMEOUT_S = 10.0
+"""A verifier that takes longer to say what it is counts as lost."""
+OVERWRITTEN = "Internal error from Core"
+
+Failure = grpc.aio.AioRpcError | RpcError
+"""How a call to the cloud ends badly: by its status, or by what we make of its silence."""
+Stub: TypeAlias = "verifier_pb2_grpc.VerifierServiceAsyncStub"
+
+_T = TypeVar("_T")
+
+
+def code_of(failure: Failure) -> grpc.StatusCode:
+    """The status of a failure."""
+    return failure.code if isinstance(failure, RpcError) else failure.code()
+
+
+def is_overwritten(failure: Failure) -> bool:
+    """Whether gRPC has lost the status: a call that ends while one of our messages is written fails with one of
+    gRPC's own making."""
+    return (
+        isinstance(failure, grpc.aio.AioRpcError)
+        and failure.code() is grpc.StatusCode.INTERNAL
+        and failure.details() == OVERWRITTEN
+    )
+
+
+def text_of(failure: Failure) -> str:
+    """A failure as one line for the logs."""
+    return f"{failure.code.name}: {failure}" if isinstance(failure, RpcError) else reason_of(failure)
+
+
+class Upstream:
+    """One verifier: a channel, and what is known about what it serves."""
+
+    def __init__(self, address: str) -> None:
+        self.state = PeerState("upstream", address)
+        self.stub: Stub = verifier_pb2_grpc.VerifierServiceStub(self.state.channel)
+        self._info: verifier_pb2.GetInfoResponse | None = None
+
+    async def info(self, timeout_s: float | None) -> verifier_pb2.GetInfoResponse:
+        """What it is, asked for once. Raises AioRpcError, or Unavailable where it says nothing."""
+        if self._info is None:
+            is_hurried = timeout_s is not None and timeout_s < INFO_TIMEOUT_S
+            limit_s = timeout_s if is_hurried else INFO_TIMEOUT_S
+            try:
+                self.know(await self.stub.GetInfo(verifier_pb2.GetInfoRequest(), timeout=limit_s))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or is_hurried:
+                    raise
+                raise Unavailable(f"{self.state.address} has not answered within {INFO_TIMEOUT_S:g} s") from error
+        assert self._info is not None
+        return self._info
+
+    def know(self, info: verifier_pb2.GetInfoResponse) -> None:
+        """It has said what it is."""
+        self._info = info
+        self.state.up()
+
+    def forget(self) -> None:
+        """What it said may not hold any more."""
+        self._info = None
+
+
+class Upstreams:
+    """All of them, and which one is dialled."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._all = [Upstream(address) for address in addresses]
+        self._index = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def current(self) -> Upstream:
+        """The one that is dialled."""
+        return self._all[self._index]
+
+    def leave(self, upstream: Upstream, failure: Failure) -> None:
+        """It has failed, or is full: the next one is dialled, unless somebody has seen to that already."""
+        if code_of(failure) is grpc.StatusCode.UNAVAILABLE:
+            upstream.forget()
+            upstream.state.down(text_of(failure))
+        if upstream is self.current:
+            self._index = (self._index + 1) % len(self._all)
+
+    async def ask(self, call: Callable[[Stub], Awaitable[_T]]) -> _T:
+        """A short call's answer, from whichever can be reached. Raises AioRpcError: that of the last one."""
+        for _ in self._all[1:]:
+            upstream = self.current
+            try:
+                return await call(upstream.stub)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                self.leave(upstream, error)
+        return await call(self.current.stub)
+
+    async def greet(self) -> None:
+        """Dials until one has said what it is, so that the first generation need not ask."""
+        attempt = 0
+        while True:
+            upstream = self.current
+            try:
+                await upstream.info(None)
+                return
+            except (grpc.aio.AioRpcError, RpcError) as error:
+                self.leave(upstream, error)
+            attempt += 1
+            await wait_before_retry(attempt)
+
+    async def close(self) -> None:
+        """Closes all channels, and every stream on them."""
+        for upstream in self._all:
+            await upstream.state.close()

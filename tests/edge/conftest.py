@@ -1,0 +1,36 @@
+"""A verifier in the cloud, an edge before it, and a client of each."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from outrider_client.client import Client
+from tests.services import RunningEdge, RunningVerifier, draft_model, running_edge, running_verifier
+
+
+@pytest.fixture
+async def verifier() -> AsyncIterator[RunningVerifier]:
+    async with running_verifier(max_num_sessions=2) as running:
+        yield running
+
+
+@pytest.fixture
+async def edge(verifier: RunningVerifier) -> AsyncIterator[RunningEdge]:
+    async with running_edge(verifier.address, model=draft_model()) as running:
+        yield running
+
+
+@pytest.fixture
+async def cloud(verifier: RunningVerifier) -> AsyncIterator[Client]:
+    """Talks to the verifier itself."""
+    async with Client(verifier.address) as connected:
+        yield connected
+
+
+@pytest.fixture
+async def client(edge: RunningEdge) -> AsyncIterator[Client]:
+    """Talks to the edge."""
+    async with Client(edge.address) as connected:
+        yield connected

@@ -1,0 +1,223 @@
+"""What the cloud says is wrong reaches the application as the cloud said it, and nothing is left behind anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+
+from outrider.core.params import Source
+from outrider.core.tree import Draft, DraftCost
+from outrider.edge.drafter import Drafter
+from outrider.edge.settings import EdgeSettings
+from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from outrider_client.client import Client
+from outrider_client.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    OutriderError,
+    ResourceExhausted,
+    Unavailable,
+    from_rpc_error,
+)
+from tests.edge.scripted_cloud import ScriptedCloud, chunk, serving, started
+from tests.services import RunningEdge, RunningVerifier, draft_model, running_edge
+from tests.verifier.test_bad_input import BAD_REQUESTS, refusal, request, tokens
+
+PROMPT = "def add(a, b):\n"
+SERVED = {"no speculator", "a scope for nothing"}
+"""What is wrong no more where there is a draft model, or with METHOD_AUTO."""
+
+
+@pytest.fixture
+async def stub(edge: RunningEdge) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(edge.address) as channel:
+        yield verifier_pb2_grpc.VerifierServiceStub(channel)
+
+
+@pytest.fixture
+async def cloud_stub(verifier: RunningVerifier) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(verifier.address) as channel:
+        yield verifier_pb2_grpc.VerifierServiceStub(channel)
+
+
+def said(error: grpc.aio.AioRpcError) -> tuple[type[OutriderError], str, tuple[Message, ...]]:
+    """Status, message and details."""
+    typed = from_rpc_error(error)
+    return type(typed), typed.message, typed.details
+
+
+async def read_all(call: Any) -> None:
+    """Reads on to the end of a call that was read from before."""
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+@pytest.mark.parametrize("method", [types_pb2.METHOD_UNSPECIFIED, types_pb2.METHOD_AUTO])
+@pytest.mark.parametrize("name", BAD_REQUESTS.keys() - SERVED)
+async def test_a_bad_request_is_refused_in_the_clouds_words(
+    stub: Any, cloud_stub: Any, edge: RunningEdge, name: str, method: int
+) -> None:
+    bad = verifier_pb2.GenerateRequest()
+    bad.CopyFrom(BAD_REQUESTS[name][0])
+    bad.speculation.method = bad.speculation.method or method  # type: ignore[assignment]
+    there = said(await refusal(cloud_stub.Generate(bad)))
+    assert said(await refusal(stub.Generate(bad))) == there
+    assert await edge.is_idle()
+
+
+async def test_a_drafted_method_needs_no_speculator_in_the_cloud(stub: Any) -> None:
+    bad_for_the_cloud = BAD_REQUESTS["no speculator"][0]
+    responses = [response async for response in stub.Generate(bad_for_the_cloud)]
+    assert responses[-1].finished.summary.method == types_pb2.METHOD_BEST_FIRST
+
+
+class FloodingDrafter(Drafter):
+    """Has always one more draft to send, for as long as the session is open."""
+
+    def open(self, session_id, committed, num_prompt_tokens, sampling, speculation, sink):  # type: ignore[no-untyped-def]
+        super().open(session_id, committed, num_prompt_tokens, sampling, speculation, sink)
+        for number in range(1, 1000):
+            sink.send(Draft(len(committed), number, [0], [number], [], Source.DRAFT), DraftCost())
+
+
+async def test_a_refusal_is_heard_over_the_drafts_that_are_on_their_way() -> None:
+    async def refuse(requests: Any, context: Any) -> None:
+        await anext(requests)
+        await asyncio.sleep(0.002)  # time for drafts to come
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not you")
+
+    async with (
+        serving(ScriptedCloud(refuse)) as address,
+        running_edge(address, model=draft_model()) as edge,
+        grpc.aio.insecure_channel(edge.address) as channel,
+    ):
+        stub = verifier_pb2_grpc.VerifierServiceStub(channel)
+        drafted = request(tokens(*range(10, 20)), method=types_pb2.METHOD_BEST_FIRST)
+        edge.service.draft_model.drafter = FloodingDrafter(draft_model(), EdgeSettings(upstream=address))
+        codes = [(await refusal(stub.Generate(drafted))).code() for _ in range(30)]
+        assert codes == [grpc.StatusCode.PERMISSION_DENIED] * 30
+        assert await edge.is_idle()
+
+
+async def test_a_refused_field_is_named_in_the_details(client: Client) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        await client.complete(PROMPT, top_p=1.5, method="pearl")
+    assert caught.value.field == "sampling.top_p"
+
+
+async def test_a_cloud_that_is_full_says_when_to_come_back(client: Client, cloud: Client) -> None:
+    others = [cloud.generate(PROMPT, max_tokens=1500, ignore_eos=True) for _ in range(2)]
+    for other in others:
+        await anext(other)
+    with pytest.raises(ResourceExhausted) as caught:
+        await client.complete(PROMPT, method="pearl")
+    assert caught.value.retry_after_s == 1.0
+    assert "the verifier has all 2 sessions in use" in caught.value.message
+    for other in others:
+        other.cancel()
+
+
+async def test_a_chat_that_the_cloud_cannot_render_is_its_error(
+    monkeypatch: pytest.MonkeyPatch, client: Client
+) -> None:
+    from tests.services import target_model
+
+    monkeypatch.setattr(target_model().tokenizer, "chat_template", None)
+    with pytest.raises(FailedPrecondition, match=r"prompt\.chat: the target's tokenizer has no chat template"):
+        await client.complete([{"role": "user", "content": "hi"}], method="pearl")
+
+
+async def test_an_unknown_token_is_refused_by_the_cloud(client: Client) -> None:
+    with pytest.raises(InvalidArgument, match=r"token_ids\[1\] must be in \[0, 2048\)"):
+        await client.detokenize([5, 5000])
+
+
+async def test_a_cloud_that_is_not_there_is_unavailable() -> None:
+    async with running_edge("127.0.0.1:9", "127.0.0.1:9") as edge, Client(edge.address) as client:
+        for attempt in (client.complete(PROMPT, method="pearl"), client.info(), client.tokenize(PROMPT)):
+            with pytest.raises(Unavailable):
+                await attempt
+        assert await edge.is_idle()
+
+
+async def test_a_deadline_ends_the_generation_everywhere(
+    client: Client, verifier: RunningVerifier, edge: RunningEdge
+) -> None:
+    generation = client.generate(PROMPT, max_tokens=1500, ignore_eos=True, method="pearl", timeout_s=0.5)
+    with pytest.raises(DeadlineExceeded):
+        async for _ in generation:
+            pass
+    assert await verifier.is_idle()
+    assert await edge.is_idle()
+
+
+@pytest.mark.parametrize("method", ["pearl", "off"])
+async def test_a_cancelled_generation_ends_everywhere(
+    client: Client, verifier: RunningVerifier, edge: RunningEdge, method: str
+) -> None:
+    generation = client.generate(PROMPT, max_tokens=1500, ignore_eos=True, method=method)
+    await anext(generation)
+    assert verifier.servicer.num_sessions == 1
+    generation.cancel()
+    assert await verifier.is_idle()
+    assert await edge.is_idle()
+
+
+async def test_a_client_that_reads_nothing_is_cut_off_and_leaves_nothing() -> None:
+    cut_off = asyncio.Event()
+
+    async def flood(requests: Any, context: Any) -> None:
+        await context.write(started([5, 6]))
+        try:
+            while True:
+                await context.write(chunk(*[7] * 10_000))
+        finally:
+            cut_off.set()
+
+    async with (
+        serving(ScriptedCloud(flood)) as address,
+        running_edge(address, model=draft_model(), stall_timeout_s=0.3) as edge,
+        grpc.aio.insecure_channel(edge.address) as channel,
+    ):
+        call = verifier_pb2_grpc.VerifierServiceStub(channel).Generate(request(method=types_pb2.METHOD_PEARL))
+        await call.read()
+        await asyncio.wait_for(cut_off.wait(), 10)
+        assert await edge.is_idle()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_all(call)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert caught.value.details() == "the client has read nothing for 0.3 s"
+
+
+async def test_a_call_that_something_on_the_way_cancels_is_no_cancellation_of_ours() -> None:
+    async def cancel(requests: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.CANCELLED, "enough")
+
+    async with (
+        serving(ScriptedCloud(cancel)) as address,
+        running_edge(address, model=draft_model()) as edge,
+        grpc.aio.insecure_channel(edge.address) as channel,
+    ):
+        error = await refusal(verifier_pb2_grpc.VerifierServiceStub(channel).Generate(request()))
+        assert (error.code(), error.details()) == (grpc.StatusCode.CANCELLED, "enough")
+        assert await edge.is_idle()
+
+
+async def test_a_cloud_that_ends_in_the_middle_is_unavailable() -> None:
+    async def leave(requests: Any, context: Any) -> None:
+        await asyncio.sleep(0)
+
+    async with (
+        serving(ScriptedCloud(leave)) as address,
+        running_edge(address, model=draft_model()) as edge,
+        grpc.aio.insecure_channel(edge.address) as channel,
+    ):
+        error = await refusal(verifier_pb2_grpc.VerifierServiceStub(channel).Generate(request()))
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert error.details() == f"{address} ended the stream without finishing the generation"

@@ -276,6 +276,18 @@ async def test_a_second_open_is_refused(stub: Any, verifier: RunningVerifier) ->
     assert await verifier.is_idle()
 
 
+async def test_bytes_that_are_no_message_end_a_collaboration(verifier: RunningVerifier) -> None:
+    first = opening(verifier)
+    first.open.request.sampling.max_tokens = 1500
+    first.open.request.sampling.ignore_eos = True
+    async with grpc.aio.insecure_channel(verifier.address) as channel:
+        collaborate: Any = channel.stream_stream("/outrider.v1.VerifierService/Collaborate")
+        error = await refusal(collaborate(iter([first.SerializeToString(), b"\xff"])))
+    assert error.code() is Code.INVALID_ARGUMENT
+    assert "got 1 bytes that are none" in (error.details() or "")
+    assert await verifier.is_idle()
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [

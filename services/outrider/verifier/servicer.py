@@ -23,7 +23,14 @@ from outrider.rpc.convert import (
     token_ids_from_proto,
 )
 from outrider.rpc.convert_speculation import METHODS_TO_PROTO
-from outrider.rpc.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable, rpc_errors
+from outrider.rpc.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    ResourceExhausted,
+    RpcError,
+    Unavailable,
+    rpc_errors,
+)
 from outrider.rpc.handshake import check_handshake, model_info
 from outrider.rpc.peers import PeerState, SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer
@@ -201,12 +208,15 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
 async def _read_drafts(requests: AsyncIterator[verifier_pb2.CollaborateRequest], generation: Generation) -> None:
     """The caller's drafts, until it half-closes or says something wrong."""
-    async for request in requests:
-        if request.WhichOneof("event") != "draft":
-            generation.fail(InvalidArgument("event", "must be draft after the first message"))
-            return
-        generation.on_draft(draft_from_proto(request.draft), DraftCost())
-    generation.on_detached()
+    try:
+        async for request in requests:
+            if request.WhichOneof("event") != "draft":
+                raise InvalidArgument("event", "must be draft after the first message")
+            generation.on_draft(draft_from_proto(request.draft), DraftCost())
+    except RpcError as error:
+        generation.fail(error)
+    else:
+        generation.on_detached()
 
 
 def _response(

@@ -304,6 +304,19 @@ async def test_a_handshake_that_does_not_fit_is_refused(
     assert (error.code(), words in (error.details() or "")) == (code, True), error.details()
 
 
+@pytest.mark.parametrize("name", ["x" * 1_000_000, "\U0001f680" * 100_000])
+async def test_however_long_what_is_wrong_is_the_status_gets_through(
+    stub: Any, verifier: RunningVerifier, name: str
+) -> None:
+    error = await refusal(stub.Collaborate(iter([opening(verifier, tokenizer_hash=name)])))
+    assert error.code() is Code.FAILED_PRECONDITION
+    assert (error.details() or "").startswith("handshake.tokenizer_hash must be")
+    saguaro = {"fan_out": types_pb2.FAN_OUT_GEOMETRIC, "fan_outs": [1] * 100_000}
+    error = await refusal(stub.Generate(request(method=types_pb2.METHOD_SAGUARO, saguaro=saguaro)))
+    assert error.code() is Code.INVALID_ARGUMENT
+    assert (error.details() or "").startswith("speculation.saguaro.fan_outs must be")
+
+
 async def test_a_padded_vocabulary_of_the_same_tokenizer_is_accepted(stub: Any, verifier: RunningVerifier) -> None:
     responses = [r async for r in stub.Collaborate(iter([opening(verifier, vocab_size=2176)]))]
     assert responses[-1].finished.num_output_tokens == 4

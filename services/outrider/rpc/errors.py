@@ -21,8 +21,8 @@ from outrider.core.params import InvalidParameter
 log = structlog.get_logger(__name__)
 
 MAX_TEXT_BYTES = 800
-"""Of a message on the wire: what was got may be megabytes, and trailers beyond 8 kB, where the message stands twice, are
-dropped on the way together with the status."""
+"""Of a message on the wire. What was got may be megabytes; trailers beyond 8 kB, where the message stands twice, are
+dropped on the way, and the status with them."""
 
 
 class RpcError(Exception):

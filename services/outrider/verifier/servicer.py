@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import structlog
 
-from outrider.core.params import Method
+from outrider.core.params import InvalidParameter, Method
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.tree import DraftCost
 from outrider.models.loading import LoadedModel
@@ -29,6 +29,7 @@ from outrider.rpc.errors import (
     ResourceExhausted,
     RpcError,
     Unavailable,
+    invalid_argument,
     rpc_errors,
 )
 from outrider.rpc.handshake import check_handshake, model_info
@@ -41,6 +42,11 @@ from outrider.verifier.generation import Generation
 from outrider.version import __version__
 
 log = structlog.get_logger(__name__)
+
+DRAFT_WEIGHT = 16
+"""What taking in a draft costs beside its nodes, in nodes."""
+MAX_WAITING_WEIGHT = 4096
+"""Drafts that a caller may be ahead of the engine, in nodes; then it is not read from until they are taken in."""
 
 Event = verifier_pb2.Started | verifier_pb2.Chunk | verifier_pb2.Finished
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -207,14 +213,22 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
 
 async def _read_drafts(requests: AsyncIterator[verifier_pb2.CollaborateRequest], generation: Generation) -> None:
-    """The caller's drafts, until it half-closes or says something wrong."""
+    """The caller's drafts, until it half-closes or says something wrong. Not faster than the engine takes them in."""
+    weight = 0
     try:
         async for request in requests:
             if request.WhichOneof("event") != "draft":
                 raise InvalidArgument("event", "must be draft after the first message")
-            generation.on_draft(draft_from_proto(request.draft), DraftCost())
+            draft = draft_from_proto(request.draft)
+            generation.on_draft(draft, DraftCost())
+            weight += DRAFT_WEIGHT + len(draft.token_ids)
+            if weight > MAX_WAITING_WEIGHT:
+                await generation.drafts_taken_in()
+                weight = 0
     except RpcError as error:
         generation.fail(error)
+    except InvalidParameter as error:
+        generation.fail(invalid_argument(error))
     else:
         generation.on_detached()
 

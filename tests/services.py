@@ -20,6 +20,7 @@ from outrider.edge.settings import EdgeSettings
 from outrider.models.loading import LoadedModel, load_model
 from outrider.models.text import TextCodec
 from outrider.rpc.limits import SpeculationLimits
+from outrider.rpc.malformed import MalformedRequests
 from outrider.rpc.peers import SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer
 from outrider.speculator.engine import Engine as SpeculatorEngine
@@ -111,7 +112,7 @@ async def running_verifier(
     servicer.ready(
         Serving(model, TextCodec(model.tokenizer), engine, limits, speculator_peer, datastore_peer, {1: 2.0})
     )
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=[MalformedRequests()])
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -134,7 +135,7 @@ async def running_speculator(max_num_sessions: int = 16, datastore: str = "") ->
     engine = SpeculatorEngine(model, tiers=peer.tiers(RetrievalScope.SESSION) if peer is not None else None)
     servicer = SpeculatorServicer(max_num_sessions)
     servicer.ready(model, engine)
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=[MalformedRequests()])
     speculator_pb2_grpc.add_SpeculatorServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -65,3 +65,11 @@ def test_nothing_is_ever_certain() -> None:
     for _ in range(100):
         calibration.add([(key, 0.0)], 0)
     assert calibration.corrected(key, 0.0) < 0
+
+
+def test_a_claim_whose_probability_is_zero_as_a_number_is_corrected_too() -> None:
+    calibration = DraftCalibration()
+    logprob = -1e6
+    key = calibration.key(False, 3, 1, logprob)
+    calibration.add([(key, logprob)], -1)
+    assert -math.inf < calibration.corrected(key, logprob) <= logprob

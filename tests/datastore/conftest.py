@@ -21,6 +21,7 @@ from outrider.datastore.replica import Replica
 from outrider.datastore.servicer import DatastoreServicer
 from outrider.datastore.settings import DatastoreSettings
 from outrider.datastore.store import ALL_TENANTS, Scope
+from outrider.rpc.malformed import MalformedRequests
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from outrider_client.local_redis import LocalRedis, running_redis, started_redis
@@ -92,7 +93,7 @@ async def serving(settings: DatastoreSettings) -> AsyncIterator[Served]:
     store = RedisStore(settings)
     replica = Replica(store, settings)
     servicer = DatastoreServicer(replica, settings)
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=[MalformedRequests()])
     pb_grpc.add_DatastoreServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await store.start()

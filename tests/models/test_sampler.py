@@ -14,6 +14,7 @@ from scipy import stats
 from outrider.core.noise import gumbel, hash_tokens
 from outrider.core.params import SamplingParams
 from outrider.models.noise import NoiseRows, gumbel_tensor, hash_tensor
+from outrider.models.ratio import DraftDraw, draft_candidates
 from outrider.models.sampler import GREEDY_SHARPNESS, SAMPLED_SHARPNESS, Sampler
 
 CPU = torch.device("cpu")
@@ -54,6 +55,37 @@ def exact_distribution(
     result = np.zeros(len(logits))
     result[final] = tempered[final] / tempered[final].sum()
     return result
+
+
+EXTREMES: list[dict[str, Any]] = [
+    {"temperature": temperature, **filters}
+    for temperature in (5e-324, 1e-300, 1e-45, 1e-38, 1e-9, 3.5e38, 1.7e308)
+    for filters in (
+        {},
+        {"top_p": 0.5},
+        {"top_p": 5e-324},
+        {"top_k": 40, "top_p": 0.9},
+        {"min_p": 5e-324},
+        {"min_p": 1.0},
+    )
+]
+
+
+@pytest.mark.parametrize("extreme", EXTREMES, ids=str)
+def test_every_valid_temperature_has_a_draw_and_candidates(extreme: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = 30 * torch.randn(2, 2048, generator=generator)
+    params = [SamplingParams(seed=4, **extreme), SamplingParams(seed=5, temperature=0.7)]
+    sampler = Sampler()
+    drawn, other = sampler.draw(logits, params, [0, 1])
+    assert other == sampler.draw(logits[1:], params[1:], [1])[0], "nobody else's draw is another one"
+    if extreme["temperature"] < 1:
+        assert drawn == int(logits[0].argmax()), "what is almost greedy says the same as what is"
+    ranked = sampler.candidates(logits, params, [0, 1], 8)[0]
+    assert ranked[0].token_id == drawn
+    sampled = draft_candidates(logits[:1], [DraftDraw(params[0], 7 << 60, 2048)], 8)[0]
+    for candidate in (*ranked, *sampled):
+        assert -math.inf < candidate.logprob <= 0
 
 
 @pytest.mark.slow

@@ -213,6 +213,19 @@ async def test_a_second_open_is_refused(stub: Any, speculator: RunningSpeculator
     assert (code, details) == (Code.INVALID_ARGUMENT, "event must be commit or steering after the first message")
 
 
+async def test_bytes_that_are_no_message_end_the_stream(speculator: RunningSpeculator) -> None:
+    async with grpc.aio.insecure_channel(speculator.address) as channel:
+        call: Any = channel.stream_stream("/outrider.v1.SpeculatorService/Speculate")()
+        await call.write(opening(speculator).SerializeToString())
+        await call.write(b"\xff")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in call:
+                pass
+    assert caught.value.code() is Code.INVALID_ARGUMENT
+    assert "got 1 bytes that are none" in (caught.value.details() or "")
+    assert await speculator.is_idle()
+
+
 async def test_a_session_too_many_is_refused_and_the_first_one_lives(stub: Any, speculator: RunningSpeculator) -> None:
     call = stub.Speculate()
     await call.write(opening(speculator))

@@ -276,6 +276,18 @@ async def test_a_second_open_is_refused(stub: Any, verifier: RunningVerifier) ->
     assert await verifier.is_idle()
 
 
+async def test_bytes_that_are_no_message_end_a_collaboration(verifier: RunningVerifier) -> None:
+    first = opening(verifier)
+    first.open.request.sampling.max_tokens = 1500
+    first.open.request.sampling.ignore_eos = True
+    async with grpc.aio.insecure_channel(verifier.address) as channel:
+        collaborate: Any = channel.stream_stream("/outrider.v1.VerifierService/Collaborate")
+        error = await refusal(collaborate(iter([first.SerializeToString(), b"\xff"])))
+    assert error.code() is Code.INVALID_ARGUMENT
+    assert "got 1 bytes that are none" in (error.details() or "")
+    assert await verifier.is_idle()
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
@@ -290,6 +302,19 @@ async def test_a_handshake_that_does_not_fit_is_refused(
 ) -> None:
     error = await refusal(stub.Collaborate(iter([opening(verifier, **changes)])))
     assert (error.code(), words in (error.details() or "")) == (code, True), error.details()
+
+
+@pytest.mark.parametrize("name", ["x" * 1_000_000, "\U0001f680" * 100_000])
+async def test_however_long_what_is_wrong_is_the_status_gets_through(
+    stub: Any, verifier: RunningVerifier, name: str
+) -> None:
+    error = await refusal(stub.Collaborate(iter([opening(verifier, tokenizer_hash=name)])))
+    assert error.code() is Code.FAILED_PRECONDITION
+    assert (error.details() or "").startswith("handshake.tokenizer_hash must be")
+    saguaro = {"fan_out": types_pb2.FAN_OUT_GEOMETRIC, "fan_outs": [1] * 100_000}
+    error = await refusal(stub.Generate(request(method=types_pb2.METHOD_SAGUARO, saguaro=saguaro)))
+    assert error.code() is Code.INVALID_ARGUMENT
+    assert (error.details() or "").startswith("speculation.saguaro.fan_outs must be")
 
 
 async def test_a_padded_vocabulary_of_the_same_tokenizer_is_accepted(stub: Any, verifier: RunningVerifier) -> None:

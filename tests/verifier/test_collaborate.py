@@ -241,3 +241,71 @@ async def test_an_opening_has_cost_nothing(stub: Any, verifier: RunningVerifier,
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.Collaborate(iter([message])).read()
     assert caught.value.details() == f"{field} must be unset in a message without a draft, got 5"
+
+
+async def test_a_caller_that_drafts_without_end_keeps_nobody_from_decoding(
+    stub: Any, verifier: RunningVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_waiting: list[int] = []
+    post = verifier.engine.draft
+
+    def counting(*arguments: Any) -> None:
+        num_waiting.append(verifier.engine._inbox.qsize())
+        post(*arguments)
+
+    monkeypatch.setattr(verifier.engine, "draft", counting)
+    first = verifier_pb2.CollaborateOpen(handshake=handshake(verifier), request=request(types_pb2.METHOD_PEARL))
+    first.request.sampling.max_tokens = 1500
+    draft = types_pb2.Draft(base_len=1, first_node_id=1, parent_offsets=[0] * 4096, token_ids=[5] * 4096)
+    flood = verifier_pb2.CollaborateRequest(draft=draft).SerializeToString()
+
+    async def messages() -> AsyncIterator[bytes]:
+        yield verifier_pb2.CollaborateRequest(open=first).SerializeToString()
+        while True:
+            yield flood
+
+    async with grpc.aio.insecure_channel(verifier.address) as channel:
+        collaborate: Any = channel.stream_stream("/outrider.v1.VerifierService/Collaborate")
+        call = collaborate(messages())
+        await call.read()
+        for _ in range(3):
+            assert len(await plain_text(stub)) == NUM_TOKENS
+        call.cancel()
+    assert len(num_waiting) > 3
+    assert max(num_waiting) < 8, "it is read from no faster than its drafts are taken in"
+    assert await verifier.is_idle()
+
+
+async def test_a_draft_longer_than_a_tree_is_refused_by_name(stub: Any, verifier: RunningVerifier) -> None:
+    long = types_pb2.Draft(base_len=1, first_node_id=1, parent_offsets=[0] * 4097, token_ids=[5])
+    row = types_pb2.SparseRow(token_ids=range(1025), weights=[1] * 1025)
+    wide = types_pb2.Draft(base_len=1, first_node_id=1, parent_offsets=[0], token_ids=[5], q_rows=[row])
+    for draft, words in ((long, "draft.parent_offsets must be at most 4096 long"), (wide, "draft.q_rows must be at")):
+        opening = verifier_pb2.CollaborateOpen(handshake=handshake(verifier), request=request(types_pb2.METHOD_PEARL))
+        opening.request.sampling.max_tokens = 1500
+        requests = [verifier_pb2.CollaborateRequest(open=opening), verifier_pb2.CollaborateRequest(draft=draft)]
+        with pytest.raises(grpc.aio.AioRpcError, match=words) as caught:
+            async for _ in stub.Collaborate(iter(requests)):
+                pass
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await verifier.is_idle()
+
+
+async def test_what_comes_in_for_one_session_ends_no_other(
+    stub: Any, verifier: RunningVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("outrider.verifier.job.StreamNodes.add", fail)
+    first = verifier_pb2.CollaborateOpen(handshake=handshake(verifier), request=request(types_pb2.METHOD_PEARL))
+    first.request.sampling.max_tokens = 1500
+    call = stub.Collaborate()
+    await call.write(verifier_pb2.CollaborateRequest(open=first))
+    await call.read()
+    other = asyncio.create_task(plain_text(stub))
+    await call.write(verifier_pb2.CollaborateRequest(draft=types_pb2.Draft(base_len=1, first_node_id=1)))
+    with pytest.raises(grpc.aio.AioRpcError, match="the verifier lost this session"):
+        [response async for response in call]
+    assert len(await other) == NUM_TOKENS
+    assert await verifier.is_idle()

@@ -21,6 +21,8 @@ FADE = 1 - 1 / 400
 """What is left of the weight of old claims after each new one."""
 MOST = 0.99
 """No claim counts as more."""
+LEAST_LOGPROB = -100.0
+"""No claim weighs less: at a low temperature a claim may be so improbable that its probability is 0 as a number."""
 
 
 class DraftCalibration:
@@ -41,7 +43,7 @@ class DraftCalibration:
         if sums is None:
             return min(logprob, math.log(MOST))
         claimed, agreed = sums
-        first = FIRST_WEIGHT * math.exp(logprob)
+        first = FIRST_WEIGHT * math.exp(max(logprob, LEAST_LOGPROB))
         return min(logprob + math.log((agreed + first) / (claimed + first)), math.log(MOST))
 
     def add(self, claims: Sequence[tuple[Key, float]], agreed: int) -> None:

@@ -25,6 +25,9 @@ NUM_NORMALISED = 8
 #: .70; agreement .81 and .71; without: .71 and .54). It decides where chains end, never what is accepted.
 GREEDY_SHARPNESS = 3.0
 SAMPLED_SHARPNESS = 1.7
+#: A lower temperature counts as this: the best token has all the probability long before, and float32 is infinite or
+#: not a number soon after.
+LEAST_TEMPERATURE = 1e-30
 #: So many of the best tokens are looked at before a row is sorted completely.
 NUM_PRESORTED = 256
 
@@ -112,7 +115,8 @@ def tempered_and_filtered(logits: Tensor, params: Sequence[SamplingParams]) -> T
 def _tempered(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     # A tensor, not a number: torch may multiply by a number's reciprocal, and then a draw would depend
     # on whether all rows share a temperature.
-    return logits / torch.tensor([[p.temperature or 1.0] for p in params], device=logits.device)
+    temperatures = [[1.0 if p.is_greedy else max(p.temperature, LEAST_TEMPERATURE)] for p in params]
+    return logits / torch.tensor(temperatures, device=logits.device)
 
 
 def _ranked(token_ids: Sequence[int], scores: Sequence[float], sharpness: float) -> list[Candidate]:

@@ -21,6 +21,10 @@ PROTOCOL_VERSION = 1
 
 COST_PER_NAT = 32
 MAX_COST = 1023
+MAX_DRAFT_LEN = 4096
+"""Most nodes in one message: as many as a tree holds."""
+MAX_Q_ROW_LEN = 1024
+"""Most tokens in what one node was drawn from."""
 
 
 def sampling_from_proto(message: types_pb2.SamplingParams, default_seed: int) -> SamplingParams:
@@ -45,13 +49,17 @@ def sampling_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
 def token_ids_from_proto(token_ids: Iterable[int], vocab_size: int, field: str) -> tuple[int, ...]:
     """Token ids, each inside the vocabulary."""
     checked = tuple(token_ids)
-    for index, token_id in enumerate(checked):
-        check(0 <= token_id < vocab_size, f"{field}[{index}]", f"in [0, {vocab_size}), the vocabulary", token_id)
+    if checked and not 0 <= min(checked) <= max(checked) < vocab_size:
+        for index, token_id in enumerate(checked):
+            check(0 <= token_id < vocab_size, f"{field}[{index}]", f"in [0, {vocab_size}), the vocabulary", token_id)
     return checked
 
 
 def draft_from_proto(message: types_pb2.Draft) -> Draft:
     """New nodes. Lists of different lengths are cut to the shortest: the content rule needs no more."""
+    for name in ("parent_offsets", "token_ids", "costs", "q_rows"):
+        length = len(getattr(message, name))
+        check(length <= MAX_DRAFT_LEN, f"draft.{name}", f"at most {MAX_DRAFT_LEN} long", length)
     source = message.source if message.source in Source._value2member_map_ else Source.DRAFT.value
     return Draft(
         base_len=message.base_len,
@@ -66,6 +74,8 @@ def draft_from_proto(message: types_pb2.Draft) -> Draft:
 
 def _sparse_row(message: types_pb2.SparseRow) -> SparseRow | None:
     """What a token was drawn from; None = it was picked. A row that is no distribution is none."""
+    length = max(len(message.token_ids), len(message.weights))
+    check(length <= MAX_Q_ROW_LEN, "draft.q_rows", f"at most {MAX_Q_ROW_LEN} tokens each", length)
     token_ids, weights = tuple(message.token_ids), tuple(message.weights)
     is_whole = len(token_ids) == len(weights) == len(set(token_ids)) and min(weights, default=0) >= 1
     return SparseRow(token_ids, weights) if is_whole else None

@@ -20,6 +20,10 @@ from outrider.core.params import InvalidParameter
 
 log = structlog.get_logger(__name__)
 
+MAX_TEXT_BYTES = 800
+"""Of a message on the wire. What was got may be megabytes; trailers beyond 8 kB, where the message stands twice, are
+dropped on the way, and the status with them."""
+
 
 class RpcError(Exception):
     """A refusal with a status of its own. `details` are google.rpc messages."""
@@ -27,7 +31,7 @@ class RpcError(Exception):
     code = grpc.StatusCode.INTERNAL
 
     def __init__(self, text: str, *details: message.Message) -> None:
-        super().__init__(text)
+        super().__init__(shortened(text))
         self.details = details
 
 
@@ -37,7 +41,7 @@ class InvalidArgument(RpcError):
     code = grpc.StatusCode.INVALID_ARGUMENT
 
     def __init__(self, field: str, problem: str) -> None:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=problem)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=shortened(problem))
         super().__init__(f"{field} {problem}", error_details_pb2.BadRequest(field_violations=[violation]))
 
 
@@ -86,6 +90,14 @@ class ResourceExhausted(RpcError):
         seconds = int(retry_after_s)
         delay = duration_pb2.Duration(seconds=seconds, nanos=int((retry_after_s - seconds) * 1e9))
         super().__init__(text, error_details_pb2.RetryInfo(retry_delay=delay))
+
+
+def shortened(text: str) -> str:
+    """A text, cut to MAX_TEXT_BYTES."""
+    data = text.encode()
+    if len(data) <= MAX_TEXT_BYTES:
+        return text
+    return data[: MAX_TEXT_BYTES - 3].decode(errors="ignore") + "..."
 
 
 def invalid_argument(error: InvalidParameter) -> InvalidArgument:

@@ -15,7 +15,7 @@ from typing import Protocol
 import grpc
 import structlog
 
-from outrider.core.params import SamplingParams
+from outrider.core.params import InvalidParameter, SamplingParams
 from outrider.core.speculation import SpeculationParams
 from outrider.core.steering import Steering
 from outrider.core.tree import Draft, DraftCost, TokenId
@@ -193,6 +193,8 @@ class SpeculationStream:
                     log.error("speculator.refused", session_id=self._spec.session_id, reason=reason_of(error))
                     self._listener.on_detached()
                     return
+            except InvalidParameter as error:
+                self._state.down(f"it sent a draft that cannot be one: {error}")
             if was_attached or attempt == 0:
                 self._listener.on_detached()
             attempt += 1

@@ -19,6 +19,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from outrider.rpc.malformed import MalformedRequests
 from outrider.rpc.settings import ServiceSettings
 
 log = structlog.get_logger(__name__)
@@ -74,11 +75,12 @@ def spare_collector() -> None:
 async def serve(service: Service, settings: ServiceSettings) -> None:
     """Runs a service until a signal ends it."""
     server = grpc.aio.server(
+        interceptors=[MalformedRequests()],
         options=[
             *CHANNEL_OPTIONS,
             ("grpc.max_receive_message_length", settings.max_message_bytes),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-        ]
+        ],
     )
     service.register(server)
     healthcheck = health.aio.HealthServicer()

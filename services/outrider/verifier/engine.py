@@ -89,6 +89,14 @@ class Engine:
         """New nodes. For a session that has ended: nothing."""
         self._post(session_id, lambda job: job.add_draft(draft, cost, time.perf_counter()))
 
+    def call_back(self, session_id: str, taken_in: Callable[[], None]) -> None:
+        """Calls on the loop once all that was posted for the session before is taken in. If it has ended: never."""
+
+        def tell(_: Job) -> None:
+            self._loop.call_soon_threadsafe(taken_in)
+
+        self._post(session_id, tell)
+
     def continuation(self, session_id: str, base_len: int, continuation: Continuation) -> None:
         """What the datastore found for the tokens before base_len, possibly nothing."""
 
@@ -129,15 +137,26 @@ class Engine:
     def _post(self, session_id: str, action: Callable[[Job], None]) -> None:
         def act() -> None:
             job = self._jobs.get(session_id)
-            if job is not None:
+            if job is None:
+                return
+            try:
                 action(job)
+            except Exception:
+                # What came in for one session is no reason to lose the others.
+                log.exception("engine.session_failed", session_id=session_id)
+                self._jobs.pop(session_id)
+                self._loop.call_soon_threadsafe(job.sink.on_failure)
 
         self._inbox.put(act)
 
     def _open(self, spec: SessionSpec, sink: GenerationSink, tiers: TierSource | None, has_drafter: bool) -> None:
-        cache = self._runner.new_cache(len(spec.prompt_token_ids) + spec.max_tokens)
-        now = time.perf_counter()
-        self._jobs[spec.session_id] = Job(spec, sink, cache, self._pace, tiers, now, has_drafter=has_drafter)
+        try:
+            cache = self._runner.new_cache(len(spec.prompt_token_ids) + spec.max_tokens)
+            now = time.perf_counter()
+            self._jobs[spec.session_id] = Job(spec, sink, cache, self._pace, tiers, now, has_drafter=has_drafter)
+        except Exception:
+            log.exception("engine.session_failed", session_id=spec.session_id)
+            self._loop.call_soon_threadsafe(sink.on_failure)
 
     def _cancel(self, session_id: str) -> None:
         self._jobs.pop(session_id, None)
@@ -160,15 +179,21 @@ class Engine:
                     self._loop.call_soon_threadsafe(job.sink.on_failure)
 
     def _take_inbox(self, timeout_s: float | None) -> None:
-        """Applies everything that was posted; waits at most timeout_s for something (None = for ever)."""
+        """Applies everything that was posted; waits at most timeout_s for something (None = for ever).
+
+        What is posted meanwhile waits for the next time: whoever posts without end would keep all sessions from their
+        rounds.
+        """
         try:
-            action = self._inbox.get(block=timeout_s != 0, timeout=timeout_s)
-            while action is not None:
-                action()
-                action = self._inbox.get(block=False)
-            self._is_over = True
+            actions = [self._inbox.get(block=timeout_s != 0, timeout=timeout_s)]
         except queue.Empty:
-            pass
+            return
+        actions += [self._inbox.get(block=False) for _ in range(self._inbox.qsize())]
+        for action in actions:
+            if action is None:
+                self._is_over = True
+                return
+            action()
 
     def _plan(self, now: float) -> tuple[list[Job], float | None]:
         """The jobs whose round begins now; if none, how long to wait (None = until something is posted)."""

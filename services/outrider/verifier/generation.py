@@ -142,6 +142,12 @@ class Generation:
         """New nodes."""
         self._engine.draft(self.spec.session_id, draft, cost)
 
+    async def drafts_taken_in(self) -> None:
+        """Returns when the engine has the drafts so far. If the session has ended there: never."""
+        taken_in = asyncio.Event()
+        self._engine.call_back(self.spec.session_id, taken_in.set)
+        await taken_in.wait()
+
     def on_detached(self) -> None:
         """The drafter is gone."""
         self._engine.detach(self.spec.session_id)

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import structlog
 
-from outrider.core.params import Method, check
+from outrider.core.params import InvalidParameter, Method, check
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.steering import Steering
 from outrider.core.tree import DraftCost
@@ -24,7 +24,15 @@ from outrider.rpc.convert import (
     token_ids_from_proto,
 )
 from outrider.rpc.convert_speculation import METHODS_TO_PROTO
-from outrider.rpc.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable, rpc_errors
+from outrider.rpc.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    ResourceExhausted,
+    RpcError,
+    Unavailable,
+    invalid_argument,
+    rpc_errors,
+)
 from outrider.rpc.handshake import check_handshake, model_info
 from outrider.rpc.peers import PeerState, SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer
@@ -36,6 +44,11 @@ from outrider.verifier.generation import Generation
 from outrider.version import __version__
 
 log = structlog.get_logger(__name__)
+
+DRAFT_WEIGHT = 16
+"""What taking in a draft costs beside its nodes, in nodes."""
+MAX_WAITING_WEIGHT = 4096
+"""Drafts that a caller may be ahead of the engine, in nodes; then it is not read from until they are taken in."""
 
 Event = verifier_pb2.Started | verifier_pb2.Chunk | verifier_pb2.Finished | types_pb2.Steering
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -218,13 +231,24 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
 
 async def _read_drafts(requests: AsyncIterator[verifier_pb2.CollaborateRequest], generation: Generation) -> None:
-    """The caller's drafts, until it half-closes or says something wrong."""
-    async for request in requests:
-        if request.WhichOneof("event") != "draft":
-            generation.fail(InvalidArgument("event", "must be draft after the first message"))
-            return
-        generation.on_draft(draft_from_proto(request.draft), DraftCost(request.forward_us, request.retrieval_us))
-    generation.on_detached()
+    """The caller's drafts, until it half-closes or says something wrong. Not faster than the engine takes them in."""
+    weight = 0
+    try:
+        async for request in requests:
+            if request.WhichOneof("event") != "draft":
+                raise InvalidArgument("event", "must be draft after the first message")
+            draft = draft_from_proto(request.draft)
+            generation.on_draft(draft, DraftCost(request.forward_us, request.retrieval_us))
+            weight += DRAFT_WEIGHT + len(draft.token_ids)
+            if weight > MAX_WAITING_WEIGHT:
+                await generation.drafts_taken_in()
+                weight = 0
+    except RpcError as error:
+        generation.fail(error)
+    except InvalidParameter as error:
+        generation.fail(invalid_argument(error))
+    else:
+        generation.on_detached()
 
 
 def _check_costs(opening: verifier_pb2.CollaborateRequest) -> None:

@@ -48,6 +48,7 @@ class RunningVerifier:
     servicer: VerifierServicer
     engine: VerifierEngine
     model: LoadedModel
+    server: grpc.aio.Server
 
     async def is_idle(self) -> bool:
         """Whether no session is left anywhere, after the loop and the engine have had a moment."""
@@ -97,7 +98,7 @@ async def running_verifier(
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        yield RunningVerifier(f"127.0.0.1:{port}", servicer, engine, model)
+        yield RunningVerifier(f"127.0.0.1:{port}", servicer, engine, model, server)
     finally:
         await server.stop(0)
         if speculator_peer is not None:

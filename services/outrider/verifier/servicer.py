@@ -14,7 +14,7 @@ from outrider.core.params import Method
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.tree import DraftCost
 from outrider.models.loading import LoadedModel
-from outrider.models.text import TextCodec, TextStream
+from outrider.models.text import TextCodec
 from outrider.rpc.convert import (
     draft_from_proto,
     finish_reason_to_proto,
@@ -143,10 +143,13 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         text = serving.codec.stream()
         text.step(spec.resume_token_ids)
         async for verdict in generation.verdicts():
-            chunk = _chunk(verdict, text)
-            if chunk is not None:
-                await self._write(write, chunk)
+            piece = text.step(verdict.token_ids)
+            if verdict.token_ids:
+                await self._write(write, _chunk(verdict, piece))
             if verdict.finish_reason is not None:
+                # A message of its own: whoever resumes behind it knows that this text has come.
+                if rest := text.finish():
+                    await self._write(write, verifier_pb2.Chunk(text=rest))
                 await self._write(write, _finished(generation, verdict))
 
     async def _write(self, write: Callable[[Event], Awaitable[None]], event: Event) -> None:
@@ -220,14 +223,7 @@ def _response(
     return kind(finished=event)
 
 
-def _chunk(verdict: Verdict, text: TextStream) -> verifier_pb2.Chunk | None:
-    """A verdict's tokens, and at the end of the generation the text that was still undecided; None if there is
-    neither."""
-    piece = text.step(verdict.token_ids)
-    if verdict.finish_reason is not None:
-        piece += text.finish()
-    if not verdict.token_ids and not piece:
-        return None
+def _chunk(verdict: Verdict, piece: str) -> verifier_pb2.Chunk:
     return verifier_pb2.Chunk(
         token_ids=verdict.token_ids,
         sources=[source_to_proto(source) for source in verdict.sources],

@@ -102,7 +102,7 @@ async def running_verifier(
     finally:
         await server.stop(0)
         if speculator_peer is not None:
-            await speculator_peer.state.close()
+            await speculator_peer.close()
         if datastore_peer is not None:
             await datastore_peer.close()
         engine.stop()

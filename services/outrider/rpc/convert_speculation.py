@@ -11,9 +11,10 @@ from typing import cast
 
 from outrider.core.params import AcceptanceRule, Method, RetrievalScope, Rows, check
 from outrider.core.speculation import Fallback, SpeculationParams
+from outrider.core.steering import Steering
 from outrider.rpc.convert_methods import enum_from_proto, limited, method_params_from_proto, method_params_to_proto
 from outrider.rpc.limits import SpeculationLimits
-from outrider.v1 import types_pb2
+from outrider.v1 import speculator_pb2, types_pb2
 
 METHODS = {
     types_pb2.METHOD_OFF: Method.OFF,
@@ -186,4 +187,12 @@ def speculation_to_proto(params: SpeculationParams) -> types_pb2.SpeculationPara
         message.retrieval_params.scope = retrieval_scope_to_proto(params.retrieval_scope)
         message.retrieval_params.contribute = params.contribute
     method_params_to_proto(params, message)
+    return message
+
+
+def steering_to_proto(steering: Steering) -> speculator_pb2.Steering:
+    """What is unset means: as before."""
+    message = speculator_pb2.Steering(forward_us=steering.forward_us, round_trip_us=steering.round_trip_us)
+    if steering.speculation is not None:
+        message.speculation.CopyFrom(speculation_to_proto(steering.speculation))
     return message

@@ -53,6 +53,7 @@ class RunningVerifier:
     servicer: VerifierServicer
     engine: VerifierEngine
     model: LoadedModel
+    server: grpc.aio.Server
 
     async def is_idle(self) -> bool:
         """Whether no session is left anywhere, after the loop and the engine have had a moment."""
@@ -117,11 +118,11 @@ async def running_verifier(
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        yield RunningVerifier(f"127.0.0.1:{port}", servicer, engine, model)
+        yield RunningVerifier(f"127.0.0.1:{port}", servicer, engine, model, server)
     finally:
         await server.stop(0)
         if speculator_peer is not None:
-            await speculator_peer.state.close()
+            await speculator_peer.close()
         if datastore_peer is not None:
             await datastore_peer.close()
         engine.stop()

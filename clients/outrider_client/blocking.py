@@ -1,35 +1,37 @@
 """The blocking client of a verifier: `client.py` without asyncio, over a blocking channel.
 
 A blocking channel instead of a private event loop in a thread: it works beside any loop of the caller's, and Ctrl-C
-reaches the thread that reads. What both clients share is in `requests`, `generation` and `errors`.
+reaches the thread that reads. What both clients share is in `requests`, `generation`, `resuming` and `errors`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, Unpack
+from typing import Self, TypeAlias, TypeVar, Unpack
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
+from outrider_client.attempts import Attempts
 from outrider_client.channel import open_blocking
-from outrider_client.client import DEFAULT_TIMEOUT_S, Metadata
-from outrider_client.errors import from_rpc_error
+from outrider_client.client import CANCELLED, DEFAULT_TIMEOUT_S, Metadata
+from outrider_client.errors import Cancelled, OutriderError, from_rpc_error
 from outrider_client.generation import Chunk, Result, Transcript
+from outrider_client.replicas import Replicas
 from outrider_client.requests import GenerateOptions, Prompt, generate_request, prompt_message
+from outrider_client.resuming import Course
+from outrider_client.watched_call import Stream, WatchedCall
 
 _T = TypeVar("_T")
 
 
-class _Stream(Protocol):
-    """A running call (the type stubs of gRPC do not name it)."""
-
-    def __iter__(self) -> Iterator[verifier_pb2.GenerateResponse]: ...
-
-    def cancel(self) -> object: ...
+_OpenCall: TypeAlias = Callable[[int, verifier_pb2.GenerateRequest, float | None], Stream]
+"""Replica, request and deadline in seconds -> the call."""
 
 
 class BlockingGeneration(Transcript):
@@ -39,12 +41,16 @@ class BlockingGeneration(Transcript):
     generation is still referred to.
     """
 
-    def __init__(self, call: _Stream) -> None:
+    def __init__(self, course: Course, open_call: _OpenCall) -> None:
         super().__init__()
-        self._call = call
+        self._course = course
+        self._open_call = open_call
+        self._cancelled = threading.Event()
+        self._call = self._open()
 
     def cancel(self) -> None:
         """Ends the work on all servers within one round. A pending or later read raises Cancelled. Idempotent."""
+        self._cancelled.set()
         self._call.cancel()
 
     def close(self) -> None:
@@ -56,14 +62,47 @@ class BlockingGeneration(Transcript):
         return self
 
     def __next__(self) -> Chunk:
+        while True:
+            try:
+                response = self._read()
+            except OutriderError as error:
+                self._resume(error)
+                continue
+            if response is None:
+                self._end()
+                raise StopIteration
+            self._course.hear(response)
+            if (chunk := self._fold(response)) is not None:
+                return chunk
+
+    def _open(self) -> WatchedCall:
+        replica = self._course.begin()
+        request = self._course.request(self.seed, self.token_ids)
+        call = WatchedCall(self._open_call(replica, request, self._course.remaining_s))
+        if self._cancelled.is_set():
+            call.cancel()
+        return call
+
+    def _resume(self, error: OutriderError) -> None:
+        """Goes on in another call. Raises the error if it is final."""
+        if self._cancelled.is_set():
+            raise Cancelled(CANCELLED) from None
+        if self._cancelled.wait(self._course.after(error)):
+            raise Cancelled(CANCELLED) from None
+        if self._course.is_closed:
+            raise error
+        self._call = self._open()
+
+    def _read(self) -> verifier_pb2.GenerateResponse | None:
+        """The next message of the call; None at its end."""
         try:
-            for response in self._call:
-                if (chunk := self._fold(response)) is not None:
-                    return chunk
+            return self._call.read(self._course.await_message())
+        except TimeoutError:
+            raise self._course.stalled() from None
         except grpc.RpcError as error:
+            if self._result is not None:
+                return None  # all has come; only the status is missing
             raise from_rpc_error(error) from error
-        self._end()
-        raise StopIteration
 
     def __enter__(self) -> Self:
         return self
@@ -75,27 +114,31 @@ class BlockingGeneration(Transcript):
 
 
 class BlockingClient:
-    """A connection to a verifier, thread-safe. Retries and errors as `Client`.
+    """A connection to a verifier, or to the replicas of one, thread-safe. Retries and errors as `Client`.
 
     >>> with BlockingClient("127.0.0.1:50051") as client:                       # doctest: +SKIP
     ...     print(client.complete("def add(", temperature=0, max_tokens=32).text)
     """
 
     def __init__(
-        self, address: str, *, credentials: grpc.ChannelCredentials | None = None, metadata: Metadata = ()
+        self,
+        address: str | Sequence[str],
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        metadata: Metadata = (),
     ) -> None:
-        self.address = address
+        """`address`: HOST:PORT; several, with commas between them or as a sequence, are replicas of one verifier."""
+        self._replicas = Replicas(address)
+        self.address = ",".join(self._replicas.addresses)
         self._metadata = tuple(metadata)
-        self._channel = open_blocking(address, credentials)
-        self._stub = VerifierServiceStub(self._channel)
-        self._health = health_pb2_grpc.HealthStub(self._channel)
+        self._channels = [open_blocking(replica, credentials) for replica in self._replicas.addresses]
+        self._stubs = [VerifierServiceStub(channel) for channel in self._channels]
+        self._healths = [health_pb2_grpc.HealthStub(channel) for channel in self._channels]
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> BlockingGeneration:
         """Starts a generation. Returns at once: errors of the server are raised by the first read."""
-        request = generate_request(prompt, options)
-        return BlockingGeneration(
-            self._stub.Generate(request, timeout=options.get("timeout_s"), metadata=self._metadata)
-        )
+        course = Course(generate_request(prompt, options), self._replicas, options)
+        return BlockingGeneration(course, self._generate)
 
     def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Result:
         """Generates to the end."""
@@ -107,32 +150,44 @@ class BlockingClient:
     def tokenize(self, prompt: Prompt, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> list[int]:
         """Token ids of a prompt, by the target's tokenizer (and chat template)."""
         request = verifier_pb2.TokenizeRequest(prompt=prompt_message(prompt))
-        return list(self._ask(self._stub.Tokenize, request, timeout_s).token_ids)
+        return list(self._ask([stub.Tokenize for stub in self._stubs], request, timeout_s).token_ids)
 
     def detokenize(self, token_ids: Sequence[int], *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> str:
         """Text of token ids, by the target's tokenizer. Bytes that form no character become U+FFFD."""
         request = verifier_pb2.DetokenizeRequest(token_ids=token_ids)
-        return self._ask(self._stub.Detokenize, request, timeout_s).text
+        return self._ask([stub.Detokenize for stub in self._stubs], request, timeout_s).text
 
     def info(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> verifier_pb2.GetInfoResponse:
         """What the server is: model, methods, limits, peers, load."""
-        return self._ask(self._stub.GetInfo, verifier_pb2.GetInfoRequest(), timeout_s)
+        return self._ask([stub.GetInfo for stub in self._stubs], verifier_pb2.GetInfoRequest(), timeout_s)
 
     def health(self, service: str = "", *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> bool:
         """Whether the server serves; False while it loads or drains. Raises Unavailable if it cannot be reached."""
         request = health_pb2.HealthCheckRequest(service=service)
-        response = self._ask(self._health.Check, request, timeout_s)
+        response = self._ask([health.Check for health in self._healths], request, timeout_s)
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     def close(self) -> None:
         """Closes the connection; running generations are cancelled."""
-        self._channel.close()
+        self._replicas.is_closed = True
+        for channel in self._channels:
+            channel.close()
 
-    def _ask(self, call: Callable[..., _T], request: object, timeout_s: float | None) -> _T:
-        try:
-            return call(request, timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+    def _generate(self, replica: int, request: verifier_pb2.GenerateRequest, timeout_s: float | None) -> Stream:
+        return self._stubs[replica].Generate(request, timeout=timeout_s, metadata=self._metadata)
+
+    def _ask(self, calls: Sequence[Callable[..., _T]], request: object, timeout_s: float | None) -> _T:
+        """The answer of a replica. `calls`: the method on each of them."""
+        attempts = Attempts(self._replicas, timeout_s)
+        while True:
+            call = calls[attempts.begin()]
+            try:
+                answer = call(request, timeout=attempts.remaining_s, metadata=self._metadata)
+            except grpc.RpcError as error:
+                time.sleep(attempts.after(from_rpc_error(error)))
+            else:
+                attempts.answered()
+                return answer
 
     def __enter__(self) -> Self:
         return self

@@ -21,20 +21,28 @@ _RETRY_POLICY = {
 _SERVICE_CONFIG = {
     # With dns:///name of a headless service, every replica gets its share.
     "loadBalancingConfig": [{"round_robin": {}}],
-    "methodConfig": [{"name": [{}], "retryPolicy": _RETRY_POLICY}],
+    "methodConfig": [
+        {"name": [{}], "retryPolicy": _RETRY_POLICY},
+        # The clients of a verifier try again by themselves: they know of its other replicas.
+        {"name": [{"service": "outrider.v1.VerifierService"}, {"service": "grpc.health.v1.Health"}]},
+    ],
 }
 
 CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Finds a dead server within 40 s, and keeps a middlebox from forgetting a stream that waits for its first token.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    # Finds a dead server within 15 s, and keeps a middlebox from forgetting a stream that waits for its first token.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    # Without it a ping that gRPC sends for its own purposes is waited for, for a minute, and no other is sent.
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 1),
     # A server that restarts is found again quickly; gRPC's own default waits up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # What a connection may take to come about: handshakes over a long way take longer than the first backoff.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar, Unpack
@@ -12,18 +13,24 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
+from outrider_client.attempts import Attempts
 from outrider_client.channel import open_aio
-from outrider_client.errors import Cancelled, from_rpc_error
+from outrider_client.errors import Cancelled, Internal, OutriderError, from_rpc_error
 from outrider_client.generation import Chunk, Result, Transcript
+from outrider_client.replicas import Replicas
 from outrider_client.requests import GenerateOptions, Prompt, generate_request, prompt_message
+from outrider_client.resuming import Course
 
 _T = TypeVar("_T")
 _Call: TypeAlias = "grpc.aio.UnaryStreamCall[verifier_pb2.GenerateRequest, verifier_pb2.GenerateResponse]"
+_OpenCall: TypeAlias = Callable[[int, verifier_pb2.GenerateRequest, float | None], _Call]
+"""Replica, request and deadline in seconds -> the call."""
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
 DEFAULT_TIMEOUT_S = 30.0
 """Deadline of everything but `generate`."""
+CANCELLED = "the generation was cancelled by its caller"
 
 
 class Generation(Transcript):
@@ -33,20 +40,24 @@ class Generation(Transcript):
     dropping the last reference all end it; merely leaving `async for` does not, as long as the
     generation is still referred to.
 
+    A call that breaks is resumed, on another replica if there is one: the chunks go on as if nothing had happened.
+
     >>> async with client.generate("def add(", max_tokens=32) as generation:    # doctest: +SKIP
     ...     async for chunk in generation:
     ...         print(chunk.text, end="")
     >>> generation.result.finish_reason                                         # doctest: +SKIP
     """
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, course: Course, open_call: _OpenCall) -> None:
         super().__init__()
-        self._call = call
-        self._cancelled_here = False
+        self._course = course
+        self._open_call = open_call
+        self._cancelled = asyncio.Event()
+        self._call = self._open()
 
     def cancel(self) -> None:
         """Ends the work on all servers within one round. A pending or later read raises Cancelled. Idempotent."""
-        self._cancelled_here = True
+        self._cancelled.set()
         self._call.cancel()
 
     async def aclose(self) -> None:
@@ -58,22 +69,55 @@ class Generation(Transcript):
         return self
 
     async def __anext__(self) -> Chunk:
-        while (response := await self._read()) is not None:
+        while True:
+            try:
+                response = await self._read()
+            except OutriderError as error:
+                await self._resume(error)
+                continue
+            if response is None:
+                self._end()
+                raise StopAsyncIteration
+            self._course.hear(response)
             if (chunk := self._fold(response)) is not None:
                 return chunk
-        self._end()
-        raise StopAsyncIteration
+
+    def _open(self) -> _Call:
+        replica = self._course.begin()
+        request = self._course.request(self.seed, self.token_ids)
+        return self._open_call(replica, request, self._course.remaining_s)
+
+    async def _resume(self, error: OutriderError) -> None:
+        """Goes on in another call. Raises the error if it is final."""
+        if self._cancelled.is_set():
+            raise Cancelled(CANCELLED) from None
+        pause_s = self._course.after(error)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._cancelled.wait(), pause_s)
+            raise Cancelled(CANCELLED) from None
+        if self._course.is_closed:
+            raise error
+        self._call = self._open()
 
     async def _read(self) -> verifier_pb2.GenerateResponse | None:
+        """The next message of the call; None at its end."""
         try:
-            response = await self._call.read()
+            async with asyncio.timeout(self._course.await_message()):
+                response = await self._call.read()
         except grpc.RpcError as error:
+            if self._result is not None:
+                return None  # all has come; only the status is missing
             raise from_rpc_error(error) from error
+        except TimeoutError:
+            raise self._course.stalled() from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if self._cancelled_here and not (task is not None and task.cancelling()):
-                raise Cancelled("the generation was cancelled by its caller") from None
+            if self._cancelled.is_set() and not (task is not None and task.cancelling()):
+                raise Cancelled(CANCELLED) from None
             raise
+        if response is None:
+            self._call.cancel()
+            raise Internal("a message of the server cannot be parsed")
         return response if isinstance(response, verifier_pb2.GenerateResponse) else None
 
     async def __aenter__(self) -> Self:
@@ -86,28 +130,36 @@ class Generation(Transcript):
 
 
 class Client:
-    """A connection to a verifier. Make and use it inside one event loop; any number of generations may run at a time.
+    """A connection to a verifier, or to the replicas of one. Make and use it inside one event loop; any number of
+    generations may run at a time.
 
-    Calls that fail with UNAVAILABLE before the first message are repeated, at most three times within about a second.
+    Replicas take turns; one that has failed is left alone for a while. Calls that nobody takes (UNAVAILABLE before the
+    first message) are repeated, for about a second. A generation that breaks later is resumed: see `GenerateOptions`.
     Every other failure raises an `OutriderError`.
 
-    >>> async with Client("127.0.0.1:50051") as client:                         # doctest: +SKIP
+    >>> async with Client("10.0.0.1:50051,10.0.0.2:50051") as client:           # doctest: +SKIP
     ...     result = await client.complete("def add(", temperature=0, max_tokens=32)
     """
 
     def __init__(
-        self, address: str, *, credentials: grpc.ChannelCredentials | None = None, metadata: Metadata = ()
+        self,
+        address: str | Sequence[str],
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        metadata: Metadata = (),
     ) -> None:
-        self.address = address
+        """`address`: HOST:PORT; several, with commas between them or as a sequence, are replicas of one verifier."""
+        self._replicas = Replicas(address)
+        self.address = ",".join(self._replicas.addresses)
         self._metadata = tuple(metadata)
-        self._channel = open_aio(address, credentials)
-        self._stub = VerifierServiceStub(self._channel)
-        self._health = health_pb2_grpc.HealthStub(self._channel)
+        self._channels = [open_aio(replica, credentials) for replica in self._replicas.addresses]
+        self._stubs = [VerifierServiceStub(channel) for channel in self._channels]
+        self._healths = [health_pb2_grpc.HealthStub(channel) for channel in self._channels]
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
         """Starts a generation. Returns at once: errors of the server are raised by the first read."""
-        request = generate_request(prompt, options)
-        return Generation(self._stub.Generate(request, timeout=options.get("timeout_s"), metadata=self._metadata))
+        course = Course(generate_request(prompt, options), self._replicas, options)
+        return Generation(course, self._generate)
 
     async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Result:
         """Generates to the end. Cancelling the awaiting task cancels the generation."""
@@ -119,34 +171,45 @@ class Client:
     async def tokenize(self, prompt: Prompt, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> list[int]:
         """Token ids of a prompt, by the target's tokenizer (and chat template)."""
         request = verifier_pb2.TokenizeRequest(prompt=prompt_message(prompt))
-        response = await self._ask(self._stub.Tokenize, request, timeout_s)
+        response = await self._ask([stub.Tokenize for stub in self._stubs], request, timeout_s)
         return list(response.token_ids)
 
     async def detokenize(self, token_ids: Sequence[int], *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> str:
         """Text of token ids, by the target's tokenizer. Bytes that form no character become U+FFFD."""
         request = verifier_pb2.DetokenizeRequest(token_ids=token_ids)
-        response = await self._ask(self._stub.Detokenize, request, timeout_s)
+        response = await self._ask([stub.Detokenize for stub in self._stubs], request, timeout_s)
         return response.text
 
     async def info(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> verifier_pb2.GetInfoResponse:
         """What the server is: model, methods, limits, peers, load."""
-        return await self._ask(self._stub.GetInfo, verifier_pb2.GetInfoRequest(), timeout_s)
+        return await self._ask([stub.GetInfo for stub in self._stubs], verifier_pb2.GetInfoRequest(), timeout_s)
 
     async def health(self, service: str = "", *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> bool:
         """Whether the server serves; False while it loads or drains. Raises Unavailable if it cannot be reached."""
         request = health_pb2.HealthCheckRequest(service=service)
-        response = await self._ask(self._health.Check, request, timeout_s)
+        response = await self._ask([health.Check for health in self._healths], request, timeout_s)
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def close(self) -> None:
         """Closes the connection; running generations are cancelled."""
-        await self._channel.close()
+        self._replicas.is_closed = True
+        await asyncio.gather(*(channel.close() for channel in self._channels))
 
-    async def _ask(self, call: Callable[..., Awaitable[_T]], request: object, timeout_s: float | None) -> _T:
-        try:
-            return await call(request, timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+    def _generate(self, replica: int, request: verifier_pb2.GenerateRequest, timeout_s: float | None) -> _Call:
+        return self._stubs[replica].Generate(request, timeout=timeout_s, metadata=self._metadata)
+
+    async def _ask(self, calls: Sequence[Callable[..., Awaitable[_T]]], request: object, timeout_s: float | None) -> _T:
+        """The answer of a replica. `calls`: the method on each of them."""
+        attempts = Attempts(self._replicas, timeout_s)
+        while True:
+            call = calls[attempts.begin()]
+            try:
+                answer = await call(request, timeout=attempts.remaining_s, metadata=self._metadata)
+            except grpc.RpcError as error:
+                await asyncio.sleep(attempts.after(from_rpc_error(error)))
+            else:
+                attempts.answered()
+                return answer
 
     async def __aenter__(self) -> Self:
         return self

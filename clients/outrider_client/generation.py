@@ -30,7 +30,7 @@ class Chunk:
     """The tokens that one round committed."""
 
     token_ids: tuple[int, ...]
-    """In order. Never empty."""
+    """In order. Empty only in the last chunk, if all it has is the text of bytes that had waited for more."""
     sources: tuple[Source | None, ...]
     """Where each token came from; None = a source that this version does not know."""
     text: str
@@ -58,7 +58,10 @@ class Result:
     num_output_tokens: int
     """Length of the output, resumed tokens included."""
     summary: verifier_pb2.SpeculationSummary
-    """What speculation did."""
+    """What speculation did; of a resumed generation only since it was resumed for the last time: what a server that
+    died had to say is lost with it."""
+    num_resumes: int = 0
+    """How often the generation went on in another call."""
 
     @property
     def acceptance_length(self) -> float:
@@ -74,19 +77,24 @@ class Result:
 
 
 class Transcript:
-    """What has arrived so far. Stays readable after an error, so that the generation can be resumed.
+    """What has arrived so far, over all calls. Stays readable after an error, so that the generation can be resumed by
+    hand as well.
 
     >>> again = client.generate(prompt, seed=lost.seed, resume_token_ids=lost.token_ids)    # doctest: +SKIP
     """
 
     def __init__(self) -> None:
         self.session_id: str | None = None
-        """Names the generation in the logs of all services; None before the server has admitted it."""
+        """Names the generation in the logs of all services; None before the server has admitted it. Another one after
+        each resumption."""
         self.seed: int | None = None
         """The seed in use; None before the server has admitted the generation."""
+        self.num_resumes = 0
+        """How often the generation went on in another call."""
         self._token_ids: list[int] = []
         self._texts: list[str] = []
         self._num_prompt_tokens = 0
+        self._has_rest = False
         self._result: Result | None = None
 
     @property
@@ -110,11 +118,18 @@ class Transcript:
         """Takes an event in; returns the chunk if it is one."""
         match response.WhichOneof("event"):
             case "started":
+                if self.session_id is not None:
+                    self.num_resumes += 1
                 self.session_id = response.started.session_id
                 self.seed = response.started.seed
                 self._num_prompt_tokens = response.started.num_prompt_tokens
             case "chunk":
                 chunk = _chunk(response.chunk)
+                if not chunk.token_ids:
+                    # The rest of the text comes last. A call that is resumed behind it says it again.
+                    if self._has_rest:
+                        return None
+                    self._has_rest = True
                 self._token_ids.extend(chunk.token_ids)
                 self._texts.append(chunk.text)
                 return chunk
@@ -140,6 +155,7 @@ class Transcript:
             num_prompt_tokens=self._num_prompt_tokens,
             num_output_tokens=finished.num_output_tokens,
             summary=finished.summary,
+            num_resumes=self.num_resumes,
         )
 
 

@@ -75,7 +75,15 @@ class GenerateOptions(TypedDict, total=False):
     resume_token_ids: Sequence[int] | None
     """What an interrupted generation of this very request has emitted: the output goes on after it (with its seed)."""
     timeout_s: float | None
-    """Deadline of the whole call, in seconds. Unset = none."""
+    """Deadline of the whole generation, in seconds. Unset = none."""
+    resume: bool | None
+    """Whether a generation whose call breaks goes on in another call, on another replica if there is one. Unset = yes.
+    Under "ratio" what is resumed has the right distribution, but is another text."""
+    resume_timeout_s: float | None
+    """How long that is tried, from the break to the first message of another call. Unset = 30 s."""
+    stall_timeout_s: float | None
+    """How long a server may say nothing, the time to the first token included, before its call counts as broken. Unset
+    = 30 s; infinite = for ever."""
 
 
 _SAMPLING_FIELDS = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)

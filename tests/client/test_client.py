@@ -213,14 +213,16 @@ async def test_unavailable_before_the_first_message_is_tried_again(verifier: Fak
     assert len(verifier.requests) == 3
 
 
-async def test_a_broken_stream_is_not_tried_again_but_can_be_resumed(verifier: FakeVerifier, client: Client) -> None:
+async def test_a_broken_stream_that_is_not_to_be_resumed_can_be_resumed_by_hand(
+    verifier: FakeVerifier, client: Client
+) -> None:
     def breaks(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
         yield started()
         yield chunk(5, 6, text="a b")
         context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
 
     verifier.script = breaks
-    generation = client.generate("hello")
+    generation = client.generate("hello", resume=False)
     with pytest.raises(Unavailable, match="draining"):
         _ = [piece async for piece in generation]
     assert len(verifier.requests) == 1

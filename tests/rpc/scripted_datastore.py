@@ -87,14 +87,41 @@ class ScriptedDatastore(datastore_pb2_grpc.DatastoreServiceServicer):
 
 
 @asynccontextmanager
-async def scripted_datastore() -> AsyncIterator[tuple[ScriptedDatastore, DatastorePeer]]:
-    """A scripted datastore and a peer that dials it."""
-    servicer = ScriptedDatastore()
-    server = grpc.aio.server()
-    datastore_pb2_grpc.add_DatastoreServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+async def babbling(address: str = "127.0.0.1:0") -> AsyncIterator[tuple[str, list[str]]]:
+    """Something that answers every message to a datastore with bytes that mean nothing: its address, and the methods
+    that it was called by."""
+    called: list[str] = []
+
+    class Handlers(grpc.GenericRpcHandler):
+        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+            async def babble(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+                called.append(str(details.method).rpartition("/")[2])
+                async for _ in requests:
+                    yield b"\xff\xff\xff"
+
+            return grpc.stream_stream_rpc_method_handler(babble)
+
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    server.add_generic_rpc_handlers((Handlers(),))
+    port = server.add_insecure_port(address)
     await server.start()
-    peer = DatastorePeer(f"127.0.0.1:{port}", "a tokenizer", 1000)
+    try:
+        yield f"127.0.0.1:{port}", called
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def scripted_datastore(
+    address: str = "127.0.0.1:0", dialled: DatastorePeer | None = None
+) -> AsyncIterator[tuple[ScriptedDatastore, DatastorePeer]]:
+    """A scripted datastore and a peer that dials it: `dialled`, if it does so already."""
+    servicer = ScriptedDatastore()
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    datastore_pb2_grpc.add_DatastoreServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port(address)
+    await server.start()
+    peer = dialled or DatastorePeer(f"127.0.0.1:{port}", "a tokenizer", 1000)
     try:
         yield servicer, peer
     finally:

@@ -15,7 +15,7 @@ from outrider.rpc import lookups, recording
 from outrider.rpc.retrieval import EVERYTHING, DatastorePeer, RetrievalStream
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import types_pb2
-from tests.rpc.scripted_datastore import scripted_datastore
+from tests.rpc.scripted_datastore import babbling, scripted_datastore
 
 
 class Listener:
@@ -278,3 +278,25 @@ async def test_the_shared_tier_is_copied_for_a_scope_that_has_one() -> None:
         assert tiers.shared is not None
         assert tiers.shared.followers((1,)) == (), "the context was counted when it was a run"
         assert peer.tiers(RetrievalScope.TENANT) is tiers, "one copy for all sessions"
+
+
+async def test_a_datastore_that_cannot_be_understood_is_used_once_it_can_be() -> None:
+    async with babbling() as (address, called):
+        peer = DatastorePeer(address, "a tokenizer", 1000)
+        listener = Listener()
+        stream = retrieve(peer, "s", [1, 2, 3], listener)
+        stream.look_up()
+        await until(lambda: listener.num_lost)
+        await until(lambda: {"Record", "Lookup", "Watch"} <= set(called) and called.count("Record") > 1)
+        assert "cannot be parsed" in peer.state.last_error
+    async with scripted_datastore(address, peer) as (datastore, _):
+        datastore.lookup_results[3] = pb.LookupResult(match_len=2, parent_offsets=[0], token_ids=[7], counts=[1])
+
+        def answered() -> bool:
+            stream.look_up()
+            return bool(listener.answers)
+
+        await until(answered)
+        stream.close()
+        await until(lambda: "s" in datastore.ended)
+        assert datastore.tokens["s"] == [1, 2, 3]

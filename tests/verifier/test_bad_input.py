@@ -144,9 +144,9 @@ BAD_REQUESTS = {
         "sampling.seed must be set to resume",
     ),
     "resume beyond max_tokens": (
-        request(resume_token_ids=[5, 5, 5, 5]),
+        request(resume_token_ids=[5, 5, 5, 5, 5]),
         Code.INVALID_ARGUMENT,
-        "resume_token_ids must be shorter than max_tokens",
+        "resume_token_ids must be no longer than max_tokens",
     ),
 }
 

@@ -65,13 +65,33 @@ class SessionSpec:
     vocab_size: int
     """Token ids are below it."""
     max_tokens: int
-    """Most output tokens, those of resume_token_ids included; the context has room for them."""
+    """Most output tokens, those of resume_token_ids included; the context has room for them. With as many resumed
+    tokens nothing is left to generate: see `ending_of`."""
     stop_token_ids: frozenset[TokenId] = frozenset()
     """Tokens that end the generation, end-of-sequence tokens included."""
     resume_token_ids: tuple[TokenId, ...] = ()
     """Output that an earlier, interrupted generation has already emitted."""
     requested_method: Method | None = None
     """The method that was asked for, where that of `speculation` replaces it."""
+
+
+def ending_of(spec: SessionSpec) -> Verdict | None:
+    """The last verdict of a generation whose resumed tokens are all that it may emit; None = it goes on."""
+    num_resumed = len(spec.resume_token_ids)
+    if num_resumed < spec.max_tokens:
+        return None
+    return Verdict(
+        num_drafted=0,
+        num_accepted=0,
+        accepted_rows=(),
+        base_len=len(spec.prompt_token_ids) + num_resumed,
+        token_ids=(),
+        sources=(),
+        rejected_token_id=None,
+        rejected_row=None,
+        finish_reason=FinishReason.LENGTH,
+        stop_token_id=None,
+    )
 
 
 class Session:

@@ -18,6 +18,7 @@ from outrider.core.params import Source
 from outrider.core.speculation import TIERS
 from outrider.rpc.convert import source_to_proto
 from outrider.rpc.peers import SENSELESS, PeerState, reason_of, wait_before_retry
+from outrider.rpc.unreadable import readable
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, types_pb2
 
@@ -106,7 +107,7 @@ class Lookups:
                     break
                 if self._asked:
                     raise TimeoutError
-            response = reading.result()
+            response = readable(reading.result())
         finally:
             reading.cancel()
         if not isinstance(response, pb.LookupResponse):

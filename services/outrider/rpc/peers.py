@@ -1,42 +1,51 @@
 """The verifier's peers: a speculator and a datastore, each a channel for the process and a stream for the session.
 
 A peer may be missing, die, hang or come back at any time. None of that is an error here: a stream tells its listener
-that it was lost, and tries again with what is committed by then. Only the loss of sense (another tokenizer, another
-protocol) ends the attempts of a session.
+that it was lost, and begins another with what is committed by then, as soon as the peer is well again. A peer that
+refuses, or that cannot be understood, is asked again too, but rarely.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import grpc
 import structlog
 
-from outrider.core.params import InvalidParameter, SamplingParams
+from outrider.core.params import InvalidParameter, Method, SamplingParams
 from outrider.core.speculation import SpeculationParams
+from outrider.core.statistics import RunningMean
 from outrider.core.steering import Steering
 from outrider.core.tree import Draft, DraftCost, TokenId
+from outrider.rpc.breaker import Breaker
 from outrider.rpc.convert import draft_from_proto, sampling_to_proto
 from outrider.rpc.convert_speculation import speculation_to_proto
 from outrider.rpc.handshake import Model, handshake
 from outrider.rpc.server import CHANNEL_OPTIONS
+from outrider.rpc.silence import Silence
 from outrider.rpc.steering import steering_to_proto
+from outrider.rpc.unreadable import Unreadable, readable
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
 
 log = structlog.get_logger(__name__)
 
 FIRST_RETRY_S = 0.1
-LAST_RETRY_S = 2.0
+LAST_RETRY_S = 1.0
+REFUSED_RETRY_S = 5.0
+"""A peer that has refused, or that cannot be understood, may have been replaced by the right one after that time."""
 SENSELESS = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.OUT_OF_RANGE,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-"""Trying again in the same session would fail in the same way."""
+"""Trying again at once would fail in the same way."""
+
+Request: TypeAlias = speculator_pb2.SpeculateRequest
 
 
 def last_node_id(draft: types_pb2.Draft) -> int:
@@ -60,7 +69,7 @@ class PeerState:
                 *CHANNEL_OPTIONS,
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.min_reconnect_backoff_ms", 100),
-                ("grpc.max_reconnect_backoff_ms", 2000),
+                ("grpc.max_reconnect_backoff_ms", 1000),
             ],
         )
 
@@ -87,7 +96,7 @@ def reason_of(error: grpc.aio.AioRpcError) -> str:
 
 
 async def wait_before_retry(attempt: int) -> None:
-    """Waits before attempt number 1, 2, ...: 0.1 s, then twice as long each time, at most 2 s."""
+    """Waits before attempt number 1, 2, ...: 0.1 s, then twice as long each time, at most 1 s."""
     await asyncio.sleep(min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** (attempt - 1)))
 
 
@@ -119,14 +128,22 @@ class SpeculatorPeer:
 
     def __init__(self, address: str, model: Model) -> None:
         self.state = PeerState("speculator", address)
-        self._model = model
-        self._stub = speculator_pb2_grpc.SpeculatorServiceStub(self.state.channel)
+        self.model = model
+        self.stub = speculator_pb2_grpc.SpeculatorServiceStub(self.state.channel)
+        self.breaker = Breaker(self.state)
+        self.usual_answer_s = RunningMean(0.1)
+        """From a commit to the first draft after it."""
 
     def speculate(
         self, spec: SpeculationSpec, committed: Sequence[TokenId], listener: SpeculationListener
     ) -> SpeculationStream:
         """Starts a session's stream; it lives until it is closed."""
-        return SpeculationStream(self._stub, self.state, self._model, spec, committed, listener)
+        return SpeculationStream(self, spec, committed, listener)
+
+    async def close(self) -> None:
+        """Hangs up."""
+        self.breaker.stop()
+        await self.state.close()
 
 
 class SpeculationStream:
@@ -134,21 +151,24 @@ class SpeculationStream:
 
     def __init__(
         self,
-        stub: speculator_pb2_grpc.SpeculatorServiceAsyncStub,
-        state: PeerState,
-        model: Model,
+        peer: SpeculatorPeer,
         spec: SpeculationSpec,
         committed: Sequence[TokenId],
         listener: SpeculationListener,
     ) -> None:
-        self._stub, self._state, self._model = stub, state, model
-        self._spec, self._listener = spec, listener
+        self._peer, self._spec, self._listener = peer, spec, listener
         self._committed = list(committed)
         self._fresh = asyncio.Event()
         self._steering = Steering()
         self._is_steered = False
         self._last_node_id = 0
         """The latest that has arrived on this stream."""
+        self._is_attached = True
+        """As the listener believes: a session begins with the hope for drafts."""
+        self._num_tries = self._num_silent = 0
+        """Streams since the last draft; those of them that were silent."""
+        self._silence = Silence(peer.usual_answer_s, 0)
+        self._timeout = asyncio.timeout(None)
         self._task = asyncio.create_task(self._run())
 
     def commit(self, token_ids: Sequence[TokenId]) -> None:
@@ -172,40 +192,88 @@ class SpeculationStream:
         self._task.cancel()
 
     async def _run(self) -> None:
-        attempt = 0
+        breaker = self._peer.breaker
         while True:
-            was_attached = False
+            if not breaker.is_closed:
+                self._lose()
+            await breaker.wait_closed()
+            retry_s = 0.0
             try:
-                async for response in self._stub.Speculate(self._requests()):
-                    if response.WhichOneof("event") == "opened":
-                        was_attached, attempt = True, 0
-                        self._state.up()
-                        self._listener.on_attached()
-                    else:
-                        drafted = response.draft
-                        self._last_node_id = last_node_id(drafted.draft)
-                        cost = DraftCost(drafted.forward_us, drafted.retrieval_us)
-                        self._listener.on_draft(draft_from_proto(drafted.draft), cost)
-                self._state.down("the speculator ended the stream")
+                await self._attend()
+                breaker.trip("the speculator ended the stream")
+            except TimeoutError:
+                self._num_silent += 1
+                breaker.trip(f"the speculator said nothing for {self._silence.limit_s:.2g} s")
             except grpc.aio.AioRpcError as error:
-                self._state.down(reason_of(error))
-                if error.code() in SENSELESS:
-                    log.error("speculator.refused", session_id=self._spec.session_id, reason=reason_of(error))
-                    self._listener.on_detached()
-                    return
+                retry_s = self._judge(error)
             except InvalidParameter as error:
-                self._state.down(f"it sent a draft that cannot be one: {error}")
-            if was_attached or attempt == 0:
-                self._listener.on_detached()
-            attempt += 1
-            await wait_before_retry(attempt)
+                breaker.trip(f"it sent a draft that cannot be one: {error}", REFUSED_RETRY_S)
+            self._lose()
+            self._num_tries += 1
+            if self._num_tries > 1:
+                await wait_before_retry(self._num_tries - 1)
+            await asyncio.sleep(retry_s)
 
-    async def _requests(self) -> AsyncIterator[speculator_pb2.SpeculateRequest]:
+    def _judge(self, error: grpc.aio.AioRpcError) -> float:
+        """What a failure says about the peer. Returns how long this session in particular should leave it alone, in
+        seconds."""
+        code, reason = error.code(), reason_of(error)
+        if isinstance(error, Unreadable) or code is grpc.StatusCode.FAILED_PRECONDITION:
+            # So it is for every session.
+            self._peer.breaker.trip(reason, REFUSED_RETRY_S)
+        elif code in SENSELESS:
+            log.error("speculator.refused", session_id=self._spec.session_id, reason=reason)
+            self._peer.state.down(reason)
+            return REFUSED_RETRY_S
+        elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            self._peer.state.down(reason)
+        else:
+            self._peer.breaker.trip(reason)
+        return 0.0
+
+    def _lose(self) -> None:
+        if self._is_attached:
+            self._is_attached = False
+            self._listener.on_detached()
+
+    async def _attend(self) -> None:
+        """One stream, until it ends. Raises TimeoutError if the peer owes an answer for too long."""
+        clock = asyncio.get_running_loop().time
+        self._silence = Silence(self._peer.usual_answer_s, self._num_silent)
+        call = self._peer.stub.Speculate()
+        writer = asyncio.create_task(self._write(call))
+        try:
+            async with asyncio.timeout_at(self._silence.open(clock())) as self._timeout:
+                async for message in call:
+                    response = readable(message)
+                    self._timeout.reschedule(None)
+                    if response.WhichOneof("event") == "opened":
+                        self._is_attached = True
+                        self._peer.state.up()
+                        self._listener.on_attached()
+                        continue
+                    self._silence.hear(clock())
+                    self._num_tries = self._num_silent = 0
+                    drafted = response.draft
+                    self._last_node_id = last_node_id(drafted.draft)
+                    cost = DraftCost(drafted.forward_us, drafted.retrieval_us)
+                    self._listener.on_draft(draft_from_proto(drafted.draft), cost)
+        finally:
+            writer.cancel()
+            call.cancel()
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[Request, speculator_pb2.SpeculateResponse]) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            async for request in self._requests():
+                await call.write(request)
+        # Whoever reads the stream hears of its end, too.
+
+    async def _requests(self) -> AsyncIterator[Request]:
         sent, self._last_node_id = len(self._committed), 0
         self._fresh.clear()
         yield speculator_pb2.SpeculateRequest(
             open=speculator_pb2.SpeculateOpen(
-                handshake=handshake(self._model),
+                handshake=handshake(self._peer.model),
                 session_id=self._spec.session_id,
                 committed_token_ids=self._committed,
                 num_prompt_tokens=self._spec.num_prompt_tokens,
@@ -226,3 +294,15 @@ class SpeculationStream:
                 commit = types_pb2.Commit(base_len=sent, token_ids=fresh, acknowledged_node_id=self._last_node_id)
                 sent += len(fresh)
                 yield speculator_pb2.SpeculateRequest(commit=commit)
+                self._expect_answer()
+
+    def _expect_answer(self) -> None:
+        """It was told a commit: unless it is to pause, it should have something to say."""
+        speculation = self._steering.speculation
+        if not self._is_attached or self._timeout.expired():
+            return
+        if speculation is not None and speculation.method is Method.OFF:
+            self._silence.forgive()
+        else:
+            self._silence.tell(asyncio.get_running_loop().time())
+        self._timeout.reschedule(self._silence.deadline)

@@ -19,6 +19,7 @@ from outrider.core.params import Source
 from outrider.core.tree import TokenId
 from outrider.rpc.convert import source_to_proto
 from outrider.rpc.peers import SENSELESS, PeerState, reason_of, wait_before_retry
+from outrider.rpc.unreadable import readable
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, types_pb2
 
@@ -177,8 +178,9 @@ class Recorder:
             writer = asyncio.create_task(self._write(call))
             try:
                 async for response in call:
+                    num_tokens = readable(response).num_tokens
                     attempt = 0
-                    self._acknowledge(response.num_tokens)
+                    self._acknowledge(num_tokens)
                 log.debug("datastore.record_ended")
             except grpc.aio.AioRpcError as error:
                 log.debug("datastore.record_failed", reason=reason_of(error))

@@ -27,6 +27,8 @@ log = structlog.get_logger(__name__)
 CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # Without it a ping that gRPC sends for its own purposes is waited for, for a minute, and no other is sent.
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
@@ -79,7 +81,8 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
         options=[
             *CHANNEL_OPTIONS,
             ("grpc.max_receive_message_length", settings.max_message_bytes),
-            ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+            # Half of the shortest that our own clients keep to.
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ],
     )
     service.register(server)

@@ -14,6 +14,7 @@ from outrider.core.prior import PriorTable
 from outrider.core.retrieval_plan import MAX_MATCH_LEN
 from outrider.core.tree import TokenId
 from outrider.rpc.peers import PeerState, reason_of, wait_before_retry
+from outrider.rpc.unreadable import readable
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, types_pb2
 
@@ -51,8 +52,10 @@ class TierWatch:
         attempt = 0
         while True:
             shared = _new_tier() if self.shared is not None else None
+            call = self._stub.Watch(pb.WatchRequest(scope=self._scope))
             try:
-                async for response in self._stub.Watch(pb.WatchRequest(scope=self._scope)):
+                async for message in call:
+                    response = readable(message)
                     attempt = 0
                     self._state.up()
                     if response.WhichOneof("change") == "prior":
@@ -66,6 +69,8 @@ class TierWatch:
                 self._state.down(reason_of(error))
             except InvalidParameter as error:
                 self._state.down(f"it sent a prior that cannot be one: {error}")
+            finally:
+                call.cancel()
             attempt += 1
             await wait_before_retry(attempt)
 

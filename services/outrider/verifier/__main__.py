@@ -92,7 +92,7 @@ class VerifierService:
         if self._serving is None:
             return
         if self._serving.speculator is not None:
-            await self._serving.speculator.state.close()
+            await self._serving.speculator.close()
         if self._serving.datastore is not None:
             await self._serving.datastore.close()
         await asyncio.to_thread(self._serving.engine.stop)

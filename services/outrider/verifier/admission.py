@@ -81,6 +81,9 @@ def session_spec(
         raise InvalidArgument("sampling.seed", "must be set to resume: the tokens so far were drawn with it")
     stops = token_ids_from_proto(request.sampling.stop_token_ids, model.vocab_size, "sampling.stop_token_ids")
     eos = () if request.sampling.ignore_eos else model.eos_token_ids
+    stop_token_ids = frozenset((*stops, *eos))
+    if resumed and resumed[-1] in stop_token_ids:
+        resumed = resumed[:-1]  # it is no part of the output: the target says it again, and that is the end
     return SessionSpec(
         session_id=uuid.uuid4().hex[:16],
         prompt_token_ids=prompt,
@@ -88,7 +91,7 @@ def session_spec(
         speculation=speculation,
         vocab_size=model.vocab_size,
         max_tokens=_max_tokens(request, len(prompt), len(resumed), model.max_context_len),
-        stop_token_ids=frozenset((*stops, *eos)),
+        stop_token_ids=stop_token_ids,
         resume_token_ids=resumed,
         requested_method=None if speculation.method is requested.method else requested.method,
     )
@@ -152,5 +155,5 @@ def _max_tokens(request: verifier_pb2.GenerateRequest, num_prompt: int, num_resu
                 f"sampling.max_tokens must be at most {room}, got {wanted}: the prompt has {num_prompt} tokens, the "
                 f"context {max_context_len}"
             )
-    check(num_resumed < wanted, "resume_token_ids", f"shorter than max_tokens ({wanted})", num_resumed)
+    check(num_resumed <= wanted, "resume_token_ids", f"no longer than max_tokens ({wanted})", num_resumed)
     return wanted

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from outrider.core.ngrams import Continuation
 from outrider.core.retrieval import NO_COPIES
 from outrider.core.retrieval_plan import target_plan
-from outrider.core.session import SessionSpec, Verdict
+from outrider.core.session import SessionSpec, Verdict, ending_of
 from outrider.core.statistics import Statistics
 from outrider.core.steering import Steering
 from outrider.core.tree import Draft, DraftCost
@@ -26,7 +26,7 @@ HIGH_WATER = 64
 
 
 class Generation:
-    """Starts the work when constructed; `close` ends it everywhere."""
+    """Starts the work when constructed, if any is left; `close` ends it everywhere."""
 
     def __init__(
         self,
@@ -47,6 +47,9 @@ class Generation:
         self._is_paused = False
         self._speculation: SpeculationStream | None = None
         self._retrieval: RetrievalStream | None = None
+        if (ending := ending_of(spec)) is not None:
+            self._events.put_nowait(ending)
+            return
         committed = spec.prompt_token_ids + spec.resume_token_ids
         retrieves = datastore is not None and spec.speculation.retrieves
         plan, tiers = target_plan(spec.speculation), None

@@ -15,7 +15,7 @@ from outrider.core.session import SessionSpec, Verdict
 from outrider.core.steering import Steering
 from outrider.core.tree import DraftCost
 from outrider.models.loading import LoadedModel
-from outrider.models.text import TextCodec, TextStream
+from outrider.models.text import TextCodec
 from outrider.rpc.convert import (
     draft_from_proto,
     finish_reason_to_proto,
@@ -174,10 +174,13 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             if isinstance(event, Steering):
                 await self._write(write, steering_to_proto(event))
                 continue
-            chunk = _chunk(event, text)
-            if chunk is not None:
-                await self._write(write, chunk)
+            piece = text.step(event.token_ids)
+            if event.token_ids:
+                await self._write(write, _chunk(event, piece))
             if event.finish_reason is not None:
+                # A message of its own: whoever resumes behind it knows that this text has come.
+                if rest := text.finish():
+                    await self._write(write, verifier_pb2.Chunk(text=rest))
                 await self._write(write, _finished(generation, event))
 
     async def _write(self, write: Callable[[Event], Awaitable[None]], event: Event) -> None:
@@ -280,14 +283,7 @@ def _collaborate_response(event: Event) -> verifier_pb2.CollaborateResponse:
     return verifier_pb2.CollaborateResponse(steering=event)
 
 
-def _chunk(verdict: Verdict, text: TextStream) -> verifier_pb2.Chunk | None:
-    """A verdict's tokens, and at the end of the generation the text that was still undecided; None if there is
-    neither."""
-    piece = text.step(verdict.token_ids)
-    if verdict.finish_reason is not None:
-        piece += text.finish()
-    if not verdict.token_ids and not piece:
-        return None
+def _chunk(verdict: Verdict, piece: str) -> verifier_pb2.Chunk:
     return verifier_pb2.Chunk(
         token_ids=verdict.token_ids,
         sources=[source_to_proto(source) for source in verdict.sources],

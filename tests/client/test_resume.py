@@ -1,0 +1,378 @@
+"""A generation outlives the call that it began in, and its text is the one that it would have been."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import grpc
+import pytest
+
+from outrider.v1 import verifier_pb2
+from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
+from outrider_client import BlockingClient, Client, FinishReason
+from outrider_client.errors import Cancelled, DeadlineExceeded, Internal, ResourceExhausted, Unavailable
+from outrider_client.generation import Chunk, Result
+from outrider_client.requests import GenerateOptions
+from tests.services import RunningVerifier, running_verifier
+
+from .cutting_verifier import cutting
+from .fakes import SEED, FakeVerifier, Script, a_good_generation, chunk, finished, started, until_cancelled
+
+Code = grpc.StatusCode
+NOBODY = "127.0.0.1:9"
+PROMPT = "def parse(text):\n    "
+
+
+@pytest.fixture
+async def real() -> AsyncIterator[RunningVerifier]:
+    async with running_verifier() as running:
+        yield running
+
+
+async def complete(address: str, kind: str, **options: object) -> Result:
+    """A generation by the asyncio or by the blocking client."""
+    given = GenerateOptions(**options)  # type: ignore[typeddict-item]
+    if kind == "asyncio":
+        async with Client(address) as client:
+            return await client.complete(PROMPT, **given)
+
+    def complete_blocking() -> Result:
+        with BlockingClient(address) as client:
+            return client.complete(PROMPT, **given)
+
+    return await asyncio.to_thread(complete_blocking)
+
+
+def breaks_once(verifier: FakeVerifier, code: Code = Code.UNAVAILABLE) -> Script:
+    """The first call breaks after a chunk; the second says the rest."""
+
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        yield started()
+        if len(verifier.requests) == 1:
+            yield chunk(5, 6, text="a b")
+            context.abort(code, "broken")
+        yield chunk(7, 8, text=" c d")
+        yield finished()
+
+    return script
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
+@pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.CANCELLED, Code.INTERNAL, Code.UNKNOWN])
+async def test_a_broken_call_goes_on_in_another_with_the_seed_and_the_tokens_so_far(
+    verifier: FakeVerifier, kind: str, code: Code
+) -> None:
+    verifier.script = breaks_once(verifier, code)
+    result = await complete(verifier.address, kind, temperature=0.7, max_tokens=9, resume_token_ids=[3, 4])
+    assert (result.text, result.token_ids, result.num_resumes, result.seed) == ("a b c d", (5, 6, 7, 8), 1, SEED)
+    first, second = verifier.requests
+    assert list(first.resume_token_ids) == [3, 4]
+    assert list(second.resume_token_ids) == [3, 4, 5, 6]
+    assert (second.sampling.seed, second.sampling.max_tokens) == (SEED, 9)
+    assert second.prompt == first.prompt
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
+async def test_what_was_not_admitted_yet_is_asked_anew(verifier: FakeVerifier, kind: str) -> None:
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        if len(verifier.requests) == 1:
+            context.abort(Code.CANCELLED, "gone")
+        yield from a_good_generation(request, context)
+
+    verifier.script = script
+    result = await complete(verifier.address, kind)
+    assert verifier.requests[0] == verifier.requests[1]
+    assert result.num_resumes == 0
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
+async def test_a_silent_server_is_given_up_after_the_stall_timeout(verifier: FakeVerifier, kind: str) -> None:
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        if len(verifier.requests) == 1:
+            yield from until_cancelled(verifier)(request, context)
+        else:
+            yield started()
+            yield chunk(7, 8, text=" c")
+            yield finished()
+
+    verifier.script = script
+    result = await complete(verifier.address, kind, stall_timeout_s=0.2)
+    assert (result.text, result.num_resumes) == ("a b c", 1)
+    assert verifier.ended.is_set()  # the silent call was cancelled
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
+async def test_a_slow_reader_is_no_silent_server(verifier: FakeVerifier, kind: str) -> None:
+    if kind == "asyncio":
+        async with Client(verifier.address) as client, client.generate("hello", stall_timeout_s=0.3) as generation:
+            chunks = [await anext(generation)]
+            await asyncio.sleep(0.5)  # longer than the timeout: nothing is waited for
+            chunks += [piece async for piece in generation]
+    else:
+        with BlockingClient(verifier.address) as blocking, blocking.generate("hello", stall_timeout_s=0.3) as twin:
+            chunks = [next(twin)]
+            await asyncio.sleep(0.5)
+            chunks += list(twin)
+    assert [piece.text for piece in chunks] == ["a b c", " d"]
+    assert len(verifier.requests) == 1
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
+@pytest.mark.parametrize(
+    ("code", "options"),
+    [(Code.INVALID_ARGUMENT, {}), (Code.FAILED_PRECONDITION, {}), (Code.UNAVAILABLE, {"resume": False})],
+)
+async def test_what_would_fail_again_or_shall_not_be_resumed_is_not(
+    verifier: FakeVerifier, kind: str, code: Code, options: dict[str, object]
+) -> None:
+    verifier.script = breaks_once(verifier, code)
+    with pytest.raises(Exception, match="broken"):
+        await complete(verifier.address, kind, **options)
+    assert len(verifier.requests) == 1
+
+
+async def test_a_request_that_breaks_every_server_is_given_up(verifier: FakeVerifier) -> None:
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        yield started()
+        if len(verifier.requests) == 1:
+            yield chunk(5, text="a")
+        context.abort(Code.UNAVAILABLE, "the verifier lost this session")
+
+    verifier.script = script
+    async with Client(verifier.address) as client:
+        with pytest.raises(Unavailable, match="lost this session"):
+            await client.complete("hello")
+    assert len(verifier.requests) == 5  # one with a token, and then as many as may be in vain
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
+async def test_resuming_ends_with_its_timeout(verifier: FakeVerifier, kind: str) -> None:
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        if len(verifier.requests) > 1:
+            context.abort(Code.UNAVAILABLE, "draining")
+        yield started()
+        yield chunk(5, text="a")
+        context.abort(Code.UNAVAILABLE, "draining")
+
+    verifier.script = script
+    with pytest.raises(Unavailable, match="draining"):
+        await complete(verifier.address, kind, resume_timeout_s=0.3)
+    assert len(verifier.requests) > 2
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
+async def test_the_deadline_holds_for_all_calls_together(verifier: FakeVerifier, kind: str) -> None:
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        yield started()
+        yield chunk(5, text="a")
+        if context.time_remaining() < 0.3:
+            verifier.ended.wait(10)
+        context.abort(Code.UNAVAILABLE, "draining")
+
+    verifier.script = script
+    with pytest.raises((DeadlineExceeded, Unavailable)):
+        await complete(verifier.address, kind, timeout_s=0.6)
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
+async def test_a_full_server_is_asked_again_once_the_generation_is_on_its_way(
+    verifier: FakeVerifier, kind: str
+) -> None:
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        if len(verifier.requests) == 2:
+            context.abort(Code.RESOURCE_EXHAUSTED, "full")
+        yield started()
+        yield chunk(5, text="a")
+        if len(verifier.requests) == 1:
+            context.abort(Code.UNAVAILABLE, "draining")
+        yield finished()
+
+    verifier.script = script
+    assert (await complete(verifier.address, kind)).token_ids == (5, 5)
+
+
+async def test_a_full_server_is_an_error_at_first(verifier: FakeVerifier) -> None:
+    verifier.script = lambda request, context: context.abort(Code.RESOURCE_EXHAUSTED, "full")
+    async with Client(verifier.address) as client:
+        with pytest.raises(ResourceExhausted):
+            await client.complete("hello")
+    assert len(verifier.requests) == 1
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
+async def test_all_calls_go_to_a_replica_that_answers(verifier: FakeVerifier, kind: str) -> None:
+    addresses = f"{NOBODY},{verifier.address}"
+    for _ in range(3):
+        assert (await complete(addresses, kind)).text == "a b c d"
+    if kind == "asyncio":
+        async with Client([NOBODY, verifier.address]) as client:
+            assert (await client.info()).model.model_id == "fake"
+            assert await client.tokenize("ab") == [97, 98]
+            assert await client.health()
+    else:
+        with BlockingClient([NOBODY, verifier.address]) as blocking:
+            assert blocking.info().model.model_id == "fake"
+            assert blocking.tokenize("ab") == [97, 98]
+            assert blocking.health()
+
+
+async def test_nobody_there_is_said_within_a_few_seconds() -> None:
+    async with Client(f"{NOBODY},127.0.0.1:10") as client:
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(client.complete("hello"), 10)
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(client.info(), 10)
+
+
+async def test_cancelling_a_generation_that_is_being_resumed_ends_it(verifier: FakeVerifier) -> None:
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        if len(verifier.requests) > 1:
+            context.abort(Code.UNAVAILABLE, "draining")
+        yield started()
+        yield chunk(5, text="a")
+        context.abort(Code.UNAVAILABLE, "draining")
+
+    verifier.script = script
+    async with Client(verifier.address) as client:
+        generation = client.generate("hello")
+        await anext(generation)
+        asyncio.get_running_loop().call_later(0.2, generation.cancel)
+        with pytest.raises(Cancelled):
+            await anext(generation)
+
+
+async def test_a_lost_status_after_the_last_message_is_no_error(verifier: FakeVerifier) -> None:
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        yield from a_good_generation(request, context)
+        context.abort(Code.UNAVAILABLE, "gone")
+
+    verifier.script = script
+    async with Client(verifier.address) as client:
+        assert (await client.complete("hello")).text == "a b c d"
+    assert len(verifier.requests) == 1
+
+
+async def test_a_message_that_cannot_be_read_breaks_the_call() -> None:
+    async def garbage(request: GenerateRequest, context: object) -> AsyncIterator[bytes]:
+        yield started().SerializeToString()
+        yield b"\xff\xff\xff\xff"
+
+    handler = grpc.unary_stream_rpc_method_handler(garbage, request_deserializer=GenerateRequest.FromString)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("outrider.v1.VerifierService", {"Generate": handler}),)
+    )
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with Client(address) as client:
+        with pytest.raises(Internal, match="cannot be parsed"):
+            await client.complete("hello")
+    await server.stop(0)
+
+
+# Real verifiers from here on.
+
+
+async def hot_generation(
+    real: RunningVerifier, is_good: Callable[[list[Chunk]], bool]
+) -> tuple[GenerateOptions, list[Chunk], Result]:
+    """One that is so hot that it speaks in bytes rather than in characters, and its chunks are good for a test."""
+    async with Client(real.address) as client:
+        for seed in range(100):
+            options = GenerateOptions(temperature=5.0, seed=seed, max_tokens=16, ignore_eos=True)
+            generation = client.generate(PROMPT, **options)
+            chunks = [piece async for piece in generation]
+            if is_good(chunks):
+                return options, chunks, generation.result
+    raise AssertionError("no seed is good")
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
+async def test_wherever_a_call_is_cut_the_text_is_the_same(real: RunningVerifier, kind: str) -> None:
+    options, chunks, whole = await hot_generation(real, lambda chunks: any(not piece.text for piece in chunks[:-1]))
+    async with cutting(real.address) as front:
+        for cut in range(1, len(chunks) + 2, 1 if kind == "asyncio" else 5):
+            front.cut(cut)
+            resumed = await complete(front.address, kind, **options)
+            assert (resumed.text, resumed.token_ids) == (whole.text, whole.token_ids), cut
+            assert resumed.finish_reason is FinishReason.LENGTH
+            assert resumed.num_output_tokens == whole.num_output_tokens
+            assert resumed.num_resumes == len(front.requests) - 1 == 1
+    assert await real.is_idle()
+
+
+async def test_the_rest_of_a_text_comes_once_however_often_its_end_is_cut(real: RunningVerifier) -> None:
+    options, chunks, whole = await hot_generation(real, lambda chunks: not chunks[-1].token_ids)
+    end = len(chunks)
+    for cuts in (
+        (end,),
+        (end + 1,),
+        (end + 1, 2),
+        (end, 1),
+        (3, end - 1),
+    ):  # before the rest, behind it, and behind it again
+        async with cutting(real.address, *cuts) as front:
+            resumed = await complete(front.address, "asyncio", **options)
+            assert (resumed.text, resumed.token_ids) == (whole.text, whole.token_ids), cuts
+
+
+async def test_a_generation_that_was_cut_before_its_stop_token_still_stops_there(real: RunningVerifier) -> None:
+    options = GenerateOptions(temperature=0.7, seed=5, max_tokens=60, ignore_eos=True)
+    async with Client(real.address) as client:
+        plain = await client.complete(PROMPT, **options)
+        stop = next(token for token in plain.token_ids[10:] if token not in plain.token_ids[:10])
+        options["stop_token_ids"] = [stop]
+        whole = await client.complete(PROMPT, **options)
+        # A caller that took the stop token for output hears the same.
+        again = await client.complete(PROMPT, resume_token_ids=[*whole.token_ids, stop], **options)
+    assert whole.stop_token_id == stop
+    assert (again.token_ids, again.stop_token_id) == ((), stop)
+    async with cutting(real.address, len(whole.token_ids) + 1) as front:
+        resumed = await complete(front.address, "asyncio", **options)
+    assert list(front.requests[1].resume_token_ids) == list(whole.token_ids)
+    assert (resumed.token_ids, resumed.text, resumed.stop_token_id) == (whole.token_ids, whole.text, stop)
+    assert (resumed.finish_reason, resumed.num_output_tokens) == (FinishReason.STOP, whole.num_output_tokens)
+
+
+async def test_a_generation_without_a_seed_keeps_the_one_that_the_server_drew(real: RunningVerifier) -> None:
+    options = GenerateOptions(temperature=1.0, max_tokens=30, ignore_eos=True)
+    async with cutting(real.address, 1, 9, 5) as front:  # the first call says no more than its seed
+        resumed = await complete(front.address, "asyncio", **options)
+    assert resumed.num_resumes == 3
+    whole = await complete(real.address, "asyncio", **options, seed=resumed.seed)
+    assert whole.token_ids == resumed.token_ids
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
+async def test_a_stopped_server_s_generations_go_on_at_its_replica(real: RunningVerifier, kind: str) -> None:
+    options = GenerateOptions(temperature=0.7, seed=8, max_tokens=200, ignore_eos=True)
+    whole = await complete(real.address, "asyncio", **options)
+    async with running_verifier() as dying:
+        addresses = [dying.address, real.address]
+        if kind == "asyncio":
+            async with Client(addresses) as client, client.generate(PROMPT, **options) as generation:
+                await anext(generation)
+                await dying.server.stop(0)
+                async for _ in generation:
+                    pass
+                result = generation.result
+        else:
+            with BlockingClient(addresses) as blocking, blocking.generate(PROMPT, **options) as twin:
+                await asyncio.to_thread(next, twin)
+                await dying.server.stop(0)
+                await asyncio.to_thread(list, twin)
+                result = twin.result
+    assert (result.token_ids, result.text, result.num_resumes) == (whole.token_ids, whole.text, 1)
+    assert await real.is_idle()
+
+
+async def test_as_many_resumed_tokens_as_there_may_be_end_at_once(real: RunningVerifier) -> None:
+    async with Client(real.address) as client:
+        whole = await client.complete(PROMPT, seed=3, max_tokens=16, ignore_eos=True)
+        again = await client.complete(PROMPT, seed=3, max_tokens=16, ignore_eos=True, resume_token_ids=whole.token_ids)
+    assert (again.token_ids, again.finish_reason) == ((), FinishReason.LENGTH)
+    assert again.num_output_tokens == len(whole.token_ids)
+    assert again.summary.num_rounds == 0
+    assert isinstance(again.summary, verifier_pb2.SpeculationSummary)
+    assert await real.is_idle()

@@ -8,9 +8,9 @@ protocol) ends the attempts of a session.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import grpc
 import structlog
@@ -21,11 +21,15 @@ from outrider.core.steering import Steering
 from outrider.core.tree import Draft, DraftCost, TokenId
 from outrider.rpc.convert import draft_from_proto, sampling_to_proto
 from outrider.rpc.convert_speculation import speculation_to_proto
+from outrider.rpc.draft_allowance import MAX_NODES_PER_S, DraftAllowance
 from outrider.rpc.handshake import Model, handshake
+from outrider.rpc.security.peer_channel import PeerChannel, PeerSecurity
 from outrider.rpc.server import CHANNEL_OPTIONS
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
 
 log = structlog.get_logger(__name__)
+
+_Stub = TypeVar("_Stub")
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 2.0
@@ -41,22 +45,28 @@ SENSELESS = (
 class PeerState:
     """A peer as the verifier sees it."""
 
-    def __init__(self, name: str, address: str) -> None:
+    def __init__(self, name: str, address: str, security: PeerSecurity | None = None) -> None:
+        """`security`: None = in plaintext, to this machine only. Raises ValueError where it is none for the address."""
         self.name = name
         self.address = address
         self.is_connected = False
         self.last_error = ""
         self.num_shed_tokens = 0
         """Tokens that were to be recorded and were given up."""
-        self.channel = grpc.aio.insecure_channel(
+        self._channel = PeerChannel(
             address,
-            options=[
+            PeerSecurity() if security is None else security,
+            [
                 *CHANNEL_OPTIONS,
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.min_reconnect_backoff_ms", 100),
                 ("grpc.max_reconnect_backoff_ms", 2000),
             ],
         )
+
+    def stub(self, kind: Callable[[grpc.aio.Channel], _Stub]) -> _Stub:
+        """A stub for a stream that is opened now, by the certificates and the token of now: not to be kept."""
+        return self._channel.stub(kind)
 
     def up(self) -> None:
         """It has answered."""
@@ -72,7 +82,7 @@ class PeerState:
 
     async def close(self) -> None:
         """Closes the channel and every stream on it."""
-        await self.channel.close()
+        await self._channel.close()
 
 
 def reason_of(error: grpc.aio.AioRpcError) -> str:
@@ -111,16 +121,24 @@ class SpeculationSpec:
 class SpeculatorPeer:
     """The speculator that this verifier dials."""
 
-    def __init__(self, address: str, model: Model) -> None:
-        self.state = PeerState("speculator", address)
+    def __init__(
+        self,
+        address: str,
+        model: Model,
+        security: PeerSecurity | None = None,
+        max_nodes_per_s: float = MAX_NODES_PER_S,
+    ) -> None:
+        """`max_nodes_per_s`: of one session's drafts; what is beyond is dropped."""
+        self.state = PeerState("speculator", address, security)
         self._model = model
-        self._stub = speculator_pb2_grpc.SpeculatorServiceStub(self.state.channel)
+        self._max_nodes_per_s = max_nodes_per_s
 
     def speculate(
         self, spec: SpeculationSpec, committed: Sequence[TokenId], listener: SpeculationListener
     ) -> SpeculationStream:
         """Starts a session's stream; it lives until it is closed."""
-        return SpeculationStream(self._stub, self.state, self._model, spec, committed, listener)
+        allowance = DraftAllowance(self._max_nodes_per_s, spec.session_id)
+        return SpeculationStream(self.state, self._model, spec, committed, listener, allowance)
 
 
 class SpeculationStream:
@@ -128,15 +146,15 @@ class SpeculationStream:
 
     def __init__(
         self,
-        stub: speculator_pb2_grpc.SpeculatorServiceAsyncStub,
         state: PeerState,
         model: Model,
         spec: SpeculationSpec,
         committed: Sequence[TokenId],
         listener: SpeculationListener,
+        allowance: DraftAllowance,
     ) -> None:
-        self._stub, self._state, self._model = stub, state, model
-        self._spec, self._listener = spec, listener
+        self._state, self._model, self._spec = state, model, spec
+        self._listener, self._allowance = listener, allowance
         self._committed = list(committed)
         self._fresh = asyncio.Event()
         self._steering = Steering()
@@ -168,12 +186,13 @@ class SpeculationStream:
         while True:
             was_attached = False
             try:
-                async for response in self._stub.Speculate(self._requests()):
+                stub = self._state.stub(speculator_pb2_grpc.SpeculatorServiceStub)
+                async for response in stub.Speculate(self._requests()):
                     if response.WhichOneof("event") == "opened":
                         was_attached, attempt = True, 0
                         self._state.up()
                         self._listener.on_attached()
-                    else:
+                    elif self._allowance.admits(response.draft.draft):
                         drafted = response.draft
                         cost = DraftCost(drafted.forward_us, drafted.retrieval_us)
                         self._listener.on_draft(draft_from_proto(drafted.draft), cost)

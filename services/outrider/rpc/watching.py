@@ -28,7 +28,7 @@ MAX_PRIOR_TOKENS = 16 << 20
 class TierWatch:
     """A scope's prior and shared tier, as far as they have come. Read by any thread, written on the event loop."""
 
-    def __init__(self, stub: datastore_pb2_grpc.DatastoreServiceAsyncStub, state: PeerState, scope: pb.Scope) -> None:
+    def __init__(self, state: PeerState, scope: pb.Scope) -> None:
         self.prior: PriorTable | None = None
         """The prior; None = there is none, or it has not come yet."""
         is_shared = scope.retrieval_scope not in (
@@ -37,7 +37,7 @@ class TierWatch:
         )
         self.shared: NgramTier | None = _new_tier() if is_shared else None
         """The shared tier; None = the scope has none."""
-        self._stub, self._state, self._scope = stub, state, scope
+        self._state, self._scope = state, scope
         self._documents: list[Sequence[TokenId]] = []
         self._is_open = False
         self._num_tokens = 0
@@ -52,7 +52,8 @@ class TierWatch:
         while True:
             shared = _new_tier() if self.shared is not None else None
             try:
-                async for response in self._stub.Watch(pb.WatchRequest(scope=self._scope)):
+                stub = self._state.stub(datastore_pb2_grpc.DatastoreServiceStub)
+                async for response in stub.Watch(pb.WatchRequest(scope=self._scope)):
                     attempt = 0
                     self._state.up()
                     if response.WhichOneof("change") == "prior":

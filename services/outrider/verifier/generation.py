@@ -33,7 +33,9 @@ class Generation:
         engine: Engine,
         speculator: SpeculatorPeer | None,
         datastore: DatastorePeer | None,
+        tenant: str | None = None,
     ) -> None:
+        """`tenant`: whom it belongs to; None = this verifier's own."""
         self.spec = spec
         self.statistics = Statistics()
         """Complete once the last verdict is there."""
@@ -46,7 +48,8 @@ class Generation:
         retrieves = datastore is not None and spec.speculation.retrieves
         plan, tiers = target_plan(spec.speculation), None
         if datastore is not None and plan is not None:
-            tiers = datastore.tiers(spec.speculation.retrieval_scope) if plan.is_in_process else NO_COPIES
+            scope = spec.speculation.retrieval_scope
+            tiers = datastore.tiers(scope, tenant) if plan.is_in_process else NO_COPIES
         engine.open(spec, self, tiers, has_drafter=speculator is not None)
         if speculator is not None and spec.speculation.method.has_draft_model:
             opened = opening_params(spec.speculation)
@@ -62,6 +65,7 @@ class Generation:
                 self.on_continuation,
                 self.on_datastore_lost,
                 plan,
+                tenant,
             )
             self._retrieval.look_up()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +24,13 @@ from outrider.rpc.convert import (
     token_ids_from_proto,
 )
 from outrider.rpc.convert_speculation import METHODS_TO_PROTO
+from outrider.rpc.draft_allowance import MAX_NODES_PER_S, DraftAllowance
 from outrider.rpc.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable, rpc_errors
 from outrider.rpc.handshake import check_handshake, model_info
 from outrider.rpc.peers import PeerState, SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer
+from outrider.rpc.security.callers import current_caller, name_of_caller
+from outrider.rpc.security.quotas import Quotas, TenantQuota
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 from outrider.verifier.admission import Limits, missing_peer, prompt_token_ids, session_spec
 from outrider.verifier.engine import Engine
@@ -56,9 +60,19 @@ class Serving:
 class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     """Serves generations. Refuses everything until `ready` was called."""
 
-    def __init__(self, max_num_sessions: int, stall_timeout_s: float) -> None:
+    def __init__(
+        self,
+        max_num_sessions: int,
+        stall_timeout_s: float,
+        quotas: Quotas | None = None,
+        max_draft_nodes_per_s: float = MAX_NODES_PER_S,
+    ) -> None:
+        """`quotas`: what callers may take; None = as much as there is. `max_draft_nodes_per_s`: of a caller's own
+        drafts."""
         self._max_num_sessions = max_num_sessions
         self._stall_timeout_s = stall_timeout_s
+        self._quotas = Quotas() if quotas is None else quotas
+        self._max_draft_nodes_per_s = max_draft_nodes_per_s
         self._serving: Serving | None = None
         self._is_draining = False
         self.num_sessions = 0
@@ -80,12 +94,12 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     async def Generate(self, request: verifier_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
         """One generation; the speculator and the datastore of this server draft."""
-        with rpc_errors(context):
+        with rpc_errors(context), self._session(context) as quota:
             serving = self._ready()
             spec = session_spec(request, serving.model, serving.codec, serving.limits, brings_drafts=False)
             generation = self._admit(spec, serving, serving.speculator)
             try:
-                await self._stream(generation, serving, lambda event: context.write(_response(event)))
+                await self._stream(generation, serving, quota, lambda event: context.write(_response(event)))
             finally:
                 self._dismiss(generation)
 
@@ -93,7 +107,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self, requests: AsyncIterator[verifier_pb2.CollaborateRequest], context: Context
     ) -> None:
         """One generation; the caller drafts."""
-        with rpc_errors(context):
+        with rpc_errors(context), self._session(context) as quota:
             serving = self._ready()
             first = await anext(aiter(requests), None)
             if first is None or first.WhichOneof("event") != "open":
@@ -102,14 +116,22 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             spec = session_spec(first.open.request, serving.model, serving.codec, serving.limits, brings_drafts=True)
             generation = self._admit(spec, serving, None)
             generation.on_attached()
-            reader = asyncio.create_task(_read_drafts(requests, generation))
+            allowance = DraftAllowance(self._max_draft_nodes_per_s, spec.session_id)
+            reader = asyncio.create_task(_read_drafts(requests, generation, allowance))
+
+            def write(event: Event) -> Awaitable[None]:
+                return context.write(_response(event, verifier_pb2.CollaborateResponse))
+
             try:
-                await self._stream(
-                    generation, serving, lambda event: context.write(_response(event, verifier_pb2.CollaborateResponse))
-                )
+                await self._stream(generation, serving, quota, write)
             finally:
                 reader.cancel()
                 self._dismiss(generation)
+
+    def _session(self, context: Context) -> AbstractContextManager[TenantQuota]:
+        """Around a session of the caller, whatever comes of it: a wrong request is a request."""
+        self._ready()  # one that is sent elsewhere is none
+        return self._quotas.session(name_of_caller(context), current_caller())
 
     def _admit(self, spec: SessionSpec, serving: Serving, speculator: SpeculatorPeer | None) -> Generation:
         if self.num_sessions >= self._max_num_sessions:
@@ -122,7 +144,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             num_prompt_tokens=len(spec.prompt_token_ids),
             max_tokens=spec.max_tokens,
         )
-        return Generation(spec, serving.engine, speculator, serving.datastore)
+        caller = current_caller()
+        tenant = caller.tenant or None if caller is not None else None
+        return Generation(spec, serving.engine, speculator, serving.datastore, tenant)
 
     def _dismiss(self, generation: Generation) -> None:
         self.num_sessions -= 1
@@ -130,7 +154,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         log.info("session.ended", session_id=generation.spec.session_id, num_rounds=generation.statistics.num_rounds)
 
     async def _stream(
-        self, generation: Generation, serving: Serving, write: Callable[[Event], Awaitable[None]]
+        self, generation: Generation, serving: Serving, quota: TenantQuota, write: Callable[[Event], Awaitable[None]]
     ) -> None:
         """Started, a chunk for each round, Finished."""
         spec = generation.spec
@@ -143,6 +167,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         text = serving.codec.stream()
         text.step(spec.resume_token_ids)
         async for verdict in generation.verdicts():
+            quota.charge(len(verdict.token_ids))
             chunk = _chunk(verdict, text)
             if chunk is not None:
                 await self._write(write, chunk)
@@ -199,13 +224,16 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             )
 
 
-async def _read_drafts(requests: AsyncIterator[verifier_pb2.CollaborateRequest], generation: Generation) -> None:
+async def _read_drafts(
+    requests: AsyncIterator[verifier_pb2.CollaborateRequest], generation: Generation, allowance: DraftAllowance
+) -> None:
     """The caller's drafts, until it half-closes or says something wrong."""
     async for request in requests:
         if request.WhichOneof("event") != "draft":
             generation.fail(InvalidArgument("event", "must be draft after the first message"))
             return
-        generation.on_draft(draft_from_proto(request.draft), DraftCost())
+        if allowance.admits(request.draft):
+            generation.on_draft(draft_from_proto(request.draft), DraftCost())
     generation.on_detached()
 
 

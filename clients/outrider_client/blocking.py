@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
 from outrider_client.channel import open_blocking
+from outrider_client.channel_security import ChannelSecurity, SecurityOptions
 from outrider_client.client import DEFAULT_TIMEOUT_S, Metadata
 from outrider_client.errors import from_rpc_error
 from outrider_client.generation import Chunk, Result, Transcript
@@ -82,11 +83,18 @@ class BlockingClient:
     """
 
     def __init__(
-        self, address: str, *, credentials: grpc.ChannelCredentials | None = None, metadata: Metadata = ()
+        self,
+        address: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        metadata: Metadata = (),
+        **security: Unpack[SecurityOptions],
     ) -> None:
+        """Raises ValueError for plaintext to another machine, unless `insecure` is given."""
+        secured = ChannelSecurity(credentials=credentials, **security)
         self.address = address
-        self._metadata = tuple(metadata)
-        self._channel = open_blocking(address, credentials)
+        self._metadata = (*metadata, *secured.metadata)
+        self._channel = open_blocking(address, secured.credentials_for(address))
         self._stub = VerifierServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 

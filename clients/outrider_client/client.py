@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
 from outrider_client.channel import open_aio
+from outrider_client.channel_security import ChannelSecurity, SecurityOptions
 from outrider_client.errors import Cancelled, from_rpc_error
 from outrider_client.generation import Chunk, Result, Transcript
 from outrider_client.requests import GenerateOptions, Prompt, generate_request, prompt_message
@@ -96,11 +97,18 @@ class Client:
     """
 
     def __init__(
-        self, address: str, *, credentials: grpc.ChannelCredentials | None = None, metadata: Metadata = ()
+        self,
+        address: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        metadata: Metadata = (),
+        **security: Unpack[SecurityOptions],
     ) -> None:
+        """Raises ValueError for plaintext to another machine, unless `insecure` is given."""
+        secured = ChannelSecurity(credentials=credentials, **security)
         self.address = address
-        self._metadata = tuple(metadata)
-        self._channel = open_aio(address, credentials)
+        self._metadata = (*metadata, *secured.metadata)
+        self._channel = open_aio(address, secured.credentials_for(address))
         self._stub = VerifierServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 

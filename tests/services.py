@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -19,10 +19,12 @@ from outrider.edge.service import EdgeService
 from outrider.edge.settings import EdgeSettings
 from outrider.models.loading import LoadedModel, load_model
 from outrider.models.text import TextCodec
+from outrider.rpc.draft_allowance import MAX_NODES_PER_S
 from outrider.rpc.limits import SpeculationLimits
 from outrider.rpc.malformed import MalformedRequests
 from outrider.rpc.peers import SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer
+from outrider.rpc.security.quotas import Quotas
 from outrider.speculator.engine import Engine as SpeculatorEngine
 from outrider.speculator.servicer import SpeculatorServicer
 from outrider.v1 import speculator_pb2_grpc, verifier_pb2_grpc
@@ -100,20 +102,28 @@ async def _settles(condition: object) -> bool:
 
 @asynccontextmanager
 async def running_verifier(
-    *, speculator: str = "", datastore: str = "", max_num_sessions: int = 16, stall_timeout_s: float = 30.0
+    *,
+    speculator: str = "",
+    datastore: str = "",
+    max_num_sessions: int = 16,
+    stall_timeout_s: float = 30.0,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    quotas: Quotas | None = None,
+    max_draft_nodes_per_s: float = MAX_NODES_PER_S,
+    max_prompt_tokens: int = 0,
 ) -> AsyncIterator[RunningVerifier]:
     """A verifier with the demo target, on a free port."""
     model = target_model()
     engine = VerifierEngine(model, asyncio.get_running_loop(), forward_times=ForwardTimes({1: 2.0}))
-    servicer = VerifierServicer(max_num_sessions, stall_timeout_s)
-    speculator_peer = SpeculatorPeer(speculator, model) if speculator else None
+    servicer = VerifierServicer(max_num_sessions, stall_timeout_s, quotas, max_draft_nodes_per_s)
+    speculator_peer = SpeculatorPeer(speculator, model, max_nodes_per_s=max_draft_nodes_per_s) if speculator else None
     datastore_peer = DatastorePeer(datastore, model.tokenizer_hash, model.vocab_size) if datastore else None
     allowed = SpeculationLimits(max_num_speculative_tokens=32, max_num_rows=32)
-    limits = Limits(DEFAULTS, allowed, has_speculator=bool(speculator), has_datastore=bool(datastore))
+    limits = Limits(DEFAULTS, allowed, bool(speculator), bool(datastore), max_prompt_tokens)
     servicer.ready(
         Serving(model, TextCodec(model.tokenizer), engine, limits, speculator_peer, datastore_peer, {1: 2.0})
     )
-    server = grpc.aio.server(interceptors=[MalformedRequests()])
+    server = grpc.aio.server(interceptors=[*interceptors, MalformedRequests()])
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

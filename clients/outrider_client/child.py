@@ -76,13 +76,13 @@ class Child:
         deadline = time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            while not line.endswith(b"\n"):
+            while b"\n" not in line:  # others may have come with it
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     raise self.failure(f"did not listen within {timeout_s:.0f} s")
                 if not (piece := os.read(process.stdout.fileno(), 4096)):
                     raise self.failure("ended before it listened")
                 line += piece
-        word, _, address = line.decode(errors="replace").strip().rpartition(" ")
+        word, _, address = line.partition(b"\n")[0].decode(errors="replace").strip().rpartition(" ")
         if word != "listening":
             raise self.failure(f"announced {line!r} instead of its address")
         self.address = address

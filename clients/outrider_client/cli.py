@@ -8,12 +8,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from outrider.rpc.security.redaction import without_secrets
 from outrider.version import __version__
-from outrider_client import edge_command, options, prior, talk
+from outrider_client import credentials, edge_command, options, prior, talk
 from outrider_client.blocking import BlockingClient
+from outrider_client.channel_security import SecurityOptions
 from outrider_client.child import ChildFailed
 from outrider_client.failures import reported
 from outrider_client.requests import method_name
+from outrider_client.security_options import secured
 from outrider_client.stack import LocalStack, StackConfig, termination_as_exit
 
 app = typer.Typer(
@@ -28,6 +31,7 @@ app.command(epilog=options.METHOD_PARAMS_EPILOG)(talk.generate)
 app.command(epilog=options.METHOD_PARAMS_EPILOG)(talk.chat)
 app.command()(edge_command.edge)
 app.add_typer(prior.app, name="prior")
+app.add_typer(credentials.app, name="credentials")
 
 
 def main() -> None:
@@ -94,7 +98,7 @@ def up(
 def addresses(stack: LocalStack) -> list[tuple[str, str]]:
     """What listens where; the verifier, which applications talk to, first."""
     found = [(child.name, child.address) for child in reversed(stack.children)]
-    return [*found, ("redis", stack.redis_url)] if stack.redis_url else found
+    return [*found, ("redis", without_secrets(stack.redis_url))] if stack.redis_url else found
 
 
 def stay(stack: LocalStack, notes: Console) -> None:
@@ -106,9 +110,10 @@ def stay(stack: LocalStack, notes: Console) -> None:
 
 
 @app.command()
-def info(address: options.Address = options.DEFAULT_ADDRESS) -> None:
+@secured
+def info(*, address: options.Address = options.DEFAULT_ADDRESS, security: SecurityOptions) -> None:
     """Shows what a verifier is: model, methods, limits, peers, load."""
-    with reported(address), BlockingClient(address) as client:
+    with reported(address), BlockingClient(address, **security) as client:
         response = client.info(timeout_s=10.0)
     table = Table(show_header=False, box=None, pad_edge=False)
     model = response.model

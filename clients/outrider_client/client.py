@@ -15,6 +15,7 @@ from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
 from outrider_client.attempts import Attempts
 from outrider_client.channel import open_aio
+from outrider_client.channel_security import ChannelSecurity, SecurityOptions
 from outrider_client.errors import Cancelled, Internal, OutriderError, from_rpc_error
 from outrider_client.generation import Chunk, Result, Transcript
 from outrider_client.replicas import Replicas
@@ -147,12 +148,15 @@ class Client:
         *,
         credentials: grpc.ChannelCredentials | None = None,
         metadata: Metadata = (),
+        **security: Unpack[SecurityOptions],
     ) -> None:
-        """`address`: HOST:PORT; several, with commas between them or as a sequence, are replicas of one verifier."""
+        """`address`: HOST:PORT; several, with commas between them or as a sequence, are replicas of one verifier.
+        Raises ValueError for plaintext to another machine, unless `insecure` is given."""
+        secured = ChannelSecurity(credentials=credentials, **security)
         self._replicas = Replicas(address)
         self.address = ",".join(self._replicas.addresses)
-        self._metadata = tuple(metadata)
-        self._channels = [open_aio(replica, credentials) for replica in self._replicas.addresses]
+        self._metadata = (*metadata, *secured.metadata)
+        self._channels = [open_aio(replica, secured.credentials_for(replica)) for replica in self._replicas.addresses]
         self._stubs = [VerifierServiceStub(channel) for channel in self._channels]
         self._healths = [health_pb2_grpc.HealthStub(channel) for channel in self._channels]
 

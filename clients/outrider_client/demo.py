@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from outrider.rpc.security.redaction import without_secrets
 from outrider_client.blocking import BlockingClient
 from outrider_client.child import ChildFailed
 from outrider_client.errors import OutriderError
@@ -114,7 +115,7 @@ def _introduce(out: Console, stack: LocalStack, client: BlockingClient) -> None:
     cost = f", {forward:.0f} ms a forward" if forward else ""
     out.print(f"[bold]target-verifier[/]      {stack.address}  {info.model.model_id}{cost}")
     out.print(f"[bold]draft-speculator[/]     {info.speculator.address}  {stack.config.draft}")
-    out.print(f"[bold]retrieval-datastore[/]  {info.datastore.address}  {stack.redis_url}")
+    out.print(f"[bold]retrieval-datastore[/]  {info.datastore.address}  {without_secrets(stack.redis_url or '')}")
 
 
 def _table(measured: Sequence[Measured]) -> Table:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Unpack, cast
 
 import grpc
 import typer
@@ -19,15 +19,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from outrider.rpc.security.peer_channel import CallsWithMetadata
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1.datastore_pb2_grpc import DatastoreServiceStub
 from outrider_client import options, prior_build
 from outrider_client.blocking import BlockingClient
 from outrider_client.channel import open_blocking
+from outrider_client.channel_security import ChannelSecurity, SecurityOptions
 from outrider_client.client import DEFAULT_TIMEOUT_S
 from outrider_client.errors import FailedPrecondition, Internal, NotFound, Unavailable, from_rpc_error
 from outrider_client.failures import UNREACHABLE, reported
 from outrider_client.prior_file import read_prior
+from outrider_client.security_options import secured
 
 PIECE_LEN = 16_384
 """Most tokens of a message, unless one document alone has more."""
@@ -69,6 +72,7 @@ class Peers:
 
 
 @app.command()
+@secured
 def load(
     file: Annotated[Path, typer.Argument(help="A prior file.", show_default=False)],
     *,
@@ -76,12 +80,13 @@ def load(
     tenant: Tenant = "",
     address: Address = None,
     datastore: Datastore = None,
+    security: SecurityOptions,
 ) -> None:
     """Loads a prior file into the datastore."""
     with reported(address or options.DEFAULT_ADDRESS):
         prior = read_prior(file)
         header = prior.header
-        peers = find_peers(address, datastore)
+        peers = find_peers(address, datastore, **security)
         if peers.verifier and peers.tokenizer_hash != header.tokenizer_hash:
             raise FailedPrecondition(
                 f"{file} has token ids of the tokenizer {header.tokenizer_hash} ({header.model_id}), the verifier at "
@@ -92,7 +97,7 @@ def load(
         )
         documents = list(split(prior.documents))
         started = time.perf_counter()
-        with _connected(peers.datastore) as stub, _progress(sum(map(len, documents))) as on_progress:
+        with _connected(peers.datastore, **security) as stub, _progress(sum(map(len, documents))) as on_progress:
             loaded = send(stub, scope, documents, on_progress)
         seconds = time.perf_counter() - started
     _say(
@@ -102,15 +107,17 @@ def load(
 
 
 @app.command("list")
+@secured
 def list_priors(
     *,
     address: Address = None,
     datastore: Datastore = None,
     as_json: Annotated[bool, typer.Option("--json", help="Prints JSON instead of a table.")] = False,
+    security: SecurityOptions,
 ) -> None:
     """Shows the priors that are loaded."""
     with reported(address or options.DEFAULT_ADDRESS):
-        corpora = _corpora(find_peers(address, datastore).datastore)
+        corpora = _corpora(find_peers(address, datastore, **security).datastore, **security)
     if as_json:
         names = ("corpus", "tenant", "tokenizer_hash", "num_tokens", "num_ngrams")
         typer.echo(json.dumps([{name: getattr(corpus, name) for name in names} for corpus in corpora], indent=2))
@@ -126,6 +133,7 @@ def list_priors(
 
 
 @app.command()
+@secured
 def delete(
     name: Annotated[str, typer.Argument(help="Name of the corpus.", show_default=False)],
     *,
@@ -135,16 +143,19 @@ def delete(
     ] = None,
     address: Address = None,
     datastore: Datastore = None,
+    security: SecurityOptions,
 ) -> None:
     """Deletes a prior from the datastore."""
     with reported(address or options.DEFAULT_ADDRESS):
         if tokenizer is None and datastore is not None and address is None:
             raise ValueError("--tokenizer must be given with --datastore, or --address to ask a verifier for it")
-        peers = find_peers(address, datastore)
-        tokenizer_hash = _full_hash(peers.datastore, tokenizer) if tokenizer is not None else peers.tokenizer_hash
+        peers = find_peers(address, datastore, **security)
+        tokenizer_hash = (
+            _full_hash(peers.datastore, tokenizer, **security) if tokenizer is not None else peers.tokenizer_hash
+        )
         scope = pb.Scope(tokenizer_hash=tokenizer_hash, corpus=name, tenant=tenant)
         try:
-            with _connected(peers.datastore) as stub:
+            with _connected(peers.datastore, **security) as stub:
                 stub.DeleteCorpus(pb.DeleteCorpusRequest(scope=scope), timeout=DEFAULT_TIMEOUT_S)
         except NotFound:
             raise NotFound(
@@ -154,12 +165,12 @@ def delete(
     _say(f"{_named(name, tenant)} is deleted")
 
 
-def find_peers(address: str | None, datastore: str | None) -> Peers:
+def find_peers(address: str | None, datastore: str | None, **security: Unpack[SecurityOptions]) -> Peers:
     """The datastore that is named, or else the one that the verifier has. Raises FailedPrecondition if it has none."""
     if datastore is not None and address is None:
         return Peers(datastore)
     address = address or options.DEFAULT_ADDRESS
-    with BlockingClient(address) as client:
+    with BlockingClient(address, **security) as client:
         info = client.info(timeout_s=10.0)
     if datastore is None and not info.datastore.address:
         raise FailedPrecondition(f"the verifier at {address} has no datastore; name one with --datastore")
@@ -203,16 +214,16 @@ def send(
     return response
 
 
-def _corpora(address: str) -> list[pb.CorpusInfo]:
+def _corpora(address: str, **security: Unpack[SecurityOptions]) -> list[pb.CorpusInfo]:
     """The priors of a datastore, by name; the one for all tenants before theirs."""
-    with _connected(address) as stub:
+    with _connected(address, **security) as stub:
         response = stub.ListCorpora(pb.ListCorporaRequest(), timeout=DEFAULT_TIMEOUT_S)
     return sorted(response.corpora, key=lambda corpus: (corpus.corpus, corpus.tenant, corpus.tokenizer_hash))
 
 
-def _full_hash(address: str, beginning: str) -> str:
+def _full_hash(address: str, beginning: str, **security: Unpack[SecurityOptions]) -> str:
     """The one hash of a loaded prior that begins so; the beginning itself if there is none."""
-    hashes = sorted({corpus.tokenizer_hash for corpus in _corpora(address)})
+    hashes = sorted({corpus.tokenizer_hash for corpus in _corpora(address, **security)})
     found = [tokenizer_hash for tokenizer_hash in hashes if tokenizer_hash.startswith(beginning)]
     if len(found) > 1:
         raise ValueError(f"--tokenizer {beginning!r} may be any of {', '.join(found)}")
@@ -220,11 +231,12 @@ def _full_hash(address: str, beginning: str) -> str:
 
 
 @contextmanager
-def _connected(address: str) -> Iterator[DatastoreServiceStub]:
+def _connected(address: str, **security: Unpack[SecurityOptions]) -> Iterator[DatastoreServiceStub]:
     """A datastore. Its errors come as ours; that it is not available is said here, for it is no verifier."""
-    with open_blocking(address, None) as channel:
+    secured_by = ChannelSecurity(**security)
+    with open_blocking(address, secured_by.credentials_for(address)) as channel:
         try:
-            yield DatastoreServiceStub(channel)
+            yield DatastoreServiceStub(cast(grpc.Channel, CallsWithMetadata(channel, secured_by.metadata)))
         except grpc.RpcError as error:
             failure = from_rpc_error(error)
             if not isinstance(failure, Unavailable):

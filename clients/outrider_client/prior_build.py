@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Unpack
 
 import typer
 from rich.console import Console
@@ -23,12 +23,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from outrider_client import options
 from outrider_client.bench.config import FlagError
 from outrider_client.bench.prompts import Prompt, PromptError, choose, load_prompts
+from outrider_client.channel_security import SecurityOptions
 from outrider_client.client import Client
 from outrider_client.errors import OutOfRange, OutriderError, ResourceExhausted, Unavailable
 from outrider_client.failures import reported
 from outrider_client.generation import Result
 from outrider_client.prior_file import MAX_NUM_DOCUMENTS, PriorHeader, check_destination, write_prior
 from outrider_client.requests import GenerateOptions
+from outrider_client.security_options import secured
 from outrider_client.stack import LocalStack, StackConfig, termination_as_exit
 
 CONTEXT_LEN = 4
@@ -43,6 +45,7 @@ _STACK_FLAGS = ("target", "target_dtype", "draft", "draft_dtype", "speculator", 
 
 OnOutput = Callable[[int], None]
 """Is told of every output how many tokens it has."""
+Display = tuple[Callable[[str], None], OnOutput]
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class BuildPlan:
         return GenerateOptions(temperature=self.temperature, seed=self.seed + round_number)
 
 
+@secured
 def build(
     context: typer.Context,
     *,
@@ -104,6 +108,7 @@ def build(
     speculator: Annotated[bool, typer.Option(help="Whether there is a speculator.")] = True,
     device: options.Device = StackConfig.device,
     num_threads: options.NumThreads = StackConfig.num_threads,
+    security: SecurityOptions,
 ) -> None:
     """Makes a prior file: the target continues prompts, and its texts are kept."""
     config = StackConfig(
@@ -120,8 +125,8 @@ def build(
         check_destination(out)
         texts = tuple(prompt.text for prompt in choose(_load(prompts), count=num_prompts))
         plan = BuildPlan(texts, rounds, max_tokens, concurrency, temperature, seed)
-        with _display(plan) as (say, on_output):
-            header, documents = _run(plan, address, config, say, on_output)
+        with _display(plan) as display:
+            header, documents = _run(plan, address, config, display, security)
         size = write_prior(out, header, documents)
     num_tokens = sum(map(len, documents))
     Console(highlight=False, soft_wrap=True).print(
@@ -132,7 +137,7 @@ def build(
 
 
 async def continue_prompts(
-    address: str, plan: BuildPlan, on_output: OnOutput = lambda _: None
+    address: str, plan: BuildPlan, on_output: OnOutput = lambda _: None, **security: Unpack[SecurityOptions]
 ) -> tuple[PriorHeader, list[list[int]]]:
     """What the verifier at an address says to the prompts, as a prior: round by round, as many as may run at a time.
 
@@ -143,7 +148,7 @@ async def continue_prompts(
         OutOfRange: a prompt is too long for max_tokens; nothing has been generated then.
         OutriderError: the verifier failed a generation; the others have been cancelled.
     """
-    async with Client(address) as client:
+    async with Client(address, **security) as client:
         info = await client.info()
         model = info.model
         header = PriorHeader(model.tokenizer_hash, model.vocab_size, model.model_id, plan.rounds)
@@ -206,12 +211,13 @@ async def _complete(client: Client, prompt: Sequence[int], sampling: GenerateOpt
 
 
 def _run(
-    plan: BuildPlan, address: str | None, config: StackConfig, say: Callable[[str], None], on_output: OnOutput
+    plan: BuildPlan, address: str | None, config: StackConfig, display: Display, security: SecurityOptions
 ) -> tuple[PriorHeader, list[list[int]]]:
     """Has the prompts continued, by services that are started and ended here if there is no address."""
+    say, on_output = display
     if address is not None:
         say("generating")
-        return asyncio.run(continue_prompts(address, plan, on_output))
+        return asyncio.run(continue_prompts(address, plan, on_output, **security))
     with ExitStack() as exits:
         exits.enter_context(termination_as_exit())
         stack = exits.enter_context(LocalStack(config, say))
@@ -234,7 +240,7 @@ def _check_running(stack: LocalStack) -> None:
 
 
 @contextmanager
-def _display(plan: BuildPlan) -> Iterator[tuple[Callable[[str], None], OnOutput]]:
+def _display(plan: BuildPlan) -> Iterator[Display]:
     """What the user sees on stderr meanwhile: a bar on a terminal, a line for each round elsewhere."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     columns = (

@@ -12,13 +12,16 @@ from rich.console import Console
 
 from outrider_client import console, options
 from outrider_client.blocking import BlockingClient
+from outrider_client.channel_security import SecurityOptions
 from outrider_client.failures import WRONG_USAGE, reported
 from outrider_client.generation import Transcript
 from outrider_client.requests import ChatMessage, GenerateOptions, Prompt
+from outrider_client.security_options import secured
 
 FROM_STDIN = "-"
 
 
+@secured
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to continue; - reads it from stdin.")] = FROM_STDIN,
     *,
@@ -46,6 +49,7 @@ def generate(
     shared_noise: options.SharedNoise = None,
     allow_fallback: options.AllowFallback = False,
     method_param: options.MethodParam = None,
+    security: SecurityOptions,
 ) -> None:
     """Continues a prompt, coloured by where each token came from."""
     given = GenerateOptions(
@@ -72,10 +76,11 @@ def generate(
         allow_fallback=allow_fallback or None,
         **options.method_params(method, method_param),  # type: ignore[typeddict-item]  # keys of GenerateOptions
     )
-    with reported(address), BlockingClient(address) as client:
+    with reported(address), BlockingClient(address, **security) as client:
         show(client, _read_prompt(prompt), given, plain=plain)
 
 
+@secured
 def chat(
     *,
     address: options.Address = options.DEFAULT_ADDRESS,
@@ -95,6 +100,7 @@ def chat(
     shared_noise: options.SharedNoise = None,
     allow_fallback: options.AllowFallback = False,
     method_param: options.MethodParam = None,
+    security: SecurityOptions,
 ) -> None:
     """Talks with the model. /reset forgets, /exit or Ctrl-D ends, Ctrl-C stops an answer."""
     given = GenerateOptions(
@@ -115,7 +121,7 @@ def chat(
     )
     beginning = [ChatMessage(role="system", content=system)] if system else []
     messages = list(beginning)
-    with reported(address), BlockingClient(address) as client:
+    with reported(address), BlockingClient(address, **security) as client:
         client.info()  # says at once if nobody is there, not after the first line was typed
         while (line := _read_line()) is not None:
             if line == "/reset":

@@ -17,6 +17,7 @@ from outrider_client.bench.statistics import rows_of
 from outrider_client.bench.suites import Say
 from outrider_client.bench.workers import Worker
 from outrider_client.bench.workload import num_generations, run_turn, schedule, warm_up
+from outrider_client.channel_security import NO_SECURITY, ChannelSecurity
 
 _MODULES = {"hf": "outrider.models.hf_baseline", "bare": "outrider.models.bare_baseline"}
 
@@ -24,8 +25,10 @@ _MODULES = {"hf": "outrider.models.hf_baseline", "bare": "outrider.models.bare_b
 class Benchmark:
     """Runs what the config asks for. What has been measured is kept however the run ends."""
 
-    def __init__(self, config: BenchConfig) -> None:
+    def __init__(self, config: BenchConfig, security: ChannelSecurity = NO_SECURITY) -> None:
+        """`security`: of the channel to the verifier at `config.address`."""
         self.config = config
+        self._security = security
         self.contenders: Sequence[Contender] = contenders_of(config)
         self._blocks: list[Block] = []
         self._models: dict[str, dict[str, Any]] = {}
@@ -115,7 +118,7 @@ class Benchmark:
     @asynccontextmanager
     async def _services(self, rtt_ms: float, say: Say) -> AsyncIterator[Driver]:
         say("starting the services" if self.config.address is None else f"connecting to {self.config.address}")
-        async with running_stack(self.config, rtt_ms) as (driver, info):
+        async with running_stack(self.config, rtt_ms, self._security) as (driver, info):
             if not self._models:
                 self._models = describe_server(info)
                 self._machine = Machine({time.num_rows: time.forward_ms for time in info.forward_times})

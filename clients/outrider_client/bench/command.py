@@ -36,15 +36,19 @@ from outrider_client.bench.report import print_report, write_report
 from outrider_client.bench.samples import Sample
 from outrider_client.bench.servers import StackError
 from outrider_client.bench.workers import WorkerError
+from outrider_client.channel_security import ChannelSecurity, SecurityOptions
 from outrider_client.failures import FAILED, INTERRUPTED, UNREACHABLE, WRONG_USAGE
+from outrider_client.security_options import secured
 from outrider_client.stack import termination_as_exit
 
 _DEFAULTS = BenchConfig()
 _WIDTH = 118
 
 
+@secured
 def bench(
     context: typer.Context,
+    *,
     suite: Annotated[str, typer.Option(help=f"What to measure: {' or '.join(SUITES)}.")] = SUITES[0],
     target: Annotated[
         str, typer.Option(help="Target model: a demo model, a folder or a name on the Hugging Face hub.")
@@ -96,6 +100,7 @@ def bench(
         bool, typer.Option("--quick", help="One of the other suites in small sizes: whether it works, not how fast.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json, a report and pictures.")] = None,
+    security: SecurityOptions,
 ) -> None:
     """Measures how fast each method is on this machine, beside what the machine could do.
 
@@ -137,6 +142,7 @@ def bench(
                 prompts=read_prompts(prompts, categories, num_prompts),
             )
         _check_folder(out)
+        secured_by = _secured_by(security, address)
     except (FlagError, PromptError) as error:
         _fail(error, WRONG_USAGE)
     # Tables wrap badly; what is not a terminal has no width of its own, so it gets enough.
@@ -147,7 +153,18 @@ def bench(
     elif isinstance(config, MethodsConfig):
         _run_methods(config, out, console)
     else:
-        run_and_report(Benchmark(config), out, console)
+        run_and_report(Benchmark(config, secured_by), out, console)
+
+
+def _secured_by(security: SecurityOptions, address: str | None) -> ChannelSecurity:
+    """What the flags of security come to. Ends the command where they come to nothing for the address."""
+    try:
+        secured_by = ChannelSecurity(**security)
+        if address is not None:
+            secured_by.credentials_for(address)
+    except (ValueError, OSError) as error:
+        _fail(error, WRONG_USAGE)
+    return secured_by
 
 
 def _given(context: typer.Context) -> dict[str, object]:

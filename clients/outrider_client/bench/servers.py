@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 from grpc import aio
 
+from outrider.rpc.security.peer_channel import CallsWithMetadata
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider_client.bench.config import BenchConfig
 from outrider_client.bench.drivers import StackDriver, wire_name
 from outrider_client.channel import open_aio
+from outrider_client.channel_security import NO_SECURITY, ChannelSecurity
 from outrider_client.child import ChildFailed
 from outrider_client.local_redis import RedisFailed, RedisNotFound
 from outrider_client.requests import method_name
@@ -26,7 +28,7 @@ class StackError(RuntimeError):
 
 @asynccontextmanager
 async def running_stack(
-    config: BenchConfig, rtt_ms: float
+    config: BenchConfig, rtt_ms: float, security: ChannelSecurity = NO_SECURITY
 ) -> AsyncIterator[tuple[StackDriver, verifier_pb2.GetInfoResponse]]:
     """A driver for the services while the block runs, and what the verifier says of itself. Raises StackError."""
     stack = LocalStack(stack_config(config, rtt_ms)) if config.address is None else None
@@ -36,8 +38,10 @@ async def running_stack(
         with stack or nullcontext():
             address = stack.address if stack is not None else config.address
             assert address is not None
-            async with open_aio(address, None) as channel:
-                stub = verifier_pb2_grpc.VerifierServiceStub(channel)
+            async with open_aio(address, security.credentials_for(address)) as channel:
+                stub = verifier_pb2_grpc.VerifierServiceStub(
+                    cast(aio.Channel, CallsWithMetadata(channel, security.metadata))
+                )
                 info = await _info(stub, address)
                 _check_methods(config, info)
                 yield StackDriver(stub), info

@@ -12,6 +12,7 @@ from outrider.datastore.conversion import document_from, scope_from
 from outrider.datastore.counting import count
 from outrider.datastore.settings import DatastoreSettings
 from outrider.datastore.store import Scope, Store
+from outrider.datastore.tenancy import check_manages
 from outrider.rpc.errors import ResourceExhausted
 from outrider.v1 import datastore_pb2 as pb
 
@@ -70,6 +71,7 @@ class PriorLoads:
                 announced, tenant = request.num_tokens, request.scope.tenant
                 check(0 <= announced <= limit, "num_tokens", f"in [1, {limit}], or 0 = not said", announced)
                 scope = scope_from(request, None, self._settings)
+                check_manages(tenant)
             else:
                 same = scope_from(request, scope, self._settings) == scope
                 same = same and (not request.HasField("scope") or request.scope.tenant == tenant)

@@ -15,6 +15,7 @@ from outrider.datastore.loading import PriorLoads
 from outrider.datastore.replica import Replica
 from outrider.datastore.settings import DatastoreSettings
 from outrider.datastore.store import CorpusNotFound, Scope, StoreFull, StoreUnavailable
+from outrider.datastore.tenancy import check_manages, may_see, own_scope
 from outrider.datastore.watching import watch
 from outrider.rpc.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable, rpc_errors
 from outrider.v1 import datastore_pb2 as pb
@@ -64,6 +65,8 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
         with errors_as_status(context), self._endless():
             async for request in request_iterator:
                 scope = convert.scope_from(request, scope, self._settings)
+                if request.HasField("scope"):
+                    scope = own_scope(scope, request.scope.tenant)
                 yield await self._look_up(scope, request)
 
     async def Record(
@@ -73,12 +76,14 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
         with errors_as_status(context), self._endless():
             async for request in request_iterator:
                 scope = convert.session_scope_from(request, scope, self._settings)
+                if request.HasField("scope"):
+                    scope = own_scope(scope, request.scope.tenant)
                 yield pb.RecordResponse(session_id=scope.session_id, num_tokens=await self._record(scope, request))
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:  # type: ignore[override]
         # The stubs know only generators; a method that writes to its context can put a deadline on each write.
         with errors_as_status(context), self._watching(), self._endless():
-            scope = convert.watched_scope_from(request, self._settings)
+            scope = own_scope(convert.watched_scope_from(request, self._settings), request.scope.tenant)
             await self._replica.check_exists(scope)
             async with aclosing(watch(self._store, scope)) as responses:
                 async for response in responses:
@@ -98,7 +103,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
         with errors_as_status(context):
             self._check_serving()
             for corpus in await self._store.list_corpora():
-                if request.tokenizer_hash in ("", corpus.tokenizer_hash):
+                if request.tokenizer_hash in ("", corpus.tokenizer_hash) and may_see(corpus.tenant):
                     response.corpora.add(
                         tokenizer_hash=corpus.tokenizer_hash,
                         corpus=corpus.name,
@@ -114,6 +119,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
             # The default that other requests have would make an empty field delete what everybody uses.
             check(request.scope.corpus != "", "scope.corpus", "set", "''")
             scope = convert.scope_from_proto(request.scope, self._settings)
+            check_manages(request.scope.tenant)
             await self._store.delete_prior(scope, request.scope.tenant)
         return pb.DeleteCorpusResponse()
 
@@ -135,7 +141,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
             used_memory_bytes=health.used_memory_bytes,
             max_memory_bytes=health.max_memory_bytes,
             num_evicted_keys=health.num_evicted_keys,
-            rings=[convert.ring_info_from(held) for held in self._replica.rings.held],
+            rings=[convert.ring_info_from(held) for held in self._replica.rings.held if may_see(held.tenant)],
         )
 
     async def _look_up(self, scope: Scope, request: pb.LookupRequest) -> pb.LookupResponse:

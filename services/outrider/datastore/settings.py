@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
 
 from outrider.rpc.settings import LISTEN, ServiceSettings, model_config
 
@@ -15,7 +17,9 @@ class DatastoreSettings(ServiceSettings):
     listen: str = Field("127.0.0.1:50053", description=LISTEN)
     tokenizer_hash: str = Field("", max_length=256, description="Tokenizer to serve; empty = any.")
     redis_url: str = Field(
-        "redis://127.0.0.1:6379/0", description="Redis or Valkey, 7.0 or later: redis://, rediss:// or unix://."
+        "redis://127.0.0.1:6379/0",
+        repr=False,
+        description="Redis or Valkey, 7.0 or later: redis://, rediss:// or unix://.",
     )
     redis_timeout_s: float = Field(
         0.5, gt=0, description="Longest that one Redis command other than a lookup, or connecting, may take."
@@ -61,3 +65,15 @@ class DatastoreSettings(ServiceSettings):
     max_num_priors: int = Field(4, ge=1, description="Most priors held in this process, for when Redis is away.")
     max_num_watchers: int = Field(256, ge=1, description="Most Watch streams.")
     stall_timeout_s: float = Field(60.0, gt=0, description="A watcher that reads nothing for so long is cut off.")
+
+    @field_validator("redis_url")
+    @classmethod
+    def _redis_url_is_one(cls, value: str) -> str:
+        try:
+            url = urlsplit(value)
+            is_one = url.scheme in ("redis", "rediss", "unix") and (url.port is None or url.port > 0)
+        except ValueError:
+            is_one = False
+        if not is_one:
+            raise ValueError("must be a redis://, rediss:// or unix:// URL; a password in it percent-encoded")
+        return value

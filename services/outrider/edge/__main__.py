@@ -7,6 +7,7 @@ import asyncio
 from outrider.edge.service import EdgeService
 from outrider.edge.settings import EdgeSettings
 from outrider.rpc.logs import configure_logs
+from outrider.rpc.security.watched_files import UnusableFile
 from outrider.rpc.server import pin, serve, spare_collector
 from outrider.rpc.settings import parse_settings
 
@@ -21,7 +22,11 @@ def main() -> None:
 
 async def _serve(settings: EdgeSettings) -> None:
     # Channels belong to the loop in which they are made.
-    await serve(EdgeService(settings, on_loaded=spare_collector), settings)
+    try:
+        service = EdgeService(settings, on_loaded=spare_collector)
+    except UnusableFile as error:
+        raise SystemExit(f"error: {error}") from error
+    await serve(service, settings)
 
 
 if __name__ == "__main__":

@@ -140,7 +140,9 @@ class Collaboration:
             case "chunk":
                 self._output.extend(response.chunk.token_ids)
                 if self._opened is not None:
-                    self._drafter.commit(self._session_id, response.chunk.token_ids)
+                    self._drafter.commit(
+                        self._session_id, response.chunk.token_ids, response.chunk.acknowledged_node_id
+                    )
 
     def _steer(self, message: types_pb2.Steering) -> None:
         if self._opened is None:

@@ -67,9 +67,11 @@ class Drafter:
         self._sessions.add(session_id)
         self._engine.open(spec, sink)
 
-    def commit(self, session_id: str, token_ids: Sequence[TokenId]) -> None:
-        """The target has spoken. Raises InvalidParameter for a token outside the vocabulary."""
-        self._engine.commit(session_id, token_ids_from_proto(token_ids, self.model.vocab_size, "chunk.token_ids"))
+    def commit(self, session_id: str, token_ids: Sequence[TokenId], acknowledged_node_id: int) -> None:
+        """The target has spoken; the node is the latest that had arrived before. Raises InvalidParameter for a token
+        outside the vocabulary."""
+        checked = token_ids_from_proto(token_ids, self.model.vocab_size, "chunk.token_ids")
+        self._engine.commit(session_id, checked, acknowledged_node_id)
 
     def steer(
         self, session_id: str, speculation: SpeculationParams | None, forward_us: int, round_trip_us: int

@@ -20,8 +20,8 @@ class EdgeService:
     name = "outrider.v1.VerifierService"
 
     def __init__(self, settings: EdgeSettings, on_loaded: Callable[[], None] = lambda: None) -> None:
-        """`on_loaded` is called once the draft model is ready."""
-        self.upstreams = Upstreams(settings.upstreams)
+        """`on_loaded` is called once the draft model is ready. Raises UnusableFile."""
+        self.upstreams = Upstreams(settings.upstreams, settings.peer_security())
         self.draft_model = DraftModel(settings, on_loaded)
         self.servicer = EdgeServicer(
             self.upstreams, self.draft_model, settings.resume_timeout_s, settings.stall_timeout_s

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from outrider.rpc.settings import LISTEN, ServiceSettings, model_config
+from outrider.rpc.settings import LISTEN, DialingSettings, model_config
 
 
-class EdgeSettings(ServiceSettings):
+class EdgeSettings(DialingSettings):
     """The edge: a speculator beside the application; serves the cloud's verifier as if it were here."""
 
     model_config = model_config("edge")
@@ -48,6 +48,11 @@ class EdgeSettings(ServiceSettings):
             if not host or not port.isdigit() or not 0 < int(port) <= 65535:
                 raise ValueError("must be HOST:PORT, or several separated by commas")
         return value
+
+    @property
+    def peers(self) -> dict[str, str]:
+        """See `PeerSecuritySettings.peers`."""
+        return {"--upstream": self.upstream}
 
     @property
     def upstreams(self) -> list[str]:

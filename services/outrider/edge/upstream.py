@@ -9,6 +9,7 @@ import grpc
 
 from outrider.rpc.errors import RpcError, Unavailable
 from outrider.rpc.peers import PeerState, reason_of, wait_before_retry
+from outrider.rpc.security.peer_channel import PeerSecurity
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 
 INFO_TIMEOUT_S = 10.0
@@ -45,10 +46,15 @@ def text_of(failure: Failure) -> str:
 class Upstream:
     """One verifier: a channel, and what is known about what it serves."""
 
-    def __init__(self, address: str) -> None:
-        self.state = PeerState("upstream", address)
-        self.stub: Stub = verifier_pb2_grpc.VerifierServiceStub(self.state.channel)
+    def __init__(self, address: str, security: PeerSecurity | None = None) -> None:
+        """`security`: None = in plaintext, to this machine only."""
+        self.state = PeerState("upstream", address, security)
         self._info: verifier_pb2.GetInfoResponse | None = None
+
+    @property
+    def stub(self) -> Stub:
+        """For a call that begins now."""
+        return self.state.stub(verifier_pb2_grpc.VerifierServiceStub)
 
     async def info(self, timeout_s: float | None) -> verifier_pb2.GetInfoResponse:
         """What it is, asked for once. Raises AioRpcError, or Unavailable where it says nothing."""
@@ -77,8 +83,8 @@ class Upstream:
 class Upstreams:
     """All of them, and which one is dialled."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._all = [Upstream(address) for address in addresses]
+    def __init__(self, addresses: Sequence[str], security: PeerSecurity | None = None) -> None:
+        self._all = [Upstream(address, security) for address in addresses]
         self._index = 0
 
     def __len__(self) -> int:

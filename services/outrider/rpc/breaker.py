@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+_Stub = TypeVar("_Stub")
 
 PROBE_TIMEOUT_S = 1.0
 FIRST_PAUSE_S = 0.1
@@ -18,9 +21,8 @@ LAST_PAUSE_S = 1.0
 class Probed(Protocol):
     """A peer, as far as it is probed."""
 
-    @property
-    def channel(self) -> grpc.aio.Channel:
-        """The way to it; asked for anew for each probe."""
+    def stub(self, kind: Callable[[grpc.aio.Channel], _Stub]) -> _Stub:
+        """For a call that begins now."""
 
     def down(self, reason: str) -> None:
         """It has failed."""
@@ -72,7 +74,7 @@ class Breaker:
 
     async def _serves(self) -> bool:
         """Whether it answers SERVING. Waits for the connection, so that a peer that comes back is noticed at once."""
-        stub = health_pb2_grpc.HealthStub(self._peer.channel)
+        stub = self._peer.stub(health_pb2_grpc.HealthStub)
         request = health_pb2.HealthCheckRequest()
         try:
             response = await stub.Check(request, timeout=PROBE_TIMEOUT_S, wait_for_ready=True)

@@ -63,6 +63,12 @@ class NotFound(RpcError):
     code = grpc.StatusCode.NOT_FOUND
 
 
+class PermissionDenied(RpcError):
+    """The caller is known, and may not do this."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+
 class Unimplemented(RpcError):
     """A feature that this server lacks."""
 

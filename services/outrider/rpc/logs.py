@@ -7,6 +7,8 @@ import sys
 
 import structlog
 
+from outrider.rpc.security.redaction import redact
+
 
 def configure_logs(level: str, log_format: str, service: str) -> None:
     """Sets up structlog for this process. `log_format` is "text" or "json"."""
@@ -21,6 +23,7 @@ def configure_logs(level: str, log_format: str, service: str) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            redact,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),

@@ -41,8 +41,8 @@ class Asker:
 class Lookups:
     """The lookup stream of a process. Lives on the event loop."""
 
-    def __init__(self, stub: datastore_pb2_grpc.DatastoreServiceAsyncStub, state: PeerState) -> None:
-        self._stub, self._state = stub, state
+    def __init__(self, state: PeerState) -> None:
+        self._state = state
         self._due: dict[Asker, None] = {}
         self._asked: deque[Asker] = deque()
         self._wake = asyncio.Event()
@@ -73,7 +73,7 @@ class Lookups:
             while not self._due:
                 self._wake.clear()
                 await self._wake.wait()
-            call = self._stub.Lookup()
+            call = self._state.stub(datastore_pb2_grpc.DatastoreServiceStub).Lookup()
             writer = asyncio.create_task(self._write(call))
             try:
                 while True:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 import grpc
 import structlog
@@ -24,7 +24,9 @@ from outrider.core.tree import Draft, DraftCost, TokenId
 from outrider.rpc.breaker import Breaker
 from outrider.rpc.convert import draft_from_proto, sampling_to_proto
 from outrider.rpc.convert_speculation import speculation_to_proto
+from outrider.rpc.draft_allowance import MAX_NODES_PER_S, DraftAllowance
 from outrider.rpc.handshake import Model, handshake
+from outrider.rpc.security.peer_channel import PeerChannel, PeerSecurity
 from outrider.rpc.server import CHANNEL_OPTIONS
 from outrider.rpc.silence import Silence
 from outrider.rpc.steering import steering_to_proto
@@ -32,6 +34,8 @@ from outrider.rpc.unreadable import Unreadable, readable
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
 
 log = structlog.get_logger(__name__)
+
+_Stub = TypeVar("_Stub")
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 1.0
@@ -56,22 +60,28 @@ def last_node_id(draft: types_pb2.Draft) -> int:
 class PeerState:
     """A peer as the verifier sees it."""
 
-    def __init__(self, name: str, address: str) -> None:
+    def __init__(self, name: str, address: str, security: PeerSecurity | None = None) -> None:
+        """`security`: None = in plaintext, to this machine only. Raises ValueError where it is none for the address."""
         self.name = name
         self.address = address
         self.is_connected = False
         self.last_error = ""
         self.num_shed_tokens = 0
         """Tokens that were to be recorded and were given up."""
-        self.channel = grpc.aio.insecure_channel(
+        self._channel = PeerChannel(
             address,
-            options=[
+            PeerSecurity() if security is None else security,
+            [
                 *CHANNEL_OPTIONS,
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.min_reconnect_backoff_ms", 100),
                 ("grpc.max_reconnect_backoff_ms", 1000),
             ],
         )
+
+    def stub(self, kind: Callable[[grpc.aio.Channel], _Stub]) -> _Stub:
+        """A stub for a stream that is opened now, by the certificates and the token of now: not to be kept."""
+        return self._channel.stub(kind)
 
     def up(self) -> None:
         """It has answered."""
@@ -87,7 +97,7 @@ class PeerState:
 
     async def close(self) -> None:
         """Closes the channel and every stream on it."""
-        await self.channel.close()
+        await self._channel.close()
 
 
 def reason_of(error: grpc.aio.AioRpcError) -> str:
@@ -126,10 +136,17 @@ class SpeculationSpec:
 class SpeculatorPeer:
     """The speculator that this verifier dials."""
 
-    def __init__(self, address: str, model: Model) -> None:
-        self.state = PeerState("speculator", address)
+    def __init__(
+        self,
+        address: str,
+        model: Model,
+        security: PeerSecurity | None = None,
+        max_nodes_per_s: float = MAX_NODES_PER_S,
+    ) -> None:
+        """`max_nodes_per_s`: of one session's drafts; what is beyond is dropped."""
+        self.state = PeerState("speculator", address, security)
         self.model = model
-        self.stub = speculator_pb2_grpc.SpeculatorServiceStub(self.state.channel)
+        self.max_nodes_per_s = max_nodes_per_s
         self.breaker = Breaker(self.state)
         self.usual_answer_s = RunningMean(0.1)
         """From a commit to the first draft after it."""
@@ -157,6 +174,7 @@ class SpeculationStream:
         listener: SpeculationListener,
     ) -> None:
         self._peer, self._spec, self._listener = peer, spec, listener
+        self._allowance = DraftAllowance(peer.max_nodes_per_s, spec.session_id)
         self._committed = list(committed)
         self._fresh = asyncio.Event()
         self._steering = Steering()
@@ -240,7 +258,7 @@ class SpeculationStream:
         """One stream, until it ends. Raises TimeoutError if the peer owes an answer for too long."""
         clock = asyncio.get_running_loop().time
         self._silence = Silence(self._peer.usual_answer_s, self._num_silent)
-        call = self._peer.stub.Speculate()
+        call = self._peer.state.stub(speculator_pb2_grpc.SpeculatorServiceStub).Speculate()
         writer = asyncio.create_task(self._write(call))
         try:
             async with asyncio.timeout_at(self._silence.open(clock())) as self._timeout:
@@ -256,8 +274,9 @@ class SpeculationStream:
                     self._num_tries = self._num_silent = 0
                     drafted = response.draft
                     self._last_node_id = last_node_id(drafted.draft)
-                    cost = DraftCost(drafted.forward_us, drafted.retrieval_us)
-                    self._listener.on_draft(draft_from_proto(drafted.draft), cost)
+                    if self._allowance.admits(drafted.draft):
+                        cost = DraftCost(drafted.forward_us, drafted.retrieval_us)
+                        self._listener.on_draft(draft_from_proto(drafted.draft), cost)
         finally:
             writer.cancel()
             call.cancel()

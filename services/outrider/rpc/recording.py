@@ -92,8 +92,8 @@ class _Sent:
 class Recorder:
     """The record stream of a process. Lives on the event loop."""
 
-    def __init__(self, stub: datastore_pb2_grpc.DatastoreServiceAsyncStub, state: PeerState) -> None:
-        self._stub, self._state = stub, state
+    def __init__(self, state: PeerState) -> None:
+        self._state = state
         self._due: dict[Recording, None] = {}
         self._waiting: dict[Recording, asyncio.TimerHandle] = {}
         self._ended: dict[Recording, None] = {}
@@ -174,7 +174,7 @@ class Recorder:
         attempt = 0
         while True:
             await self._wake.wait()
-            call = self._stub.Record()
+            call = self._state.stub(datastore_pb2_grpc.DatastoreServiceStub).Record()
             writer = asyncio.create_task(self._write(call))
             try:
                 async for response in call:

@@ -18,9 +18,10 @@ from outrider.rpc.convert_speculation import retrieval_scope_to_proto
 from outrider.rpc.lookups import Asker, Lookups, tiers_to_proto
 from outrider.rpc.peers import PeerState
 from outrider.rpc.recording import Recorder
+from outrider.rpc.security.peer_channel import PeerSecurity
+from outrider.rpc.tier_copies import TierCopies
 from outrider.rpc.watching import TierWatch
 from outrider.v1 import datastore_pb2 as pb
-from outrider.v1 import datastore_pb2_grpc
 
 RETRIEVED = (Source.PRIOR, Source.DYNAMIC, Source.SHARED, Source.REJECTED, Source.RING)
 """Sources that are tiers of the datastore, wherever they were looked up."""
@@ -32,22 +33,34 @@ EVERYTHING = RetrievalPlan()
 class DatastorePeer:
     """The datastore that this process dials."""
 
-    def __init__(self, address: str, tokenizer_hash: str, vocab_size: int, corpus: str = "", tenant: str = "") -> None:
-        self.state = PeerState("datastore", address)
-        self._stub = datastore_pb2_grpc.DatastoreServiceStub(self.state.channel)
+    def __init__(
+        self,
+        address: str,
+        tokenizer_hash: str,
+        vocab_size: int,
+        corpus: str = "",
+        tenant: str = "",
+        security: PeerSecurity | None = None,
+    ) -> None:
+        """`tenant`: whom sessions belong to that are not said to be another's."""
+        self.state = PeerState("datastore", address, security)
         self._scope = pb.Scope(tokenizer_hash=tokenizer_hash, corpus=corpus, tenant=tenant, vocab_size=vocab_size)
-        self._recorder = Recorder(self._stub, self.state)
-        self._lookups = Lookups(self._stub, self.state)
-        self._watches: dict[RetrievalScope, TierWatch] = {}
-        self.tiers(RetrievalScope.SESSION)  # the prior takes a while: better now than with the first request
+        self._recorder = Recorder(self.state)
+        self._lookups = Lookups(self.state)
+        # The prior takes a while: better now than with the first request.
+        self._own_prior = self._watch(RetrievalScope.SESSION, tenant)
+        self._copies = TierCopies(self._watch)
 
-    def tiers(self, scope: RetrievalScope) -> TierSource:
-        """Copies of the tiers of a scope. The first request for a scope makes them come."""
-        watch = self._watches.get(scope)
-        if watch is None:
-            watch = TierWatch(self._stub, self.state, self._scope_of(retrieval_scope_to_proto(scope)))
-            self._watches[scope] = watch
-        return watch
+    def tiers(self, scope: RetrievalScope, tenant: str | None = None) -> TierSource:
+        """Copies of the tiers of a scope. The first request for a scope makes them come. `tenant`: None = this
+        process's own."""
+        own = self._scope.tenant
+        if scope is RetrievalScope.SESSION and tenant in (None, own):
+            return self._own_prior
+        return self._copies.get(scope, own if tenant is None else tenant)
+
+    def _watch(self, scope: RetrievalScope, tenant: str) -> TierWatch:
+        return TierWatch(self.state, self._scope_of(retrieval_scope_to_proto(scope), tenant))
 
     def retrieve(
         self,
@@ -58,16 +71,20 @@ class DatastorePeer:
         on_answer: Callable[[int, Continuation], None],
         on_lost: Callable[[], None],
         plan: RetrievalPlan | None = EVERYTHING,
+        tenant: str | None = None,
     ) -> RetrievalStream:
         """Begins a session. `on_answer(base_len, continuation)` and `on_lost()` are called on the event loop. Without a
-        plan it only records."""
-        said = self._scope_of(retrieval_scope_to_proto(scope), session_id, contribute)
+        plan it only records. `tenant`: None = this process's own."""
+        said = self._scope_of(retrieval_scope_to_proto(scope), tenant, session_id, contribute)
         asker = Asker(said, on_answer, on_lost, tiers_to_proto(() if plan is None else plan.tiers))
         return RetrievalStream(self._recorder, self._lookups, asker, committed, plan)
 
-    def _scope_of(self, retrieval_scope: int, session_id: str = "", contribute: bool = False) -> pb.Scope:
+    def _scope_of(
+        self, retrieval_scope: int, tenant: str | None, session_id: str = "", contribute: bool = False
+    ) -> pb.Scope:
         scope = pb.Scope()
         scope.CopyFrom(self._scope)
+        scope.tenant = self._scope.tenant if tenant is None else tenant
         scope.retrieval_scope = retrieval_scope  # type: ignore[assignment]  # an int, as everywhere on the wire
         scope.session_id, scope.contribute = session_id, contribute
         return scope
@@ -76,8 +93,8 @@ class DatastorePeer:
         """Sends the last records, then hangs up."""
         await self._recorder.close(FLUSH_TIMEOUT_S)
         self._lookups.stop()
-        for watch in self._watches.values():
-            watch.stop()
+        self._own_prior.stop()
+        self._copies.stop()
         await self.state.close()
 
 

@@ -20,6 +20,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from outrider.rpc.malformed import MalformedRequests
+from outrider.rpc.security.certificates import server_credentials
+from outrider.rpc.security.credentials import credential_book
+from outrider.rpc.security.gate import Gate
+from outrider.rpc.security.watched_files import UnusableFile
 from outrider.rpc.settings import ServiceSettings
 
 log = structlog.get_logger(__name__)
@@ -37,6 +41,10 @@ CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
 """For servers and channels alike. A peer that vanished without a word is noticed within 30 s even when nothing is
 sent, and what stands between two peers does not forget a connection that has no call for long. A peer whose name means
 another address now is found there at the next attempt."""
+
+
+TLS_OPTIONS: Sequence[tuple[str, Any]] = (("grpc.max_connection_age_ms", 600_000),)
+"""Who stays connected shows a certificate that is valid now every ten minutes. Calls that run then are not cut off."""
 
 
 class CannotLoad(Exception):
@@ -76,24 +84,27 @@ def spare_collector() -> None:
 
 async def serve(service: Service, settings: ServiceSettings) -> None:
     """Runs a service until a signal ends it."""
+    try:
+        gates = _gates(service, settings)
+        credentials = _tls(settings)
+    except UnusableFile as error:
+        raise SystemExit(f"error: {error}") from error
     server = grpc.aio.server(
-        interceptors=[MalformedRequests()],
+        interceptors=[*gates, MalformedRequests()],
         options=[
             *CHANNEL_OPTIONS,
             ("grpc.max_receive_message_length", settings.max_message_bytes),
             # Half of the shortest that our own clients keep to.
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            *([] if credentials is None else TLS_OPTIONS),
         ],
     )
     service.register(server)
     healthcheck = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthcheck, server)
     reflection.enable_server_reflection((service.name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    host = settings.listen.rpartition(":")[0]
-    try:
-        port = server.add_insecure_port(settings.listen)
-    except RuntimeError as error:
-        raise SystemExit(f"error: --listen: cannot bind {settings.listen}: {error}") from error
+    address = _bind(server, "--listen", settings.listen, credentials)
+    health_server, health_address = _health_server(healthcheck, settings.health_listen)
 
     async def set_health(status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in ("", service.name):
@@ -101,7 +112,10 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
 
     await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
     await server.start()
-    print(f"listening {host}:{port}", flush=True)
+    print(f"listening {address}", flush=True)
+    if health_server is not None:
+        await health_server.start()
+        print(f"health {health_address}", flush=True)
     stop = _signals()
     loading = asyncio.create_task(service.load())
     stopping = asyncio.create_task(stop.wait())
@@ -110,11 +124,11 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
         if loading.done():
             try:
                 await loading
-            except CannotLoad as error:
+            except (CannotLoad, UnusableFile) as error:
                 raise SystemExit(f"error: {error}") from error
             spare_collector()
             await set_health(health_pb2.HealthCheckResponse.SERVING)
-            log.info("server.serving", address=f"{host}:{port}")
+            log.info("server.serving", address=address)
             await stopping
             stop.clear()
             await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -125,8 +139,43 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
         stopping.cancel()
         loading.cancel()
         await server.stop(0)
+        if health_server is not None:
+            await health_server.stop(0)
         await service.close()
         log.info("server.stopped")
+
+
+def _gates(service: Service, settings: ServiceSettings) -> list[grpc.aio.ServerInterceptor]:
+    """What every call passes first. Raises UnusableFile."""
+    if not settings.credentials:
+        return []
+    book = credential_book(settings.credentials, has_client_certificates=bool(settings.tls_client_ca))
+    return [Gate(book, service.name)]
+
+
+def _tls(settings: ServiceSettings) -> grpc.ServerCredentials | None:
+    """None = plaintext. Raises UnusableFile."""
+    if not settings.tls_cert:
+        return None
+    return server_credentials(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+
+
+def _bind(server: grpc.aio.Server, flag: str, listen: str, credentials: grpc.ServerCredentials | None) -> str:
+    """The address that it listens on from now on."""
+    try:
+        port = server.add_insecure_port(listen) if credentials is None else server.add_secure_port(listen, credentials)
+    except RuntimeError as error:
+        raise SystemExit(f"error: {flag}: cannot bind {listen}: {error}") from error
+    return f"{listen.rpartition(':')[0]}:{port}"
+
+
+def _health_server(healthcheck: health.aio.HealthServicer, listen: str) -> tuple[grpc.aio.Server | None, str]:
+    """A server of health alone, in plaintext, for those who cannot show credentials; None = not wanted."""
+    if not listen:
+        return None, ""
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    health_pb2_grpc.add_HealthServicer_to_server(healthcheck, server)
+    return server, _bind(server, "--health-listen", listen, None)
 
 
 def _signals() -> asyncio.Event:

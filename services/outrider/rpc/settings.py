@@ -1,6 +1,7 @@
 """Settings of a service: one class each, read from flags and from OUTRIDER_* variables, flags first.
 
-Every field has a description, which is its line in --help. Flags are the field names with dashes.
+Every field has a description, which is its line in --help. Flags are the field names with dashes. The value of a field
+with repr=False is never shown.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ import sys
 from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
+from pydantic_core import ErrorDetails
+from pydantic_settings import CliApp, SettingsConfigDict, SettingsError
+
+from outrider.rpc.security.redaction import without_secrets
+from outrider.rpc.security.settings import ListenSecuritySettings, PeerSecuritySettings, checked_address
 
 LISTEN = "Address to listen on, HOST:PORT; port 0 = any free port."
 
@@ -25,12 +30,13 @@ def model_config(service: str) -> SettingsConfigDict:
         cli_implicit_flags=True,
         cli_hide_none_type=True,
         cli_avoid_json=True,
+        cli_exit_on_error=False,
         extra="forbid",
         frozen=True,
     )
 
 
-class ServiceSettings(BaseSettings):
+class ServiceSettings(ListenSecuritySettings):
     """What every service is told."""
 
     listen: str = Field("127.0.0.1:0", description=LISTEN)
@@ -46,15 +52,12 @@ class ServiceSettings(BaseSettings):
     @field_validator("metrics_listen")
     @classmethod
     def _metrics_listen_is_an_address(cls, value: str) -> str:
-        return cls._listen_is_an_address(value) if value else value
+        return checked_address(value) if value else value
 
     @field_validator("listen")
     @classmethod
     def _listen_is_an_address(cls, value: str) -> str:
-        host, _, port = value.rpartition(":")
-        if not host or not port.isdigit() or int(port) > 65535:
-            raise ValueError("must be HOST:PORT with a port of 0 to 65535")
-        return value
+        return checked_address(value)
 
     @field_validator("cpu")
     @classmethod
@@ -69,6 +72,10 @@ class ServiceSettings(BaseSettings):
         return {int(part) for part in self.cpu.split(",")} if self.cpu else set()
 
 
+class DialingSettings(ServiceSettings, PeerSecuritySettings):
+    """What a service with peers is told."""
+
+
 def parse_settings(cls: type[Settings], arguments: list[str] | None = None) -> Settings:
     """Reads settings from arguments (default: the command line) and the environment.
 
@@ -77,15 +84,20 @@ def parse_settings(cls: type[Settings], arguments: list[str] | None = None) -> S
     try:
         return CliApp.run(cls, cli_args=sys.argv[1:] if arguments is None else arguments)
     except ValidationError as error:
-        prefix = cls.model_config["env_prefix"]
         for item in error.errors():
-            name = str(item["loc"][0]) if item["loc"] else "settings"
-            flag, variable = name.replace("_", "-"), f"{prefix}{name.upper()}"
-            value = item.get("input")
-            print(
-                f"error: --{flag} (or {variable}): {item['msg'].removeprefix('Value error, ')}, got {value!r}",
-                file=sys.stderr,
-            )
+            print(f"error: {_complaint(cls, item)}", file=sys.stderr)
     except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {without_secrets(str(error))}", file=sys.stderr)
     sys.exit(2)
+
+
+def _complaint(cls: type[ServiceSettings], item: ErrorDetails) -> str:
+    """A flag, the rule, and the value unless the flag is a secret one."""
+    rule = item["msg"].removeprefix("Value error, ")
+    if not item["loc"]:
+        return rule  # about several flags, which it names
+    name = str(item["loc"][0])
+    field = cls.model_fields.get(name)
+    got = "" if field is not None and not field.repr else f", got {item.get('input')!r}"
+    flag, variable = name.replace("_", "-"), f"{cls.model_config['env_prefix']}{name.upper()}"
+    return without_secrets(f"--{flag} (or {variable}): {rule}{got}")

@@ -29,7 +29,7 @@ MAX_PRIOR_TOKENS = 16 << 20
 class TierWatch:
     """A scope's prior and shared tier, as far as they have come. Read by any thread, written on the event loop."""
 
-    def __init__(self, stub: datastore_pb2_grpc.DatastoreServiceAsyncStub, state: PeerState, scope: pb.Scope) -> None:
+    def __init__(self, state: PeerState, scope: pb.Scope) -> None:
         self.prior: PriorTable | None = None
         """The prior; None = there is none, or it has not come yet."""
         is_shared = scope.retrieval_scope not in (
@@ -38,7 +38,7 @@ class TierWatch:
         )
         self.shared: NgramTier | None = _new_tier() if is_shared else None
         """The shared tier; None = the scope has none."""
-        self._stub, self._state, self._scope = stub, state, scope
+        self._state, self._scope = state, scope
         self._documents: list[Sequence[TokenId]] = []
         self._is_open = False
         self._num_tokens = 0
@@ -52,7 +52,8 @@ class TierWatch:
         attempt = 0
         while True:
             shared = _new_tier() if self.shared is not None else None
-            call = self._stub.Watch(pb.WatchRequest(scope=self._scope))
+            stub = self._state.stub(datastore_pb2_grpc.DatastoreServiceStub)
+            call = stub.Watch(pb.WatchRequest(scope=self._scope))
             try:
                 async for message in call:
                     response = readable(message)

@@ -12,6 +12,7 @@ from outrider.models.runner import UnsupportedModel
 from outrider.models.threads import set_num_threads
 from outrider.rpc.logs import configure_logs
 from outrider.rpc.retrieval import DatastorePeer
+from outrider.rpc.security.quotas import Quotas
 from outrider.rpc.server import CannotLoad, pin, serve
 from outrider.rpc.settings import parse_settings
 from outrider.speculator.engine import Engine
@@ -27,7 +28,7 @@ class SpeculatorService:
 
     def __init__(self, settings: SpeculatorSettings) -> None:
         self._settings = settings
-        self._servicer = SpeculatorServicer(settings.max_num_sessions)
+        self._servicer = SpeculatorServicer(settings.max_num_sessions, Quotas(settings.max_sessions_per_caller))
         self._engine: Engine | None = None
         self._datastore: DatastorePeer | None = None
 
@@ -37,6 +38,7 @@ class SpeculatorService:
 
     async def load(self) -> None:
         """Loads the draft model."""
+        security = self._settings.peer_security()
         try:
             model = await asyncio.to_thread(self._load_model)
         except (UnknownModel, UnsupportedModel, OSError) as error:
@@ -46,7 +48,12 @@ class SpeculatorService:
         keep_warm_s = settings.keep_warm_ms / 1e3 if settings.device == "cpu" else 0.0
         if settings.datastore:
             self._datastore = DatastorePeer(
-                settings.datastore, model.tokenizer_hash, model.vocab_size, settings.corpus, settings.tenant
+                settings.datastore,
+                model.tokenizer_hash,
+                model.vocab_size,
+                settings.corpus,
+                settings.tenant,
+                security,
             )
         tiers = self._datastore.tiers(RetrievalScope.SESSION) if self._datastore is not None else None
         self._engine = Engine(model, prefill_chunk=settings.prefill_chunk, keep_warm_s=keep_warm_s, tiers=tiers)

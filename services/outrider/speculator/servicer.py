@@ -26,6 +26,8 @@ from outrider.rpc.errors import (
 )
 from outrider.rpc.handshake import check_handshake, model_info
 from outrider.rpc.limits import SpeculationLimits
+from outrider.rpc.security.callers import name_of_caller
+from outrider.rpc.security.quotas import Quotas
 from outrider.rpc.steering import DRAFTED, check_drafted, steering_from_proto
 from outrider.speculator.drafting import DraftingSpec
 from outrider.speculator.engine import Engine
@@ -101,8 +103,10 @@ class _Stream:
 class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
     """Serves drafts. Refuses everything until `ready` was called."""
 
-    def __init__(self, max_num_sessions: int) -> None:
+    def __init__(self, max_num_sessions: int, quotas: Quotas | None = None) -> None:
+        """`quotas`: what callers may take; None = as much as there is."""
         self._max_num_sessions = max_num_sessions
+        self._quotas = Quotas() if quotas is None else quotas
         self._model: LoadedModel | None = None
         self._engine: Engine | None = None
         self._is_draining = False
@@ -128,7 +132,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         context: Context,
     ) -> AsyncIterator[speculator_pb2.SpeculateResponse]:
         """One generation."""
-        with rpc_errors(context):
+        with rpc_errors(context), self._quotas.session(name_of_caller(context)):
             model, engine = self._loaded()
             spec = self._spec(await anext(aiter(requests), None), model)
             if self.num_sessions >= self._max_num_sessions:

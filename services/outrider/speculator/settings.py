@@ -6,10 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from outrider.rpc.settings import LISTEN, ServiceSettings, model_config
+from outrider.rpc.security.settings import SESSIONS_PER_CALLER
+from outrider.rpc.settings import LISTEN, DialingSettings, model_config
 
 
-class SpeculatorSettings(ServiceSettings):
+class SpeculatorSettings(DialingSettings):
     """The draft-speculator: guesses ahead of a target model."""
 
     model_config = model_config("speculator")
@@ -27,9 +28,15 @@ class SpeculatorSettings(ServiceSettings):
     corpus: str = Field("", description="Prior corpus to copy; empty = the datastore's default.")
     tenant: str = Field("", description="Tenant whose own corpus is preferred; empty = the datastore's default.")
     max_num_sessions: int = Field(64, ge=1, description="Most sessions at a time.")
+    max_sessions_per_caller: int = Field(0, ge=0, description=SESSIONS_PER_CALLER)
     prefill_chunk: int = Field(512, ge=1, description="Most rows of a prompt in one forward.")
     keep_warm_ms: float = Field(
         250.0,
         ge=0,
         description="For so long after a commit, idle forwards keep the model in a CPU's caches; 0 = never.",
     )
+
+    @property
+    def peers(self) -> dict[str, str]:
+        """See `PeerSecuritySettings.peers`."""
+        return {"--datastore": self.datastore}

@@ -82,16 +82,18 @@ class Started(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., seed: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("token_ids", "sources", "text", "num_drafted")
+    __slots__ = ("token_ids", "sources", "text", "num_drafted", "acknowledged_node_id")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sources: _containers.RepeatedScalarFieldContainer[_types_pb2.Source]
     text: str
     num_drafted: int
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[_Union[_types_pb2.Source, str]]] = ..., text: _Optional[str] = ..., num_drafted: _Optional[int] = ...) -> None: ...
+    acknowledged_node_id: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[_Union[_types_pb2.Source, str]]] = ..., text: _Optional[str] = ..., num_drafted: _Optional[int] = ..., acknowledged_node_id: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "stop_token_id", "num_prompt_tokens", "num_output_tokens", "summary")

@@ -18,6 +18,7 @@ from outrider.rpc.limits import SpeculationLimits
 from outrider.rpc.logs import configure_logs
 from outrider.rpc.peers import SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer
+from outrider.rpc.security.quotas import Quotas
 from outrider.rpc.server import CannotLoad, pin, serve
 from outrider.rpc.settings import parse_settings
 from outrider.v1 import verifier_pb2_grpc
@@ -36,7 +37,12 @@ class VerifierService:
 
     def __init__(self, settings: VerifierSettings) -> None:
         self._settings = settings
-        self._servicer = VerifierServicer(settings.max_num_sessions, settings.stall_timeout_s)
+        self._servicer = VerifierServicer(
+            settings.max_num_sessions,
+            settings.stall_timeout_s,
+            Quotas(settings.max_sessions_per_caller),
+            settings.max_draft_nodes_per_s,
+        )
         self._serving: Serving | None = None
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -46,6 +52,7 @@ class VerifierService:
     async def load(self) -> None:
         """Loads the target model and measures it. The peers are dialled, not waited for."""
         settings = self._settings
+        security = settings.peer_security()
         try:
             model, forward_times_ms = await asyncio.to_thread(self._load_model)
         except (UnknownModel, UnsupportedModel, OSError) as error:
@@ -63,10 +70,19 @@ class VerifierService:
             codec=TextCodec(model.tokenizer),
             engine=engine,
             limits=_limits(settings),
-            speculator=SpeculatorPeer(settings.speculator, model) if settings.speculator else None,
+            speculator=(
+                SpeculatorPeer(settings.speculator, model, security, settings.max_draft_nodes_per_s)
+                if settings.speculator
+                else None
+            ),
             datastore=(
                 DatastorePeer(
-                    settings.datastore, model.tokenizer_hash, model.vocab_size, settings.corpus, settings.tenant
+                    settings.datastore,
+                    model.tokenizer_hash,
+                    model.vocab_size,
+                    settings.corpus,
+                    settings.tenant,
+                    security,
                 )
                 if settings.datastore
                 else None
@@ -114,7 +130,13 @@ def _limits(settings: VerifierSettings) -> Limits:
         max_budget=settings.max_budget,
         spacelike_scope=RetrievalScope.TENANT if scope is None else scope,
     )
-    return Limits(defaults, limits, has_speculator=bool(settings.speculator), has_datastore=bool(settings.datastore))
+    return Limits(
+        defaults,
+        limits,
+        has_speculator=bool(settings.speculator),
+        has_datastore=bool(settings.datastore),
+        max_prompt_tokens=settings.max_prompt_tokens,
+    )
 
 
 def main() -> None:

@@ -27,6 +27,8 @@ class Limits:
     speculation: SpeculationLimits
     has_speculator: bool
     has_datastore: bool
+    max_prompt_tokens: int = 0
+    """0 = as many as the context has room for."""
 
 
 def prompt_token_ids(prompt: verifier_pb2.Prompt, model: LoadedModel, codec: TextCodec) -> tuple[TokenId, ...]:
@@ -65,10 +67,14 @@ def session_spec(
 
     Raises:
         InvalidArgument, InvalidParameter: a field is missing or outside its range.
-        OutOfRange: prompt or max_tokens exceed the context.
+        OutOfRange: prompt or max_tokens exceed the context, or the prompt what this server takes.
         FailedPrecondition: the method needs a peer that is not configured, and the request does not allow another.
     """
     prompt = prompt_token_ids(request.prompt, model, codec)
+    if limits.max_prompt_tokens and len(prompt) > limits.max_prompt_tokens:
+        raise OutOfRange(
+            f"prompt must come to at most {limits.max_prompt_tokens} tokens, this server's limit, got {len(prompt)}"
+        )
     sampling = sampling_from_proto(request.sampling, default_seed=secrets.randbits(64))
     requested = speculation_from_proto(request.speculation, limits.defaults, limits.speculation)
     speculation = _served(requested, limits, brings_drafts, request.speculation.allow_fallback)

@@ -34,10 +34,19 @@ class Generation:
         engine: Engine,
         speculator: SpeculatorPeer | None,
         datastore: DatastorePeer | None,
+        tenant: str | None = None,
         *,
         brings_drafts: bool = False,
     ) -> None:
-        """`brings_drafts`: whether the caller supplies the drafts itself; then `speculator` is None."""
+        """
+        Args:
+            spec: The request.
+            engine: Where it runs.
+            speculator: Who drafts; None = nobody, or the caller.
+            datastore: Where continuations come from.
+            tenant: Whom it belongs to; None = this verifier's own.
+            brings_drafts: Whether the caller supplies the drafts itself.
+        """
         self.spec = spec
         self.statistics = Statistics()
         """Complete once the last verdict is there."""
@@ -54,7 +63,8 @@ class Generation:
         retrieves = datastore is not None and spec.speculation.retrieves
         plan, tiers = target_plan(spec.speculation), None
         if datastore is not None and plan is not None:
-            tiers = datastore.tiers(spec.speculation.retrieval_scope) if plan.is_in_process else NO_COPIES
+            scope = spec.speculation.retrieval_scope
+            tiers = datastore.tiers(scope, tenant) if plan.is_in_process else NO_COPIES
         engine.open(spec, self, tiers, has_drafter=speculator is not None or brings_drafts)
         opened = opening_params(spec.speculation)
         if brings_drafts:
@@ -72,6 +82,7 @@ class Generation:
                 self.on_continuation,
                 self.on_datastore_lost,
                 plan,
+                tenant,
             )
             self._retrieval.look_up()
 

@@ -4,53 +4,39 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import structlog
 
-from outrider.core.params import InvalidParameter, Method, check
-from outrider.core.session import SessionSpec, Verdict
+from outrider.core.params import Method
+from outrider.core.session import SessionSpec
 from outrider.core.steering import Steering
-from outrider.core.tree import DraftCost
 from outrider.models.loading import LoadedModel
 from outrider.models.text import TextCodec
-from outrider.rpc.convert import (
-    draft_from_proto,
-    finish_reason_to_proto,
-    source_to_proto,
-    summary_to_proto,
-    token_ids_from_proto,
-)
+from outrider.rpc.convert import token_ids_from_proto
 from outrider.rpc.convert_speculation import METHODS_TO_PROTO
-from outrider.rpc.errors import (
-    DeadlineExceeded,
-    InvalidArgument,
-    ResourceExhausted,
-    RpcError,
-    Unavailable,
-    invalid_argument,
-    rpc_errors,
-)
-from outrider.rpc.handshake import check_handshake, model_info
+from outrider.rpc.draft_allowance import MAX_NODES_PER_S, DraftAllowance
+from outrider.rpc.errors import DeadlineExceeded, ResourceExhausted, Unavailable, rpc_errors
+from outrider.rpc.handshake import model_info
 from outrider.rpc.peers import PeerState, SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer
+from outrider.rpc.security.callers import current_caller, name_of_caller
+from outrider.rpc.security.quotas import Quotas, TenantQuota
 from outrider.rpc.steering import steering_to_proto
-from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from outrider.v1 import verifier_pb2, verifier_pb2_grpc
+from outrider.verifier import events
 from outrider.verifier.admission import Limits, missing_peer, prompt_token_ids, session_spec
+from outrider.verifier.caller_drafts import CallerDrafts, opening_of
 from outrider.verifier.engine import Engine
+from outrider.verifier.events import Event
 from outrider.verifier.generation import Generation
 from outrider.version import __version__
 
 log = structlog.get_logger(__name__)
 
-DRAFT_WEIGHT = 16
-"""What taking in a draft costs beside its nodes, in nodes."""
-MAX_WAITING_WEIGHT = 4096
-"""Drafts that a caller may be ahead of the engine, in nodes; then it is not read from until they are taken in."""
-
-Event = verifier_pb2.Started | verifier_pb2.Chunk | verifier_pb2.Finished | types_pb2.Steering
 Context = grpc.aio.ServicerContext[Any, Any]
 # The stubs know only generators; a method that writes to its context can put a deadline on each write.
 
@@ -71,9 +57,19 @@ class Serving:
 class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     """Serves generations. Refuses everything until `ready` was called."""
 
-    def __init__(self, max_num_sessions: int, stall_timeout_s: float) -> None:
+    def __init__(
+        self,
+        max_num_sessions: int,
+        stall_timeout_s: float,
+        quotas: Quotas | None = None,
+        max_draft_nodes_per_s: float = MAX_NODES_PER_S,
+    ) -> None:
+        """`quotas`: what callers may take; None = as much as there is. `max_draft_nodes_per_s`: of a caller's own
+        drafts."""
         self._max_num_sessions = max_num_sessions
         self._stall_timeout_s = stall_timeout_s
+        self._quotas = Quotas() if quotas is None else quotas
+        self._max_draft_nodes_per_s = max_draft_nodes_per_s
         self._serving: Serving | None = None
         self._is_draining = False
         self.num_sessions = 0
@@ -95,12 +91,16 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     async def Generate(self, request: verifier_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
         """One generation; the speculator and the datastore of this server draft."""
-        with rpc_errors(context):
+        with rpc_errors(context), self._session(context) as quota:
             serving = self._ready()
             spec = session_spec(request, serving.model, serving.codec, serving.limits, brings_drafts=False)
             generation = self._admit(spec, serving, serving.speculator)
+
+            def write(event: Event) -> Awaitable[None]:
+                return context.write(events.generate_response(event))
+
             try:
-                await self._stream(generation, serving, lambda event: context.write(_response(event)))
+                await self._stream(generation, serving, quota, write)
             finally:
                 self._dismiss(generation)
 
@@ -109,25 +109,36 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> None:
         """One generation; the caller drafts."""
         with rpc_errors(context):
-            serving = self._ready()
-            first = await anext(aiter(requests), None)
-            if first is None or first.WhichOneof("event") != "open":
-                raise InvalidArgument("event", "must be open in the first message")
-            _check_costs(first)
-            check_handshake(first.open.handshake, serving.model)
-            spec = session_spec(first.open.request, serving.model, serving.codec, serving.limits, brings_drafts=True)
-            generation = self._admit(spec, serving, None, brings_drafts=True)
-            reader = asyncio.create_task(_read_drafts(requests, generation))
-            try:
-                await self._stream(
-                    generation,
-                    serving,
-                    lambda event: context.write(_collaborate_response(event)),
-                    shows_prompt=first.open.wants_prompt_token_ids,
-                )
-            finally:
-                reader.cancel()
-                self._dismiss(generation)
+            opening = await opening_of(requests, self._ready().model)
+            with self._session(context) as quota:
+                await self._collaborate(opening, requests, context, quota)
+
+    async def _collaborate(
+        self,
+        opening: verifier_pb2.CollaborateOpen,
+        requests: AsyncIterator[verifier_pb2.CollaborateRequest],
+        context: Context,
+        quota: TenantQuota,
+    ) -> None:
+        serving = self._ready()
+        spec = session_spec(opening.request, serving.model, serving.codec, serving.limits, brings_drafts=True)
+        generation = self._admit(spec, serving, None, brings_drafts=True)
+        drafts = CallerDrafts(generation, DraftAllowance(self._max_draft_nodes_per_s, spec.session_id))
+        reader = asyncio.create_task(drafts.read(requests))
+
+        def write(event: Event) -> Awaitable[None]:
+            return context.write(events.collaborate_response(event))
+
+        try:
+            await self._stream(generation, serving, quota, write, drafts, shows_prompt=opening.wants_prompt_token_ids)
+        finally:
+            reader.cancel()
+            self._dismiss(generation)
+
+    def _session(self, context: Context) -> AbstractContextManager[TenantQuota]:
+        """Around a session of the caller, whatever comes of it: a wrong request is a request."""
+        self._ready()  # one that is sent elsewhere is none
+        return self._quotas.session(name_of_caller(context), current_caller())
 
     def _admit(
         self, spec: SessionSpec, serving: Serving, speculator: SpeculatorPeer | None, *, brings_drafts: bool = False
@@ -142,7 +153,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             num_prompt_tokens=len(spec.prompt_token_ids),
             max_tokens=spec.max_tokens,
         )
-        return Generation(spec, serving.engine, speculator, serving.datastore, brings_drafts=brings_drafts)
+        caller = current_caller()
+        tenant = caller.tenant or None if caller is not None else None
+        return Generation(spec, serving.engine, speculator, serving.datastore, tenant, brings_drafts=brings_drafts)
 
     def _dismiss(self, generation: Generation) -> None:
         self.num_sessions -= 1
@@ -153,35 +166,30 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self,
         generation: Generation,
         serving: Serving,
+        quota: TenantQuota,
         write: Callable[[Event], Awaitable[None]],
+        drafts: CallerDrafts | None = None,
         *,
         shows_prompt: bool = False,
     ) -> None:
         """Started, a chunk for each round, Finished; between them what a caller that brings drafts should know."""
-        spec = generation.spec
-        await self._write(
-            write,
-            verifier_pb2.Started(
-                session_id=spec.session_id,
-                seed=spec.sampling.seed,
-                num_prompt_tokens=len(spec.prompt_token_ids),
-                prompt_token_ids=spec.prompt_token_ids if shows_prompt else (),
-            ),
-        )
+        await self._write(write, events.started(generation, shows_prompt=shows_prompt))
         text = serving.codec.stream()
-        text.step(spec.resume_token_ids)
+        text.step(generation.spec.resume_token_ids)
         async for event in generation.events():
             if isinstance(event, Steering):
                 await self._write(write, steering_to_proto(event))
                 continue
+            quota.charge(len(event.token_ids))
             piece = text.step(event.token_ids)
             if event.token_ids:
-                await self._write(write, _chunk(event, piece))
+                acknowledged_node_id = 0 if drafts is None else drafts.last_node_id
+                await self._write(write, events.chunk(event, piece, acknowledged_node_id))
             if event.finish_reason is not None:
                 # A message of its own: whoever resumes behind it knows that this text has come.
                 if rest := text.finish():
                     await self._write(write, verifier_pb2.Chunk(text=rest))
-                await self._write(write, _finished(generation, event))
+                await self._write(write, events.finished(generation, event))
 
     async def _write(self, write: Callable[[Event], Awaitable[None]], event: Event) -> None:
         try:
@@ -231,77 +239,6 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 ],
                 max_num_rows=serving.limits.speculation.max_num_rows,
             )
-
-
-async def _read_drafts(requests: AsyncIterator[verifier_pb2.CollaborateRequest], generation: Generation) -> None:
-    """The caller's drafts, until it half-closes or says something wrong. Not faster than the engine takes them in."""
-    weight = 0
-    try:
-        async for request in requests:
-            if request.WhichOneof("event") != "draft":
-                raise InvalidArgument("event", "must be draft after the first message")
-            draft = draft_from_proto(request.draft)
-            generation.on_draft(draft, DraftCost(request.forward_us, request.retrieval_us))
-            weight += DRAFT_WEIGHT + len(draft.token_ids)
-            if weight > MAX_WAITING_WEIGHT:
-                await generation.drafts_taken_in()
-                weight = 0
-    except RpcError as error:
-        generation.fail(error)
-    except InvalidParameter as error:
-        generation.fail(invalid_argument(error))
-    else:
-        generation.on_detached()
-
-
-def _check_costs(opening: verifier_pb2.CollaborateRequest) -> None:
-    """What a draft has cost can only be said with one."""
-    for field in ("forward_us", "retrieval_us"):
-        value = getattr(opening, field)
-        check(value == 0, field, "unset in a message without a draft", value)
-
-
-def _response(event: Event) -> verifier_pb2.GenerateResponse:
-    match event:
-        case verifier_pb2.Chunk():
-            return verifier_pb2.GenerateResponse(chunk=event)
-        case verifier_pb2.Started():
-            return verifier_pb2.GenerateResponse(started=event)
-        case verifier_pb2.Finished():
-            return verifier_pb2.GenerateResponse(finished=event)
-    raise TypeError("only a caller that brings drafts is told how to")
-
-
-def _collaborate_response(event: Event) -> verifier_pb2.CollaborateResponse:
-    match event:
-        case verifier_pb2.Chunk():
-            return verifier_pb2.CollaborateResponse(chunk=event)
-        case verifier_pb2.Started():
-            return verifier_pb2.CollaborateResponse(started=event)
-        case verifier_pb2.Finished():
-            return verifier_pb2.CollaborateResponse(finished=event)
-    return verifier_pb2.CollaborateResponse(steering=event)
-
-
-def _chunk(verdict: Verdict, piece: str) -> verifier_pb2.Chunk:
-    return verifier_pb2.Chunk(
-        token_ids=verdict.token_ids,
-        sources=[source_to_proto(source) for source in verdict.sources],
-        text=piece,
-        num_drafted=verdict.num_drafted,
-    )
-
-
-def _finished(generation: Generation, verdict: Verdict) -> verifier_pb2.Finished:
-    spec = generation.spec
-    assert verdict.finish_reason is not None
-    return verifier_pb2.Finished(
-        reason=finish_reason_to_proto(verdict.finish_reason),
-        stop_token_id=verdict.stop_token_id,
-        num_prompt_tokens=len(spec.prompt_token_ids),
-        num_output_tokens=verdict.base_len + len(verdict.token_ids) - len(spec.prompt_token_ids),
-        summary=summary_to_proto(spec.speculation.method, generation.statistics, spec.requested_method),
-    )
 
 
 def _peer_info(state: PeerState) -> verifier_pb2.PeerInfo:

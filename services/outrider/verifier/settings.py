@@ -7,14 +7,16 @@ from typing import Literal
 from pydantic import Field
 
 from outrider.core.speculation import MAX_BEAM_WIDTH, MAX_BUDGET, MAX_ROWS
-from outrider.rpc.settings import LISTEN, ServiceSettings, model_config
+from outrider.rpc.draft_allowance import MAX_NODES_PER_S
+from outrider.rpc.security.settings import SESSIONS_PER_CALLER
+from outrider.rpc.settings import LISTEN, DialingSettings, model_config
 
 MethodName = Literal[
     "off", "speculative", "pearl", "retrieval", "card", "saguaro", "double", "spacelike", "best-first", "auto"
 ]
 
 
-class VerifierSettings(ServiceSettings):
+class VerifierSettings(DialingSettings):
     """The target-verifier: generates the target model's own text, faster."""
 
     model_config = model_config("verifier")
@@ -27,7 +29,11 @@ class VerifierSettings(ServiceSettings):
     speculator: str = Field("", description="Address of the draft-speculator, HOST:PORT; empty = none.")
     datastore: str = Field("", description="Address of the retrieval-datastore, HOST:PORT; empty = none.")
     corpus: str = Field("", description="Prior corpus to look up in; empty = the datastore's default.")
-    tenant: str = Field("", description="Tenant whose tokens retrieval sees; empty = the datastore's default.")
+    tenant: str = Field(
+        "",
+        description="Tenant of callers whose credentials name none: whose tokens retrieval sees. Empty = the "
+        "datastore's default.",
+    )
     retrieval_scope: Literal["session", "tenant", "global"] | None = Field(
         None,
         description="With whom requests that do not say share what they retrieve; unset = nobody, but the tenant for "
@@ -44,6 +50,16 @@ class VerifierSettings(ServiceSettings):
         0.2, ge=0, lt=1, description="Default of the path probability at which a chain ends."
     )
     max_num_sessions: int = Field(64, ge=1, description="Most sessions at a time.")
+    max_sessions_per_caller: int = Field(0, ge=0, description=SESSIONS_PER_CALLER)
+    max_prompt_tokens: int = Field(0, ge=0, description="Longest prompt; 0 = as long as the context has room for.")
+    max_draft_nodes_per_s: float = Field(
+        MAX_NODES_PER_S, gt=0, description="Most nodes a second of one session's drafts; what is beyond is dropped."
+    )
     stall_timeout_s: float = Field(60.0, gt=0, description="A client that reads nothing for so long is cut off.")
     prefill_chunk: int = Field(256, ge=1, description="Most prompt rows of one forward.")
     max_rows: int = Field(256, ge=1, description="Most decode rows of one forward; chains are cut to fit.")
+
+    @property
+    def peers(self) -> dict[str, str]:
+        """See `PeerSecuritySettings.peers`."""
+        return {"--speculator": self.speculator, "--datastore": self.datastore}

@@ -1,0 +1,1 @@
+"""Who may talk to whom, and how much: TLS, credentials, tenants and their limits."""

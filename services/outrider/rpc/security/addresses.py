@@ -1,0 +1,47 @@
+"""Which addresses never leave this machine: there alone is plaintext allowed without being asked for."""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+_UNIX = ("unix:", "unix-abstract:")
+_RESOLVERS = ("ipv4:", "ipv6:", "dns:")
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address, or every one of a gRPC target's, is of this machine: 127.0.0.0/8, ::1, localhost, unix:.
+
+    A name other than localhost is not, whatever it resolves to now.
+    """
+    return all(_is_loopback(part.strip()) for part in address.split(","))
+
+
+def _is_loopback(address: str) -> bool:
+    if address.startswith(_UNIX):
+        return True
+    for resolver in _RESOLVERS:
+        if address.startswith(resolver):
+            # dns://authority/name asks that authority; dns:///name and dns:name ask whom everybody asks.
+            address = address.removeprefix(resolver)
+            address = address[address.find("/", 2) + 1 :] if address.startswith("//") else address
+    host = _host_of(address)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _host_of(address: str) -> str:
+    try:
+        ipaddress.ip_address(address)  # a bare IPv6 address has colons, too
+    except ValueError:
+        pass
+    else:
+        return address
+    try:
+        return urlsplit(f"//{address}").hostname or ""
+    except ValueError:
+        return ""

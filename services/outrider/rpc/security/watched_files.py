@@ -1,0 +1,77 @@
+"""Values that are made of files, and made again when the files change: certificates, tokens, credentials."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+_T = TypeVar("_T")
+
+Signature = tuple[tuple[int, int, int], ...]
+
+
+class UnusableFile(Exception):
+    """A file cannot be used. The message names the flag, the file where that is no secret itself, and why."""
+
+
+class WatchedFiles(Generic[_T]):
+    """The value of some files. Safe to use from any thread.
+
+    A new version that cannot be used, like a file that is only half written, is logged once, and the old value stays.
+    """
+
+    def __init__(self, flag: str, paths: Sequence[Path], make: Callable[[Sequence[bytes]], _T]) -> None:
+        """`make` turns the files' contents into the value, and raises ValueError with a message that quotes none of
+        them. Raises UnusableFile.
+        """
+        self._flag, self._paths, self._make = flag, tuple(paths), make
+        self._lock = threading.Lock()
+        try:
+            self._seen = self._signature()
+            self._value = self._read()
+        except (OSError, ValueError) as error:
+            raise UnusableFile(f"{flag}: {_reason(error)}") from None
+
+    def current(self) -> _T:
+        """The value; the same object as long as no file has changed."""
+        with self._lock:
+            try:
+                signature = self._signature()
+            except OSError as error:
+                # As if it were of size -1: it is logged now, and not again until something changes.
+                signature = ((0, -1, error.errno or 0),)
+                self._changed(signature, error)
+                return self._value
+            if signature != self._seen:
+                try:
+                    self._value = self._read()
+                    self._seen = signature
+                    log.info("files.changed", flag=self._flag)
+                except (OSError, ValueError) as error:
+                    self._changed(signature, error)
+            return self._value
+
+    def _changed(self, signature: Signature, error: Exception) -> None:
+        if signature != self._seen:
+            self._seen = signature
+            log.error(
+                "files.unusable", flag=self._flag, reason=_reason(error), consequence="what was read before stays"
+            )
+
+    def _signature(self) -> Signature:
+        found = (path.stat() for path in self._paths)
+        return tuple((status.st_mtime_ns, status.st_size, status.st_ino) for status in found)
+
+    def _read(self) -> _T:
+        return self._make([path.read_bytes() for path in self._paths])
+
+
+def _reason(error: Exception) -> str:
+    # Not str(error): it has the path, and in place of a path people give the secret itself.
+    return error.strerror or type(error).__name__ if isinstance(error, OSError) else str(error)

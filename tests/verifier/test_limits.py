@@ -1,0 +1,151 @@
+"""What a verifier gives its callers, and no more: sessions, requests, tokens, prompts, drafts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from outrider.rpc.handshake import handshake
+from outrider.rpc.security.credentials import credential_book
+from outrider.rpc.security.gate import Gate
+from outrider.rpc.security.quotas import Quotas
+from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from outrider_client.client import Client
+from outrider_client.errors import OutOfRange, PermissionDenied, ResourceExhausted, Unauthenticated
+from tests.certificates import credentials_file, entry
+from tests.services import running_verifier, target_model
+
+PROMPT = "def add(a, b):\n"
+
+
+def gate(tmp_path: Path, *entries: dict[str, object]) -> Gate:
+    file = credentials_file(tmp_path / "credentials", *entries)
+    book = credential_book(str(file), has_client_certificates=False)
+    return Gate(book, "outrider.v1.VerifierService")
+
+
+async def test_a_tenant_has_its_sessions_whatever_the_others_do(tmp_path: Path) -> None:
+    entries = [
+        entry("acme-1", "generate", tenant="acme", num_sessions=1),
+        entry("acme-2", "generate", tenant="acme"),
+        entry("other", "generate", tenant="other"),
+        entry("drafter", "draft"),
+    ]
+    async with running_verifier(interceptors=[gate(tmp_path, *entries)]) as verifier:
+        one, two, other, drafter, nobody = (
+            Client(verifier.address, token=token) for token in ("acme-1", "acme-2", "other", "drafter", "")
+        )
+        running = one.generate(PROMPT, max_tokens=1000, ignore_eos=True)
+        await anext(running)
+        with pytest.raises(ResourceExhausted, match="num_sessions of tenant 'acme' is reached: 1") as error:
+            await two.complete(PROMPT, max_tokens=1)
+        assert error.value.retry_after_s == 1.0
+        assert (await other.complete(PROMPT, max_tokens=4, ignore_eos=True)).num_output_tokens == 4
+        await running.aclose()
+        assert await verifier.is_idle()
+        assert (await two.complete(PROMPT, max_tokens=4, ignore_eos=True)).num_output_tokens == 4
+        with pytest.raises(PermissionDenied, match="not for the roles of the caller"):
+            await drafter.complete(PROMPT)
+        with pytest.raises(Unauthenticated):
+            await nobody.complete(PROMPT)
+        for client in (one, two, other, drafter, nobody):
+            await client.close()
+
+
+async def test_requests_and_tokens_are_counted_and_the_refusal_says_when_to_come_back(tmp_path: Path) -> None:
+    now = 0.0
+    entries = [
+        entry("few", "generate", tenant="few", requests_per_minute=2),
+        entry("short", "generate", tenant="short", tokens_per_minute=30),
+    ]
+    quotas = Quotas(clock=lambda: now)
+    async with (
+        running_verifier(interceptors=[gate(tmp_path, *entries)], quotas=quotas) as verifier,
+        Client(verifier.address, token="few") as few,
+        Client(verifier.address, token="short") as short,
+    ):
+        await few.complete(PROMPT, max_tokens=1)
+        with pytest.raises(OutOfRange):
+            await few.complete(PROMPT, max_tokens=10**6)  # a request, too
+        with pytest.raises(ResourceExhausted, match="requests_per_minute of tenant 'few'") as error:
+            await few.complete(PROMPT, max_tokens=1)
+        assert error.value.retry_after_s == pytest.approx(30)
+        assert (await short.complete(PROMPT, max_tokens=60, ignore_eos=True)).num_output_tokens == 60
+        with pytest.raises(ResourceExhausted, match="tokens_per_minute of tenant 'short'") as error:
+            await short.complete(PROMPT, max_tokens=1)
+        assert error.value.retry_after_s == pytest.approx(62)
+        now = 63.0
+        await short.complete(PROMPT, max_tokens=1)
+        await few.complete(PROMPT, max_tokens=1)
+
+
+async def test_a_caller_without_credentials_has_no_more_than_its_sessions() -> None:
+    async with running_verifier(quotas=Quotas(1)) as verifier, Client(verifier.address) as client:
+        running = client.generate(PROMPT, max_tokens=1000, ignore_eos=True)
+        await anext(running)
+        async with Client(verifier.address) as again:
+            with pytest.raises(ResourceExhausted, match="max_sessions_per_caller is reached: 1"):
+                await again.complete(PROMPT, max_tokens=1)
+        await running.aclose()
+
+
+async def test_a_prompt_may_be_as_long_as_the_server_says() -> None:
+    async with running_verifier(max_prompt_tokens=4) as verifier, Client(verifier.address) as client:
+        assert (await client.complete([1, 2, 3, 4], max_tokens=3, ignore_eos=True)).num_output_tokens == 3
+        with pytest.raises(OutOfRange, match="prompt must come to at most 4 tokens, this server's limit, got 5"):
+            await client.complete([1, 2, 3, 4, 5], max_tokens=3)
+
+
+@pytest.fixture
+def logs() -> Iterator[list[EventDict]]:
+    with capture_logs() as captured:
+        yield captured
+
+
+async def test_a_flood_of_drafts_is_dropped_and_the_text_is_the_same(logs: list[EventDict]) -> None:
+    async with running_verifier(max_draft_nodes_per_s=1000) as verifier:
+        async with Client(verifier.address) as client:
+            plain = await client.complete([5, 6, 7], seed=3, max_tokens=40, ignore_eos=True, method="off")
+        async with grpc.aio.insecure_channel(verifier.address) as channel:
+            call = verifier_pb2_grpc.VerifierServiceStub(channel).Collaborate()
+            request = verifier_pb2.GenerateRequest(
+                prompt=verifier_pb2.Prompt(token_ids=verifier_pb2.TokenIds(token_ids=[5, 6, 7])),
+                sampling=types_pb2.SamplingParams(seed=3, max_tokens=40, ignore_eos=True),
+                speculation=types_pb2.SpeculationParams(method=types_pb2.METHOD_PEARL),
+            )
+            opening = verifier_pb2.CollaborateOpen(handshake=handshake(target_model()), request=request)
+            await call.write(verifier_pb2.CollaborateRequest(open=opening))
+            flooding = asyncio.create_task(_flood(call))
+            token_ids: list[int] = []
+            while isinstance(response := await call.read(), verifier_pb2.CollaborateResponse):
+                token_ids.extend(response.chunk.token_ids)
+            flooding.cancel()
+        assert token_ids == list(plain.token_ids)
+    [dropped] = [event for event in logs if event["event"] == "drafts.dropped"]
+    assert dropped["max_nodes_per_s"] == 1000
+
+
+async def _flood(
+    call: grpc.aio.StreamStreamCall[verifier_pb2.CollaborateRequest, verifier_pb2.CollaborateResponse],
+) -> None:
+    """Drafts of 500 nodes each, as fast as they are taken."""
+    number = 1
+    while not call.done():
+        draft = types_pb2.Draft(
+            base_len=3,
+            first_node_id=number,
+            parent_offsets=[0] * 500,
+            token_ids=range(500),
+            source=types_pb2.SOURCE_DRAFT,
+        )
+        number += 500
+        try:
+            await call.write(verifier_pb2.CollaborateRequest(draft=draft))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # it is over

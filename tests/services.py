@@ -82,6 +82,7 @@ class RunningEdge:
 
     address: str
     service: EdgeService
+    settings: EdgeSettings
 
     async def is_idle(self) -> bool:
         """As `RunningVerifier.is_idle`."""
@@ -173,7 +174,7 @@ async def running_edge(
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        yield RunningEdge(f"127.0.0.1:{port}", service)
+        yield RunningEdge(f"127.0.0.1:{port}", service, told)
     finally:
         await server.stop(0)
         await service.close()

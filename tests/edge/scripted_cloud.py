@@ -34,6 +34,14 @@ class ScriptedCloud(verifier_pb2_grpc.VerifierServiceServicer):
         self.num_infos += 1
         return self.info
 
+    async def Tokenize(self, request: verifier_pb2.TokenizeRequest, context: Context) -> verifier_pb2.TokenizeResponse:
+        raise AssertionError("nobody was to call Tokenize")
+
+    async def Detokenize(
+        self, request: verifier_pb2.DetokenizeRequest, context: Context
+    ) -> verifier_pb2.DetokenizeResponse:
+        raise AssertionError("nobody was to call Detokenize")
+
     async def Collaborate(self, requests, context):  # type: ignore[no-untyped-def, override]
         await self._collaborate(requests, context)
 

@@ -208,9 +208,9 @@ async def test_a_cloud_that_refuses_the_drafter_generates_without_it_and_is_aske
 
     async def plain(request: verifier_pb2.GenerateRequest, context: Any) -> None:
         assert request.speculation.allow_fallback
-        for response in (started([5]).started, chunk(7).chunk, finished(1).finished):
-            name = type(response).__name__.lower()
-            await context.write(verifier_pb2.GenerateResponse(**{name: response}))
+        await context.write(verifier_pb2.GenerateResponse(started=started([5]).started))
+        await context.write(verifier_pb2.GenerateResponse(chunk=chunk(7).chunk))
+        await context.write(verifier_pb2.GenerateResponse(finished=finished(1).finished))
 
     cloud = ScriptedCloud(refuse, plain)
     async with (

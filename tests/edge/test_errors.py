@@ -13,7 +13,6 @@ from google.protobuf.message import Message
 from outrider.core.params import Source
 from outrider.core.tree import Draft, DraftCost
 from outrider.edge.drafter import Drafter
-from outrider.edge.settings import EdgeSettings
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider_client.client import Client
 from outrider_client.errors import (
@@ -99,7 +98,7 @@ async def test_a_refusal_is_heard_over_the_drafts_that_are_on_their_way() -> Non
     ):
         stub = verifier_pb2_grpc.VerifierServiceStub(channel)
         drafted = request(tokens(*range(10, 20)), method=types_pb2.METHOD_BEST_FIRST)
-        edge.service.draft_model.drafter = FloodingDrafter(draft_model(), EdgeSettings(upstream=address))
+        edge.service.draft_model.drafter = FloodingDrafter(draft_model(), edge.settings)
         codes = [(await refusal(stub.Generate(drafted))).code() for _ in range(30)]
         assert codes == [grpc.StatusCode.PERMISSION_DENIED] * 30
         assert await edge.is_idle()

@@ -11,17 +11,21 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
-from outrider.core.params import RetrievalScope
-from outrider.rpc.peers import PeerState
+from outrider.core.params import Method, RetrievalScope, SamplingParams
+from outrider.core.speculation import SpeculationParams
+from outrider.core.tree import Draft, DraftCost
+from outrider.rpc.peers import PeerState, SpeculationSpec, SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer
 from outrider.rpc.security.certificates import server_credentials
 from outrider.rpc.security.peer_channel import PeerSecurity
 from outrider.rpc.tier_copies import TierCopies
 from outrider.rpc.watching import TierWatch
 from outrider.v1 import datastore_pb2 as pb
-from outrider.v1 import datastore_pb2_grpc
+from outrider.v1 import datastore_pb2_grpc, speculator_pb2, speculator_pb2_grpc, types_pb2
 from tests.certificates import Authority, replaced
+from tests.services import draft_model
 
 Stub = datastore_pb2_grpc.DatastoreServiceStub
 
@@ -242,3 +246,51 @@ async def test_copies_are_bounded_and_those_that_nobody_asks_for_are_dropped() -
         brief.get(RetrievalScope.TENANT, "a")
         await until(lambda: not len(brief))
         await state.close()
+
+
+class Flooder(speculator_pb2_grpc.SpeculatorServiceServicer):
+    """Sends 40 drafts of 500 nodes at once, whatever it is asked for."""
+
+    async def Speculate(  # type: ignore[override]
+        self, requests: AsyncIterator[speculator_pb2.SpeculateRequest], context: Any
+    ) -> AsyncIterator[speculator_pb2.SpeculateResponse]:
+        yield speculator_pb2.SpeculateResponse(opened=speculator_pb2.SpeculateOpened())
+        for number in range(40):
+            draft = types_pb2.Draft(
+                base_len=3, first_node_id=1 + 500 * number, parent_offsets=[0] * 500, token_ids=range(500)
+            )
+            yield speculator_pb2.SpeculateResponse(draft=speculator_pb2.SpeculatorDraft(draft=draft))
+        await asyncio.Event().wait()
+
+
+class Listener:
+    """Counts."""
+
+    def __init__(self) -> None:
+        self.num_nodes = 0
+
+    def on_attached(self) -> None: ...
+
+    def on_draft(self, draft: Draft, cost: DraftCost) -> None:
+        self.num_nodes += len(draft.token_ids)
+
+    def on_detached(self) -> None: ...
+
+
+async def test_a_speculator_that_floods_is_not_listened_to() -> None:
+    server = grpc.aio.server()
+    speculator_pb2_grpc.add_SpeculatorServiceServicer_to_server(Flooder(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    peer = SpeculatorPeer(f"127.0.0.1:{port}", draft_model(), max_nodes_per_s=1000)
+    listener = Listener()
+    spec = SpeculationSpec("s", 3, SamplingParams(seed=1), SpeculationParams(Method.PEARL))
+    with capture_logs() as logs:
+        stream = peer.speculate(spec, [1, 2, 3], listener)
+        allowance = stream._allowance
+        await until(lambda: listener.num_nodes + allowance.num_dropped_nodes == 20_000)
+    assert 1000 <= listener.num_nodes <= 6000, "a second's worth, and what the time between them allows"
+    assert [event["event"] for event in logs].count("drafts.dropped") == 1
+    stream.close()
+    await peer.state.close()
+    await server.stop(0)

@@ -9,12 +9,15 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.rpc.security.redaction import without_secrets
+from outrider.v1 import verifier_pb2
 from outrider.version import __version__
 from outrider_client import credentials, edge_command, options, prior, talk
 from outrider_client.blocking import BlockingClient
 from outrider_client.channel_security import SecurityOptions
 from outrider_client.child import ChildFailed
+from outrider_client.errors import OutriderError
 from outrider_client.failures import reported
+from outrider_client.replicas import addresses_of
 from outrider_client.requests import method_name
 from outrider_client.security_options import secured
 from outrider_client.stack import LocalStack, StackConfig, termination_as_exit
@@ -112,9 +115,23 @@ def stay(stack: LocalStack, notes: Console) -> None:
 @app.command()
 @secured
 def info(*, address: options.Address = options.DEFAULT_ADDRESS, security: SecurityOptions) -> None:
-    """Shows what a verifier is: model, methods, limits, peers, load."""
-    with reported(address), BlockingClient(address, **security) as client:
-        response = client.info(timeout_s=10.0)
+    """Shows what a verifier is: model, methods, limits, peers, load. Of replicas, what each of them is."""
+    console = Console(highlight=False, soft_wrap=True)
+    with reported(address):
+        replicas, failures = addresses_of(address), list[OutriderError]()
+        for replica in replicas:
+            try:
+                with BlockingClient(replica, **security) as client:
+                    console.print(_described(replica, client.info(timeout_s=10.0)))
+            except OutriderError as error:
+                failures.append(error)
+                if len(replicas) > 1:
+                    console.print(f"address  {replica}\nstate    {error.code.name}", markup=False)
+        if len(failures) == len(replicas):
+            raise failures[0]
+
+
+def _described(address: str, response: verifier_pb2.GetInfoResponse) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     model = response.model
     table.add_row("address", address)
@@ -134,7 +151,7 @@ def info(*, address: options.Address = options.DEFAULT_ADDRESS, security: Securi
         table.add_row(name, f"{peer.address} ({state}{shed})" if response.HasField(name) else "none")
     for time in response.forward_times:
         table.add_row(f"forward, {time.num_rows} rows", f"{time.forward_ms:.2f} ms")
-    Console(highlight=False, soft_wrap=True).print(table)
+    return table
 
 
 @app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

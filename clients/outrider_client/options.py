@@ -17,7 +17,14 @@ _SAMPLING = "Sampling"
 _SPECULATION = "Speculation (changes the speed, never the text)"
 _MODELS = "Models"
 
-Address = Annotated[str, typer.Option(envvar="OUTRIDER_ADDRESS", help="The verifier, HOST:PORT.", show_default=True)]
+Address = Annotated[
+    str,
+    typer.Option(
+        envvar="OUTRIDER_ADDRESS",
+        help="The verifier, HOST:PORT; several, with commas between them, are its replicas.",
+        show_default=True,
+    ),
+]
 Plain = Annotated[bool, typer.Option("--plain", help="No colours, no legend, no summary.")]
 TimeoutS = Annotated[float | None, typer.Option(help="Deadline of a generation, in seconds.", min=0)]
 

@@ -207,3 +207,23 @@ def test_ctrl_c_cancels_the_generation_and_exits_with_130(verifier: FakeVerifier
     assert errors == b""
     assert rest == b"\n"
     assert verifier.ended.wait(10)
+
+
+def test_replicas_are_named_with_commas_and_those_that_are_gone_are_passed_over(verifier: FakeVerifier) -> None:
+    replicas = f"{NOBODY},{verifier.address}"
+    result = runner.invoke(app, ["generate", "hello", "--plain", "--address", replicas])
+    assert (result.exit_code, result.stdout) == (0, "a b c d\n")
+    result = runner.invoke(app, ["info", "--address", replicas])
+    assert result.exit_code == 0
+    assert f"address  {NOBODY}\nstate    UNAVAILABLE" in result.stdout
+    assert "fake" in result.stdout
+    result = runner.invoke(app, ["info", "--address", f"{NOBODY},127.0.0.1:2"])
+    assert result.exit_code == 3
+    assert "cannot reach a verifier at" in result.stderr
+
+
+def test_an_address_of_nobody_is_wrong_usage() -> None:
+    for command in (["generate", "hello"], ["info"]):
+        result = runner.invoke(app, [*command, "--address", " , "])
+        assert result.exit_code == 2
+        assert "address must name at least one server" in result.stderr

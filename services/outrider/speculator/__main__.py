@@ -27,7 +27,7 @@ class SpeculatorService:
 
     def __init__(self, settings: SpeculatorSettings) -> None:
         self._settings = settings
-        self._servicer = SpeculatorServicer(settings.max_num_sessions)
+        self._servicer = SpeculatorServicer(settings.max_num_sessions, settings.stall_timeout_s)
         self._engine: Engine | None = None
         self._datastore: DatastorePeer | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -33,6 +34,7 @@ from outrider.rpc.errors import (
     rpc_errors,
 )
 from outrider.rpc.handshake import check_handshake, model_info
+from outrider.rpc.large_requests import beside_the_loop
 from outrider.rpc.peers import PeerState, SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
@@ -95,7 +97,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         """One generation; the speculator and the datastore of this server draft."""
         with rpc_errors(context):
             serving = self._ready()
-            spec = session_spec(request, serving.model, serving.codec, serving.limits, brings_drafts=False)
+            spec = await _session_spec(request, serving, brings_drafts=False)
             generation = self._admit(spec, serving, serving.speculator)
             try:
                 await self._stream(generation, serving, lambda event: context.write(_response(event)))
@@ -112,7 +114,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             if first is None or first.WhichOneof("event") != "open":
                 raise InvalidArgument("event", "must be open in the first message")
             check_handshake(first.open.handshake, serving.model)
-            spec = session_spec(first.open.request, serving.model, serving.codec, serving.limits, brings_drafts=True)
+            spec = await _session_spec(first.open.request, serving, brings_drafts=True)
             generation = self._admit(spec, serving, None)
             generation.on_attached()
             reader = asyncio.create_task(_read_drafts(requests, generation))
@@ -174,7 +176,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         response = verifier_pb2.TokenizeResponse()
         with rpc_errors(context):
             serving = self._ready()
-            response.token_ids.extend(prompt_token_ids(request.prompt, serving.model, serving.codec))
+            response.token_ids.extend(
+                await beside_the_loop(request, partial(prompt_token_ids, request.prompt, serving.model, serving.codec))
+            )
         return response
 
     async def Detokenize(
@@ -185,7 +189,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         with rpc_errors(context):
             serving = self._ready()
             token_ids = token_ids_from_proto(request.token_ids, serving.model.vocab_size, "token_ids")
-            response.text = serving.codec.decode(token_ids)
+            response.text = await beside_the_loop(request, partial(serving.codec.decode, token_ids))
         return response
 
     async def GetInfo(self, request: verifier_pb2.GetInfoRequest, context: Context) -> verifier_pb2.GetInfoResponse:
@@ -210,6 +214,11 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 ],
                 max_num_rows=serving.limits.speculation.max_num_rows,
             )
+
+
+async def _session_spec(request: verifier_pb2.GenerateRequest, serving: Serving, *, brings_drafts: bool) -> SessionSpec:
+    resolved = partial(session_spec, request, serving.model, serving.codec, serving.limits, brings_drafts=brings_drafts)
+    return await beside_the_loop(request, resolved)
 
 
 async def _read_drafts(requests: AsyncIterator[verifier_pb2.CollaborateRequest], generation: Generation) -> None:

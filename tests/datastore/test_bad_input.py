@@ -107,6 +107,10 @@ LONG = "x" * 257
         (record(rejections=[pb.Rejection()] * 2), "rejections must be at most 1 in one message, got 2"),
         (accepting(num_tokens=1), "accepted_by_tier[0].source must be one of PRIOR, DYNAMIC, SHARED, REJECTED, RING"),
         (accepting(source=types_pb2.SOURCE_DRAFT), "accepted_by_tier[0].source must be one of"),
+        (
+            record(accepted_by_tier=[types_pb2.SourceCount(source=types_pb2.SOURCE_RING)] * 6),
+            "accepted_by_tier must be at most 5 long, one entry for each tier, got 6",
+        ),
         (accepting(source=types_pb2.SOURCE_RING, num_tokens=-1), "accepted_by_tier[0].num_tokens must be >= 0, got -1"),
         (pb.WatchRequest(), "scope must be set, got none"),
         (pb.WatchRequest(scope=SCOPE), "scope.session_id must be unset: a session's own tiers are not watched, got s"),

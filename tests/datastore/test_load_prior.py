@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import grpc
 import numpy as np
@@ -171,6 +172,7 @@ async def test_says_how_far_it_is(serve, redis_url, named, monkeypatch):
             [piece([1, 2], scope=SELF, num_tokens=3)],
             "num_tokens must be the number of tokens that came, 2, got 3",
         ),
+        ([piece([1, 2], scope=SELF), piece()], "documents must be set in every message but the first, got none"),
         ([piece([1, 2], scope=SELF, num_tokens=-1)], "num_tokens must be in [1, 20], or 0 = not said, got -1"),
         ([piece([1, 2], scope=SELF, num_tokens=21)], "num_tokens must be in [1, 20], or 0 = not said, got 21"),
         (
@@ -235,3 +237,24 @@ async def test_only_a_few_priors_are_loaded_at_a_time(serve, redis_url, named):
     while (response := await call.read()) is not grpc.aio.EOF:
         last = response
     assert last.is_done
+
+
+async def test_a_caller_who_sends_nothing_gives_its_place_up(serve, redis_url, named):
+    served = await serve(redis_url, max_num_loads=1, stall_timeout_s=0.1)
+
+    async def sent(*messages: pb.LoadPriorRequest) -> AsyncIterator[pb.LoadPriorRequest]:
+        for message in messages:
+            yield message
+        await asyncio.Event().wait()
+
+    for messages in ([], [piece([1, 2], scope=named)]):
+        code, details = await refusal(served.stub.LoadPrior(sent(*messages)))
+        assert (code, details) == (grpc.StatusCode.DEADLINE_EXCEEDED, "the caller has sent nothing for 0.1 s")
+    assert (await load_prior(served.stub, piece([1, 2], scope=named)))[-1].is_done
+
+
+async def test_a_message_with_very_many_documents_is_refused_at_the_limit(serve, redis_url, named):
+    served = await serve(redis_url, max_prior_tokens=20_000)
+    code, details = await refusal(served.stub.LoadPrior(iter([piece(*[[3, 4]] * 15_000, scope=named)])))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "documents must be at most 20000 tokens in all" in details

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc
 import pytest
 
+from outrider.core.params import Source
+from outrider.core.tree import Draft, DraftCost
 from outrider.rpc.convert import PROTOCOL_VERSION
+from outrider.speculator.servicer import HIGH_WATER, _Stream
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
 from tests.services import RunningSpeculator, running_speculator
 
@@ -89,6 +93,7 @@ BAD_OPENINGS = {
     ),
     "too long": ({"committed_token_ids": [5] * 4000}, Code.OUT_OF_RANGE, "leave no room in the draft model's context"),
     "prompt longer than all": ({"num_prompt_tokens": 11}, Code.INVALID_ARGUMENT, "open.num_prompt_tokens must be in"),
+    "long name": ({"session_id": "x" * 257}, Code.INVALID_ARGUMENT, "open.session_id must be at most 256 characters"),
     "no seed": ({"sampling": types_pb2.SamplingParams()}, Code.INVALID_ARGUMENT, "open.sampling.seed must be set"),
     "method without a draft model": (
         {"speculation": types_pb2.SpeculationParams(method=types_pb2.METHOD_RETRIEVAL)},
@@ -124,6 +129,7 @@ BAD_COMMITS = {
     ),
     "contradicts the prompt": ([commit(9, [7])], Code.INVALID_ARGUMENT, "commit.token_ids must repeat"),
     "leaves a gap": ([commit(11, [7])], Code.OUT_OF_RANGE, "commit.base_len must be at most 10"),
+    "beyond the context": ([commit(10, [5] * 2039)], Code.OUT_OF_RANGE, "commit.token_ids must end within the draft"),
     "empty": ([commit(10, [])], Code.INVALID_ARGUMENT, "commit.token_ids must hold"),
     "unknown token": ([commit(10, [-5])], Code.INVALID_ARGUMENT, "commit.token_ids[0] must be in"),
 }
@@ -250,4 +256,74 @@ async def test_a_repeated_commit_changes_nothing(stub: Any, speculator: RunningS
     draft = await first_draft(call)
     assert (once.base_len, draft.base_len) == (11, 12)
     call.cancel()
+    assert await speculator.is_idle()
+
+
+async def test_a_caller_that_reads_nothing_is_cut_off(
+    speculator: RunningSpeculator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculator.servicer, "_stall_timeout_s", 0.3)
+    wide = types_pb2.SpeculationParams(
+        method=types_pb2.METHOD_CARD, num_speculative_tokens=32, lookahead=64, card={"beam_width": 256}
+    )
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
+    async with grpc.aio.insecure_channel(speculator.address, options=options) as channel:
+        call = speculator_pb2_grpc.SpeculatorServiceStub(channel).Speculate()
+        await call.write(opening(speculator, speculation=wide))
+        position = len(PROMPT)
+        await call.read()
+        while speculator.servicer.num_sessions:
+            await call.write(commit(position, [position]))
+            position += 1
+            assert position < 1500
+            await asyncio.sleep(0.02)
+        with suppress(grpc.aio.AioRpcError):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        assert await call.code() is Code.DEADLINE_EXCEEDED
+        assert await call.details() == "the caller has read nothing for 0.3 s"
+    assert await speculator.is_idle()
+
+
+async def test_a_caller_that_is_behind_is_not_read_from() -> None:
+    stream = _Stream("s", (1, 2), 100)
+    draft = Draft(2, 1, [0], [5], [0.0], Source.DRAFT)
+    for _ in range(HIGH_WATER):
+        assert await asyncio.wait_for(stream.room(), 10) is None
+        stream.send(draft, DraftCost())
+        await asyncio.sleep(0)
+    waiting = asyncio.create_task(stream.room())
+    responses = stream.responses()
+    for _ in range(HIGH_WATER // 2):
+        assert not waiting.done()
+        await anext(responses)
+    await anext(responses)
+    await asyncio.wait_for(waiting, 10)
+
+
+async def test_what_comes_in_for_one_session_ends_no_other(
+    stub: Any, speculator: RunningSpeculator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculator.servicer, "_max_num_sessions", 2)
+    other, call = stub.Speculate(), stub.Speculate()
+    for each in (other, call):
+        await each.write(opening(speculator))
+        await first_draft(each)
+    tell = speculator.engine._tell
+
+    def failing(message: Any, *session: Any) -> None:
+        if message.token_ids == (13,):
+            raise ValueError("a bug")
+        tell(message, *session)
+
+    monkeypatch.setattr(speculator.engine, "_tell", failing)
+    await call.write(commit(10, [13]))
+    with suppress(grpc.aio.AioRpcError):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    assert await call.details() == "the speculator lost this session"
+    await other.write(commit(10, [7]))
+    while (await first_draft(other)).base_len != 11:
+        pass
+    other.cancel()
     assert await speculator.is_idle()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from jinja2 import TemplateError
 
 from outrider.core.params import AcceptanceRule, Method, RetrievalScope, Rows
 from outrider.core.session import SessionSpec
@@ -12,11 +13,11 @@ from outrider.core.speculation import SpeculationParams
 from outrider.core.ways import params_of, ways_of
 from outrider.models.text import TextCodec
 from outrider.rpc.convert_speculation import METHODS_TO_PROTO, speculation_from_proto, speculation_to_proto
-from outrider.rpc.errors import FailedPrecondition
+from outrider.rpc.errors import FailedPrecondition, InvalidArgument
 from outrider.rpc.limits import SpeculationLimits
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.verifier.__main__ import _limits
-from outrider.verifier.admission import Limits, session_spec
+from outrider.verifier.admission import Limits, prompt_token_ids, session_spec
 from outrider.verifier.settings import VerifierSettings
 from tests.services import target_model
 
@@ -117,3 +118,16 @@ def test_what_auto_opens_a_speculator_with_is_accepted_on_the_wire(min_path_prob
         if way.method.has_draft_model:
             message = speculation_to_proto(params_of(way, spec.speculation))
             assert speculation_from_proto(message, SpeculationParams(), SpeculationLimits()).method is way.method
+
+
+def test_a_chat_that_its_template_refuses_is_invalid() -> None:
+    class Refusing:
+        chat_template = "{{ raise_exception('roles must alternate') }}"
+        backend_tokenizer = target_model().tokenizer.backend_tokenizer
+
+        def apply_chat_template(self, *_: Any, **__: Any) -> str:
+            raise TemplateError("roles must alternate")
+
+    prompt = verifier_pb2.Prompt(chat={"messages": [{"role": "nobody", "content": "?"}]})
+    with pytest.raises(InvalidArgument, match=r"prompt\.chat\.messages must be a chat .*: roles must alternate"):
+        prompt_token_ids(prompt, target_model(), TextCodec(Refusing()))

@@ -211,6 +211,24 @@ async def test_a_message_of_ten_megabytes_is_refused(stub: Any, verifier: Runnin
     assert len(await generate(stub)) == 4
 
 
+async def test_a_prompt_of_megabytes_is_refused_before_it_is_tokenized(stub: Any, verifier: RunningVerifier) -> None:
+    text = "def add(a, b):\n" * 200_000
+    chat = verifier_pb2.ChatMessages(messages=[verifier_pb2.ChatMessage(role="user", content=text)])
+    for prompt in (verifier_pb2.Prompt(text=text), verifier_pb2.Prompt(chat=chat)):
+        error = await refusal(stub.Generate(request(prompt)))
+        assert error.code() is Code.OUT_OF_RANGE
+        assert error.details() == f"prompt must be shorter than the context of 2048 tokens, got {len(text)} characters"
+    assert await verifier.is_idle()
+
+
+async def test_nobody_waits_while_a_megabyte_is_tokenized(stub: Any) -> None:
+    prompt = verifier_pb2.Prompt(text="def add(a, b):\n" * 100_000)
+    tokenizing = stub.Tokenize(verifier_pb2.TokenizeRequest(prompt=prompt))
+    assert len(await generate(stub)) == 4
+    assert not tokenizing.done()
+    assert len((await tokenizing).token_ids) > 100_000
+
+
 async def test_a_session_too_many_is_told_when_to_come_back(stub: Any, verifier: RunningVerifier) -> None:
     running = [stub.Generate(request(max_tokens=1500, ignore_eos=True)) for _ in range(2)]
     for call in running:

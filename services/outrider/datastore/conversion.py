@@ -158,6 +158,8 @@ def rejections_from(request: pb.RecordRequest, scope: Scope, settings: Datastore
 
 def accepted_by_tier_from(request: pb.RecordRequest) -> list[tuple[Source, int]]:
     """What the statistics are told."""
+    limit, length = len(TIERS), len(request.accepted_by_tier)
+    check(length <= limit, "accepted_by_tier", f"at most {limit} long, one entry for each tier", length)
     for index, each in enumerate(request.accepted_by_tier):
         field = f"accepted_by_tier[{index}]"
         check(each.source in _TIERS_BY_VALUE, f"{field}.source", f"one of {_tier_names()}", each.source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
@@ -13,11 +14,13 @@ from outrider.datastore.counting import count
 from outrider.datastore.settings import DatastoreSettings
 from outrider.datastore.store import Scope, Store
 from outrider.datastore.tenancy import check_manages
-from outrider.rpc.errors import ResourceExhausted
+from outrider.rpc.errors import DeadlineExceeded, ResourceExhausted
 from outrider.v1 import datastore_pb2 as pb
 
 RESPONSE_EVERY_NGRAMS = 50_000
 """Between two responses while a corpus is stored."""
+DOCUMENTS_PER_TURN = 1000
+"""Documents checked at a time, about 3 ms."""
 
 
 class PriorLoads:
@@ -66,7 +69,7 @@ class PriorLoads:
         announced = num_tokens = 0
         documents: list[array[int]] = []
         limit = self._settings.max_prior_tokens
-        async for request in requests:
+        async for request in self._arriving(requests):
             if scope is None:
                 announced, tenant = request.num_tokens, request.scope.tenant
                 check(0 <= announced <= limit, "num_tokens", f"in [1, {limit}], or 0 = not said", announced)
@@ -76,7 +79,10 @@ class PriorLoads:
                 same = scope_from(request, scope, self._settings) == scope
                 same = same and (not request.HasField("scope") or request.scope.tenant == tenant)
                 check(same, "scope", "that of the first message: one stream loads one corpus", "another")
+                check(bool(request.documents), "documents", "set in every message but the first", "none")
             for index, document in enumerate(request.documents):
+                if index % DOCUMENTS_PER_TURN == DOCUMENTS_PER_TURN - 1:
+                    await asyncio.sleep(0)  # a message may have a million of them: lookups are served in between
                 field, max_len = f"documents[{index}].token_ids", self._settings.max_document_len
                 documents.append(document_from(document.token_ids, field, max_len, scope.vocab_size))
                 num_tokens += len(documents[-1])
@@ -85,3 +91,17 @@ class PriorLoads:
             raise InvalidParameter("documents", "runs of two tokens or more", "no message")
         check(announced in (0, num_tokens), "num_tokens", f"the number of tokens that came, {num_tokens}", announced)
         return replace(scope, session_id=""), tenant, documents
+
+    async def _arriving(self, requests: AsyncIterator[pb.LoadPriorRequest]) -> AsyncIterator[pb.LoadPriorRequest]:
+        """The messages of a stream. Raises DeadlineExceeded if none comes for too long: others wait for the place."""
+        limit = self._settings.stall_timeout_s
+        arriving = aiter(requests)
+        while True:
+            try:
+                async with asyncio.timeout(limit):
+                    request = await anext(arriving, None)
+            except TimeoutError:
+                raise DeadlineExceeded(f"the caller has sent nothing for {limit:g} s") from None
+            if request is None:
+                return
+            yield request

@@ -64,7 +64,11 @@ class DatastoreSettings(ServiceSettings):
     max_num_rings: int = Field(8, ge=1, description="Most rings held in this process.")
     max_num_priors: int = Field(4, ge=1, description="Most priors held in this process, for when Redis is away.")
     max_num_watchers: int = Field(256, ge=1, description="Most Watch streams.")
-    stall_timeout_s: float = Field(60.0, gt=0, description="A watcher that reads nothing for so long is cut off.")
+    stall_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="A watcher that reads nothing, or a loader that sends nothing, for so long is cut off.",
+    )
 
     @field_validator("redis_url")
     @classmethod

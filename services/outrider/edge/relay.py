@@ -67,7 +67,7 @@ class Relay:
         self._prompt_token_ids = tuple(request.prompt.token_ids.token_ids)
         self._started: verifier_pb2.Started | None = None
         self._target: verifier_pb2.GetInfoResponse | None = None
-        self._is_degraded = self._is_finished = False
+        self._is_degraded = self._is_finished = self._has_rest = False
         self._was_overwritten = False
         self._num_failures = 0
         self._lost_at: float | None = None
@@ -108,9 +108,6 @@ class Relay:
         """One call, two where the first is refused for its drafts."""
         target = await upstream.info(self._time_left())
         self._check_same(upstream, target)
-        if self._has_all(target):
-            await self._pass_on(verifier_pb2.GenerateResponse(finished=self._finished(target)))
-            return
         request = verifier_pb2.GenerateRequest()
         request.CopyFrom(self._request)
         method = METHODS.get(request.speculation.method or target.default_method)
@@ -178,6 +175,11 @@ class Relay:
                     return  # it goes on
                 self._started = response.started
             case "chunk":
+                if not response.chunk.token_ids:
+                    # The rest of the text. Who goes on behind it says it again.
+                    if self._has_rest:
+                        return
+                    self._has_rest = True
                 self._request.resume_token_ids.extend(response.chunk.token_ids)
                 self._num_failures, self._lost_at, self._was_overwritten = 0, None, False
             case "finished":
@@ -200,23 +202,3 @@ class Relay:
                 f"{upstream.state.address} serves {here.model_id} in {here.dtype}; the generation was begun by "
                 f"{begun.model_id} in {begun.dtype}"
             )
-
-    def _has_all(self, target: verifier_pb2.GetInfoResponse) -> bool:
-        """Whether the last token has come and only Finished was lost."""
-        if self._started is None:
-            return False
-        room = target.model.max_context_len - self._started.num_prompt_tokens
-        sampling = self._request.sampling
-        wanted = sampling.max_tokens if sampling.HasField("max_tokens") else room
-        return len(self._request.resume_token_ids) >= wanted
-
-    def _finished(self, target: verifier_pb2.GetInfoResponse) -> verifier_pb2.Finished:
-        """What the verifier would have said, but for a summary that nobody has any more."""
-        assert self._started is not None
-        method = self._request.speculation.method or target.default_method
-        return verifier_pb2.Finished(
-            reason=verifier_pb2.FINISH_REASON_LENGTH,
-            num_prompt_tokens=self._started.num_prompt_tokens,
-            num_output_tokens=len(self._request.resume_token_ids),
-            summary=verifier_pb2.SpeculationSummary(method=method),
-        )

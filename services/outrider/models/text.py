@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
 
 
 class NoChatTemplate(ValueError):
     """The tokenizer cannot render a chat."""
+
+
+class ChatRefused(ValueError):
+    """The tokenizer's chat template takes no such chat. The message is the template's own."""
 
 
 class TextCodec:
@@ -24,15 +29,21 @@ class TextCodec:
         return list(self._tokenizer(text)["input_ids"])
 
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """Token ids of a chat of (role, content), ready for the assistant's turn. NoChatTemplate if there is no
-        template."""
+        """Token ids of a chat of (role, content), ready for the assistant's turn.
+
+        Raises:
+            NoChatTemplate: there is no template; ChatRefused: it wants other roles, or another order of them.
+        """
         if self._tokenizer.chat_template is None:
             raise NoChatTemplate("the target's tokenizer has no chat template")
-        rendered = self._tokenizer.apply_chat_template(
-            [{"role": role, "content": content} for role, content in messages],
-            tokenize=False,
-            add_generation_prompt=True,
-        )
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                [{"role": role, "content": content} for role, content in messages],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        except TemplateError as error:
+            raise ChatRefused(error.message or type(error).__name__) from error
         return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -28,7 +28,8 @@ class SpeculatorService:
 
     def __init__(self, settings: SpeculatorSettings) -> None:
         self._settings = settings
-        self._servicer = SpeculatorServicer(settings.max_num_sessions, Quotas(settings.max_sessions_per_caller))
+        quotas = Quotas(settings.max_sessions_per_caller)
+        self._servicer = SpeculatorServicer(settings.max_num_sessions, quotas, settings.stall_timeout_s)
         self._engine: Engine | None = None
         self._datastore: DatastorePeer | None = None
 

@@ -159,33 +159,56 @@ class Engine:
         self._runner.forward([Segment(self._scratch, [0], 1)])
 
     def _take_inbox(self, timeout_s: float | None) -> bool:
-        """Applies what was posted; waits at most timeout_s for something (None = for ever). False = the engine ends."""
+        """Applies what was posted; waits at most timeout_s for something (None = for ever). False = the engine ends.
+
+        What is posted meanwhile waits for the next time: whoever posts without end would keep all trees from growing.
+        """
         try:
-            message = self._inbox.get(block=timeout_s != 0, timeout=timeout_s)
-            self._keep_warm_until = time.perf_counter() + self._keep_warm_s
-            while message is not None:
-                self._apply(message)
-                message = self._inbox.get(block=False)
+            messages = [self._inbox.get(block=timeout_s != 0, timeout=timeout_s)]
         except queue.Empty:
             return True
-        return False
+        messages += [self._inbox.get(block=False) for _ in range(self._inbox.qsize())]
+        self._keep_warm_until = time.perf_counter() + self._keep_warm_s
+        for message in messages:
+            if message is None:
+                return False
+            self._apply(message)
+        return True
 
     def _apply(self, message: _Open | _Commit | _Close | _Steer) -> None:
-        if isinstance(message, _Open):
-            cache = self._runner.new_cache(len(message.spec.committed_token_ids) + 64)
-            claims = self._claims[decides_by_ratio(message.spec.sampling, message.spec.speculation)]
-            drafting = Drafting(message.spec, cache, self._max_context_len, self._calibration, self._tiers, claims)
-            self._sessions[message.spec.session_id] = (drafting, message.sink)
-        elif isinstance(message, _Close):
+        if isinstance(message, _Close):
             self._sessions.pop(message.session_id, None)
+            return
+        if isinstance(message, _Open):
+            session_id, sink = message.spec.session_id, message.sink
         elif message.session_id in self._sessions:
-            drafting, sink = self._sessions[message.session_id]
-            if isinstance(message, _Steer):
-                drafting.steer(message.steering)
+            session_id, sink = message.session_id, self._sessions[message.session_id][1]
+        else:
+            return
+        try:
+            if isinstance(message, _Open):
+                self._open(message)
             else:
-                drafting.commit(message.token_ids, message.acknowledged_node_id)
-                # What a commit makes into nodes without a forward.
-                _send(drafting, sink)
+                self._tell(message, *self._sessions[session_id])
+        except Exception:
+            # What came in for one session is no reason to lose the others.
+            log.exception("engine.session_failed", session_id=session_id)
+            self._sessions.pop(session_id, None)
+            sink.fail()
+
+    def _open(self, message: _Open) -> None:
+        cache = self._runner.new_cache(len(message.spec.committed_token_ids) + 64)
+        claims = self._claims[decides_by_ratio(message.spec.sampling, message.spec.speculation)]
+        drafting = Drafting(message.spec, cache, self._max_context_len, self._calibration, self._tiers, claims)
+        self._sessions[message.spec.session_id] = (drafting, message.sink)
+
+    def _tell(self, message: _Commit | _Steer, drafting: Drafting, sink: DraftSink) -> None:
+        if isinstance(message, _Steer):
+            drafting.steer(message.steering)
+        else:
+            drafting.commit(message.token_ids, message.acknowledged_node_id)
+            # What a commit makes into nodes without a forward.
+            _send(drafting, sink)
 
     def _next_work(self) -> list[_Work]:
         work = []

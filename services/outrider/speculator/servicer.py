@@ -16,6 +16,7 @@ from outrider.models.loading import LoadedModel
 from outrider.rpc.convert import draft_to_proto, sampling_from_proto, token_ids_from_proto
 from outrider.rpc.convert_speculation import METHODS_TO_PROTO, speculation_from_proto
 from outrider.rpc.errors import (
+    DeadlineExceeded,
     InvalidArgument,
     OutOfRange,
     ResourceExhausted,
@@ -40,20 +41,36 @@ Context = grpc.aio.ServicerContext[Any, Any]
 DEFAULTS = SpeculationParams(Method.PEARL, num_speculative_tokens=8, lookahead=32)
 """The verifier sets every field; these stand in for a caller that does not."""
 LIMITS = SpeculationLimits()
+MAX_NAME_LEN = 256
+"""Longest session_id: it stands in every line that is logged of a session."""
+HIGH_WATER = 64
+"""Drafts that wait for a caller; one that does not read them is not read from either, and so causes no more."""
 
 
 class _Stream:
     """One Speculate call: its drafts on their way out, its committed tokens for checking what comes in."""
 
-    def __init__(self, session_id: str, committed: tuple[TokenId, ...]) -> None:
+    def __init__(self, session_id: str, committed: tuple[TokenId, ...], max_context_len: int) -> None:
         self.session_id = session_id
         self.committed = list(committed)
+        self._max_context_len = max_context_len
         self._loop = asyncio.get_running_loop()
         self._drafts: asyncio.Queue[tuple[Draft, DraftCost] | RpcError | None] = asyncio.Queue()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
 
     def send(self, draft: Draft, cost: DraftCost) -> None:
         """Called by the engine's thread."""
-        self._loop.call_soon_threadsafe(self._drafts.put_nowait, (draft, cost))
+        self._loop.call_soon_threadsafe(self._put, (draft, cost))
+
+    def _put(self, item: tuple[Draft, DraftCost]) -> None:
+        self._drafts.put_nowait(item)
+        if self._drafts.qsize() >= HIGH_WATER:
+            self._has_room.clear()
+
+    async def room(self) -> None:
+        """Returns when few enough drafts wait for the caller to read them."""
+        await self._has_room.wait()
 
     def fail(self) -> None:
         """Called by the engine's thread."""
@@ -67,6 +84,8 @@ class _Stream:
         """Drafts until the end."""
         while True:
             item = await self._drafts.get()
+            if self._drafts.qsize() < HIGH_WATER // 2:
+                self._has_room.set()
             if item is None:
                 return
             if isinstance(item, RpcError):
@@ -82,7 +101,7 @@ class _Stream:
         """Takes a commit in; returns the tokens that are new.
 
         Raises:
-            OutOfRange: the commit leaves a gap.
+            OutOfRange: the commit leaves a gap, or goes beyond the context.
             InvalidArgument: it is empty, or contradicts what is committed.
         """
         if not token_ids:
@@ -92,6 +111,11 @@ class _Stream:
                 f"commit.base_len must be at most {len(self.committed)}, the tokens committed so far, got {base_len}"
             )
         check(base_len > 0, "commit.base_len", ">= 1", base_len)
+        if base_len + len(token_ids) > self._max_context_len:
+            raise OutOfRange(
+                f"commit.token_ids must end within the draft model's context of {self._max_context_len} tokens, got "
+                f"{len(token_ids)} from position {base_len} on"
+            )
         known = tuple(self.committed[base_len : base_len + len(token_ids)])
         if token_ids[: len(known)] != known:
             raise InvalidArgument("commit.token_ids", f"must repeat what is committed from position {base_len} on")
@@ -103,10 +127,11 @@ class _Stream:
 class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
     """Serves drafts. Refuses everything until `ready` was called."""
 
-    def __init__(self, max_num_sessions: int, quotas: Quotas | None = None) -> None:
+    def __init__(self, max_num_sessions: int, quotas: Quotas | None = None, stall_timeout_s: float = 60.0) -> None:
         """`quotas`: what callers may take; None = as much as there is."""
         self._max_num_sessions = max_num_sessions
         self._quotas = Quotas() if quotas is None else quotas
+        self._stall_timeout_s = stall_timeout_s
         self._model: LoadedModel | None = None
         self._engine: Engine | None = None
         self._is_draining = False
@@ -126,32 +151,49 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             raise Unavailable("the speculator is draining" if self._is_draining else "the draft model is loading")
         return self._model, self._engine
 
-    async def Speculate(
-        self,
-        requests: AsyncIterator[speculator_pb2.SpeculateRequest],
-        context: Context,
-    ) -> AsyncIterator[speculator_pb2.SpeculateResponse]:
+    async def Speculate(  # type: ignore[override]
+        self, requests: AsyncIterator[speculator_pb2.SpeculateRequest], context: Context
+    ) -> None:
         """One generation."""
-        with rpc_errors(context), self._quotas.session(name_of_caller(context)):
+        # The stubs know only generators; a method that writes to its context can put a deadline on each write.
+        with rpc_errors(context):
             model, engine = self._loaded()
             spec = self._spec(await anext(aiter(requests), None), model)
-            if self.num_sessions >= self._max_num_sessions:
-                raise ResourceExhausted(f"the speculator has all {self._max_num_sessions} sessions in use")
-            stream = _Stream(spec.session_id, spec.committed_token_ids)
-            self.num_sessions += 1
-            engine.open(spec, stream)
-            log.info("session.started", session_id=spec.session_id, method=spec.speculation.method.value)
-            reader = asyncio.create_task(self._read(requests, stream, model, engine, spec.speculation))
-            try:
-                info = model_info(model)
-                yield speculator_pb2.SpeculateResponse(opened=speculator_pb2.SpeculateOpened(model=info))
-                async for response in stream.responses():
-                    yield response
-            finally:
-                reader.cancel()
-                engine.close(spec.session_id)
-                self.num_sessions -= 1
-                log.info("session.ended", session_id=spec.session_id, num_committed_tokens=len(stream.committed))
+            with self._quotas.session(name_of_caller(context)):
+                await self._draft(spec, requests, context, model, engine)
+
+    async def _draft(
+        self,
+        spec: DraftingSpec,
+        requests: AsyncIterator[speculator_pb2.SpeculateRequest],
+        context: Context,
+        model: LoadedModel,
+        engine: Engine,
+    ) -> None:
+        if self.num_sessions >= self._max_num_sessions:
+            raise ResourceExhausted(f"the speculator has all {self._max_num_sessions} sessions in use")
+        stream = _Stream(spec.session_id, spec.committed_token_ids, model.max_context_len)
+        self.num_sessions += 1
+        engine.open(spec, stream)
+        log.info("session.started", session_id=spec.session_id, method=spec.speculation.method.value)
+        reader = asyncio.create_task(self._read(requests, stream, model, engine, spec.speculation))
+        try:
+            opened = speculator_pb2.SpeculateOpened(model=model_info(model))
+            await self._write(context, speculator_pb2.SpeculateResponse(opened=opened))
+            async for response in stream.responses():
+                await self._write(context, response)
+        finally:
+            reader.cancel()
+            engine.close(spec.session_id)
+            self.num_sessions -= 1
+            log.info("session.ended", session_id=spec.session_id, num_committed_tokens=len(stream.committed))
+
+    async def _write(self, context: Context, response: speculator_pb2.SpeculateResponse) -> None:
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await context.write(response)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the caller has read nothing for {self._stall_timeout_s:g} s") from None
 
     async def _read(
         self,
@@ -177,6 +219,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
                         )
                     case _:
                         raise InvalidArgument("event", "must be commit or steering after the first message")
+                await stream.room()
         except RpcError as error:
             stream.end(error)
         except InvalidParameter as error:
@@ -204,6 +247,8 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             f"in [1, {len(committed)}]",
             num_prompt_tokens,
         )
+        length = len(opening.session_id)
+        check(length <= MAX_NAME_LEN, "open.session_id", f"at most {MAX_NAME_LEN} characters long", length)
         if not opening.sampling.HasField("seed"):
             raise InvalidArgument("open.sampling.seed", "must be set: drafts share the target's noise")
         speculation = speculation_from_proto(opening.speculation, DEFAULTS, LIMITS)

@@ -163,6 +163,7 @@ class DatastoreServiceServicer:
 
         Errors: as Record, and
         * `INVALID_ARGUMENT`: also for a number of tokens that differs from the announced one, and for more tokens than the server takes.
+        * `DEADLINE_EXCEEDED`: the caller has sent nothing for the server's stall timeout.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -87,6 +87,7 @@ class DatastoreServiceStub:
 
     Errors: as Record, and
     * `INVALID_ARGUMENT`: also for a number of tokens that differs from the announced one, and for more tokens than the server takes.
+    * `DEADLINE_EXCEEDED`: the caller has sent nothing for the server's stall timeout.
     """
     ListCorpora: _grpc.UnaryUnaryMultiCallable[_datastore_pb2.ListCorporaRequest, _datastore_pb2.ListCorporaResponse]
     """Lists the prior corpora."""
@@ -158,6 +159,7 @@ class DatastoreServiceAsyncStub(DatastoreServiceStub):
 
     Errors: as Record, and
     * `INVALID_ARGUMENT`: also for a number of tokens that differs from the announced one, and for more tokens than the server takes.
+    * `DEADLINE_EXCEEDED`: the caller has sent nothing for the server's stall timeout.
     """
     ListCorpora: _aio.UnaryUnaryMultiCallable[_datastore_pb2.ListCorporaRequest, _datastore_pb2.ListCorporaResponse]  # type: ignore[assignment]
     """Lists the prior corpora."""
@@ -250,6 +252,7 @@ class DatastoreServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: as Record, and
         * `INVALID_ARGUMENT`: also for a number of tokens that differs from the announced one, and for more tokens than the server takes.
+        * `DEADLINE_EXCEEDED`: the caller has sent nothing for the server's stall timeout.
         """
 
     @_abc_1.abstractmethod

@@ -11,12 +11,15 @@ from outrider.core.session import SessionSpec
 from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import TokenId
 from outrider.models.loading import LoadedModel
-from outrider.models.text import NoChatTemplate, TextCodec
+from outrider.models.text import ChatRefused, NoChatTemplate, TextCodec
 from outrider.rpc.convert import sampling_from_proto, token_ids_from_proto
 from outrider.rpc.convert_speculation import speculation_from_proto
 from outrider.rpc.errors import FailedPrecondition, InvalidArgument, OutOfRange
 from outrider.rpc.limits import SpeculationLimits
 from outrider.v1 import verifier_pb2
+
+MAX_TOKEN_LEN = 256
+"""Characters that no token exceeds: the longest in use, runs of spaces, have half as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,8 @@ def prompt_token_ids(prompt: verifier_pb2.Prompt, model: LoadedModel, codec: Tex
     """The prompt as token ids.
 
     Raises:
-        InvalidArgument: unset or empty; InvalidParameter: a token id outside the vocabulary.
+        InvalidArgument: unset, empty, or a chat that its template refuses; InvalidParameter: a token id outside the
+            vocabulary.
         FailedPrecondition: a chat for a tokenizer without a template.
     """
     match prompt.WhichOneof("input"):
@@ -50,6 +54,9 @@ def prompt_token_ids(prompt: verifier_pb2.Prompt, model: LoadedModel, codec: Tex
                 token_ids = tuple(codec.encode_chat([(m.role, m.content) for m in prompt.chat.messages]))
             except NoChatTemplate as error:
                 raise FailedPrecondition(f"prompt.chat: {error}") from error
+            except ChatRefused as error:
+                problem = f"must be a chat that the tokenizer's template takes: {error}"
+                raise InvalidArgument("prompt.chat.messages", problem) from error
         case _:
             raise InvalidArgument("prompt.input", "must be set: text, token_ids or chat")
     if not token_ids:
@@ -70,6 +77,7 @@ def session_spec(
         OutOfRange: prompt or max_tokens exceed the context, or the prompt what this server takes.
         FailedPrecondition: the method needs a peer that is not configured, and the request does not allow another.
     """
+    _check_length(request.prompt, model.max_context_len)
     prompt = prompt_token_ids(request.prompt, model, codec)
     if limits.max_prompt_tokens and len(prompt) > limits.max_prompt_tokens:
         raise OutOfRange(
@@ -101,6 +109,15 @@ def session_spec(
         resume_token_ids=resumed,
         requested_method=None if speculation.method is requested.method else requested.method,
     )
+
+
+def _check_length(prompt: verifier_pb2.Prompt, max_context_len: int) -> None:
+    """Refuses what cannot fit, before seconds are spent on tokenizing it."""
+    num_characters = len(prompt.text) + sum(len(message.content) for message in prompt.chat.messages)
+    if num_characters > MAX_TOKEN_LEN * max_context_len:
+        raise OutOfRange(
+            f"prompt must be shorter than the context of {max_context_len} tokens, got {num_characters} characters"
+        )
 
 
 def missing_peer(method: Method, limits: Limits) -> str | None:

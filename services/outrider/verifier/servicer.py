@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -21,6 +22,7 @@ from outrider.rpc.convert_speculation import METHODS_TO_PROTO
 from outrider.rpc.draft_allowance import MAX_NODES_PER_S, DraftAllowance
 from outrider.rpc.errors import DeadlineExceeded, ResourceExhausted, Unavailable, rpc_errors
 from outrider.rpc.handshake import model_info
+from outrider.rpc.large_requests import beside_the_loop
 from outrider.rpc.peers import PeerState, SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer
 from outrider.rpc.security.callers import current_caller, name_of_caller
@@ -93,7 +95,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         """One generation; the speculator and the datastore of this server draft."""
         with rpc_errors(context), self._session(context) as quota:
             serving = self._ready()
-            spec = session_spec(request, serving.model, serving.codec, serving.limits, brings_drafts=False)
+            spec = await _session_spec(request, serving, brings_drafts=False)
             generation = self._admit(spec, serving, serving.speculator)
 
             def write(event: Event) -> Awaitable[None]:
@@ -121,7 +123,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         quota: TenantQuota,
     ) -> None:
         serving = self._ready()
-        spec = session_spec(opening.request, serving.model, serving.codec, serving.limits, brings_drafts=True)
+        spec = await _session_spec(opening.request, serving, brings_drafts=True)
         generation = self._admit(spec, serving, None, brings_drafts=True)
         drafts = CallerDrafts(generation, DraftAllowance(self._max_draft_nodes_per_s, spec.session_id))
         reader = asyncio.create_task(drafts.read(requests))
@@ -203,7 +205,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         response = verifier_pb2.TokenizeResponse()
         with rpc_errors(context):
             serving = self._ready()
-            response.token_ids.extend(prompt_token_ids(request.prompt, serving.model, serving.codec))
+            response.token_ids.extend(
+                await beside_the_loop(request, partial(prompt_token_ids, request.prompt, serving.model, serving.codec))
+            )
         return response
 
     async def Detokenize(
@@ -214,7 +218,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         with rpc_errors(context):
             serving = self._ready()
             token_ids = token_ids_from_proto(request.token_ids, serving.model.vocab_size, "token_ids")
-            response.text = serving.codec.decode(token_ids)
+            response.text = await beside_the_loop(request, partial(serving.codec.decode, token_ids))
         return response
 
     async def GetInfo(self, request: verifier_pb2.GetInfoRequest, context: Context) -> verifier_pb2.GetInfoResponse:
@@ -239,6 +243,11 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 ],
                 max_num_rows=serving.limits.speculation.max_num_rows,
             )
+
+
+async def _session_spec(request: verifier_pb2.GenerateRequest, serving: Serving, *, brings_drafts: bool) -> SessionSpec:
+    resolved = partial(session_spec, request, serving.model, serving.codec, serving.limits, brings_drafts=brings_drafts)
+    return await beside_the_loop(request, resolved)
 
 
 def _peer_info(state: PeerState) -> verifier_pb2.PeerInfo:

@@ -17,7 +17,7 @@ from outrider.core.ngrams import Continuation
 from outrider.core.params import Source
 from outrider.core.speculation import TIERS
 from outrider.rpc.convert import source_to_proto
-from outrider.rpc.peers import SENSELESS, PeerState, reason_of, wait_before_retry
+from outrider.rpc.peers import SENSELESS, PeerState, Unreadable, readable, reason_of, wait_before_retry
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, types_pb2
 
@@ -84,6 +84,8 @@ class Lookups:
                 self._state.down(f"no answer within {ANSWER_TIMEOUT_S:g} s")
             except EOFError:
                 self._state.down("the datastore ended the stream")
+            except Unreadable as error:
+                self._state.down(str(error))
             except grpc.aio.AioRpcError as error:
                 self._state.down(reason_of(error))
                 if error.code() in SENSELESS or error.code() is grpc.StatusCode.NOT_FOUND:
@@ -97,7 +99,7 @@ class Lookups:
             await wait_before_retry(attempt)
 
     async def _answer(self, call: grpc.aio.StreamStreamCall[pb.LookupRequest, pb.LookupResponse]) -> pb.LookupResponse:
-        """The next answer. TimeoutError: a question has waited too long; EOFError: the stream has ended."""
+        """The next answer. TimeoutError: a question has waited too long; EOFError: the stream has ended; Unreadable."""
         reading = asyncio.ensure_future(call.read())
         try:
             while True:
@@ -106,7 +108,7 @@ class Lookups:
                     break
                 if self._asked:
                     raise TimeoutError
-            response = reading.result()
+            response = readable(reading.result())
         finally:
             reading.cancel()
         if not isinstance(response, pb.LookupResponse):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import grpc
 import structlog
@@ -26,6 +26,8 @@ from outrider.rpc.server import CHANNEL_OPTIONS
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
 
 log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 2.0
@@ -73,6 +75,20 @@ class PeerState:
     async def close(self) -> None:
         """Closes the channel and every stream on it."""
         await self.channel.close()
+
+
+class Unreadable(Exception):
+    """A peer has sent bytes that are no message."""
+
+    def __init__(self) -> None:
+        super().__init__("it sent bytes that are no message")
+
+
+def readable(response: R | None) -> R:
+    """A response as grpc.aio hands it out, where None stands for bytes that cannot be decoded. Raises Unreadable."""
+    if response is None:
+        raise Unreadable
+    return response
 
 
 def reason_of(error: grpc.aio.AioRpcError) -> str:
@@ -169,7 +185,7 @@ class SpeculationStream:
             was_attached = False
             try:
                 async for response in self._stub.Speculate(self._requests()):
-                    if response.WhichOneof("event") == "opened":
+                    if readable(response).WhichOneof("event") == "opened":
                         was_attached, attempt = True, 0
                         self._state.up()
                         self._listener.on_attached()
@@ -186,6 +202,8 @@ class SpeculationStream:
                     return
             except InvalidParameter as error:
                 self._state.down(f"it sent a draft that cannot be one: {error}")
+            except Unreadable as error:
+                self._state.down(str(error))
             if was_attached or attempt == 0:
                 self._listener.on_detached()
             attempt += 1

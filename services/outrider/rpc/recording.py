@@ -18,7 +18,7 @@ import structlog
 from outrider.core.params import Source
 from outrider.core.tree import TokenId
 from outrider.rpc.convert import source_to_proto
-from outrider.rpc.peers import SENSELESS, PeerState, reason_of, wait_before_retry
+from outrider.rpc.peers import SENSELESS, PeerState, Unreadable, readable, reason_of, wait_before_retry
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, types_pb2
 
@@ -178,13 +178,15 @@ class Recorder:
             try:
                 async for response in call:
                     attempt = 0
-                    self._acknowledge(response.num_tokens)
+                    self._acknowledge(readable(response).num_tokens)
                 log.debug("datastore.record_ended")
             except grpc.aio.AioRpcError as error:
                 log.debug("datastore.record_failed", reason=reason_of(error))
                 if error.code() in SENSELESS and self._sent:
                     # Sent again it would be refused again. The others go on.
                     self._give_up(self._sent.popleft().recording, reason_of(error))
+            except Unreadable as error:
+                log.warning("datastore.record_failed", reason=str(error))
             finally:
                 writer.cancel()
                 call.cancel()

@@ -13,7 +13,7 @@ from outrider.core.params import InvalidParameter
 from outrider.core.prior import PriorTable
 from outrider.core.retrieval_plan import MAX_MATCH_LEN
 from outrider.core.tree import TokenId
-from outrider.rpc.peers import PeerState, reason_of, wait_before_retry
+from outrider.rpc.peers import PeerState, Unreadable, readable, reason_of, wait_before_retry
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, types_pb2
 
@@ -53,9 +53,10 @@ class TierWatch:
             shared = _new_tier() if self.shared is not None else None
             try:
                 async for response in self._stub.Watch(pb.WatchRequest(scope=self._scope)):
+                    change = readable(response).WhichOneof("change")
                     attempt = 0
                     self._state.up()
-                    if response.WhichOneof("change") == "prior":
+                    if change == "prior":
                         await self._take_prior(response.prior)
                     elif shared is not None:
                         # The history comes again on every stream, into a new copy that replaces the old one at once.
@@ -66,6 +67,8 @@ class TierWatch:
                 self._state.down(reason_of(error))
             except InvalidParameter as error:
                 self._state.down(f"it sent a prior that cannot be one: {error}")
+            except Unreadable as error:
+                self._state.down(str(error))
             attempt += 1
             await wait_before_retry(attempt)
 

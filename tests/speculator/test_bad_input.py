@@ -259,6 +259,18 @@ async def test_a_repeated_commit_changes_nothing(stub: Any, speculator: RunningS
     assert await speculator.is_idle()
 
 
+async def test_who_opens_a_stream_and_says_nothing_holds_no_session(stub: Any, speculator: RunningSpeculator) -> None:
+    silent = [stub.Speculate() for _ in range(3)]
+    for call in silent:
+        await call.wait_for_connection()
+    call = stub.Speculate()
+    await call.write(opening(speculator))
+    assert len((await first_draft(call)).token_ids) == 4
+    for each in (call, *silent):
+        each.cancel()
+    assert await speculator.is_idle()
+
+
 async def test_a_caller_that_reads_nothing_is_cut_off(
     speculator: RunningSpeculator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

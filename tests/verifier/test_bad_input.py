@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -282,6 +284,31 @@ async def test_a_collaboration_must_begin_with_open(stub: Any) -> None:
     error = await refusal(stub.Collaborate(iter([verifier_pb2.CollaborateRequest(draft=types_pb2.Draft())])))
     assert error.code() is Code.INVALID_ARGUMENT
     assert "event must be open" in (error.details() or "")
+
+
+async def test_who_opens_a_stream_and_says_nothing_holds_no_session(stub: Any, verifier: RunningVerifier) -> None:
+    silent = [stub.Collaborate() for _ in range(5)]  # more than there are sessions
+    for call in silent:
+        await call.wait_for_connection()
+    assert len(await generate(stub)) == 4
+    assert verifier.servicer.num_sessions == 0
+    for call in silent:
+        call.cancel()
+
+
+async def test_a_client_that_reads_nothing_is_cut_off(verifier: RunningVerifier) -> None:
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]  # little is read ahead for it
+    async with grpc.aio.insecure_channel(verifier.address, options=options) as channel:
+        call = verifier_pb2_grpc.VerifierServiceStub(channel).Generate(request(max_tokens=1500, ignore_eos=True))
+        await call.read()
+        async with asyncio.timeout(30):
+            while not await verifier.is_idle():
+                pass
+        with suppress(grpc.aio.AioRpcError):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        assert await call.code() is Code.DEADLINE_EXCEEDED
+        assert await call.details() == "the client has read nothing for 0.3 s"
 
 
 async def test_a_second_open_is_refused(stub: Any, verifier: RunningVerifier) -> None:

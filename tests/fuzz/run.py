@@ -1,0 +1,98 @@
+"""Sends mutated messages to every RPC and watches what becomes of the servers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.fuzz.calls import Call, Outcome, make_call, send
+from tests.fuzz.examples import Rpc
+from tests.fuzz.servers import Servers
+
+MAX_FINDINGS = 20
+"""Of one RPC; then it is enough."""
+SHOWN_BYTES = 300
+
+
+@dataclass(slots=True)
+class Result:
+    """What mutated messages have done to an RPC."""
+
+    rpc: str
+    num_messages: int = 0
+    num_calls: int = 0
+    seconds: float = 0.0
+    slowest_s: float = 0.0
+    codes: Counter[str] = field(default_factory=Counter)
+    findings: list[str] = field(default_factory=list)
+    memory_mb: dict[str, int] = field(default_factory=dict)
+
+    def row(self) -> str:
+        """One line of the table."""
+        codes = ", ".join(f"{name} {number}" for name, number in self.codes.most_common())
+        return (
+            f"{self.rpc:34} {self.num_messages:9} {self.num_calls:8} {self.num_messages / (self.seconds or 1):8.0f} "
+            f"{self.slowest_s:8.2f}  {len(self.findings):8}  {codes}"
+        )
+
+
+HEADER = f"{'rpc':34} {'messages':>9} {'calls':>8} {'per s':>8} {'slowest':>8}  {'findings':>8}  statuses"
+
+
+async def fuzz(
+    servers: Servers,
+    rpc: Rpc,
+    num_messages: int,
+    seed: int,
+    *,
+    first_call: int = 0,
+    on_finding: Callable[[str], None] = lambda _: None,
+) -> Result:
+    """Sends at least so many messages to an RPC, then looks after the servers.
+
+    Args:
+        servers: Those that serve it.
+        rpc: The RPC.
+        num_messages: Of all calls together; not all of a stream's are read.
+        seed: With the number of a call it decides what is sent.
+        first_call: Number of the first call.
+        on_finding: Told at once.
+    """
+    result = Result(rpc.name)
+    began = time.monotonic()
+    numbers = iter(range(first_call, 2**63))
+
+    def find(finding: str) -> None:
+        result.findings.append(finding)
+        on_finding(finding)
+
+    async def work() -> None:
+        while result.num_messages < num_messages and len(result.findings) < MAX_FINDINGS:
+            call = make_call(rpc, seed, next(numbers))
+            result.num_calls += 1
+            result.num_messages += len(call.messages)
+            outcome = await send(call, servers.channels[call.server], servers.addresses[call.server])
+            result.codes[outcome.code.name] += 1
+            result.slowest_s = max(result.slowest_s, outcome.seconds)
+            if outcome.is_finding:
+                find(described(call, outcome))
+
+    await asyncio.gather(*(work() for _ in range(rpc.num_at_a_time)))
+    result.seconds = time.monotonic() - began
+    for problem in await servers.problems():
+        find(f"after {rpc.name}, seed {seed}, up to call {next(numbers) - 1}: {problem}")
+    result.memory_mb = servers.memory_mb
+    return result
+
+
+def described(call: Call, outcome: Outcome) -> str:
+    """A finding, with what it takes to make it again."""
+    sent = "\n".join(f"    {message[:SHOWN_BYTES].hex()}" for message in call.messages)
+    return (
+        f"{call.rpc.name}: {outcome.code.name} {outcome.details[:500]!r} after {outcome.seconds:.2f} s\n"
+        f"  again: python -m tests.fuzz --rpc {call.rpc.name} --seed {call.seed} --first-call {call.number} --num 1\n"
+        f"  sent, in hex (at most {SHOWN_BYTES} bytes of each):\n{sent}"
+    )

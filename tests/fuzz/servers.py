@@ -1,0 +1,148 @@
+"""The services under fire, as processes, and whether they are well."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import grpc
+import psutil
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.v1 import datastore_pb2_grpc, speculator_pb2, speculator_pb2_grpc, types_pb2, verifier_pb2
+from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
+from outrider_client.child import Child
+from outrider_client.stack import LocalStack, StackConfig
+from tests.fuzz.examples import rpcs
+
+IDLE_S = 15.0
+"""Longest that the sessions of calls that were cut off may take to end."""
+ANSWER_S = 30.0
+SIGNS = re.compile(
+    r"Traceback|rpc\.failed|step_failed|session_failed|ring\.failed|upkeep\.failed|"
+    r"never retrieved\n(?!future: <Task finished .*async_generator_athrow)"
+)
+"""What a server's log says when something happened that nobody foresaw. (A request iterator that grpc.aio closes while
+it runs is noise of that library's.)"""
+
+
+def stack_config(log_folder: Path) -> StackConfig:
+    """A small target, and nothing pinned: whoever runs this shares the machine."""
+    return StackConfig(target="demo/target", target_dtype="float32", log_folder=log_folder, cores=())
+
+
+class Servers:
+    """The processes of a stack, with a channel to each. Enter it on the loop that calls them."""
+
+    def __init__(self, stack: LocalStack) -> None:
+        self._stack = stack
+        self._marks = {child.name: child.log.stat().st_size for child in stack.children}
+        self.addresses = {child.name: child.address for child in stack.children}
+        self.channels: dict[str, grpc.aio.Channel] = {}
+        self.model = types_pb2.ModelInfo()
+
+    async def __aenter__(self) -> Servers:
+        for name, address in self.addresses.items():
+            self.channels[name] = grpc.aio.insecure_channel(address)
+        info = await VerifierServiceStub(self.channels["verifier"]).GetInfo(verifier_pb2.GetInfoRequest())
+        self.model = info.model
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for channel in self.channels.values():
+            await channel.close()
+
+    @property
+    def memory_mb(self) -> dict[str, int]:
+        """Resident memory of each process."""
+        return {child.name: _process_of(child).memory_info().rss >> 20 for child in self._stack.children}
+
+    async def problems(self) -> list[str]:
+        """What is wrong with them; empty = nothing: they serve good calls, hold no session and logged no bug."""
+        found = [f"the {child.name} has ended" for child in self._stack.children if not child.is_running]
+        if found:
+            return found
+        for name, channel in self.channels.items():
+            if not await _is_serving(channel):
+                found.append(f"the {name} does not say that it serves")
+        for check in (self._generates, self._drafts, self._looks_up, self._is_idle):
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    found += await check()
+            except (TimeoutError, grpc.aio.AioRpcError) as error:
+                found.append(f"{check.__name__.strip('_')}: {type(error).__name__} {error}")
+        return found + self._logged()
+
+    async def _generates(self) -> list[str]:
+        request = verifier_pb2.GenerateRequest(
+            prompt={"text": "def add(a, b):\n"},
+            sampling={"temperature": 0.0, "max_tokens": 4, "ignore_eos": True},
+            speculation={"method": types_pb2.METHOD_PEARL},
+        )
+        token_ids: list[int] = []
+        async for response in VerifierServiceStub(self.channels["verifier"]).Generate(request):
+            token_ids += response.chunk.token_ids
+        return [] if len(token_ids) == 4 else [f"the verifier generates {len(token_ids)} tokens in place of 4"]
+
+    async def _drafts(self) -> list[str]:
+        opening = rpcs(self.model)["speculator/Speculate"].first(Random(0))
+        assert isinstance(opening, speculator_pb2.SpeculateRequest)
+        call: Any = speculator_pb2_grpc.SpeculatorServiceStub(self.channels["speculator"]).Speculate()
+        await call.write(opening)
+        while (await call.read()).WhichOneof("event") != "draft":
+            pass
+        call.cancel()
+        return []
+
+    async def _looks_up(self) -> list[str]:
+        request: Any = rpcs(self.model)["datastore/Lookup"].first(Random(0))
+        stub = datastore_pb2_grpc.DatastoreServiceStub(self.channels["datastore"])
+        answers = [response async for response in stub.Lookup(iter([request]))]
+        return [] if len(answers) == 1 else ["the datastore does not answer a lookup"]
+
+    async def _is_idle(self) -> list[str]:
+        stubs: list[Any] = [
+            VerifierServiceStub(self.channels["verifier"]),
+            speculator_pb2_grpc.SpeculatorServiceStub(self.channels["speculator"]),
+        ]
+        requests = [verifier_pb2.GetInfoRequest(), speculator_pb2.SpeculatorServiceGetInfoRequest()]
+        left = [1, 1]
+        loop = asyncio.get_running_loop()
+        until = loop.time() + IDLE_S
+        while any(left) and loop.time() < until:
+            left = [(await stub.GetInfo(request)).num_sessions for stub, request in zip(stubs, requests, strict=True)]
+            await asyncio.sleep(0.02)
+        names = ("verifier", "speculator")
+        return [f"the {name} holds {num} sessions" for name, num in zip(names, left, strict=True) if num]
+
+    def _logged(self) -> list[str]:
+        """Lines of the logs that tell of a bug, since the last time."""
+        found = []
+        for child in self._stack.children:
+            with child.log.open("rb") as log:
+                log.seek(self._marks[child.name])
+                text = log.read().decode(errors="replace")
+                self._marks[child.name] = log.tell()
+            found += [
+                f"the {child.name} logged: ...{text[max(0, sign.start() - 300) : sign.end() + 2500]}"
+                for sign in list(SIGNS.finditer(text))[:2]
+            ]
+        return found
+
+
+def _process_of(child: Child) -> psutil.Process:
+    """The service itself: the child may be the process that watches over it."""
+    process = psutil.Process(child.pid)
+    return max([process, *process.children(recursive=True)], key=lambda each: each.memory_info().rss)
+
+
+async def _is_serving(channel: grpc.aio.Channel) -> bool:
+    request = health_pb2.HealthCheckRequest(service="")
+    try:
+        response = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=ANSWER_S)
+    except grpc.aio.AioRpcError:
+        return False
+    return bool(response.status == health_pb2.HealthCheckResponse.SERVING)

@@ -1,0 +1,77 @@
+"""No mutated message does harm: a few hundred for each RPC. `python -m tests.fuzz` sends any number of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from random import Random
+
+import pytest
+from google.protobuf.message import DecodeError
+
+from outrider.v1 import types_pb2, verifier_pb2
+from outrider_client.stack import LocalStack
+from tests.fuzz.calls import make_call
+from tests.fuzz.examples import MAX_TOKENS, rpcs, tamed
+from tests.fuzz.mutations import mutated, serialized
+from tests.fuzz.run import fuzz
+from tests.fuzz.servers import Servers, stack_config
+
+pytestmark = pytest.mark.slow
+
+NUM_MESSAGES = 300
+KNOWN = rpcs(types_pb2.ModelInfo(tokenizer_hash="any", vocab_size=2048))
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    with LocalStack(stack_config(tmp_path_factory.mktemp("logs"))) as running:
+        yield running
+
+
+@pytest.fixture
+async def servers(stack: LocalStack) -> AsyncIterator[Servers]:
+    async with Servers(stack) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize("name", KNOWN)
+async def test_no_mutated_message_does_harm(servers: Servers, name: str) -> None:
+    result = await fuzz(servers, rpcs(servers.model)[name], NUM_MESSAGES, seed=0)
+    assert not result.findings, "\n\n".join(result.findings)
+    assert result.num_messages >= NUM_MESSAGES
+    assert "INVALID_ARGUMENT" in result.codes
+    assert result.codes["OK"] or KNOWN[name].is_endless, "some of them still are good"
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_call_is_made_again_from_its_seed_and_number(name: str) -> None:
+    calls = [make_call(KNOWN[name], 7, number) for number in (*range(200), *range(200))]
+    assert calls[:200] == calls[200:]
+    assert len({call.messages for call in calls}) > 20
+
+
+def test_mutations_reach_every_field_and_every_kind_of_byte() -> None:
+    random = Random(1)
+    message = KNOWN["verifier/Generate"].first(random)
+    assert isinstance(message, verifier_pb2.GenerateRequest)
+    seen: set[str] = set()
+    num_broken = 0
+    for _ in range(4000):
+        parsed = verifier_pb2.GenerateRequest()
+        try:
+            parsed.ParseFromString(mutated(message, random))
+        except DecodeError:
+            num_broken += 1
+        else:
+            seen |= {field.name for part in (parsed.sampling, parsed.speculation) for field, _ in part.ListFields()}
+    assert 400 < num_broken < 2000
+    fields = (*types_pb2.SamplingParams.DESCRIPTOR.fields, *types_pb2.SpeculationParams.DESCRIPTOR.fields)
+    assert seen == {field.name for field in fields}
+
+
+def test_what_would_generate_long_is_shortened() -> None:
+    message = verifier_pb2.GenerateRequest(prompt={"text": "a"})
+    assert tamed(message)
+    assert message.sampling.max_tokens == MAX_TOKENS
+    assert not tamed(message)
+    assert serialized(message) == serialized(message)

@@ -13,6 +13,7 @@ from outrider_client.bench.config import BenchConfig
 from outrider_client.bench.drivers import StackDriver, wire_name
 from outrider_client.channel import open_aio
 from outrider_client.child import ChildFailed
+from outrider_client.link.line import LinkSettings
 from outrider_client.local_redis import RedisFailed, RedisNotFound
 from outrider_client.requests import method_name
 from outrider_client.stack import LocalStack, StackConfig
@@ -59,7 +60,7 @@ def stack_config(config: BenchConfig, rtt_ms: float) -> StackConfig:
         target_dtype=config.dtype,
         draft=config.draft,
         draft_dtype=config.draft_dtype,
-        delay_ms=rtt_ms / 2,
+        link=LinkSettings(delay_ms=rtt_ms / 2) if rtt_ms else None,
         num_threads=1,
         **pins,
     )

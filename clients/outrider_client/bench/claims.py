@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider_client.bench.methods.measured import Measured
+from outrider_client.bench.measured import Measured
 
 MET, MISSED, NOT_MEASURED = "met", "missed", "not measured"
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {

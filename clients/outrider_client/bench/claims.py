@@ -58,6 +58,11 @@ def at_least(part: str, what: str, measured: float | None, asked: float | None, 
     return Claim(part, what, measured, ">=", asked, remark)
 
 
+def at_most(part: str, what: str, measured: float | None, asked: float | None, remark: str = "") -> Claim:
+    """It should be so much or less."""
+    return Claim(part, what, measured, "<=", asked, remark)
+
+
 def above(part: str, what: str, measured: float | None, asked: float | None, remark: str = "") -> Claim:
     """It should be more."""
     return Claim(part, what, measured, ">", asked, remark)

@@ -72,12 +72,13 @@ class Running:
         self._drivers = {name: TimedDriver(driver) for name, driver in drivers.items()}
         self._counts: Counter[str] = Counter()
 
-    async def warm_up(self) -> list[Contender]:
-        """Has everyone generate a little. Returns who can be measured; `off` alone is nobody."""
+    async def warm_up(self, is_cold: Callable[[Contender], bool] = lambda _: True) -> list[Contender]:
+        """Has everyone who is cold generate a little. Returns who can be measured; `off` alone is nobody."""
         present: list[Contender] = []
         for one in self._experiment.contenders:
             try:
-                await self.prepare(one)
+                if is_cold(one):
+                    await self.prepare(one)
             except GenerationFailed as error:
                 self.failures[label_of(one)] = str(error)
             else:

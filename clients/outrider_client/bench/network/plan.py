@@ -32,7 +32,7 @@ class Sizes:
     text_prompts: int = 4
     """Of the comparison of texts over the WAN."""
     watched_prompts: int = 8
-    watched_tokens: int = 128
+    watched_tokens: int = 64
     """Of each text in which the draft model is watched."""
     simulated_tokens: int = 300
     simulated_seeds: int = 2
@@ -42,7 +42,7 @@ class Sizes:
 
 QUICK = Sizes(
     num_prompts=1,
-    max_tokens=16,
+    max_tokens=12,
     rtts_ms=(0.0, 10.0),
     sampled_rtts_ms=(0.0,),
     text_prompts=1,

@@ -6,10 +6,10 @@ generate a little before anybody is measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from outrider_client.bench.contenders import Contender
-from outrider_client.bench.drivers import Driver, GenerationFailed
+from outrider_client.bench.drivers import Driver
 from outrider_client.bench.experiment import Experiment, label_of
 from outrider_client.bench.running import Running, turns_of
 from outrider_client.bench.samples import Block
@@ -45,7 +45,8 @@ async def run_round_trips(
     Returns:
         Why contenders failed, by their label, by the experiment's name.
     """
-    runs = [_Run(experiment, seed, cores, driver, keep) for experiment in experiments]
+    warm: set[str] = set()
+    runs = [_Run(experiment, seed, cores, driver, warm, keep) for experiment in experiments]
     rtts_ms = list(dict.fromkeys(experiment.rtt_ms for experiment in experiments))
     for repeat in range(max(experiment.repeats for experiment in experiments)):
         # None of them is always first.
@@ -62,25 +63,24 @@ async def run_round_trips(
 class _Run:
     """An experiment at its round trip."""
 
-    def __init__(self, experiment: Experiment, seed: int, cores: tuple[int, ...], driver: Driver, keep: Keep) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        seed: int,
+        cores: tuple[int, ...],
+        driver: Driver,
+        warm: set[str],
+        keep: Keep,
+    ) -> None:
+        """`warm` has the labels of those who have generated something, at whatever distance; it grows."""
         self.experiment = experiment
         self._config = experiment.config(seed, cores)
-        self.running = Running(experiment, self._config, {"stack": driver}, lambda block: keep(experiment.name, block))
-        self._present: list[Contender] | None = None
+        self.running = Running(experiment, self._config, {"stack": driver}, partial(keep, experiment.name))
+        self._warm = warm
 
     async def repeat(self, number: int) -> None:
         """One repeat of everything. The distance has just changed to the experiment's."""
-        if self._present is None:
-            self._present = await self.running.warm_up()
-        else:
-            await self._learn(one for one in self._present if one.method in LEARNERS)
-        turns = turns_of(self.experiment, self._config, self._present)
+        present = await self.running.warm_up(lambda one: one.method in LEARNERS or label_of(one) not in self._warm)
+        self._warm.update(map(label_of, present))
+        turns = turns_of(self.experiment, self._config, present)
         await self.running.take(turn for turn in turns if turn.repeat == number)
-
-    async def _learn(self, learners: Iterable[Contender]) -> None:
-        for one in learners:
-            try:
-                await self.running.prepare(one)
-            except GenerationFailed as error:
-                # It goes on: if it fails where it is measured too, that counts.
-                self.running.failures[label_of(one)] = str(error)

@@ -161,8 +161,13 @@ class NetworkSuite:
                 self.keep(experiment.name, block)
                 self.traffic.add(block, driver)
 
-            failures = await run_experiment(experiment, self._config_of(experiment), driver, keep)
-            self._failures_of[experiment.name] = failures
+            config = self._config_of(experiment)
+            running = Running(experiment, config, {"stack": driver}, keep)
+            # Nothing is timed: one who opens the connection, and one who chooses by what it knows, will do.
+            some = [one for one in experiment.contenders if one.method == "auto"] + [experiment.contenders[0]]
+            present = await running.warm_up(some.__contains__)
+            await running.take(turns_of(experiment, config, present))
+            self._failures_of[experiment.name] = running.failures
 
     async def _simulate(self, say: Say) -> None:
         core = self.config.cores[0] if self.config.cores else None

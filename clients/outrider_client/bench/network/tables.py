@@ -18,7 +18,7 @@ RTT_CAPTION = (
 BOUND_CAPTION = (
     "What a best-first tree would bring whose probabilities are the true ones: simulated, with the times of forwards "
     "measured here and with how often the target's token is the draft model's first, second, ... choice. The best of "
-    "several widths and of waiting or not counts. In brackets: the share of the speed without a round trip."
+    "several widths and of waiting or not counts. In brackets: the share of the speed without a round trip. No prefill."
 )
 TRAFFIC_CAPTION = (
     "TCP payload at a proxy between verifier and speculator, with all frames of HTTP/2 and gRPC and the opening of the "

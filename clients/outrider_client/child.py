@@ -1,6 +1,6 @@
 """A child process that announces where it listens with one line on stdout: `listening HOST:PORT`.
 
-Standard library only. The services, and the delay proxy, all speak this way.
+Standard library only. The services, and the links, all speak this way.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from outrider_client.link.namespaces import in_namespace
 from outrider_client.tether import tethered
 
 START_TIMEOUT_S = 60.0
@@ -34,9 +35,20 @@ class Child:
     """
 
     def __init__(
-        self, name: str, module: str, arguments: Sequence[str], log: Path, *, listen: str, cores: Collection[int] = ()
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        log: Path,
+        *,
+        listen: str,
+        cores: Collection[int] = (),
+        namespace: str = "",
     ) -> None:
-        """A process `python -m module --listen LISTEN arguments...`; starts with `start`."""
+        """A process `python -m module --listen LISTEN arguments...`; starts with `start`.
+
+        `namespace` is the network namespace that it lives in; empty = ours.
+        """
         self.name = name
         self.log = log
         self.address = listen
@@ -44,6 +56,7 @@ class Child:
         self._module = module
         self._arguments = list(arguments)
         self._cores = cores
+        self._namespace = namespace
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -59,6 +72,7 @@ class Child:
     def spawn(self) -> None:
         """Starts the process without waiting for anything."""
         command = [sys.executable, "-m", self._module, "--listen", self.address, *self._arguments]
+        command = in_namespace(self._namespace, command)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 tethered(command, self._cores),

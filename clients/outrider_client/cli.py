@@ -17,6 +17,7 @@ from outrider_client.channel_security import SecurityOptions
 from outrider_client.child import ChildFailed
 from outrider_client.errors import OutriderError
 from outrider_client.failures import reported
+from outrider_client.link.line import LinkSettings
 from outrider_client.replicas import addresses_of
 from outrider_client.requests import method_name
 from outrider_client.security_options import secured
@@ -82,7 +83,7 @@ def up(
         device=device,
         num_threads=num_threads,
         listen=f"127.0.0.1:{port}",
-        delay_ms=delay_ms,
+        link=LinkSettings(delay_ms=delay_ms) if delay_ms else None,
         log_folder=log_folder,
     )
     console = Console(highlight=False, soft_wrap=True)

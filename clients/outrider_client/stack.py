@@ -24,10 +24,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.v1.verifier_pb2 import GetInfoRequest
 from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
 from outrider_client.child import Child, ChildFailed, wait_for_end
+from outrider_client.link.control import LinkControl
+from outrider_client.link.flags import flags_of
+from outrider_client.link.line import LinkSettings
+from outrider_client.link.namespaces import Namespace
 from outrider_client.local_redis import free_port, running_redis
 
 LOAD_TIMEOUT_S = 120.0
-ANY_PORT = "127.0.0.1:0"
+LOOPBACK = "127.0.0.1"
+ANY_PORT = f"{LOOPBACK}:0"
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,10 @@ class StackConfig:
     """Address of the verifier."""
     cores: tuple[int, ...] | None = None
     """The verifier's core, then that of everything else; one stands for both; () = not pinned; None = the first two."""
-    delay_ms: float = 0.0
-    """Delay each way between verifier and speculator (or edge), in milliseconds; 0 = no proxy between them."""
+    link: LinkSettings | None = None
+    """The link between verifier and speculator (or edge), which can then be controlled; None = nothing between them."""
+    speculator_at: Namespace | None = None
+    """Network namespace of the speculator, and its address there; None = ours. The datastore has none."""
     log_folder: Path | None = None
     """Where the logs go and stay; None = a folder that is deleted at the end."""
     verifier_arguments: tuple[str, ...] = ()
@@ -107,6 +114,8 @@ class LocalStack:
         self.datastore: Service | None = None
         self.speculator: Service | None = None
         self.proxy: Child | None = None
+        self.link: LinkControl | None = None
+        """Of the link, if there is one."""
         self.verifier: Service | None = None
         self.edge: Service | None = None
         self.log_folder = Path()
@@ -169,11 +178,15 @@ class LocalStack:
             peers += ("--datastore", self.datastore.address)
         draft_flags = ("--model", config.draft or "", "--dtype", config.draft_dtype, *model_arguments)
         if config.draft is not None and not config.edge:
-            flags = (*draft_flags, *peers)
-            self.speculator = self._spawn("speculator", flags + config.speculator_arguments, other_core)
+            flags = (*draft_flags, *peers, *config.speculator_arguments)
+            if config.speculator_at is not None:
+                flags += ("--insecure",)  # another namespace is another machine
+            self.speculator = self._spawn("speculator", flags, other_core, at=config.speculator_at)
             peers += ("--speculator", self._behind_proxy(self.speculator.address, other_core))
         flags = ("--model", config.target, "--dtype", config.target_dtype, *model_arguments)
         flags += peers + config.verifier_arguments
+        if config.speculator_at is not None:
+            flags += ("--peer-insecure",)
         listen = _chosen(config.listen) if config.edge else config.listen
         self.verifier = self._spawn("verifier", flags, verifier_core, listen)
         if config.draft is not None and config.edge:
@@ -188,19 +201,29 @@ class LocalStack:
         if self.edge is not None:
             _wait_drafting(self.edge)
 
-    def _spawn(self, name: str, flags: tuple[str, ...], cores: set[int], listen: str | None = None) -> Service:
+    def _spawn(
+        self,
+        name: str,
+        flags: tuple[str, ...],
+        cores: set[int],
+        listen: str | None = None,
+        at: Namespace | None = None,
+    ) -> Service:
         """Starts a service without waiting for it: they load at the same time, knowing each other's addresses."""
         log = self.log_folder / f"{name}.log"
-        service = Service(name, f"outrider.{name}", flags, log, listen=listen or _free_address(), cores=cores)
+        listen = listen or _free_address(at.address if at is not None else LOOPBACK)
+        namespace = at.name if at is not None else ""
+        service = Service(name, f"outrider.{name}", flags, log, listen=listen, cores=cores, namespace=namespace)
         self._exits.callback(service.stop)
         service.spawn()
         return service
 
     def _behind_proxy(self, address: str, cores: set[int]) -> str:
         """The address to dial for an address: the same, or a proxy before it."""
-        if not self.config.delay_ms:
+        if self.config.link is None:
             return address
-        flags = ("--to", address, "--delay-ms", str(self.config.delay_ms))
+        self.link = LinkControl(self.log_folder / "proxy.sock")
+        flags = ("--to", address, "--control", str(self.link.path), *flags_of(self.config.link))
         log = self.log_folder / "proxy.log"
         self.proxy = Child("proxy", "outrider_client.delay_proxy", flags, log, listen=_free_address(), cores=cores)
         self._exits.callback(self.proxy.stop)
@@ -232,9 +255,9 @@ def termination_as_exit() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _free_address() -> str:
+def _free_address(host: str = LOOPBACK) -> str:
     """An address that nobody listens on just now. If another program takes it first, the service says so and ends."""
-    return f"127.0.0.1:{free_port()}"
+    return f"{host}:{free_port()}"
 
 
 def _chosen(address: str) -> str:

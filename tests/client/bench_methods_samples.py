@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from outrider_client.bench.contenders import PLAIN, contender
+from outrider_client.bench.experiment import Experiment
+from outrider_client.bench.measured import Measured
 from outrider_client.bench.methods.asked import Evidence
-from outrider_client.bench.methods.measured import Measured
-from outrider_client.bench.methods.parts import PLAIN, contender
-from outrider_client.bench.methods.plan import Experiment, Sizes
+from outrider_client.bench.methods.plan import Sizes
 from outrider_client.bench.methods.replay import NEAR, NEW
 from outrider_client.bench.prompts import Prompt
 from outrider_client.bench.samples import Block, Condition, Generation, Rounds, Sample

@@ -15,11 +15,13 @@ from outrider.core.params import Method
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider_client.bench.command import bench
 from outrider_client.bench.config import PARTS, MethodsConfig
+from outrider_client.bench.contenders import PLAIN
 from outrider_client.bench.drivers import num_judged_in, rounds_from_proto, to_proto, wire_name
+from outrider_client.bench.experiment import label_of
 from outrider_client.bench.methods.estimate import seconds_of, total_seconds
-from outrider_client.bench.methods.parts import PLAIN, experiments_of
-from outrider_client.bench.methods.plan import QUICK, Sizes, label_of, sizes_of
-from outrider_client.bench.methods.running import turns_of
+from outrider_client.bench.methods.parts import experiments_of
+from outrider_client.bench.methods.plan import QUICK, Sizes, sizes_of
+from outrider_client.bench.running import turns_of
 from outrider_client.bench.samples import Request
 
 from .bench_methods_samples import small

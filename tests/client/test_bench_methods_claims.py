@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from outrider_client.bench.config import PARTS
-from outrider_client.bench.methods.asked import AT_BEST, claims_of
-from outrider_client.bench.methods.claims import (
+from outrider_client.bench.claims import (
     MET,
     MISSED,
     NOT_MEASURED,
@@ -20,10 +18,13 @@ from outrider_client.bench.methods.claims import (
     reported,
     share_of,
 )
-from outrider_client.bench.methods.measured import Measured
+from outrider_client.bench.config import PARTS
+from outrider_client.bench.experiment import label_of
+from outrider_client.bench.measured import Measured
+from outrider_client.bench.methods.asked import AT_BEST, claims_of
 from outrider_client.bench.methods.parts import ALL_METHODS
 from outrider_client.bench.methods.peers import LLAMA_CPP
-from outrider_client.bench.methods.plan import DRAFT_C2_5, Sizes, label_of
+from outrider_client.bench.methods.plan import DRAFT_C2_5, Sizes
 from outrider_client.bench.methods.replay import analyse
 from outrider_client.bench.samples import Block
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_client.bench.methods.measured import Measured
+from outrider_client.bench.measured import Measured
 from outrider_client.bench.methods.replay import NEAR, analyse
 
 from .bench_methods_samples import made, ran, replayed

@@ -13,10 +13,11 @@ from rich.console import Console
 
 from outrider_client.bench.config import PARTS, MethodsConfig
 from outrider_client.bench.contenders import OFF
+from outrider_client.bench.experiment import Experiment, label_of
 from outrider_client.bench.methods import suite as suite_module
-from outrider_client.bench.methods.plan import Experiment, label_of
-from outrider_client.bench.methods.report import QUICK_NOTE, print_report, summary_of, to_markdown, write_report
+from outrider_client.bench.methods.report import print_report, to_markdown, write_report
 from outrider_client.bench.methods.suite import MethodsSuite, run_and_report
+from outrider_client.bench.rendering import QUICK_NOTE, summary_of
 from outrider_client.bench.samples import Block, Condition, Sample
 from outrider_client.bench.servers import StackError
 from outrider_client.failures import FAILED, INTERRUPTED
@@ -112,7 +113,7 @@ def test_the_summary_counts_and_names_the_parts(results: dict[str, Any]) -> None
         {"part": "rows", "verdict": ""},
         {"part": "auto", "verdict": "not measured"},
     ]
-    assert summary_of({**results, "claims": claims}) == "1 claims met, 2 missed (card: 2), 1 not measured."
+    assert summary_of(claims) == "1 claims met, 2 missed (card: 2), 1 not measured."
 
 
 def test_a_table_fits_into_an_ordinary_terminal(results: dict[str, Any]) -> None:

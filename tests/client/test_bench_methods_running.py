@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from outrider_client.bench.contenders import OFF, Contender
+from outrider_client.bench.contenders import OFF, PLAIN, Contender, contender
 from outrider_client.bench.drivers import GenerationFailed
-from outrider_client.bench.methods.parts import PLAIN, contender
-from outrider_client.bench.methods.running import MAX_FAILURES, TimedDriver, run_experiment, turns_of
 from outrider_client.bench.prompts import Prompt
+from outrider_client.bench.running import MAX_FAILURES, TimedDriver, run_experiment, turns_of
 from outrider_client.bench.samples import Block, Generation, Request
 
 from .bench_methods_samples import small

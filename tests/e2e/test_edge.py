@@ -14,6 +14,7 @@ from outrider_client.bench.prompts import default_prompts
 from outrider_client.client import Client
 from outrider_client.edge import running_edge
 from outrider_client.generation import Result
+from outrider_client.link.line import LinkSettings
 from outrider_client.stack import LocalStack, Service, StackConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -30,7 +31,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
         target_dtype="float32",
         edge=True,
         datastore=False,
-        delay_ms=2.0,
+        link=LinkSettings(delay_ms=2.0),
         edge_arguments=("--resume-timeout-s", "120"),
         log_folder=tmp_path_factory.mktemp("logs"),
     )

@@ -8,9 +8,10 @@ import pytest
 from outrider.core.params import Method
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider_client.client import Client
-from outrider_client.delay_proxy import DelayProxy
 from outrider_client.errors import Unavailable, Unimplemented, from_rpc_error
 from outrider_client.generation import Result
+from outrider_client.link.line import LinkSettings
+from outrider_client.link.proxy import DelayProxy
 from outrider_client.requests import Prompt
 from tests.services import RunningEdge, RunningVerifier, draft_model, running_edge
 
@@ -121,7 +122,7 @@ async def test_an_application_resumes_through_the_edge(client: Client, cloud: Cl
 async def test_the_round_trip_is_measured_from_the_clouds_side(verifier: RunningVerifier, cloud: Client) -> None:
     plain = await generate(cloud, "off")
     async with (
-        DelayProxy(verifier.address, 0.02) as proxy,
+        DelayProxy(verifier.address, LinkSettings(delay_ms=20.0)) as proxy,
         running_edge(proxy.address, model=draft_model()) as far,
         Client(far.address) as client,
     ):
@@ -130,7 +131,7 @@ async def test_the_round_trip_is_measured_from_the_clouds_side(verifier: Running
     times = drafted.summary.times_p50
     assert times.draft_latency_ms - times.draft_forward_ms > 40
     assert times.wait_ms > 40
-    assert drafted.summary.num_empty_rounds <= 1
+    assert drafted.summary.num_empty_rounds <= drafted.summary.num_rounds // 3
 
 
 async def test_the_edge_answers_for_the_cloud(client: Client, cloud: Client) -> None:

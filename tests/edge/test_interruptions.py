@@ -12,9 +12,9 @@ import pytest
 
 from outrider.v1 import verifier_pb2
 from outrider_client.client import Client, Generation
-from outrider_client.delay_proxy import DelayProxy
 from outrider_client.errors import Unavailable
 from outrider_client.generation import FinishReason, Result
+from outrider_client.link.proxy import DelayProxy
 from tests import services
 from tests.edge.scripted_cloud import ScriptedCloud, chunk, serving, started
 from tests.services import RunningVerifier, draft_model, running_edge, running_verifier
@@ -29,7 +29,7 @@ METHODS = ["off", "speculative", "best-first", "auto"]
 @pytest.fixture
 async def proxy(verifier: RunningVerifier) -> AsyncIterator[DelayProxy]:
     """The way to the cloud; closing it cuts all connections."""
-    async with DelayProxy(verifier.address, 0.0) as running:
+    async with DelayProxy(verifier.address) as running:
         yield running
 
 

@@ -86,3 +86,18 @@ def test_the_bare_loop_measures_both_models() -> None:
     assert list(times["target_forward_ms"]) == [1, 4]
     assert list(times["draft_forward_ms"]) == [1]
     assert all(time > 0 for series in times.values() for time in series.values())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_that_is_the_target_ranks_every_token_first(temperature: float) -> None:
+    same = BareBaseline(Runner(build("llama")), Runner(build("llama")), Characters())  # type: ignore[arg-type]
+    assert same.ranks(request(temperature), 4) == {"ranks": [0] * MAX_TOKENS}
+
+
+def test_a_token_that_is_none_of_the_drafts_choices_has_no_rank() -> None:
+    other = BareBaseline(Runner(build("llama")), Runner(build("qwen2")), Characters())  # type: ignore[arg-type]
+    ranks, first = (other.ranks(request(1.0), num_ranks)["ranks"] for num_ranks in (4, 1))
+    assert len(ranks) == MAX_TOKENS
+    assert -1 in ranks
+    assert set(ranks) <= {-1, 0, 1, 2, 3}
+    assert first == [0 if rank == 0 else -1 for rank in ranks]

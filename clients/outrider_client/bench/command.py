@@ -17,12 +17,14 @@ from outrider_client.bench.config import (
     BASELINES,
     DTYPE_ALIASES,
     METHODS,
+    NETWORK_PARTS,
     PARTS,
     SUITES,
     BenchConfig,
     DatastoreConfig,
     FlagError,
     MethodsConfig,
+    NetworkConfig,
     check_suite,
     parse_cores,
     parse_counts,
@@ -95,7 +97,13 @@ def bench(
     address: Annotated[
         str | None, typer.Option(help="Measure a verifier that runs already, instead of a stack of our own.")
     ] = None,
-    parts: Annotated[str, typer.Option(help=f"Parts of the methods' suite, of {', '.join(PARTS)}.")] = ",".join(PARTS),
+    parts: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Parts of the methods' suite, of {', '.join(PARTS)}; or of the network's, of "
+            f"{', '.join(NETWORK_PARTS)}. Default: all."
+        ),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="One of the other suites in small sizes: whether it works, not how fast.")
     ] = False,
@@ -109,15 +117,21 @@ def bench(
 
     With --suite methods: all methods, and what each paper claims for its own, measured on the demo pair. Uses --parts
     and the same flags.
+
+    With --suite network: the methods over longer and longer ways, the bytes on them, and a lossy network, if this user
+    may make one. Uses --parts and the same flags.
     """
     try:
         check_suite(suite, _given(context))
-        config: BenchConfig | DatastoreConfig | MethodsConfig
+        config: BenchConfig | DatastoreConfig | MethodsConfig | NetworkConfig
         if suite == "datastore":
             config = DatastoreConfig(repeats, seed, parse_cores(cores, _available_cores()), quick)
         elif suite == "methods":
-            chosen = parse_names("--parts", parts, PARTS)
+            chosen = parse_names("--parts", parts, PARTS) if parts is not None else PARTS
             config = MethodsConfig(chosen, repeats, seed, parse_cores(cores, _available_cores()), quick)
+        elif suite == "network":
+            chosen = parse_names("--parts", parts, NETWORK_PARTS) if parts is not None else NETWORK_PARTS
+            config = NetworkConfig(chosen, repeats, seed, parse_cores(cores, _available_cores()), quick)
         else:
             config = BenchConfig(
                 target=target,
@@ -152,6 +166,8 @@ def bench(
         _run_datastore(config, out, console)
     elif isinstance(config, MethodsConfig):
         _run_methods(config, out, console)
+    elif isinstance(config, NetworkConfig):
+        _run_network(config, out, console)
     else:
         run_and_report(Benchmark(config, secured_by), out, console)
 
@@ -183,6 +199,13 @@ def _run_datastore(config: DatastoreConfig, out: Path | None, console: Console) 
 
 def _run_methods(config: MethodsConfig, out: Path | None, console: Console) -> None:
     from outrider_client.bench.methods.suite import run_and_report as run
+
+    if status := run(config, out, console):
+        sys.exit(status)
+
+
+def _run_network(config: NetworkConfig, out: Path | None, console: Console) -> None:
+    from outrider_client.bench.network.suite import run_and_report as run
 
     if status := run(config, out, console):
         sys.exit(status)

@@ -16,11 +16,14 @@ METHODS = (*(method.value for method in Method), "speculative+retrieval", "pearl
 BASELINES = ("hf", "bare")
 DTYPES = ("auto", "bfloat16", "float32")
 DTYPE_ALIASES = {"bf16": "bfloat16", "fp32": "float32"}
-SUITES = ("generation", "datastore", "methods")
+SUITES = ("generation", "datastore", "methods", "network")
 PARTS = ("methods", "saguaro", "card", "double", "spacelike", "rows", "noise", "auto", "peers")
 """What the methods' suite measures: all methods, and an ablation of each paper."""
+NETWORK_PARTS = ("rtt", "simulation", "bytes", "wan", "edge")
+"""What the network's suite measures."""
 _SHARED_FLAGS = frozenset({"suite", "repeats", "seed", "cores", "out"})
-_OWN_FLAGS = {"datastore": frozenset({"quick"}), "methods": frozenset({"quick", "parts"})}
+_WITH_PARTS = frozenset({"quick", "parts"})
+_OWN_FLAGS = {"datastore": frozenset({"quick"}), "methods": _WITH_PARTS, "network": _WITH_PARTS}
 """Flags of a suite beside the shared ones; all others are those of the first suite."""
 
 T = TypeVar("T")
@@ -95,10 +98,10 @@ class DatastoreConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class MethodsConfig:
-    """A run of the methods' suite, fully decided."""
+class PartsConfig:
+    """A run of a suite of which parts can be chosen."""
 
-    parts: tuple[str, ...] = PARTS
+    parts: tuple[str, ...] = ()
     repeats: int = 3
     seed: int = 0
     """Keys the sampling."""
@@ -107,12 +110,35 @@ class MethodsConfig:
     is_quick: bool = False
     """Smaller sizes: whether it works, not how fast it is."""
 
-    def __post_init__(self) -> None:
-        _require(bool(self.parts), "--parts", f"some of {', '.join(PARTS)}", _joined(self.parts))
-        is_measured = "methods" in self.parts or "peers" not in self.parts
-        _require(is_measured, "--parts", "a list with methods in it for peers", _joined(self.parts))
+    def check(self, known: Sequence[str]) -> None:
+        """Raises FlagError."""
+        _require(bool(self.parts), "--parts", f"some of {', '.join(known)}", _joined(self.parts))
         _require(self.repeats >= 1, "--repeats", ">= 1", self.repeats)
         _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class MethodsConfig(PartsConfig):
+    """A run of the methods' suite, fully decided."""
+
+    parts: tuple[str, ...] = PARTS
+
+    def __post_init__(self) -> None:
+        self.check(PARTS)
+        is_measured = "methods" in self.parts or "peers" not in self.parts
+        _require(is_measured, "--parts", "a list with methods in it for peers", _joined(self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig(PartsConfig):
+    """A run of the network's suite, fully decided."""
+
+    parts: tuple[str, ...] = NETWORK_PARTS
+
+    def __post_init__(self) -> None:
+        self.check(NETWORK_PARTS)
+        is_measured = "rtt" in self.parts or "simulation" not in self.parts
+        _require(is_measured, "--parts", "a list with rtt in it for simulation", _joined(self.parts))
 
 
 def check_suite(suite: str, given: Mapping[str, object]) -> None:

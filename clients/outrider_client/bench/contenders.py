@@ -27,6 +27,14 @@ class Contender:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+def contender(method: str, setting: str = "", **fields: Any) -> Contender:
+    """A method with fields of `SpeculationParams`."""
+    return Contender(method, setting, options={"method": method, **fields})
+
+
+PLAIN = contender(OFF)
+
+
 def contenders_of(config: BenchConfig) -> list[Contender]:
     """All contenders. `off` always takes part: it is what the others are compared with."""
     contenders = [Contender(OFF, options={"method": OFF})]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 from grpc import aio
@@ -15,6 +16,7 @@ from outrider_client.bench.drivers import StackDriver, wire_name
 from outrider_client.channel import open_aio
 from outrider_client.channel_security import NO_SECURITY, ChannelSecurity
 from outrider_client.child import ChildFailed
+from outrider_client.link.line import LinkSettings
 from outrider_client.local_redis import RedisFailed, RedisNotFound
 from outrider_client.requests import method_name
 from outrider_client.stack import LocalStack, StackConfig
@@ -26,27 +28,53 @@ class StackError(RuntimeError):
     """The services could not be started, or do not answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Services of our own that serve."""
+
+    stack: LocalStack
+    driver: StackDriver
+    info: verifier_pb2.GetInfoResponse
+    """What the verifier says of itself."""
+
+
 @asynccontextmanager
 async def running_stack(
     config: BenchConfig, rtt_ms: float, security: ChannelSecurity = NO_SECURITY
 ) -> AsyncIterator[tuple[StackDriver, verifier_pb2.GetInfoResponse]]:
     """A driver for the services while the block runs, and what the verifier says of itself. Raises StackError."""
-    stack = LocalStack(stack_config(config, rtt_ms)) if config.address is None else None
+    if config.address is None:
+        async with running_services(stack_config(config, rtt_ms)) as services:
+            _check_methods(config, services.info)
+            yield services.driver, services.info
+    else:
+        async with connected(config.address, security) as (driver, info):
+            _check_methods(config, info)
+            yield driver, info
+
+
+@asynccontextmanager
+async def running_services(config: StackConfig) -> AsyncIterator[Services]:
+    """Services of our own while the block runs. Raises StackError."""
     try:
         # Blocks the event loop on purpose: the processes live as long as the thread that starts them, and nothing else
         # runs yet.
-        with stack or nullcontext():
-            address = stack.address if stack is not None else config.address
-            assert address is not None
-            async with open_aio(address, security.credentials_for(address)) as channel:
-                stub = verifier_pb2_grpc.VerifierServiceStub(
-                    cast(aio.Channel, CallsWithMetadata(channel, security.metadata))
-                )
-                info = await _info(stub, address)
-                _check_methods(config, info)
-                yield StackDriver(stub), info
+        with LocalStack(config) as stack:
+            async with connected(stack.address) as (driver, info):
+                yield Services(stack, driver, info)
     except (ChildFailed, RedisFailed, RedisNotFound) as error:
         raise StackError(str(error)) from None
+
+
+@asynccontextmanager
+async def connected(
+    address: str, security: ChannelSecurity = NO_SECURITY
+) -> AsyncIterator[tuple[StackDriver, verifier_pb2.GetInfoResponse]]:
+    """A driver for a verifier that runs, and what it says of itself. Raises StackError if it does not answer."""
+    async with open_aio(address, security.credentials_for(address)) as channel:
+        stub = verifier_pb2_grpc.VerifierServiceStub(cast(aio.Channel, CallsWithMetadata(channel, security.metadata)))
+        info = await _info(stub, address)
+        yield StackDriver(stub), info
 
 
 def stack_config(config: BenchConfig, rtt_ms: float) -> StackConfig:
@@ -63,7 +91,7 @@ def stack_config(config: BenchConfig, rtt_ms: float) -> StackConfig:
         target_dtype=config.dtype,
         draft=config.draft,
         draft_dtype=config.draft_dtype,
-        delay_ms=rtt_ms / 2,
+        link=LinkSettings(delay_ms=rtt_ms / 2) if rtt_ms else None,
         num_threads=1,
         **pins,
     )

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from outrider_client.bench.drivers import GenerationFailed
 from outrider_client.bench.samples import Generation, Request, generation_from_json
+from outrider_client.link.namespaces import in_namespace
 
 _MAX_LINE = 1 << 24
 _QUIT_TIMEOUT_S = 10.0
@@ -38,13 +39,12 @@ class Worker:
         """What the worker said of itself when it was ready."""
 
     @classmethod
-    async def start(cls, module: str, arguments: Sequence[str], core: int | None) -> Worker:
-        """Starts `python -m module` and waits until it has loaded its models."""
+    async def start(cls, module: str, arguments: Sequence[str], core: int | None, namespace: str = "") -> Worker:
+        """Starts `python -m module`, in a network namespace if one is named, and waits until it is ready."""
         log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         pinned = [] if core is None else ["--core", str(core)]
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", module, *arguments, *pinned),
+            *in_namespace(namespace, [sys.executable, "-m", module, *arguments, *pinned]),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,

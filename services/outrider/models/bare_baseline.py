@@ -1,4 +1,4 @@
-"""The bare loop as a baseline of the benchmark, and what one forward costs.
+"""The bare loop as a baseline of the benchmark, what one forward costs, and how often the draft model is right.
 
     python -m outrider.models.bare_baseline --target demo/target-100m --draft demo/draft --dtype bf16 --draft-dtype fp32
 
@@ -51,6 +51,25 @@ class BareBaseline:
             "rounds": {"num_rounds": len(token_ids)},
         }
 
+    @torch.inference_mode()
+    def ranks(self, request: Mapping[str, Any], num_ranks: int) -> dict[str, Any]:
+        """How the draft model ranks each token of what the target says: 0 = its first choice, -1 = none of the first
+        `num_ranks`. It is given all tokens before, and at a temperature ranks with the target's noise, as a speculator
+        does on the right path."""
+        token_ids = self.generate(request, {})["token_ids"]
+        params = SamplingParams(seed=request["seed"], temperature=request["temperature"])
+        rows = [*self._codec.encode(request["prompt"]), *token_ids[:-1]]
+        segment = Segment(self._draft.new_cache(len(rows)), rows, len(token_ids))
+        logits, indices = self._draft.forward([segment]), range(len(token_ids))
+        found = self._sampler.candidates(logits, [params] * len(token_ids), indices, num_ranks)
+        ranked = [[candidate.token_id for candidate in candidates] for candidates in found]
+        return {
+            "ranks": [
+                choices.index(token_id) if token_id in choices else -1
+                for token_id, choices in zip(token_ids, ranked, strict=True)
+            ]
+        }
+
     def measure(self, target_rows: list[int], draft_rows: list[int], context: int) -> dict[str, Any]:
         """Median times of forwards by their number of rows, in milliseconds."""
         return {
@@ -74,7 +93,7 @@ def main() -> None:
         # Described first: a runner packs the weights its own way.
         hello = {"target": describe_model(target, flags.target), "draft": describe_model(draft, flags.draft)}
         baseline = BareBaseline(Runner(target), Runner(draft), TextCodec(tokenizer))
-        return hello, {"generate": baseline.generate, "measure": baseline.measure}
+        return hello, {"generate": baseline.generate, "measure": baseline.measure, "ranks": baseline.ranks}
 
     serve(load)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from outrider_client.bench.claims import Claim, above, at_least, beside_the_best, reported, share_of
 from outrider_client.bench.contenders import OFF
-from outrider_client.bench.methods.claims import Claim, above, at_least, beside_the_best, reported, share_of
-from outrider_client.bench.methods.measured import Measured
+from outrider_client.bench.experiment import label_of
+from outrider_client.bench.measured import Measured
 from outrider_client.bench.methods.parts import (
     ABLATIONS,
     ALL_METHODS,
@@ -26,7 +27,7 @@ from outrider_client.bench.methods.parts import (
     UNIFORM,
 )
 from outrider_client.bench.methods.peers import LLAMA_CPP
-from outrider_client.bench.methods.plan import DRAFT_C2_5, DRAFT_C5, Sizes, label_of
+from outrider_client.bench.methods.plan import DRAFT_C2_5, DRAFT_C5, Sizes
 from outrider_client.bench.methods.replay import Replay
 
 BEST_FIRST = ("best-first", f"best-first {CHAIN}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from outrider_client.bench.methods.drawing import (
+from outrider_client.bench.drawing import (
     BLUE,
     GREEN,
     GREY,

@@ -8,15 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider_client.bench.contenders import Contender
-from outrider_client.bench.methods.plan import (
-    DRAFT,
-    DRAFT_C2_5,
-    DRAFT_C5,
-    DRAFT_SLOW,
-    DRAFT_UNTRAINED,
-    Experiment,
-    Sizes,
-)
+from outrider_client.bench.experiment import DRAFT, DRAFT_UNTRAINED, Experiment
+from outrider_client.bench.methods.plan import DRAFT_C2_5, DRAFT_C5, DRAFT_SLOW, Sizes
+from outrider_client.bench.running import AUTO_WARM_UP_TOKENS, AUTO_WARM_UPS, WARM_UP_TOKENS
 
 TOKEN_S = 0.0207
 """A plain round: 47 tokens a second, prefill aside."""
@@ -24,10 +18,7 @@ PREFILL_TOKEN_S = 0.0012
 CHARACTERS_PER_TOKEN = 2.8
 START_S = 7.0
 """Of the services, until all models are loaded."""
-WARM_UP_TOKENS, WARM_UP_PREFILL_S = 16, 0.08
-AUTO_WARM_UPS, AUTO_WARM_UP_TOKENS = 2, 64
-"""Generations that auto learns from at each temperature, before it is measured: it lives in a server, not in one
-request."""
+WARM_UP_PREFILL_S = 0.08
 MEASURE_S = 6.0
 """Of the speed ratio of a draft model."""
 BUILD_TOKENS_PER_S = 700.0

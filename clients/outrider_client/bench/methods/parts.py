@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from outrider_client.bench.contenders import OFF, Contender
-from outrider_client.bench.methods.plan import (
-    DRAFT_C2_5,
-    DRAFT_C5,
-    DRAFT_SLOW,
-    DRAFT_UNTRAINED,
-    Experiment,
-    Sizes,
-)
+from outrider_client.bench.contenders import PLAIN, contender
+from outrider_client.bench.experiment import DRAFT_UNTRAINED, Experiment
+from outrider_client.bench.methods.plan import DRAFT_C2_5, DRAFT_C5, DRAFT_SLOW, Sizes
 from outrider_client.bench.methods.replay import NUM_TOPICS, replay_requests
 from outrider_client.bench.prompts import Prompt, choose, default_prompts
 
@@ -57,12 +51,6 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 the dynamic tier: so the rejected tier is also judged where that one is missing."""
 
 
-def contender(method: str, setting: str = "", **fields: Any) -> Contender:
-    """A method with fields of `SpeculationParams`."""
-    return Contender(method, setting, options={"method": method, **fields})
-
-
-PLAIN = contender(OFF)
 ALL_METHODS = (
     PLAIN,
     contender("speculative"),

@@ -10,8 +10,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from outrider_client.bench.contenders import OFF
-from outrider_client.bench.methods.curves import draw_card, draw_double, draw_rows, draw_saguaro, draw_spacelike
-from outrider_client.bench.methods.drawing import (
+from outrider_client.bench.drawing import (
     BLUE,
     DPI,
     GREEN,
@@ -23,6 +22,7 @@ from outrider_client.bench.methods.drawing import (
     new_figure,
     rows_by_label,
 )
+from outrider_client.bench.methods.curves import draw_card, draw_double, draw_rows, draw_saguaro, draw_spacelike
 from outrider_client.bench.methods.peers import LLAMA_CPP
 from outrider_client.bench.plots import draw_speedup
 from outrider_client.bench.prompts import ALL_CATEGORIES

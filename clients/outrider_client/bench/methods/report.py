@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
-from outrider_client.bench.files import write_results
-from outrider_client.bench.methods.claims import MET, MISSED, NOT_MEASURED, counts_of
-from outrider_client.bench.methods.peers import SOURCE
-from outrider_client.bench.methods.tables import (
+from outrider_client.bench.experiment_tables import (
     CAPTION,
     claims_table,
     decisions_table,
@@ -24,6 +18,9 @@ from outrider_client.bench.methods.tables import (
     experiment_table,
     origins_table,
 )
+from outrider_client.bench.files import write_results
+from outrider_client.bench.methods.peers import SOURCE
+from outrider_client.bench.rendering import QUICK_NOTE, markdown_table, rich_claims, rich_table, summary_of, where
 from outrider_client.bench.tables import TextTable
 
 TITLES = {
@@ -37,13 +34,10 @@ TITLES = {
     "auto": "Auto: a safe default",
     "peers": "A peer",
 }
-QUICK_NOTE = "Small sizes (--quick): this shows that everything works, not how fast it is."
 INFLATION_NOTE = (
     "The target's cost is inflated: it says what its 5 M trained parameters say, at the price of 100 M; the others "
     "change nothing. So is that of the draft models whose names have a c."
 )
-_STYLES = {MET: "green", MISSED: "red", NOT_MEASURED: "yellow", "": ""}
-_VERDICT_COLUMN = 3
 
 
 def print_report(results: Mapping[str, Any], console: Console) -> None:
@@ -55,14 +49,14 @@ def print_report(results: Mapping[str, Any], console: Console) -> None:
         for experiment in _experiments_of(results, part):
             for table in tables_of(experiment):
                 console.print(Text(table.title))
-                console.print(_rich_table(table))
+                console.print(rich_table(table))
         for sentence in sentences_of(results, part):
             console.print(Padding(Text(sentence, style="dim"), (0, 0, 1, 1)))
         if claims := _claims_of(results, part):
-            console.print(_rich_claims(claims_table(claims)))
+            console.print(rich_claims(claims_table(claims)))
     if results["experiments"]:
         console.print(Padding(Text(CAPTION, style="dim"), (0, 0, 1, 0)))
-    console.print(summary_of(results), markup=False, highlight=False)
+    console.print(summary_of(results["claims"]), markup=False, highlight=False)
 
 
 def write_report(results: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -72,18 +66,18 @@ def write_report(results: Mapping[str, Any], folder: Path) -> list[Path]:
 
 def to_markdown(results: Mapping[str, Any], pictures: Sequence[Path] = ()) -> str:
     """The report as Markdown."""
-    lines = ["# The methods, measured", _where(results), *(f"> **Note.** {note}" for note in notes_of(results))]
-    lines += (
-        [summary_of(results), "* " + "\n* ".join(results["checks"])] if results["checks"] else [summary_of(results)]
-    )
+    lines = ["# The methods, measured", where(results), *(f"> **Note.** {note}" for note in notes_of(results))]
+    lines.append(summary_of(results["claims"]))
+    if results["checks"]:
+        lines.append("* " + "\n* ".join(results["checks"]))
     for part in results["config"]["parts"]:
         lines.append(f"## {TITLES[part]}")
         if claims := _claims_of(results, part):
-            lines.append(_markdown_table(claims_table(claims)))
+            lines.append(markdown_table(claims_table(claims)))
         lines += sentences_of(results, part)
         for experiment in _experiments_of(results, part):
             for table in tables_of(experiment):
-                lines += [f"### {table.title}", _markdown_table(table)]
+                lines += [f"### {table.title}", markdown_table(table)]
         lines += [f"![{picture.stem}]({picture.name})" for picture in pictures if picture.stem == part]
     if results["experiments"]:
         lines += ["## How to read the tables", CAPTION]
@@ -122,55 +116,9 @@ def sentences_of(results: Mapping[str, Any], part: str) -> list[str]:
     return found
 
 
-def summary_of(results: Mapping[str, Any]) -> str:
-    """Met, missed and not measured in one line, and in which parts claims were missed."""
-    counts = counts_of(results["claims"])
-    parts = Counter(claim["part"] for claim in results["claims"] if claim["verdict"] == MISSED)
-    named = f" ({', '.join(f'{part}: {count}' for part, count in parts.items())})" if parts else ""
-    return f"{counts[MET]} claims met, {counts[MISSED]} missed{named}, {counts[NOT_MEASURED]} not measured."
-
-
 def _experiments_of(results: Mapping[str, Any], part: str) -> list[Mapping[str, Any]]:
     return [experiment for experiment in results["experiments"] if experiment["part"] == part]
 
 
 def _claims_of(results: Mapping[str, Any], part: str) -> list[Mapping[str, Any]]:
     return [claim for claim in results["claims"] if claim["part"] == part]
-
-
-def _where(results: Mapping[str, Any]) -> str:
-    environment, config = results["environment"], results["config"]
-    cores, target = config["cores"], environment["models"].get("target", {})
-    pinning = f"target on core {cores[0]}, all others on core {cores[-1]}, one thread each" if cores else "not pinned"
-    lines = [
-        f"{environment['cpu']}, {environment['num_cores']} cores, {environment['memory_gib']} GiB; {pinning}",
-        ", ".join(f"{name} {number}" for name, number in environment["versions"].items() if number),
-        f"target {config['target']}, {target.get('dtype', 'dtype unknown')}",
-        f"seed {config['seed']}; {results['duration_s'] / 60:.1f} minutes",
-    ]
-    return "\n".join(f"* {line}" for line in lines)
-
-
-def _markdown_table(table: TextTable) -> str:
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in table.rows]
-    rule = ["---", *("---:" for _ in table.columns[1:])]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [table.columns, rule, *escaped])
-
-
-def _rich_table(table: TextTable) -> Table:
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(table.columns):
-        drawn.add_column(column, justify="right" if index else "left", no_wrap=index == 0)
-    for cells in table.rows:
-        drawn.add_row(*map(Text, cells))
-    return drawn
-
-
-def _rich_claims(table: TextTable) -> Table:
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(table.columns):
-        drawn.add_column(column, justify="right" if index in (1, 2) else "left", no_wrap=index in (1, 2, 3))
-    for cells in table.rows:
-        styles = [_STYLES[cells[_VERDICT_COLUMN]] if index == _VERDICT_COLUMN else "" for index in range(len(cells))]
-        drawn.add_row(*(Text(cell, style=style) for cell, style in zip(cells, styles, strict=True)))
-    return drawn

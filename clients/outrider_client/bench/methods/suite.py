@@ -16,17 +16,18 @@ from outrider.v1 import verifier_pb2
 from outrider_client.bench.config import MethodsConfig
 from outrider_client.bench.drivers import Driver, GenerationFailed
 from outrider_client.bench.environment import describe_environment
+from outrider_client.bench.experiment import TARGET, Experiment
+from outrider_client.bench.measured import Measured
 from outrider_client.bench.methods.asked import Evidence, claims_of
 from outrider_client.bench.methods.estimate import seconds_of, total_seconds
-from outrider_client.bench.methods.measured import Measured
 from outrider_client.bench.methods.parts import experiments_of
-from outrider_client.bench.methods.plan import DRAFT_C2_5, DRAFT_C5, TARGET, Experiment, sizes_of
+from outrider_client.bench.methods.plan import DRAFT_C2_5, DRAFT_C5, sizes_of
 from outrider_client.bench.methods.prior import BuiltPrior, build_prior, load
 from outrider_client.bench.methods.provenance import check_prompts
 from outrider_client.bench.methods.replay import Replay, analyse
 from outrider_client.bench.methods.replay import to_json as replay_to_json
 from outrider_client.bench.methods.report import print_report, write_report
-from outrider_client.bench.methods.running import run_experiment
+from outrider_client.bench.running import run_experiment
 from outrider_client.bench.samples import Block
 from outrider_client.bench.servers import describe_server, running_stack
 from outrider_client.bench.suites import Say, attempt, run_suite

@@ -37,10 +37,12 @@ class Measured:
     def ratio(self, experiment: str, label: str, base: str, temperature: float, category: str = "") -> float | None:
         """Tokens a second of one contender by those of another, prefill included."""
         ours = self._finished(experiment, label, temperature, category)
-        theirs = self._finished(experiment, base, temperature, category)
-        common = ours.keys() & theirs.keys()
-        ratios = [_throughput(ours, keys) / _throughput(theirs, keys) for keys in _by_repeat(common).values()]
-        return median(ratios) if ratios else None
+        return _ratio(ours, self._finished(experiment, base, temperature, category))
+
+    def kept(self, experiment: str, base_experiment: str, label: str, temperature: float) -> float | None:
+        """Tokens a second of a contender in one experiment by its own in another with the same prompts."""
+        ours = self._finished(experiment, label, temperature)
+        return _ratio(ours, self._finished(base_experiment, label, temperature))
 
     def speedup(self, experiment: str, label: str, temperature: float, category: str = "") -> float | None:
         """Tokens a second by those of `off`."""
@@ -108,6 +110,12 @@ class Measured:
             for sample in block.samples
             if sample.generation is not None and category in ("", sample.category)
         }
+
+
+def _ratio(ours: Finished, theirs: Finished) -> float | None:
+    common = ours.keys() & theirs.keys()
+    ratios = [_throughput(ours, keys) / _throughput(theirs, keys) for keys in _by_repeat(common).values()]
+    return median(ratios) if ratios else None
 
 
 def _by_repeat(keys: Iterable[tuple[int, int]]) -> dict[int, list[tuple[int, int]]]:

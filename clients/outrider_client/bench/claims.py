@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider_client.bench.methods.measured import Measured
+from outrider_client.bench.measured import Measured
 
 MET, MISSED, NOT_MEASURED = "met", "missed", "not measured"
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
@@ -56,6 +56,11 @@ class Claim:
 def at_least(part: str, what: str, measured: float | None, asked: float | None, remark: str = "") -> Claim:
     """It should be so much or more."""
     return Claim(part, what, measured, ">=", asked, remark)
+
+
+def at_most(part: str, what: str, measured: float | None, asked: float | None, remark: str = "") -> Claim:
+    """It should be so much or less."""
+    return Claim(part, what, measured, "<=", asked, remark)
 
 
 def above(part: str, what: str, measured: float | None, asked: float | None, remark: str = "") -> Claim:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from outrider_client.bench.config import BenchConfig
 from outrider_client.bench.contenders import OFF, Contender
 from outrider_client.bench.drivers import Driver, GenerationFailed
-from outrider_client.bench.methods.estimate import AUTO_WARM_UP_TOKENS, AUTO_WARM_UPS, WARM_UP_TOKENS
-from outrider_client.bench.methods.plan import Experiment, label_of
+from outrider_client.bench.experiment import Experiment, label_of
 from outrider_client.bench.samples import Block, Condition, Generation, Request
 from outrider_client.bench.workload import Turn, run_turn, schedule
 
@@ -31,6 +30,10 @@ def read_table(path, delimiter=","):
     with open(path, newline="") as file:
 """
 """Not one that is measured: a service that shares what it has said would know the answer then."""
+WARM_UP_TOKENS = 16
+AUTO_WARM_UPS, AUTO_WARM_UP_TOKENS = 2, 64
+"""Generations that auto learns from at each temperature, before it is measured: it lives in a server, not in one
+request."""
 _WARM_UP_SEED = 2**31
 
 
@@ -50,36 +53,76 @@ class TimedDriver:
             raise GenerationFailed(f"it took longer than {self._timeout_s:g} s") from None
 
 
+class Running:
+    """An experiment that is under way."""
+
+    def __init__(
+        self, experiment: Experiment, config: BenchConfig, drivers: Mapping[str, Driver], keep: Callable[[Block], None]
+    ) -> None:
+        """
+        Args:
+            experiment: What is measured.
+            config: The benchmark that it is.
+            drivers: By the names that contenders call them by.
+            keep: Gets what was measured, at once.
+        """
+        self.failures: dict[str, str] = {}
+        """Why contenders failed, by their label."""
+        self._experiment, self._config, self._keep = experiment, config, keep
+        self._drivers = {name: TimedDriver(driver) for name, driver in drivers.items()}
+        self._counts: Counter[str] = Counter()
+
+    async def warm_up(self, is_cold: Callable[[Contender], bool] = lambda _: True) -> list[Contender]:
+        """Has everyone who is cold generate a little. Returns who can be measured; `off` alone is nobody."""
+        present: list[Contender] = []
+        for one in self._experiment.contenders:
+            try:
+                if is_cold(one):
+                    await self.prepare(one)
+            except GenerationFailed as error:
+                self.failures[label_of(one)] = str(error)
+            else:
+                present.append(one)
+        return [] if all(one.method == OFF for one in present) else present
+
+    async def prepare(self, contender: Contender) -> None:
+        """Has a contender generate a little. Raises GenerationFailed."""
+        for request in _warm_up_requests(contender, self._config):
+            await self._drivers[contender.driver].generate(request, contender.options)
+
+    async def take(self, turns: Iterable[Turn]) -> None:
+        """Runs these turns, but those of contenders that have failed too often."""
+        for turn in turns:
+            label = turn.condition.label
+            if self._counts[label] >= MAX_FAILURES:
+                continue
+            block = await run_turn(turn, self._config, self._drivers[turn.contender.driver], lambda _: None)
+            self._keep(block)
+            for sample in block.samples:
+                if sample.generation is None:
+                    self._counts[label] += 1
+                    self.failures[label] = sample.error
+
+
 async def run_experiment(
     experiment: Experiment, config: BenchConfig, driver: Driver, keep: Callable[[Block], None]
 ) -> dict[str, str]:
-    """Runs an experiment; `keep` gets what was measured, at once.
+    """Runs an experiment from beginning to end, all on the services; see `Running`.
 
     Returns:
         Why contenders failed, by their label. Where nobody is left to be measured, nothing is.
     """
-    timed = TimedDriver(driver)
-    present, failures = await _warm_up(experiment, config, timed)
-    if all(one.method == OFF for one in present):
-        return failures
-    counts: Counter[str] = Counter()
-    for turn in turns_of(experiment, config, present):
-        label = turn.condition.label
-        if counts[label] >= MAX_FAILURES:
-            continue
-        block = await run_turn(turn, config, timed, lambda _: None)
-        keep(block)
-        for sample in block.samples:
-            if sample.generation is None:
-                counts[label] += 1
-                failures[label] = sample.error
-    return failures
+    running = Running(experiment, config, {"stack": driver}, keep)
+    await running.take(turns_of(experiment, config, await running.warm_up()))
+    return running.failures
 
 
 def turns_of(experiment: Experiment, config: BenchConfig, contenders: Sequence[Contender]) -> Iterator[Turn]:
     """All turns, in order: as `schedule` has them, or the prompts once in theirs where `off` sits out at some."""
+    if not contenders:
+        return
     if experiment.off_at is None:
-        yield from schedule(config, contenders, 0.0)
+        yield from schedule(config, contenders, experiment.rtt_ms)
         return
     rotation = itertools.count()
     for index in range(len(experiment.prompts)):
@@ -88,23 +131,6 @@ def turns_of(experiment: Experiment, config: BenchConfig, contenders: Sequence[C
         for one in everyone[first:] + everyone[:first]:
             condition = Condition(one.method, one.setting, experiment.temperatures[0])
             yield Turn(one, condition, 0, (index,))
-
-
-async def _warm_up(
-    experiment: Experiment, config: BenchConfig, driver: Driver
-) -> tuple[list[Contender], dict[str, str]]:
-    """Has everyone generate a little. Returns who can, and why the others cannot."""
-    present: list[Contender] = []
-    failures: dict[str, str] = {}
-    for one in experiment.contenders:
-        try:
-            for request in _warm_up_requests(one, config):
-                await driver.generate(request, one.options)
-        except GenerationFailed as error:
-            failures[label_of(one)] = str(error)
-        else:
-            present.append(one)
-    return present, failures
 
 
 def _warm_up_requests(contender: Contender, config: BenchConfig) -> Iterator[Request]:

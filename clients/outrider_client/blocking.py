@@ -131,7 +131,7 @@ class BlockingClient:
         self._replicas = Replicas(address)
         self.address = ",".join(self._replicas.addresses)
         self._metadata = tuple(metadata)
-        self._channels = [open_blocking(replica, credentials) for replica in self._replicas.addresses]
+        self._channels = [open_blocking(replica, credentials, retries=False) for replica in self._replicas.addresses]
         self._stubs = [VerifierServiceStub(channel) for channel in self._channels]
         self._healths = [health_pb2_grpc.HealthStub(channel) for channel in self._channels]
 

@@ -21,6 +21,7 @@ from outrider_client.bench.config import (
     SUITES,
     BenchConfig,
     DatastoreConfig,
+    FaultsConfig,
     FlagError,
     MethodsConfig,
     check_suite,
@@ -40,6 +41,7 @@ from outrider_client.failures import FAILED, INTERRUPTED, UNREACHABLE, WRONG_USA
 from outrider_client.stack import termination_as_exit
 
 _DEFAULTS = BenchConfig()
+_FAULTS = FaultsConfig()
 _WIDTH = 118
 
 
@@ -92,6 +94,9 @@ def bench(
         str | None, typer.Option(help="Measure a verifier that runs already, instead of a stack of our own.")
     ] = None,
     parts: Annotated[str, typer.Option(help=f"Parts of the methods' suite, of {', '.join(PARTS)}.")] = ",".join(PARTS),
+    minutes: Annotated[float, typer.Option(help="How long the faults' suite hurts.")] = _FAULTS.minutes,
+    faults: Annotated[int, typer.Option(help="How many faults it has.")] = _FAULTS.num_faults,
+    sessions: Annotated[int, typer.Option(help="How many clients generate meanwhile.")] = _FAULTS.num_sessions,
     quick: Annotated[
         bool, typer.Option("--quick", help="One of the other suites in small sizes: whether it works, not how fast.")
     ] = False,
@@ -104,12 +109,17 @@ def bench(
 
     With --suite methods: all methods, and what each paper claims for its own, measured on the demo pair. Uses --parts
     and the same flags.
+
+    With --suite faults: what callers notice while Redis, datastore, speculator and verifiers are killed, stopped,
+    restarted and cut off. Uses --minutes, --faults, --sessions, --seed, --quick and --out.
     """
     try:
         check_suite(suite, _given(context))
-        config: BenchConfig | DatastoreConfig | MethodsConfig
+        config: BenchConfig | DatastoreConfig | MethodsConfig | FaultsConfig
         if suite == "datastore":
             config = DatastoreConfig(repeats, seed, parse_cores(cores, _available_cores()), quick)
+        elif suite == "faults":
+            config = FaultsConfig(minutes, faults, sessions, seed, quick)
         elif suite == "methods":
             chosen = parse_names("--parts", parts, PARTS)
             config = MethodsConfig(chosen, repeats, seed, parse_cores(cores, _available_cores()), quick)
@@ -144,6 +154,8 @@ def bench(
     console = console if console.is_terminal else Console(width=_WIDTH)
     if isinstance(config, DatastoreConfig):
         _run_datastore(config, out, console)
+    elif isinstance(config, FaultsConfig):
+        _run_faults(config, out, console)
     elif isinstance(config, MethodsConfig):
         _run_methods(config, out, console)
     else:
@@ -166,6 +178,13 @@ def _run_datastore(config: DatastoreConfig, out: Path | None, console: Console) 
 
 def _run_methods(config: MethodsConfig, out: Path | None, console: Console) -> None:
     from outrider_client.bench.methods.suite import run_and_report as run
+
+    if status := run(config, out, console):
+        sys.exit(status)
+
+
+def _run_faults(config: FaultsConfig, out: Path | None, console: Console) -> None:
+    from outrider_client.bench.faults.suite import run_and_report as run
 
     if status := run(config, out, console):
         sys.exit(status)

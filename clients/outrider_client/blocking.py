@@ -136,7 +136,8 @@ class BlockingClient:
         self.address = ",".join(self._replicas.addresses)
         self._metadata = (*metadata, *secured.metadata)
         self._channels = [
-            open_blocking(replica, secured.credentials_for(replica)) for replica in self._replicas.addresses
+            open_blocking(replica, secured.credentials_for(replica), retries=False)
+            for replica in self._replicas.addresses
         ]
         self._stubs = [VerifierServiceStub(channel) for channel in self._channels]
         self._healths = [health_pb2_grpc.HealthStub(channel) for channel in self._channels]

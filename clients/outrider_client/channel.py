@@ -21,11 +21,7 @@ _RETRY_POLICY = {
 _SERVICE_CONFIG = {
     # With dns:///name of a headless service, every replica gets its share.
     "loadBalancingConfig": [{"round_robin": {}}],
-    "methodConfig": [
-        {"name": [{}], "retryPolicy": _RETRY_POLICY},
-        # The clients of a verifier try again by themselves: they know of its other replicas.
-        {"name": [{"service": "outrider.v1.VerifierService"}, {"service": "grpc.health.v1.Health"}]},
-    ],
+    "methodConfig": [{"name": [{}], "retryPolicy": _RETRY_POLICY}],
 }
 
 CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
@@ -37,7 +33,6 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     # Without it a ping that gRPC sends for its own purposes is waited for, for a minute, and no other is sent.
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.enable_retries", 1),
     # A server that restarts is found again quickly; gRPC's own default waits up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     # What a connection may take to come about: handshakes over a long way take longer than the first backoff.
@@ -47,15 +42,18 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
 ]
 
 
-def open_aio(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
-    """An asyncio channel; without credentials it is neither encrypted nor authenticated."""
+def open_aio(address: str, credentials: grpc.ChannelCredentials | None, *, retries: bool = True) -> grpc.aio.Channel:
+    """An asyncio channel; without credentials it is neither encrypted nor authenticated. Without retries every failure
+    is left to the caller."""
+    options = [*CHANNEL_OPTIONS, ("grpc.enable_retries", int(retries))]
     if credentials is None:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
-def open_blocking(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
-    """A blocking channel; without credentials it is neither encrypted nor authenticated."""
+def open_blocking(address: str, credentials: grpc.ChannelCredentials | None, *, retries: bool = True) -> grpc.Channel:
+    """The same, blocking."""
+    options = [*CHANNEL_OPTIONS, ("grpc.enable_retries", int(retries))]
     if credentials is None:
-        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, credentials, options=options)

@@ -156,7 +156,9 @@ class Client:
         self._replicas = Replicas(address)
         self.address = ",".join(self._replicas.addresses)
         self._metadata = (*metadata, *secured.metadata)
-        self._channels = [open_aio(replica, secured.credentials_for(replica)) for replica in self._replicas.addresses]
+        self._channels = [
+            open_aio(replica, secured.credentials_for(replica), retries=False) for replica in self._replicas.addresses
+        ]
         self._stubs = [VerifierServiceStub(channel) for channel in self._channels]
         self._healths = [health_pb2_grpc.HealthStub(channel) for channel in self._channels]
 

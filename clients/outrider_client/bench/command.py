@@ -22,6 +22,7 @@ from outrider_client.bench.config import (
     SUITES,
     BenchConfig,
     DatastoreConfig,
+    FaultsConfig,
     FlagError,
     MethodsConfig,
     NetworkConfig,
@@ -44,6 +45,7 @@ from outrider_client.security_options import secured
 from outrider_client.stack import termination_as_exit
 
 _DEFAULTS = BenchConfig()
+_FAULTS = FaultsConfig()
 _WIDTH = 118
 
 
@@ -104,6 +106,9 @@ def bench(
             f"{', '.join(NETWORK_PARTS)}. Default: all."
         ),
     ] = None,
+    minutes: Annotated[float, typer.Option(help="How long the faults' suite hurts.")] = _FAULTS.minutes,
+    faults: Annotated[int, typer.Option(help="How many faults it has.")] = _FAULTS.num_faults,
+    sessions: Annotated[int, typer.Option(help="How many clients generate meanwhile.")] = _FAULTS.num_sessions,
     quick: Annotated[
         bool, typer.Option("--quick", help="One of the other suites in small sizes: whether it works, not how fast.")
     ] = False,
@@ -120,12 +125,17 @@ def bench(
 
     With --suite network: the methods over longer and longer ways, the bytes on them, and a lossy network, if this user
     may make one. Uses --parts and the same flags.
+
+    With --suite faults: what callers notice while Redis, datastore, speculator and verifiers are killed, stopped,
+    restarted and cut off. Uses --minutes, --faults, --sessions, --seed, --quick and --out.
     """
     try:
         check_suite(suite, _given(context))
-        config: BenchConfig | DatastoreConfig | MethodsConfig | NetworkConfig
+        config: BenchConfig | DatastoreConfig | MethodsConfig | NetworkConfig | FaultsConfig
         if suite == "datastore":
             config = DatastoreConfig(repeats, seed, parse_cores(cores, _available_cores()), quick)
+        elif suite == "faults":
+            config = FaultsConfig(minutes, faults, sessions, seed, quick)
         elif suite == "methods":
             chosen = parse_names("--parts", parts, PARTS) if parts is not None else PARTS
             config = MethodsConfig(chosen, repeats, seed, parse_cores(cores, _available_cores()), quick)
@@ -164,6 +174,8 @@ def bench(
     console = console if console.is_terminal else Console(width=_WIDTH)
     if isinstance(config, DatastoreConfig):
         _run_datastore(config, out, console)
+    elif isinstance(config, FaultsConfig):
+        _run_faults(config, out, console)
     elif isinstance(config, MethodsConfig):
         _run_methods(config, out, console)
     elif isinstance(config, NetworkConfig):
@@ -206,6 +218,13 @@ def _run_methods(config: MethodsConfig, out: Path | None, console: Console) -> N
 
 def _run_network(config: NetworkConfig, out: Path | None, console: Console) -> None:
     from outrider_client.bench.network.suite import run_and_report as run
+
+    if status := run(config, out, console):
+        sys.exit(status)
+
+
+def _run_faults(config: FaultsConfig, out: Path | None, console: Console) -> None:
+    from outrider_client.bench.faults.suite import run_and_report as run
 
     if status := run(config, out, console):
         sys.exit(status)

@@ -42,6 +42,11 @@ class BenchRedis:
         """Where it listens."""
         return f"redis://127.0.0.1:{self.port}/0"
 
+    @property
+    def pid(self) -> int:
+        """Its process; 0 = not running."""
+        return self._process.pid if self._process is not None else 0
+
     def start(self) -> None:
         """Returns when it serves: a durable one has read its file by then. Raises RedisFailed."""
         options = {"bind": "127.0.0.1", "port": self.port, "save": "", "dir": self._folder}

@@ -1,0 +1,1 @@
+"""`outrider bench --suite faults`: what callers notice while parts die, hang, lie and come back."""

@@ -19,6 +19,7 @@ from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider_client.client import Client
 from outrider_client.errors import OutOfRange, PermissionDenied, ResourceExhausted, Unauthenticated
 from tests.certificates import credentials_file, entry
+from tests.rpc.scripted_datastore import scripted_datastore
 from tests.services import running_verifier, target_model
 
 PROMPT = "def add(a, b):\n"
@@ -56,6 +57,22 @@ async def test_a_tenant_has_its_sessions_whatever_the_others_do(tmp_path: Path) 
             await nobody.complete(PROMPT)
         for client in (one, two, other, drafter, nobody):
             await client.close()
+
+
+async def test_a_session_belongs_to_the_tenant_of_its_callers_credentials(tmp_path: Path) -> None:
+    entries = [entry(name, "generate", tenant=name) for name in ("acme", "other")] + [entry("nobody's", "generate")]
+    async with (
+        scripted_datastore() as (datastore, peer),
+        running_verifier(interceptors=[gate(tmp_path, *entries)], datastore=peer.state.address) as verifier,
+    ):
+        for token, tenant in (("acme", "acme"), ("other", "other"), ("nobody's", "")):
+            datastore.lookups.clear()
+            async with Client(verifier.address, token=token) as client:
+                await client.complete(PROMPT, max_tokens=4, ignore_eos=True, method="retrieval")
+            async with asyncio.timeout(10):
+                while not datastore.lookups:  # noqa: ASYNC110 - the server has no event for it
+                    await asyncio.sleep(0.005)
+            assert {request.scope.tenant for request in datastore.lookups if request.HasField("scope")} == {tenant}
 
 
 async def test_requests_and_tokens_are_counted_and_the_refusal_says_when_to_come_back(tmp_path: Path) -> None:

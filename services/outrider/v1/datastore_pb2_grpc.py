@@ -129,6 +129,7 @@ class DatastoreServiceServicer:
         * `INVALID_ARGUMENT`: a field is missing or outside its range; the message names the field and the rule.
         * `NOT_FOUND`: there is no corpus of that name.
         * `FAILED_PRECONDITION`: this server serves another tokenizer; the message names both.
+        * `PERMISSION_DENIED`: the scope names another tenant than the caller's own, and the caller does not speak for all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -164,13 +165,14 @@ class DatastoreServiceServicer:
         Errors: as Record, and
         * `INVALID_ARGUMENT`: also for a number of tokens that differs from the announced one, and for more tokens than the server takes.
         * `DEADLINE_EXCEEDED`: the caller has sent nothing for the server's stall timeout.
+        * `PERMISSION_DENIED`: as DeleteCorpus.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListCorpora(self, request, context):
-        """Lists the prior corpora.
+        """Lists the prior corpora: those of all tenants, and of the others those that the caller may know of.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -181,6 +183,7 @@ class DatastoreServiceServicer:
 
         Errors:
         * `NOT_FOUND`: there is none of that name.
+        * `PERMISSION_DENIED`: it is another tenant's, or of all tenants, and the caller is the manager of one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

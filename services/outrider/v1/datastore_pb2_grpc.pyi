@@ -65,6 +65,7 @@ class DatastoreServiceStub:
     * `INVALID_ARGUMENT`: a field is missing or outside its range; the message names the field and the rule.
     * `NOT_FOUND`: there is no corpus of that name.
     * `FAILED_PRECONDITION`: this server serves another tokenizer; the message names both.
+    * `PERMISSION_DENIED`: the scope names another tenant than the caller's own, and the caller does not speak for all.
     """
     Record: _grpc.StreamStreamMultiCallable[_datastore_pb2.RecordRequest, _datastore_pb2.RecordResponse]
     """Records what was accepted and what was refused. One answer for each request, in order, once Redis has it: what was answered survives
@@ -88,14 +89,16 @@ class DatastoreServiceStub:
     Errors: as Record, and
     * `INVALID_ARGUMENT`: also for a number of tokens that differs from the announced one, and for more tokens than the server takes.
     * `DEADLINE_EXCEEDED`: the caller has sent nothing for the server's stall timeout.
+    * `PERMISSION_DENIED`: as DeleteCorpus.
     """
     ListCorpora: _grpc.UnaryUnaryMultiCallable[_datastore_pb2.ListCorporaRequest, _datastore_pb2.ListCorporaResponse]
-    """Lists the prior corpora."""
+    """Lists the prior corpora: those of all tenants, and of the others those that the caller may know of."""
     DeleteCorpus: _grpc.UnaryUnaryMultiCallable[_datastore_pb2.DeleteCorpusRequest, _datastore_pb2.DeleteCorpusResponse]
     """Deletes a prior corpus.
 
     Errors:
     * `NOT_FOUND`: there is none of that name.
+    * `PERMISSION_DENIED`: it is another tenant's, or of all tenants, and the caller is the manager of one.
     """
     GetInfo: _grpc.UnaryUnaryMultiCallable[_datastore_pb2.DatastoreServiceGetInfoRequest, _datastore_pb2.DatastoreServiceGetInfoResponse]
     """Describes this server."""
@@ -137,6 +140,7 @@ class DatastoreServiceAsyncStub(DatastoreServiceStub):
     * `INVALID_ARGUMENT`: a field is missing or outside its range; the message names the field and the rule.
     * `NOT_FOUND`: there is no corpus of that name.
     * `FAILED_PRECONDITION`: this server serves another tokenizer; the message names both.
+    * `PERMISSION_DENIED`: the scope names another tenant than the caller's own, and the caller does not speak for all.
     """
     Record: _aio.StreamStreamMultiCallable[_datastore_pb2.RecordRequest, _datastore_pb2.RecordResponse]  # type: ignore[assignment]
     """Records what was accepted and what was refused. One answer for each request, in order, once Redis has it: what was answered survives
@@ -160,14 +164,16 @@ class DatastoreServiceAsyncStub(DatastoreServiceStub):
     Errors: as Record, and
     * `INVALID_ARGUMENT`: also for a number of tokens that differs from the announced one, and for more tokens than the server takes.
     * `DEADLINE_EXCEEDED`: the caller has sent nothing for the server's stall timeout.
+    * `PERMISSION_DENIED`: as DeleteCorpus.
     """
     ListCorpora: _aio.UnaryUnaryMultiCallable[_datastore_pb2.ListCorporaRequest, _datastore_pb2.ListCorporaResponse]  # type: ignore[assignment]
-    """Lists the prior corpora."""
+    """Lists the prior corpora: those of all tenants, and of the others those that the caller may know of."""
     DeleteCorpus: _aio.UnaryUnaryMultiCallable[_datastore_pb2.DeleteCorpusRequest, _datastore_pb2.DeleteCorpusResponse]  # type: ignore[assignment]
     """Deletes a prior corpus.
 
     Errors:
     * `NOT_FOUND`: there is none of that name.
+    * `PERMISSION_DENIED`: it is another tenant's, or of all tenants, and the caller is the manager of one.
     """
     GetInfo: _aio.UnaryUnaryMultiCallable[_datastore_pb2.DatastoreServiceGetInfoRequest, _datastore_pb2.DatastoreServiceGetInfoResponse]  # type: ignore[assignment]
     """Describes this server."""
@@ -212,6 +218,7 @@ class DatastoreServiceServicer(metaclass=_abc_1.ABCMeta):
         * `INVALID_ARGUMENT`: a field is missing or outside its range; the message names the field and the rule.
         * `NOT_FOUND`: there is no corpus of that name.
         * `FAILED_PRECONDITION`: this server serves another tokenizer; the message names both.
+        * `PERMISSION_DENIED`: the scope names another tenant than the caller's own, and the caller does not speak for all.
         """
 
     @_abc_1.abstractmethod
@@ -253,6 +260,7 @@ class DatastoreServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: as Record, and
         * `INVALID_ARGUMENT`: also for a number of tokens that differs from the announced one, and for more tokens than the server takes.
         * `DEADLINE_EXCEEDED`: the caller has sent nothing for the server's stall timeout.
+        * `PERMISSION_DENIED`: as DeleteCorpus.
         """
 
     @_abc_1.abstractmethod
@@ -261,7 +269,7 @@ class DatastoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _datastore_pb2.ListCorporaRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_datastore_pb2.ListCorporaResponse, _abc.Awaitable[_datastore_pb2.ListCorporaResponse]]:
-        """Lists the prior corpora."""
+        """Lists the prior corpora: those of all tenants, and of the others those that the caller may know of."""
 
     @_abc_1.abstractmethod
     def DeleteCorpus(
@@ -273,6 +281,7 @@ class DatastoreServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * `NOT_FOUND`: there is none of that name.
+        * `PERMISSION_DENIED`: it is another tenant's, or of all tenants, and the caller is the manager of one.
         """
 
     @_abc_1.abstractmethod

@@ -33,7 +33,7 @@ class Attempts:
         self._replicas, self._clock = replicas, clock
         self._deadline = math.inf if timeout_s is None else clock() + timeout_s
         self._heard_at = clock()
-        self._num_refusals = self._num_failures = self._num_pauses = 0
+        self._forget_failures()
 
     @property
     def remaining_s(self) -> float | None:
@@ -47,7 +47,7 @@ class Attempts:
 
     def begin(self) -> int:
         """The replica to ask now."""
-        self.replica, self._heard_at = self._replicas.next(), self._clock()
+        self.replica, self._heard_at = self._replicas.next(self._num_failures), self._clock()
         return self.replica
 
     def answered(self) -> None:
@@ -63,6 +63,10 @@ class Attempts:
         self._count_refusal(error)
         return self._pause_s()
 
+    def _forget_failures(self) -> None:
+        self._num_failures = [0] * len(self._replicas.addresses)
+        self._num_pauses = 0
+
     def _fail(self, error: OutriderError) -> None:
         """The replica is left alone for a while. Raises the error if there is no time left."""
         now = self._clock()
@@ -70,19 +74,17 @@ class Attempts:
             raise error
         retry_after_s = error.retry_after_s or 0.0 if isinstance(error, ResourceExhausted) else 0.0
         self._replicas.failed(self.replica, max(now - self._heard_at, retry_after_s))
+        self._num_failures[self.replica] += 1
 
     def _count_refusal(self, error: OutriderError) -> None:
-        """Whoever asks should soon know that nobody takes it. Raises the error if it was asked often enough."""
-        num_replicas = len(self._replicas.addresses)
+        """Whoever asks should soon know that nobody takes it. Raises the error if each was asked often enough."""
         is_full = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        self._num_refusals += 1
-        if (is_full and num_replicas == 1) or self._num_refusals >= NUM_ROUNDS * num_replicas:
+        if (is_full and len(self._num_failures) == 1) or min(self._num_failures) >= NUM_ROUNDS:
             raise error
 
     def _pause_s(self) -> float:
-        """Nothing before every replica has failed; then longer each time."""
-        self._num_failures += 1
-        if self._replicas.has_fresh or self._num_failures % len(self._replicas.addresses):
+        """Nothing before every replica has failed as often as the others; then longer each time."""
+        if self._replicas.has_fresh or min(self._num_failures) <= self._num_pauses:
             return 0.0
         pause_s = min(LAST_PAUSE_S, FIRST_PAUSE_S * 2.0**self._num_pauses) * random.uniform(0.8, 1.2)
         self._num_pauses += 1

@@ -27,13 +27,18 @@ class Replicas:
         self.is_closed = False
         """Whether the client has hung up: nothing is to be tried again."""
 
-    def next(self) -> int:
-        """The number of the replica to ask: the next one in turn. If all have just failed, the one to come back
-        first."""
+    def next(self, num_failures: Sequence[int] = ()) -> int:
+        """The number of the replica to ask: the next one in turn. If all have just failed, the one that has failed the
+        least often by `num_failures`, a number for each; among equals, the first to come back."""
         with self._lock:
             now, count = self._clock(), len(self.addresses)
-            in_turn = [(self._turn + offset) % count for offset in range(count)]
-            chosen = min(in_turn, key=lambda number: max(now, self._avoided_until[number]))
+
+            def merit(number: int) -> tuple[float, float]:
+                if self._avoided_until[number] <= now:
+                    return -1.0, 0.0
+                return num_failures[number] if num_failures else 0, self._avoided_until[number]
+
+            chosen = min(((self._turn + offset) % count for offset in range(count)), key=merit)
             self._turn = (chosen + 1) % count
             return chosen
 

@@ -47,7 +47,9 @@ class Course(Attempts):
         self._stall_timeout_s = _seconds("stall_timeout_s", options.get("stall_timeout_s"), STALL_TIMEOUT_S)
         self._began_at = clock()
         self._broken_at: float | None = None
-        self._was_admitted = self._is_admitted = self._is_fruitful = False
+        self._was_admitted = self._is_admitted = False
+        self._is_excused = False
+        """Whether the end of this call says nothing against the request."""
         self._num_fruitless = 0
 
     def await_message(self) -> float | None:
@@ -55,14 +57,14 @@ class Course(Attempts):
         None = for ever."""
         self._heard_at = self._clock()  # what came while nobody read is no silence
         limit_s = self._stall_timeout_s
-        if self._broken_at is not None:
+        if self._broken_at is not None and not self._is_admitted:
             left_s = self._broken_at + self._resume_timeout_s - self._clock()
             limit_s = min(limit_s, max(LAST_CHANCE_S, left_s))
         return None if math.isinf(limit_s) else limit_s
 
     def request(self, seed: int | None, token_ids: Sequence[int]) -> verifier_pb2.GenerateRequest:
         """What the next call asks: what is left of the request, after this seed and these tokens have arrived."""
-        self._is_admitted = self._is_fruitful = False
+        self._is_admitted = self._is_excused = False
         request = verifier_pb2.GenerateRequest()
         request.CopyFrom(self._request)
         if seed is not None:
@@ -74,14 +76,15 @@ class Course(Attempts):
         """A message has come."""
         self.answered()
         self._is_admitted = self._was_admitted = True
-        self._broken_at = None
         if response.WhichOneof("event") == "chunk":
-            self._is_fruitful = True
-            self._num_fruitless = self._num_failures = self._num_pauses = 0
+            self._is_excused = True
+            self._broken_at, self._num_fruitless = None, 0
+            self._forget_failures()
 
     def stalled(self) -> OutriderError:
         """What it means that nothing came for so long."""
         silent_s = self._clock() - self._heard_at
+        self._is_excused = True  # it may be slow: that is no reason to suspect the request
         return Unavailable(f"nothing came from {self._replicas.addresses[self.replica]} for {silent_s:.3g} s")
 
     def after(self, error: OutriderError) -> float:
@@ -100,8 +103,7 @@ class Course(Attempts):
 
     def _count_refusal(self, error: OutriderError) -> None:
         super()._count_refusal(error)
-        is_asked_everywhere = self._num_refusals >= len(self._replicas.addresses)
-        if is_asked_everywhere and self._clock() - self._began_at >= self._resume_timeout_s:
+        if min(self._num_failures) and self._clock() - self._began_at >= self._resume_timeout_s:
             raise error
 
     def _count_break(self, error: OutriderError) -> None:
@@ -109,7 +111,7 @@ class Course(Attempts):
         now = self._clock()
         if self._broken_at is None:
             self._broken_at = now
-        if not self._is_fruitful and (self._is_admitted or error.code not in REFUSALS):
+        if not self._is_excused and (self._is_admitted or error.code not in REFUSALS):
             self._num_fruitless += 1
         if now - self._broken_at >= self._resume_timeout_s or self._num_fruitless > MAX_FRUITLESS:
             raise error

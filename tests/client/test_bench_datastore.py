@@ -51,7 +51,7 @@ app.command()(bench)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--suite", "everything"], "--suite must be one of generation, datastore, methods, got 'everything'"),
+        (["--suite", "everything"], "--suite must be one of generation, datastore, methods, faults, got 'everything'"),
         (["--suite", "datastore", "--methods", "off"], "--methods must be unset with --suite datastore, got 'off'"),
         # The value of the default is refused, too: it would be ignored just the same.
         (["--suite", "datastore", "--rtt-ms", "0"], "--rtt-ms must be unset with --suite datastore, got '0'"),
@@ -72,16 +72,17 @@ def test_a_wrong_flag_is_one_line_that_names_it(arguments: list[str], message: s
 
 def test_every_flag_is_used_by_a_suite_or_refused_by_it() -> None:
     names = set(inspect.signature(bench).parameters) - {"context"}
-    refused: dict[str, set[str]] = {"generation": set(), "datastore": set(), "methods": set()}
+    refused: dict[str, set[str]] = {"generation": set(), "datastore": set(), "methods": set(), "faults": set()}
     for suite, found in refused.items():
         for name in names:
             try:
                 check_suite(suite, {name: "given"})
             except FlagError:
                 found.add(name)
-    assert refused["generation"] == {"quick", "parts"}
+    assert refused["generation"] == {"quick", "parts", "minutes", "faults", "sessions"}
     assert names - refused["datastore"] == {"suite", "repeats", "seed", "cores", "quick", "out"}
     assert names - refused["methods"] == {"suite", "repeats", "seed", "cores", "quick", "out", "parts"}
+    assert names - refused["faults"] == {"suite", "seed", "quick", "out", "minutes", "faults", "sessions"}
 
 
 def test_a_target_is_met_at_its_very_limit_and_by_the_median() -> None:

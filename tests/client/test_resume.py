@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import grpc
@@ -42,6 +43,13 @@ async def complete(address: str, kind: str, **options: object) -> Result:
             return client.complete(PROMPT, **given)
 
     return await asyncio.to_thread(complete_blocking)
+
+
+def until_gone(context: grpc.ServicerContext) -> None:
+    """Returns when the caller of this very call has gone."""
+    gone = threading.Event()
+    context.add_callback(gone.set)
+    gone.wait(30)
 
 
 def breaks_once(verifier: FakeVerifier, code: Code = Code.UNAVAILABLE) -> Script:
@@ -215,6 +223,38 @@ async def test_all_calls_go_to_a_replica_that_answers(verifier: FakeVerifier, ki
             assert blocking.info().model.model_id == "fake"
             assert blocking.tokenize("ab") == [97, 98]
             assert blocking.health()
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
+async def test_a_replica_that_is_slow_is_not_given_up_because_the_other_is_dead(
+    verifier: FakeVerifier, kind: str
+) -> None:
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        if len(verifier.requests) <= 2:
+            until_gone(context)
+        else:
+            yield from a_good_generation(request, context)
+
+    verifier.script = script
+    result = await complete(f"{NOBODY},{verifier.address}", kind, stall_timeout_s=1.5)
+    assert result.text == "a b c d"
+
+
+async def test_a_server_that_is_slow_after_each_resumption_is_no_reason_to_suspect_the_request(
+    verifier: FakeVerifier,
+) -> None:
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        yield started()
+        if 1 < len(verifier.requests) < 8:
+            until_gone(context)
+            return
+        yield chunk(5, text="a")
+        if len(verifier.requests) == 1:
+            context.abort(Code.UNAVAILABLE, "draining")
+        yield finished()
+
+    verifier.script = script
+    assert (await complete(verifier.address, "asyncio", stall_timeout_s=0.1)).token_ids == (5, 5)
 
 
 async def test_nobody_there_is_said_within_a_few_seconds() -> None:

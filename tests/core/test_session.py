@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.params import Method, SamplingParams, Source
-from outrider.core.session import FinishReason, Session, SessionSpec
+from outrider.core.session import FinishReason, Session, SessionSpec, ending_of
 from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import TokenId
 
@@ -93,6 +93,14 @@ def test_a_resumed_generation_goes_on_as_the_interrupted_one_would_have(num_resu
     assert resumed.num_output_tokens == num_resumed
     run(resumed, None)
     assert resumed.output_token_ids == whole.output_token_ids
+
+
+def test_only_a_generation_with_all_its_tokens_is_over_before_it_begins() -> None:
+    assert ending_of(replace(SPEC, resume_token_ids=(1,) * (SPEC.max_tokens - 1))) is None
+    ending = ending_of(replace(SPEC, resume_token_ids=(1,) * SPEC.max_tokens))
+    assert ending is not None
+    assert (ending.finish_reason, ending.token_ids) == (FinishReason.LENGTH, ())
+    assert ending.base_len == len(SPEC.prompt_token_ids) + SPEC.max_tokens
 
 
 def chain_session(*tokens: TokenId, **changes: object) -> Session:

@@ -74,7 +74,7 @@ class PeerState:
             [
                 *CHANNEL_OPTIONS,
                 ("grpc.initial_reconnect_backoff_ms", 100),
-                ("grpc.min_reconnect_backoff_ms", 100),
+                ("grpc.min_reconnect_backoff_ms", 2000),
                 ("grpc.max_reconnect_backoff_ms", 1000),
             ],
         )

@@ -183,8 +183,9 @@ class SpeculationStream:
         attempt = 0
         while True:
             was_attached = False
+            call = self._stub.Speculate(self._requests())
             try:
-                async for response in self._stub.Speculate(self._requests()):
+                async for response in call:
                     if readable(response).WhichOneof("event") == "opened":
                         was_attached, attempt = True, 0
                         self._state.up()
@@ -204,6 +205,9 @@ class SpeculationStream:
                 self._state.down(f"it sent a draft that cannot be one: {error}")
             except Unreadable as error:
                 self._state.down(str(error))
+            finally:
+                # Cancelled between two steps of grpc.aio, it would stay open until the collector comes by.
+                call.cancel()
             if was_attached or attempt == 0:
                 self._listener.on_detached()
             attempt += 1

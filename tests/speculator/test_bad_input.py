@@ -10,10 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from outrider.core.params import Source
-from outrider.core.tree import Draft, DraftCost
 from outrider.rpc.convert import PROTOCOL_VERSION
-from outrider.speculator.servicer import HIGH_WATER, _Stream
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
 from tests.services import RunningSpeculator, running_speculator
 
@@ -257,60 +254,6 @@ async def test_a_repeated_commit_changes_nothing(stub: Any, speculator: RunningS
     assert (once.base_len, draft.base_len) == (11, 12)
     call.cancel()
     assert await speculator.is_idle()
-
-
-async def test_who_opens_a_stream_and_says_nothing_holds_no_session(stub: Any, speculator: RunningSpeculator) -> None:
-    silent = [stub.Speculate() for _ in range(3)]
-    for call in silent:
-        await call.wait_for_connection()
-    call = stub.Speculate()
-    await call.write(opening(speculator))
-    assert len((await first_draft(call)).token_ids) == 4
-    for each in (call, *silent):
-        each.cancel()
-    assert await speculator.is_idle()
-
-
-async def test_a_caller_that_reads_nothing_is_cut_off(
-    speculator: RunningSpeculator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(speculator.servicer, "_stall_timeout_s", 0.3)
-    wide = types_pb2.SpeculationParams(
-        method=types_pb2.METHOD_CARD, num_speculative_tokens=32, lookahead=64, card={"beam_width": 256}
-    )
-    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
-    async with grpc.aio.insecure_channel(speculator.address, options=options) as channel:
-        call = speculator_pb2_grpc.SpeculatorServiceStub(channel).Speculate()
-        await call.write(opening(speculator, speculation=wide))
-        position = len(PROMPT)
-        await call.read()
-        while speculator.servicer.num_sessions:
-            await call.write(commit(position, [position]))
-            position += 1
-            assert position < 1500
-            await asyncio.sleep(0.02)
-        with suppress(grpc.aio.AioRpcError):
-            while await call.read() is not grpc.aio.EOF:
-                pass
-        assert await call.code() is Code.DEADLINE_EXCEEDED
-        assert await call.details() == "the caller has read nothing for 0.3 s"
-    assert await speculator.is_idle()
-
-
-async def test_a_caller_that_is_behind_is_not_read_from() -> None:
-    stream = _Stream("s", (1, 2), 100)
-    draft = Draft(2, 1, [0], [5], [0.0], Source.DRAFT)
-    for _ in range(HIGH_WATER):
-        assert await asyncio.wait_for(stream.room(), 10) is None
-        stream.send(draft, DraftCost())
-        await asyncio.sleep(0)
-    waiting = asyncio.create_task(stream.room())
-    responses = stream.responses()
-    for _ in range(HIGH_WATER // 2):
-        assert not waiting.done()
-        await anext(responses)
-    await anext(responses)
-    await asyncio.wait_for(waiting, 10)
 
 
 async def test_what_comes_in_for_one_session_ends_no_other(

@@ -1,0 +1,91 @@
+"""Callers that read nothing, or say nothing: nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import pytest
+
+from outrider.core.params import Source
+from outrider.core.tree import Draft, DraftCost
+from outrider.speculator.servicer import HIGH_WATER, _Stream
+from outrider.v1 import speculator_pb2_grpc
+from tests.services import RunningSpeculator, running_speculator
+from tests.speculator.test_bad_input import PROMPT, Code, commit, first_draft, opening
+
+
+@pytest.fixture
+async def speculator() -> AsyncIterator[RunningSpeculator]:
+    async with running_speculator(max_num_sessions=1) as running:
+        yield running
+
+
+@pytest.fixture
+async def stub(speculator: RunningSpeculator) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(speculator.address) as channel:
+        yield speculator_pb2_grpc.SpeculatorServiceStub(channel)
+
+
+async def test_who_opens_a_stream_and_says_nothing_holds_no_session(stub: Any, speculator: RunningSpeculator) -> None:
+    silent = [stub.Speculate() for _ in range(3)]
+    for call in silent:
+        await call.wait_for_connection()
+    call = stub.Speculate()
+    await call.write(opening(speculator))
+    assert len((await first_draft(call)).token_ids) == 4
+    for each in (call, *silent):
+        each.cancel()
+    assert await speculator.is_idle()
+
+
+async def test_a_caller_that_reads_nothing_is_cut_off(
+    speculator: RunningSpeculator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculator.servicer, "_stall_timeout_s", 0.3)
+    loop, has_drafted, send = asyncio.get_running_loop(), asyncio.Event(), _Stream.send
+
+    def noticed(stream: _Stream, draft: Draft, cost: DraftCost) -> None:
+        send(stream, draft, cost)
+        loop.call_soon_threadsafe(has_drafted.set)
+
+    monkeypatch.setattr(_Stream, "send", noticed)
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]  # little is read ahead for it
+    async with grpc.aio.insecure_channel(speculator.address, options=options) as channel:
+        call = speculator_pb2_grpc.SpeculatorServiceStub(channel).Speculate()
+        await call.write(opening(speculator))
+        await call.read()
+        for position in range(len(PROMPT), 1500):
+            # The next commit when the last one has brought a draft; or none comes any more.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await has_drafted.wait()
+            has_drafted.clear()
+            if not speculator.servicer.num_sessions:
+                break
+            await call.write(commit(position, [position]))
+        with suppress(grpc.aio.AioRpcError):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        assert await call.code() is Code.DEADLINE_EXCEEDED
+        assert await call.details() == "the caller has read nothing for 0.3 s"
+    assert await speculator.is_idle()
+
+
+async def test_a_caller_that_is_behind_is_not_read_from() -> None:
+    stream = _Stream("s", (1, 2), 100)
+    draft = Draft(2, 1, [0], [5], [0.0], Source.DRAFT)
+    for _ in range(HIGH_WATER):
+        assert await asyncio.wait_for(stream.room(), 10) is None
+        stream.send(draft, DraftCost())
+        await asyncio.sleep(0)
+    waiting = asyncio.create_task(stream.room())
+    responses = stream.responses()
+    for _ in range(HIGH_WATER // 2):
+        assert not waiting.done()
+        await anext(responses)
+    await anext(responses)
+    await asyncio.wait_for(waiting, 10)

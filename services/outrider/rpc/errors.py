@@ -138,6 +138,11 @@ def rpc_errors(context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[None]:
         _set_status(context, invalid_argument(error))
     except (grpc.aio.AbortError, GeneratorExit):
         raise
+    except grpc.aio.InternalError:
+        # A message could not be sent: the caller has gone, or its deadline has passed, while it was.
+        log.info("rpc.broken", peer=context.peer())
+        context.set_code(grpc.StatusCode.UNAVAILABLE)
+        context.set_details("the stream broke while a message was sent")
     except Exception:
         log.exception("rpc.failed")
         context.set_code(grpc.StatusCode.INTERNAL)

@@ -120,7 +120,6 @@ def test_an_application_at_the_edge_is_held_against_plain_decoding_in_the_cloud(
 def test_what_was_never_run_is_not_measured() -> None:
     results = NetworkSuite(NetworkConfig()).results()
     assert {each["verdict"] for each in results["claims"]} == {NOT_MEASURED}
-    assert "18 not measured" not in to_markdown(results)
     assert to_markdown(results).count("##") == len(NETWORK_PARTS)
 
 

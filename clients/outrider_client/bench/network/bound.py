@@ -12,7 +12,7 @@ from outrider.core.odds import Odds
 from outrider.core.patience import Waiting
 from outrider.core.rows import ForwardTimes
 from outrider.core.simulation import SimulatedCosts, SimulatedMethod, simulate
-from outrider_client.bench.experiment import DRAFT, TARGET
+from outrider_client.bench.experiment import DRAFT
 from outrider_client.bench.network.plan import SMALL_TARGET, Sizes
 from outrider_client.bench.prompts import choose, default_prompts
 from outrider_client.bench.workers import Worker
@@ -74,17 +74,17 @@ class MeasuredCosts:
         return SimulatedCosts(target_ms, draft_ms, self.latency_ms + rtt_ms, self.overhead_ms)
 
 
-async def measure_forwards(dtype: str, core: int | None) -> tuple[dict[int, float], dict[int, float]]:
+async def measure_forwards(target: str, core: int | None) -> tuple[dict[int, float], dict[int, float]]:
     """Times of forwards of the target and of the draft model, in milliseconds, by rows."""
-    worker = await _start(TARGET, dtype, core)
+    worker = await _start(target, "auto", core)
     try:
         times = await worker.call(
             "measure", target_rows=list(TARGET_ROWS), draft_rows=list(DRAFT_ROWS), context=CONTEXT_LEN
         )
     finally:
         await worker.stop()
-    target, draft = ({int(rows): ms for rows, ms in times[f"{who}_forward_ms"].items()} for who in ("target", "draft"))
-    return target, draft
+    of_target, of_draft = times["target_forward_ms"], times["draft_forward_ms"]
+    return {int(rows): ms for rows, ms in of_target.items()}, {int(rows): ms for rows, ms in of_draft.items()}
 
 
 async def watch(temperatures: Sequence[float], sizes: Sizes, seed: int, core: int | None) -> dict[float, Odds]:

@@ -48,6 +48,7 @@ def _round_trips(sizes: Sizes, repeats: int) -> list[Experiment]:
             _code(sizes.num_prompts),
             sizes.max_tokens,
             repeats,
+            target=sizes.target,
             rtt_ms=rtt_ms,
         )
         for rtt_ms, temperature, contenders in wanted
@@ -67,6 +68,7 @@ def _traffic(sizes: Sizes, _: int) -> list[Experiment]:
             _code(sizes.num_prompts),
             sizes.max_tokens,
             repeats=1,
+            target=sizes.target,
         )
         for temperature, contenders in ((0.0, methods), (1.0, methods + by_ratio))
     ]
@@ -76,7 +78,17 @@ def _wan(sizes: Sizes, repeats: int) -> list[Experiment]:
     everyone = (PLAIN, *map(contender, WAN_METHODS))
     texts = _code(sizes.text_prompts)
     return [
-        Experiment(WAN, "wan", "Speed", everyone, (0.0,), _code(sizes.num_prompts), sizes.max_tokens, repeats),
+        Experiment(
+            WAN,
+            "wan",
+            "Speed",
+            everyone,
+            (0.0,),
+            _code(sizes.num_prompts),
+            sizes.max_tokens,
+            repeats,
+            target=sizes.target,
+        ),
         Experiment(
             WAN_TEXTS,
             "wan",
@@ -104,6 +116,7 @@ def _edge(sizes: Sizes, repeats: int) -> list[Experiment]:
             _code(sizes.num_prompts),
             sizes.max_tokens,
             repeats,
+            target=sizes.target,
             note=note,
         )
     ]

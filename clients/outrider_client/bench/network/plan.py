@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider_client.bench.config import NetworkConfig
+from outrider_client.bench.experiment import TARGET
 from outrider_client.link.line import LinkSettings
 
 SMALL_TARGET = "demo/target"
@@ -21,6 +22,7 @@ EDGE_RTT_MS = 40.0
 class Sizes:
     """How much of everything."""
 
+    target: str = TARGET
     num_prompts: int = 2
     """Of the round trips, of the WAN and of the edge."""
     max_tokens: int = 64
@@ -41,6 +43,7 @@ class Sizes:
 
 
 QUICK = Sizes(
+    target=SMALL_TARGET,
     num_prompts=1,
     max_tokens=12,
     rtts_ms=(0.0, 10.0),

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from outrider_client.bench.config import BenchConfig, NetworkConfig
 from outrider_client.bench.environment import describe_environment
-from outrider_client.bench.experiment import TARGET, Experiment
+from outrider_client.bench.experiment import Experiment
 from outrider_client.bench.measured import Measured
 from outrider_client.bench.network.asked import Evidence, claims_of
 from outrider_client.bench.network.bound import (
@@ -90,7 +90,7 @@ class NetworkSuite:
             "environment": describe_environment(self._models, config.cores),
             "config": {
                 "parts": list(config.parts),
-                "target": TARGET,
+                "target": self.sizes.target,
                 "repeats": config.repeats,
                 "seed": config.seed,
                 "cores": list(config.cores),
@@ -172,7 +172,7 @@ class NetworkSuite:
     async def _simulate(self, say: Say) -> None:
         core = self.config.cores[0] if self.config.cores else None
         say("measuring forwards")
-        target_ms, draft_ms = await measure_forwards("auto", core)
+        target_ms, draft_ms = await measure_forwards(self.sizes.target, core)
         rtts_ms = {0.0: self.sizes.rtts_ms, 1.0: self.sizes.sampled_rtts_ms}
         say("watching the draft model")
         odds = await watch(list(rtts_ms), self.sizes, self.config.seed, core)

@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor
 
 from outrider.core import acceptance
-from outrider.core.acceptance import sparse_row
+from outrider.core.acceptance import TOTAL_WEIGHT, sparse_row
 from outrider.core.growth.policy import Candidate
 from outrider.core.params import SamplingParams
 from outrider.core.sparse_rows import SparseRow
@@ -67,7 +67,9 @@ def test_drafts_have_the_distribution_of_their_row_which_is_that_of_the_sampler(
     q = found[0].q
     assert q is not None
     assert all(candidate.q == q for candidate in found)
-    assert [q.probability(token) for token in range(VOCAB_SIZE)] == pytest.approx(expected.tolist(), abs=1e-4)
+    assert [q.probability(token) for token in range(VOCAB_SIZE)] == pytest.approx(
+        expected.tolist(), abs=1 / TOTAL_WEIGHT
+    )
     assert (expected[list(q.token_ids)] > 0).all()
     assert_drawn_from(expected, [candidate.token_id for candidate in found])
 
@@ -80,7 +82,7 @@ def test_a_row_is_cut_after_its_best_64_tokens() -> None:
     best = logits[0].topk(64)
     assert list(q.token_ids) == best.indices.tolist()
     expected = best.values.double().softmax(-1)
-    assert [weight / q.total for weight in q.weights] == pytest.approx(expected.tolist(), abs=1e-4)
+    assert [weight / q.total for weight in q.weights] == pytest.approx(expected.tolist(), abs=1 / TOTAL_WEIGHT)
     picks = [token for token in q.token_ids if token != row[0].token_id][:2]
     assert [(c.token_id, c.q) for c in row[1:]] == [(token, None) for token in picks]
     assert [c.logprob for c in row[1:]] == pytest.approx([math.log(expected[q.token_ids.index(t)]) for t in picks])

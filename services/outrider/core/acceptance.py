@@ -27,7 +27,7 @@ from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import TokenId
 
 MAX_ROW_LEN = 64
-"""Most tokens that a draft is drawn from: a row of the wire then has at most 260 bytes with a vocabulary of 2 000 tokens,
+"""Most tokens that a draft is drawn from: a row of the wire then has at most 260 bytes with a small vocabulary,
 and some 300 with a large one. Half as many would halve that, and cost 4 % of the tokens that are kept."""
 TOTAL_WEIGHT = 2**12
 """About the sum of a row's weights. With 16 bits instead of 12 a row is a fifth longer, and not one token in a thousand

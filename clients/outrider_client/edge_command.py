@@ -12,6 +12,7 @@ from rich.console import Console
 from outrider_client import options
 from outrider_client.child import ChildFailed, wait_for_end
 from outrider_client.failures import reported
+from outrider_client.security_options import CaFile, CertFile, Insecure, KeyFile, TokenFile
 from outrider_client.stack import Service, termination_as_exit
 
 
@@ -26,12 +27,21 @@ def edge(
     num_threads: int = typer.Option(1, min=0, help="Threads of the draft model on a CPU; 0 = one a core."),
     listen: str = typer.Option("127.0.0.1:50061", help="Where applications find it, HOST:PORT; port 0 = any free one."),
     log_folder: options.LogFolder = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    cert_file: CertFile = None,
+    key_file: KeyFile = None,
+    insecure: Insecure = False,
 ) -> None:
     """Runs a draft model beside the application, dialling the cloud's verifier. Ctrl-C stops it.
 
     Applications talk to it as to a verifier: outrider generate --address 127.0.0.1:50061 ...
     """
-    flags = ("--upstream", upstream, "--model", model, "--dtype", dtype, "--device", device)
+    flags = ["--upstream", upstream, "--model", model, "--dtype", dtype, "--device", device]
+    files = {"token-file": token_file, "ca": ca_file, "cert": cert_file, "key": key_file}
+    for name, path in files.items():
+        flags += [f"--peer-{name}", str(path)] if path is not None else []
+    flags += ["--peer-insecure"] if insecure else []
     notes = Console(stderr=True, highlight=False)
     with ExitStack() as exits:
         exits.enter_context(reported())

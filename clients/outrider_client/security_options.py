@@ -23,21 +23,26 @@ def _file(variable: str, text: str) -> Any:
     return typer.Option(envvar=variable, help=text, dir_okay=False, show_default=False, rich_help_panel=_PANEL)
 
 
+TokenFile = Annotated[
+    Path | None, _file("OUTRIDER_TOKEN_FILE", "File with the token to show to servers, as they ask for one.")
+]
+CaFile = Annotated[
+    Path | None, _file("OUTRIDER_CA_FILE", "Who may have signed a server's certificate, PEM. Given: TLS.")
+]
+CertFile = Annotated[Path | None, _file("OUTRIDER_CERT_FILE", "Certificate to show to servers that ask for one, PEM.")]
+KeyFile = Annotated[Path | None, _file("OUTRIDER_KEY_FILE", "Key of --cert-file, PEM.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Talks to other machines without TLS.", rich_help_panel=_PANEL)
+]
+
+
 def _security(
     *,
-    token_file: Annotated[
-        Path | None, _file("OUTRIDER_TOKEN_FILE", "File with the token to show to servers, as they ask for one.")
-    ] = None,
-    ca_file: Annotated[
-        Path | None, _file("OUTRIDER_CA_FILE", "Who may have signed a server's certificate, PEM. Given: TLS.")
-    ] = None,
-    cert_file: Annotated[
-        Path | None, _file("OUTRIDER_CERT_FILE", "Certificate to show to servers that ask for one, PEM.")
-    ] = None,
-    key_file: Annotated[Path | None, _file("OUTRIDER_KEY_FILE", "Key of --cert-file, PEM.")] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Talks to other machines without TLS.", rich_help_panel=_PANEL)
-    ] = False,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    cert_file: CertFile = None,
+    key_file: KeyFile = None,
+    insecure: Insecure = False,
 ) -> SecurityOptions:
     """What the flags say. Raises ValueError."""
     given = SecurityOptions(ca_file=ca_file, cert_file=cert_file, key_file=key_file, insecure=insecure)

@@ -47,3 +47,19 @@ def test_the_address_of_the_cloud_must_be_given() -> None:
     run = subprocess.run(COMMAND, capture_output=True, text=True, check=False, timeout=100)
     assert run.returncode == 2
     assert "--upstream" in run.stderr
+
+
+def test_a_cloud_on_another_machine_is_not_dialled_in_plaintext() -> None:
+    command = [*COMMAND, "--upstream", "cloud.example:50051", "--listen", "127.0.0.1:0"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert run.returncode == 1
+    assert "--upstream: cloud.example:50051 is on another machine" in run.stderr
+
+
+def test_files_of_security_reach_the_edge(tmp_path: Path) -> None:
+    missing = tmp_path / "none.pem"
+    command = [*COMMAND, "--upstream", "cloud.example:50051", "--listen", "127.0.0.1:0", "--ca-file", str(missing)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert run.returncode == 1
+    assert "--peer-ca" in run.stderr
+    assert str(missing) in run.stderr

@@ -22,9 +22,9 @@ from outrider.models.text import TextCodec
 from outrider.rpc.draft_allowance import MAX_NODES_PER_S
 from outrider.rpc.limits import SpeculationLimits
 from outrider.rpc.malformed import MalformedRequests
-from outrider.rpc.peers import SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer
 from outrider.rpc.security.quotas import Quotas
+from outrider.rpc.speculator_peer import SpeculatorPeer
 from outrider.speculator.engine import Engine as SpeculatorEngine
 from outrider.speculator.servicer import SpeculatorServicer
 from outrider.v1 import speculator_pb2_grpc, verifier_pb2_grpc

@@ -51,7 +51,10 @@ app.command()(bench)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--suite", "everything"], "--suite must be one of generation, datastore, methods, network, faults, got 'everything'"),
+        (
+            ["--suite", "everything"],
+            "--suite must be one of generation, datastore, methods, network, faults, got 'everything'",
+        ),
         (["--suite", "datastore", "--methods", "off"], "--methods must be unset with --suite datastore, got 'off'"),
         # The value of the default is refused, too: it would be ignored just the same.
         (["--suite", "datastore", "--rtt-ms", "0"], "--rtt-ms must be unset with --suite datastore, got '0'"),

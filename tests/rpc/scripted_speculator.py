@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.core.params import Method, SamplingParams
 from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import Draft, DraftCost
-from outrider.rpc.peers import SpeculationSpec, SpeculationStream, SpeculatorPeer
+from outrider.rpc.speculator_peer import SpeculationSpec, SpeculationStream, SpeculatorPeer
 from outrider.v1 import speculator_pb2 as pb
 from outrider.v1 import speculator_pb2_grpc, types_pb2
 

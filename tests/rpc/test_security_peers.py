@@ -16,10 +16,11 @@ from structlog.testing import capture_logs
 from outrider.core.params import Method, RetrievalScope, SamplingParams
 from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import Draft, DraftCost
-from outrider.rpc.peers import PeerState, SpeculationSpec, SpeculatorPeer
+from outrider.rpc.peer_state import PeerState
 from outrider.rpc.retrieval import DatastorePeer
 from outrider.rpc.security.certificates import server_credentials
 from outrider.rpc.security.peer_channel import PeerSecurity
+from outrider.rpc.speculator_peer import SpeculationSpec, SpeculatorPeer
 from outrider.rpc.tier_copies import TierCopies
 from outrider.rpc.watching import TierWatch
 from outrider.v1 import datastore_pb2 as pb

@@ -10,7 +10,7 @@ import pytest
 from outrider.core.params import Method, SamplingParams
 from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import Draft, DraftCost
-from outrider.rpc.peers import SpeculationSpec, SpeculatorPeer
+from outrider.rpc.speculator_peer import SpeculationSpec, SpeculatorPeer
 from tests.services import running_speculator
 
 pytestmark = pytest.mark.slow

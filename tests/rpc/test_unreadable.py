@@ -13,8 +13,8 @@ from outrider.core.params import Method, RetrievalScope, SamplingParams
 from outrider.core.retrieval_plan import RetrievalPlan
 from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import Draft, DraftCost
-from outrider.rpc.peers import SpeculationSpec, SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer
+from outrider.rpc.speculator_peer import SpeculationSpec, SpeculatorPeer
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import speculator_pb2, types_pb2
 from tests.services import draft_model
@@ -102,7 +102,7 @@ class Listener:
 async def test_a_speculator_s_stream_is_opened_again(
     peer_and_address: tuple[Peer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.rpc.peers.REFUSED_RETRY_S", 0.05)
+    monkeypatch.setattr("outrider.rpc.speculator_peer.REFUSED_RETRY_S", 0.05)
     server, address = peer_and_address
     peer, listener = SpeculatorPeer(address, draft_model()), Listener()
     spec = SpeculationSpec("s", 2, SamplingParams(), SpeculationParams(Method.PEARL))

@@ -8,7 +8,7 @@ from typing import TypeAlias, TypeVar
 import grpc
 
 from outrider.rpc.errors import RpcError, Unavailable
-from outrider.rpc.peers import PeerState, reason_of, wait_before_retry
+from outrider.rpc.peer_state import PeerState, reason_of, wait_before_retry
 from outrider.rpc.security.peer_channel import PeerSecurity
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 

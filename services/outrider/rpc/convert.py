@@ -72,6 +72,11 @@ def draft_from_proto(message: types_pb2.Draft) -> Draft:
     )
 
 
+def last_node_id(draft: types_pb2.Draft) -> int:
+    """The latest node of a draft, to be acknowledged; a drafter may have written anything."""
+    return min(max(0, draft.first_node_id + len(draft.token_ids) - 1), 2**31 - 1)
+
+
 def _sparse_row(message: types_pb2.SparseRow) -> SparseRow | None:
     """What a token was drawn from; None = it was picked. A row that is no distribution is none."""
     length = max(len(message.token_ids), len(message.weights))

@@ -18,7 +18,7 @@ import structlog
 from outrider.core.params import Source
 from outrider.core.tree import TokenId
 from outrider.rpc.convert import source_to_proto
-from outrider.rpc.peers import SENSELESS, PeerState, reason_of, wait_before_retry
+from outrider.rpc.peer_state import SENSELESS, PeerState, reason_of, wait_before_retry
 from outrider.rpc.unreadable import readable
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, types_pb2

@@ -16,7 +16,7 @@ from outrider.core.retrieval_plan import RetrievalPlan
 from outrider.core.tree import TokenId
 from outrider.rpc.convert_speculation import retrieval_scope_to_proto
 from outrider.rpc.lookups import Asker, Lookups, tiers_to_proto
-from outrider.rpc.peers import PeerState
+from outrider.rpc.peer_state import PeerState
 from outrider.rpc.recording import Recorder
 from outrider.rpc.security.peer_channel import PeerSecurity
 from outrider.rpc.tier_copies import TierCopies

@@ -13,7 +13,7 @@ from outrider.core.params import InvalidParameter
 from outrider.core.prior import PriorTable
 from outrider.core.retrieval_plan import MAX_MATCH_LEN
 from outrider.core.tree import TokenId
-from outrider.rpc.peers import PeerState, reason_of, wait_before_retry
+from outrider.rpc.peer_state import PeerState, reason_of, wait_before_retry
 from outrider.rpc.unreadable import readable
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, types_pb2

@@ -16,11 +16,11 @@ from outrider.models.text import TextCodec
 from outrider.models.threads import set_num_threads
 from outrider.rpc.limits import SpeculationLimits
 from outrider.rpc.logs import configure_logs
-from outrider.rpc.peers import SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer
 from outrider.rpc.security.quotas import Quotas
 from outrider.rpc.server import CannotLoad, pin, serve
 from outrider.rpc.settings import parse_settings
+from outrider.rpc.speculator_peer import SpeculatorPeer
 from outrider.v1 import verifier_pb2_grpc
 from outrider.verifier.admission import Limits
 from outrider.verifier.engine import Engine

@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator
 from outrider.core.params import InvalidParameter, check
 from outrider.core.tree import DraftCost
 from outrider.models.loading import LoadedModel
-from outrider.rpc.convert import draft_from_proto
+from outrider.rpc.convert import draft_from_proto, last_node_id
 from outrider.rpc.draft_allowance import DraftAllowance
 from outrider.rpc.errors import InvalidArgument, RpcError, invalid_argument
 from outrider.rpc.handshake import check_handshake
-from outrider.rpc.peers import last_node_id
 from outrider.v1 import verifier_pb2
 from outrider.verifier.generation import Generation
 

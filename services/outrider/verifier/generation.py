@@ -15,8 +15,8 @@ from outrider.core.steering import Steering
 from outrider.core.tree import Draft, DraftCost
 from outrider.core.ways import opening_params
 from outrider.rpc.errors import RpcError, Unavailable
-from outrider.rpc.peers import SpeculationSpec, SpeculationStream, SpeculatorPeer
 from outrider.rpc.retrieval import DatastorePeer, RetrievalStream
+from outrider.rpc.speculator_peer import SpeculationSpec, SpeculationStream, SpeculatorPeer
 from outrider.verifier.continuations import Question
 from outrider.verifier.engine import Engine
 from outrider.verifier.job import Wishes

@@ -23,10 +23,11 @@ from outrider.rpc.draft_allowance import MAX_NODES_PER_S, DraftAllowance
 from outrider.rpc.errors import DeadlineExceeded, ResourceExhausted, Unavailable, rpc_errors
 from outrider.rpc.handshake import model_info
 from outrider.rpc.large_requests import beside_the_loop
-from outrider.rpc.peers import PeerState, SpeculatorPeer
+from outrider.rpc.peer_state import PeerState
 from outrider.rpc.retrieval import DatastorePeer
 from outrider.rpc.security.callers import current_caller, name_of_caller
 from outrider.rpc.security.quotas import Quotas, TenantQuota
+from outrider.rpc.speculator_peer import SpeculatorPeer
 from outrider.rpc.steering import steering_to_proto
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 from outrider.verifier import events

@@ -1,17 +1,16 @@
-"""The verifier's peers: a speculator and a datastore, each a channel for the process and a stream for the session.
+"""The speculator as a verifier sees it: a channel for the process, and a stream for each session.
 
-A peer may be missing, die, hang or come back at any time. None of that is an error here: a stream tells its listener
-that it was lost, and begins another with what is committed by then, as soon as the peer is well again. A peer that
-refuses, or that cannot be understood, is asked again too, but rarely.
+A stream that is lost tells its listener so, and begins anew with what is committed by then, as soon as the speculator
+is well again. One that refuses, or that cannot be understood, is asked again too, but rarely.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias
 
 import grpc
 import structlog
@@ -22,12 +21,12 @@ from outrider.core.statistics import RunningMean
 from outrider.core.steering import Steering
 from outrider.core.tree import Draft, DraftCost, TokenId
 from outrider.rpc.breaker import Breaker
-from outrider.rpc.convert import draft_from_proto, sampling_to_proto
+from outrider.rpc.convert import draft_from_proto, last_node_id, sampling_to_proto
 from outrider.rpc.convert_speculation import speculation_to_proto
 from outrider.rpc.draft_allowance import MAX_NODES_PER_S, DraftAllowance
 from outrider.rpc.handshake import Model, handshake
-from outrider.rpc.security.peer_channel import PeerChannel, PeerSecurity
-from outrider.rpc.server import CHANNEL_OPTIONS
+from outrider.rpc.peer_state import SENSELESS, PeerState, reason_of, wait_before_retry
+from outrider.rpc.security.peer_channel import PeerSecurity
 from outrider.rpc.silence import Silence
 from outrider.rpc.steering import steering_to_proto
 from outrider.rpc.unreadable import Unreadable, readable
@@ -35,79 +34,10 @@ from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
 
 log = structlog.get_logger(__name__)
 
-_Stub = TypeVar("_Stub")
-
-FIRST_RETRY_S = 0.1
-LAST_RETRY_S = 1.0
 REFUSED_RETRY_S = 5.0
 """A peer that has refused, or that cannot be understood, may have been replaced by the right one after that time."""
-SENSELESS = (
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.OUT_OF_RANGE,
-    grpc.StatusCode.UNIMPLEMENTED,
-)
-"""Trying again at once would fail in the same way."""
 
 Request: TypeAlias = speculator_pb2.SpeculateRequest
-
-
-def last_node_id(draft: types_pb2.Draft) -> int:
-    """The latest node of a draft, to be acknowledged; a drafter may have written anything."""
-    return min(max(0, draft.first_node_id + len(draft.token_ids) - 1), 2**31 - 1)
-
-
-class PeerState:
-    """A peer as the verifier sees it."""
-
-    def __init__(self, name: str, address: str, security: PeerSecurity | None = None) -> None:
-        """`security`: None = in plaintext, to this machine only. Raises ValueError where it is none for the address."""
-        self.name = name
-        self.address = address
-        self.is_connected = False
-        self.last_error = ""
-        self.num_shed_tokens = 0
-        """Tokens that were to be recorded and were given up."""
-        self._channel = PeerChannel(
-            address,
-            PeerSecurity() if security is None else security,
-            [
-                *CHANNEL_OPTIONS,
-                ("grpc.initial_reconnect_backoff_ms", 100),
-                ("grpc.min_reconnect_backoff_ms", 2000),
-                ("grpc.max_reconnect_backoff_ms", 1000),
-            ],
-        )
-
-    def stub(self, kind: Callable[[grpc.aio.Channel], _Stub]) -> _Stub:
-        """A stub for a stream that is opened now, by the certificates and the token of now: not to be kept."""
-        return self._channel.stub(kind)
-
-    def up(self) -> None:
-        """It has answered."""
-        if not self.is_connected:
-            log.info(f"{self.name}.connected", address=self.address)
-        self.is_connected, self.last_error = True, ""
-
-    def down(self, reason: str) -> None:
-        """It has failed."""
-        if self.is_connected or self.last_error != reason:
-            log.warning(f"{self.name}.lost", address=self.address, reason=reason)
-        self.is_connected, self.last_error = False, reason
-
-    async def close(self) -> None:
-        """Closes the channel and every stream on it."""
-        await self._channel.close()
-
-
-def reason_of(error: grpc.aio.AioRpcError) -> str:
-    """One line for the logs."""
-    return f"{error.code().name}: {error.details()}"
-
-
-async def wait_before_retry(attempt: int) -> None:
-    """Waits before attempt number 1, 2, ...: 0.1 s, then twice as long each time, at most 1 s."""
-    await asyncio.sleep(min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** (attempt - 1)))
 
 
 class SpeculationListener(Protocol):

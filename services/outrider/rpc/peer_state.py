@@ -1,0 +1,84 @@
+"""A peer as this process sees it: the way to it, whether it answers, and when it is tried again.
+
+A peer may be missing, die, hang or come back at any time. None of that is an error here: whoever needs it goes on
+without it, and begins anew as soon as it is well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import grpc
+import structlog
+
+from outrider.rpc.security.peer_channel import PeerChannel, PeerSecurity
+from outrider.rpc.server import CHANNEL_OPTIONS
+
+log = structlog.get_logger(__name__)
+
+_Stub = TypeVar("_Stub")
+
+FIRST_RETRY_S = 0.1
+LAST_RETRY_S = 1.0
+SENSELESS = (
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+"""Trying again at once would fail in the same way."""
+
+
+class PeerState:
+    """A peer as the verifier sees it."""
+
+    def __init__(self, name: str, address: str, security: PeerSecurity | None = None) -> None:
+        """`security`: None = in plaintext, to this machine only. Raises ValueError where it is none for the address."""
+        self.name = name
+        self.address = address
+        self.is_connected = False
+        self.last_error = ""
+        self.num_shed_tokens = 0
+        """Tokens that were to be recorded and were given up."""
+        self._channel = PeerChannel(
+            address,
+            PeerSecurity() if security is None else security,
+            [
+                *CHANNEL_OPTIONS,
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.min_reconnect_backoff_ms", 2000),
+                ("grpc.max_reconnect_backoff_ms", 1000),
+            ],
+        )
+
+    def stub(self, kind: Callable[[grpc.aio.Channel], _Stub]) -> _Stub:
+        """A stub for a stream that is opened now, by the certificates and the token of now: not to be kept."""
+        return self._channel.stub(kind)
+
+    def up(self) -> None:
+        """It has answered."""
+        if not self.is_connected:
+            log.info(f"{self.name}.connected", address=self.address)
+        self.is_connected, self.last_error = True, ""
+
+    def down(self, reason: str) -> None:
+        """It has failed."""
+        if self.is_connected or self.last_error != reason:
+            log.warning(f"{self.name}.lost", address=self.address, reason=reason)
+        self.is_connected, self.last_error = False, reason
+
+    async def close(self) -> None:
+        """Closes the channel and every stream on it."""
+        await self._channel.close()
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """One line for the logs."""
+    return f"{error.code().name}: {error.details()}"
+
+
+async def wait_before_retry(attempt: int) -> None:
+    """Waits before attempt number 1, 2, ...: 0.1 s, then twice as long each time, at most 1 s."""
+    await asyncio.sleep(min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** (attempt - 1)))

@@ -14,7 +14,7 @@ from outrider.core.params import Method
 from outrider.core.speculation import SpeculationParams
 from outrider.core.statistics import RunningMean
 from outrider.core.steering import Steering
-from outrider.rpc import peers
+from outrider.rpc import speculator_peer
 from outrider.rpc.silence import FIRST_ANSWER_S, MIN_SILENCE_S, Silence
 from tests.rpc.scripted_speculator import Listener, ScriptedSpeculator, dialling, serving, speculate, until
 
@@ -131,7 +131,7 @@ async def test_all_sessions_draft_again_soon_after_the_speculator_is_back(specul
 async def test_one_that_cannot_be_understood_or_refuses_is_asked_again_slowly_and_used_once_it_is_right(
     speculator: ScriptedSpeculator, is_garbage: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "REFUSED_RETRY_S", 0.6)
+    monkeypatch.setattr(speculator_peer, "REFUSED_RETRY_S", 0.6)
     speculator.is_garbage = is_garbage
     speculator.refusal = None if is_garbage else grpc.StatusCode.FAILED_PRECONDITION
     async with serving(speculator) as address, dialling(address) as peer:
@@ -152,7 +152,7 @@ async def test_one_that_cannot_be_understood_or_refuses_is_asked_again_slowly_an
 async def test_a_session_that_is_refused_for_itself_leaves_the_others_alone(
     speculator: ScriptedSpeculator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "REFUSED_RETRY_S", 0.5)
+    monkeypatch.setattr(speculator_peer, "REFUSED_RETRY_S", 0.5)
     async with serving(speculator) as address, dialling(address) as peer:
         well, refused = Listener(), Listener()
         first = speculate(peer, well)

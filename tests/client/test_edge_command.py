@@ -61,5 +61,4 @@ def test_files_of_security_reach_the_edge(tmp_path: Path) -> None:
     command = [*COMMAND, "--upstream", "cloud.example:50051", "--listen", "127.0.0.1:0", "--ca-file", str(missing)]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert run.returncode == 1
-    assert "--peer-ca" in run.stderr
-    assert str(missing) in run.stderr
+    assert "--peer-ca: No such file or directory" in run.stderr

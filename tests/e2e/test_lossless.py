@@ -14,7 +14,8 @@ from outrider.models.runner import Segment
 from outrider_client.bench.prompts import default_prompts
 from outrider_client.client import Client
 
-pytestmark = pytest.mark.slow
+# Hundreds of generations each, on machines of any speed.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 
 NUM_TOKENS = 32
 NUM_PROMPTS = 40

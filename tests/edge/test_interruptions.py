@@ -111,8 +111,13 @@ async def test_a_verifier_with_another_model_does_not_go_on(proxy: DelayProxy, m
         running_edge(proxy.address, second.address, model=draft_model(), resume_timeout_s=0.3) as edge,
         Client(edge.address) as client,
     ):
+        # Without an edge's memory of who began it, a client that tries again would be answered.
+        generation = client.generate(TEXT, max_tokens=NUM_TOKENS, ignore_eos=True, method="pearl", resume=False)
+        await anext(generation)
+        await proxy.close()
         with pytest.raises(Unavailable):
-            await generate(client, "pearl", proxy.close)
+            async for _ in generation:
+                pass
         assert await second.is_idle()
 
 
@@ -131,11 +136,14 @@ async def test_a_full_verifier_is_asked_again_by_a_generation_that_has_begun(
         assert hurt.token_ids == plain.token_ids
 
 
-async def test_what_is_lost_after_the_last_token_is_made_up_for() -> None:
+async def test_what_is_lost_after_the_last_token_is_asked_for_again() -> None:
     async def almost(requests: Any, context: Any) -> None:
         opening = (await anext(requests)).open
-        assert not opening.request.resume_token_ids
         await context.write(started([5, 6]))
+        if list(opening.request.resume_token_ids) == [7, 8]:
+            end = {"reason": "FINISH_REASON_LENGTH", "num_prompt_tokens": 2, "num_output_tokens": 2, "summary": {}}
+            await context.write(verifier_pb2.CollaborateResponse(finished=end))
+            return
         await context.write(chunk(7, 8))
         await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 

@@ -177,7 +177,7 @@ def _speculator(model: types.ModelInfo) -> Iterator[Rpc]:
 
     def event(random: Random, number: int) -> Message:
         if random.random() < 0.25:
-            steering = spec.Steering(forward_us=random.randrange(10_000), round_trip_us=random.randrange(10_000))
+            steering = types.Steering(forward_us=random.randrange(10_000), round_trip_us=random.randrange(10_000))
             if random.random() < 0.5:
                 steering.speculation.CopyFrom(_speculation(random, random.choice((types.METHOD_OFF, *METHODS))))
             return spec.SpeculateRequest(steering=steering)

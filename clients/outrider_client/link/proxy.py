@@ -168,8 +168,12 @@ class DelayProxy:
             if not data:
                 writer.write_eof()
                 return
-            writer.write(data)
+            writer.write(self._arriving(data))
             await writer.drain()
+
+    def _arriving(self, data: bytes) -> bytes:
+        """What comes out of the link for what went in."""
+        return data
 
     async def __aenter__(self) -> Self:
         await self.start()

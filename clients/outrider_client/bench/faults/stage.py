@@ -30,7 +30,6 @@ from outrider_client.bench.faults.plan import (
     Fault,
 )
 from outrider_client.link.line import LinkSettings
-from outrider_client.link.proxy import DelayProxy
 from outrider_client.local_redis import free_port
 from outrider_client.stack import Service
 
@@ -87,12 +86,16 @@ class Stage:
     async def _hurt_wire(self, fault: Fault) -> None:
         wire = self._wire
         if fault.kind == SLOW:
-            self._delay.settings = LinkSettings(delay_ms=fault.delay_ms)
+            wire.settings = LinkSettings(delay_ms=fault.delay_ms)
+        elif fault.kind == CUT:
+            await wire.cut()
+        elif fault.kind == PARTITION:
+            wire.blackhole()
         else:
-            {PARTITION: wire.part, CUT: wire.cut, GARBAGE: wire.garble}[fault.kind]()
+            wire.garble()
         await asyncio.sleep(fault.lasting_s)
-        self._delay.settings = LinkSettings()
-        wire.heal()
+        wire.settings = LinkSettings()
+        await wire.heal()
 
     async def _hurt_redis(self, fault: Fault) -> None:
         if fault.kind == STOP:
@@ -127,8 +130,7 @@ class Stage:
         datastore = await self._spawn(DATASTORE, DATASTORE, "--redis-url", self.redis.url)
         peers: tuple[str, ...] = ("--datastore", datastore.address)
         speculator = await self._spawn(SPECULATOR, SPECULATOR, "--model", "demo/draft", *_MODEL_FLAGS, *peers)
-        self._delay = await self._exits.enter_async_context(DelayProxy(speculator.address))
-        self._wire = await self._exits.enter_async_context(FaultProxy(self._delay.address, self._seed))
+        self._wire = await self._exits.enter_async_context(FaultProxy(speculator.address, self._seed))
         peers += ("--speculator", self._wire.address)
         for number in range(2):
             await self._spawn(VERIFIER, f"{VERIFIER}-{number}", "--model", "demo/target", *_MODEL_FLAGS, *peers)

@@ -22,7 +22,8 @@ from outrider.datastore.bench_replay import replay
 from outrider_client.bench.command import bench
 from outrider_client.bench.config import FlagError, check_suite
 from outrider_client.bench.datastore.data import VOCAB_SIZE, contexts_of, documents_of, made_up_tokens
-from outrider_client.bench.datastore.numbers import (
+from outrider_client.bench.datastore.report import QUICK_NOTE, print_report, to_markdown, write_report
+from outrider_client.bench.numbers import (
     MET,
     MISSED,
     PLOTTED_PERCENTILES,
@@ -35,14 +36,7 @@ from outrider_client.bench.datastore.numbers import (
     lost_seconds,
     statistic_of,
 )
-from outrider_client.bench.datastore.report import (
-    QUICK_NOTE,
-    print_report,
-    shown,
-    summary_of,
-    to_markdown,
-    write_report,
-)
+from outrider_client.bench.section_tables import shown, summary_of
 
 app = typer.Typer()
 app.command()(bench)

@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 
 from outrider_client.bench.command import bench
 from outrider_client.bench.config import FaultsConfig
-from outrider_client.bench.datastore.numbers import MET, MISSED
 from outrider_client.bench.faults.fault_proxy import FaultProxy
 from outrider_client.bench.faults.leaks import Holdings, Process
 from outrider_client.bench.faults.observed import Observed, Outcome, Suffered
@@ -38,6 +37,7 @@ from outrider_client.bench.faults.plan import (
 from outrider_client.bench.faults.report import QUICK_NOTE, print_report, to_markdown, write_report
 from outrider_client.bench.faults.sessions import DRAFTING, OTHERS, cases_of
 from outrider_client.bench.faults.verdicts import sections_of
+from outrider_client.bench.numbers import MET, MISSED
 
 app = typer.Typer()
 app.command()(bench)

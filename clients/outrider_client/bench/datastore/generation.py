@@ -13,10 +13,10 @@ from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider_client.bench.datastore.data import library_texts
 from outrider_client.bench.datastore.inprocess import TokenFiles
-from outrider_client.bench.datastore.numbers import Number, Runs, Section, Target, statistic_of
 from outrider_client.bench.datastore.plan import Plan
 from outrider_client.bench.datastore.services import BenchRedis
 from outrider_client.bench.datastore.streams import connected, load_prior
+from outrider_client.bench.numbers import Number, Runs, Section, Target, statistic_of
 from outrider_client.bench.prompts import choose, default_prompts
 from outrider_client.client import Client
 from outrider_client.prior import requests as prior_requests

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from outrider_client.bench.datastore.data import DOCUMENT_LEN, made_up_tokens
-from outrider_client.bench.datastore.numbers import Runs, Section, Target, distribution_of, statistic_of
 from outrider_client.bench.datastore.plan import CONTEXT_LEN, CONTINUATION_LEN, Plan
+from outrider_client.bench.numbers import Runs, Section, Target, distribution_of, statistic_of
 from outrider_client.bench.workers import Worker
 
 LOCAL_TARGET = Target("<=", 10)

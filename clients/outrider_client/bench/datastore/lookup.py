@@ -13,7 +13,6 @@ from typing import Any
 from outrider.v1 import datastore_pb2 as pb
 from outrider_client.bench.datastore import echo
 from outrider_client.bench.datastore.data import contexts_of, documents_of, made_up_tokens
-from outrider_client.bench.datastore.numbers import Number, Runs, Section, Target, distribution_of, statistic_of
 from outrider_client.bench.datastore.plan import BATCH_LEN, CONTEXT_LEN, CONTINUATION_LEN, Plan
 from outrider_client.bench.datastore.services import running_echo, running_services
 from outrider_client.bench.datastore.streams import (
@@ -26,6 +25,7 @@ from outrider_client.bench.datastore.streams import (
     lookup_request,
     tenant_scope,
 )
+from outrider_client.bench.numbers import Number, Runs, Section, Target, distribution_of, statistic_of
 from outrider_client.bench.workers import Worker
 from outrider_client.channel import open_aio
 from outrider_client.prior import requests as prior_requests

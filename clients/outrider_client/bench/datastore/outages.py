@@ -10,7 +10,6 @@ from collections.abc import Callable
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from outrider_client.bench.datastore.data import contexts_of, documents_of, made_up_tokens
-from outrider_client.bench.datastore.numbers import Number, Runs, Section, Target, lost_seconds
 from outrider_client.bench.datastore.plan import BATCH_LEN, CONTEXT_LEN, Plan
 from outrider_client.bench.datastore.services import Services, running_services
 from outrider_client.bench.datastore.streams import (
@@ -23,6 +22,7 @@ from outrider_client.bench.datastore.streams import (
     num_stored_tokens,
     session_scope,
 )
+from outrider_client.bench.numbers import Number, Runs, Section, Target, lost_seconds
 from outrider_client.prior import requests as prior_requests
 
 RECORDS_IN_FLIGHT = 8

@@ -16,7 +16,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from outrider_client.bench.datastore.numbers import PLOTTED_PERCENTILES
+from outrider_client.bench.numbers import PLOTTED_PERCENTILES
 
 # Okabe and Ito: to be told apart by everybody, in print as well.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")

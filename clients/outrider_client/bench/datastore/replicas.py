@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from outrider.v1 import types_pb2
-from outrider_client.bench.datastore.numbers import Runs, Section, Target
 from outrider_client.bench.datastore.plan import BATCH_LEN, Plan
 from outrider_client.bench.datastore.services import running_services
 from outrider_client.bench.datastore.streams import (
@@ -22,6 +21,7 @@ from outrider_client.bench.datastore.streams import (
     lookup_request,
     tenant_scope,
 )
+from outrider_client.bench.numbers import Runs, Section, Target
 
 LOOKUP, WATCH, RING = "lookup", "watch", "ring"
 TARGET = Target("<=", 100)

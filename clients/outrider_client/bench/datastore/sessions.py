@@ -11,7 +11,6 @@ import psutil
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from outrider_client.bench.datastore.data import Tokens, made_up_tokens
-from outrider_client.bench.datastore.numbers import Number, Section, Target, change_of
 from outrider_client.bench.datastore.plan import BATCH_LEN, CONTEXT_LEN, Plan
 from outrider_client.bench.datastore.services import running_services
 from outrider_client.bench.datastore.streams import (
@@ -21,6 +20,7 @@ from outrider_client.bench.datastore.streams import (
     lookup_request,
     session_scope,
 )
+from outrider_client.bench.numbers import Number, Section, Target, change_of
 from outrider_client.stack import Service
 
 NUM_WORKERS = 8

@@ -22,7 +22,6 @@ from outrider_client.bench.datastore.inprocess import (
     measure_ring,
 )
 from outrider_client.bench.datastore.lookup import measure_lookups
-from outrider_client.bench.datastore.numbers import Section
 from outrider_client.bench.datastore.outages import measure_outages
 from outrider_client.bench.datastore.plan import Plan, sizes_of
 from outrider_client.bench.datastore.replicas import measure_replicas
@@ -30,6 +29,7 @@ from outrider_client.bench.datastore.report import print_report, write_report
 from outrider_client.bench.datastore.sessions import measure_sessions
 from outrider_client.bench.datastore.streams import NoAnswer
 from outrider_client.bench.environment import describe_environment
+from outrider_client.bench.numbers import Section
 from outrider_client.bench.suites import Say, attempt, run_suite
 from outrider_client.bench.workers import Worker
 

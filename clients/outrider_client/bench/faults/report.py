@@ -7,33 +7,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
-from outrider_client.bench.datastore.numbers import MET, MISSED
-from outrider_client.bench.datastore.report import shown, summary_of
 from outrider_client.bench.files import write_results
+from outrider_client.bench.section_tables import Layout, drawn, print_notes, shown, summary_of, wanted
 
-COLUMNS = ("seen", "value", "unit", "target", "verdict")
 QUICK_NOTE = "Few faults (--quick): this shows that everything works, not how often."
-_STYLES = {MET: "green", MISSED: "red", "": ""}
-_COMPARISONS = {"<=": "≤", ">=": "≥"}
 _MAX_STRANGE = 20
+
+
+def cells_of(number: Mapping[str, Any]) -> list[str]:
+    """A row of the table."""
+    return [number["name"], shown(number["median"]), number["unit"], wanted(number), number["verdict"]]
+
+
+LAYOUT = Layout(("seen", "value", "unit", "target", "verdict"), frozenset({"seen", "unit", "verdict"}), cells_of)
 
 
 def print_report(results: Mapping[str, Any], console: Console) -> None:
     """Tables on the terminal."""
-    for note in notes_of(results):
-        console.print(Text(f"Note: {note}", style="yellow"))
-    for section in results["sections"]:
-        console.print(Text(section["title"], style="bold"))
-        console.print(_rich_table(section["numbers"]))
-        for note in section["notes"]:
-            console.print(Padding(Text(note, style="dim"), (0, 0, 0, 1)))
-        console.print()
+    print_notes(notes_of(results), console)
+    LAYOUT.print(results["sections"], console)
     for sentence in strange_of(results):
         console.print(sentence, markup=False, highlight=False)
     console.print(summary_of(results), markup=False, highlight=False)
@@ -47,13 +41,10 @@ def write_report(results: Mapping[str, Any], folder: Path) -> list[Path]:
 def to_markdown(results: Mapping[str, Any], pictures: Sequence[Path] = ()) -> str:
     """The report as Markdown."""
     parts = ["# Faults, and what callers notice", _where(results), *(f"> **Note.** {n}" for n in notes_of(results))]
-    parts.append(summary_of(results))
-    for section in results["sections"]:
-        parts += [f"## {section['title']}", _markdown_table(section["numbers"]), *section["notes"]]
+    parts += [summary_of(results), *LAYOUT.to_markdown(results["sections"])]
     if strange := strange_of(results):
         parts += ["## Generations with something to tell", "\n".join(f"* {sentence}" for sentence in strange)]
-    parts.extend(f"![{picture.stem.replace('_', ' ')}]({picture.name})" for picture in pictures)
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *drawn(pictures)]) + "\n"
 
 
 def notes_of(results: Mapping[str, Any]) -> list[str]:
@@ -75,13 +66,6 @@ def strange_of(results: Mapping[str, Any]) -> list[str]:
     return [*found, f"and {left_out} more"] if left_out else found
 
 
-def cells_of(number: Mapping[str, Any]) -> list[str]:
-    """A row of the table."""
-    target = number["target"]
-    wanted = f"{_COMPARISONS[target['comparison']]} {shown(target['value'])}" if target else ""
-    return [number["name"], shown(number["median"]), number["unit"], wanted, number["verdict"]]
-
-
 def _where(results: Mapping[str, Any]) -> str:
     environment, config = results["environment"], results["config"]
     kinds = Counter(f"{fault['kind']} of the {fault['part']}" for fault in results["faults"])
@@ -94,19 +78,3 @@ def _where(results: Mapping[str, Any]) -> str:
     if kinds:
         lines.append(", ".join(f"{count} × {kind}" for kind, count in sorted(kinds.items())))
     return "\n".join(f"* {line}" for line in lines)
-
-
-def _markdown_table(numbers: Sequence[Mapping[str, Any]]) -> str:
-    rule = ["---", "---:", "---", "---:", "---"]
-    rows = [list(COLUMNS), rule, *([cell.replace("|", "\\|") for cell in cells_of(number)] for number in numbers)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
-
-
-def _rich_table(numbers: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for index, column in enumerate(COLUMNS):
-        table.add_column(column, justify="right" if index in (1, 3) else "left", no_wrap=index > 0)
-    for number in numbers:
-        *cells, verdict = cells_of(number)
-        table.add_row(*map(Text, cells), Text(verdict, style=_STYLES[verdict]))
-    return table

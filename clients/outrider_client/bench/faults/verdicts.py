@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from outrider_client.bench.datastore.numbers import Number, Section, Target
 from outrider_client.bench.faults.leaks import Holdings
 from outrider_client.bench.faults.observed import Observed
 from outrider_client.bench.faults.plan import CHOICES, GARBAGE, SLOW, SPECULATOR
+from outrider_client.bench.numbers import Number, Section, Target
 
 NONE = Target("<=", 0)
 RECOVERY = Target("<=", 2)

@@ -1,4 +1,4 @@
-"""Measured numbers beside their targets, in sections: what the datastore's suite finds, and how results.json has it.
+"""Measured numbers beside their targets, in sections: what a suite finds, and how results.json has it.
 
 Pure: numbers in, values out. A number has one run for each repeat; its median is what counts.
 """

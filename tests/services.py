@@ -19,7 +19,7 @@ from outrider.edge.service import EdgeService
 from outrider.edge.settings import EdgeSettings
 from outrider.models.loading import LoadedModel, load_model
 from outrider.models.text import TextCodec
-from outrider.rpc.draft_allowance import MAX_NODES_PER_S
+from outrider.rpc.draft_limit import MAX_NODES_PER_S
 from outrider.rpc.limits import SpeculationLimits
 from outrider.rpc.malformed import MalformedRequests
 from outrider.rpc.retrieval import DatastorePeer

@@ -288,8 +288,8 @@ async def test_a_speculator_that_floods_is_not_listened_to() -> None:
     spec = SpeculationSpec("s", 3, SamplingParams(seed=1), SpeculationParams(Method.PEARL))
     with capture_logs() as logs:
         stream = peer.speculate(spec, [1, 2, 3], listener)
-        allowance = stream._allowance
-        await until(lambda: listener.num_nodes + allowance.num_dropped_nodes == 20_000)
+        limit = stream._limit
+        await until(lambda: listener.num_nodes + limit.num_dropped_nodes == 20_000)
     assert 1000 <= listener.num_nodes <= 6000, "a second's worth, and what the time between them allows"
     assert [event["event"] for event in logs].count("drafts.dropped") == 1
     stream.close()

@@ -9,7 +9,7 @@ import pytest
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2
 
-from outrider.rpc.draft_allowance import DraftAllowance
+from outrider.rpc.draft_limit import DraftLimit
 from outrider.rpc.errors import ResourceExhausted
 from outrider.rpc.security.callers import Caller, Role, TenantLimits
 from outrider.rpc.security.quotas import Quotas, TokenBucket
@@ -131,14 +131,14 @@ def draft(num_nodes: int, **fields: object) -> types_pb2.Draft:
 
 
 def test_drafts_beyond_the_rate_are_dropped_and_counted_until_time_has_passed(clock: Clock) -> None:
-    allowance = DraftAllowance(100, "s", clock)
-    assert all(allowance.admits(draft(10)) for _ in range(10))
-    assert not allowance.admits(draft(10))
-    assert not allowance.admits(draft(1000))
-    assert allowance.num_dropped_nodes == 1010
+    limit = DraftLimit(100, "s", clock)
+    assert all(limit.admits(draft(10)) for _ in range(10))
+    assert not limit.admits(draft(10))
+    assert not limit.admits(draft(1000))
+    assert limit.num_dropped_nodes == 1010
     clock.now += 0.105
-    assert allowance.admits(draft(10))
-    assert not allowance.admits(draft(1))
+    assert limit.admits(draft(10))
+    assert not limit.admits(draft(1))
 
 
 def test_no_form_of_a_draft_is_free(clock: Clock) -> None:
@@ -150,8 +150,8 @@ def test_no_form_of_a_draft_is_free(clock: Clock) -> None:
         draft(1, q_rows=[types_pb2.SparseRow(token_ids=range(30_000), weights=range(30_000))]),
     ]
     for message in free:
-        allowance = DraftAllowance(100, "s", clock)
+        limit = DraftLimit(100, "s", clock)
         num_admitted = 0
-        while allowance.admits(message):
+        while limit.admits(message):
             num_admitted += 1
             assert num_admitted <= 100

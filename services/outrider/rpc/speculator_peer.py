@@ -23,7 +23,7 @@ from outrider.core.tree import Draft, DraftCost, TokenId
 from outrider.rpc.breaker import Breaker
 from outrider.rpc.convert import draft_from_proto, last_node_id, sampling_to_proto
 from outrider.rpc.convert_speculation import speculation_to_proto
-from outrider.rpc.draft_allowance import MAX_NODES_PER_S, DraftAllowance
+from outrider.rpc.draft_limit import MAX_NODES_PER_S, DraftLimit
 from outrider.rpc.handshake import Model, handshake
 from outrider.rpc.peer_state import SENSELESS, PeerState, reason_of, wait_before_retry
 from outrider.rpc.security.peer_channel import PeerSecurity
@@ -104,7 +104,7 @@ class SpeculationStream:
         listener: SpeculationListener,
     ) -> None:
         self._peer, self._spec, self._listener = peer, spec, listener
-        self._allowance = DraftAllowance(peer.max_nodes_per_s, spec.session_id)
+        self._limit = DraftLimit(peer.max_nodes_per_s, spec.session_id)
         self._committed = list(committed)
         self._fresh = asyncio.Event()
         self._steering = Steering()
@@ -204,7 +204,7 @@ class SpeculationStream:
                     self._num_tries = self._num_silent = 0
                     drafted = response.draft
                     self._last_node_id = last_node_id(drafted.draft)
-                    if self._allowance.admits(drafted.draft):
+                    if self._limit.admits(drafted.draft):
                         cost = DraftCost(drafted.forward_us, drafted.retrieval_us)
                         self._listener.on_draft(draft_from_proto(drafted.draft), cost)
         finally:

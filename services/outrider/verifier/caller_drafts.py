@@ -8,7 +8,7 @@ from outrider.core.params import InvalidParameter, check
 from outrider.core.tree import DraftCost
 from outrider.models.loading import LoadedModel
 from outrider.rpc.convert import draft_from_proto, last_node_id
-from outrider.rpc.draft_allowance import DraftAllowance
+from outrider.rpc.draft_limit import DraftLimit
 from outrider.rpc.errors import InvalidArgument, RpcError, invalid_argument
 from outrider.rpc.handshake import check_handshake
 from outrider.v1 import verifier_pb2
@@ -42,10 +42,10 @@ async def opening_of(
 class CallerDrafts:
     """The later messages of one call, read in a task of their own."""
 
-    def __init__(self, generation: Generation, allowance: DraftAllowance) -> None:
+    def __init__(self, generation: Generation, limit: DraftLimit) -> None:
         self.last_node_id = 0
         """The latest node that has arrived."""
-        self._generation, self._allowance = generation, allowance
+        self._generation, self._limit = generation, limit
 
     async def read(self, requests: AsyncIterator[verifier_pb2.CollaborateRequest]) -> None:
         """Until the caller half-closes or says something wrong. Not faster than the engine takes drafts in."""
@@ -68,7 +68,7 @@ class CallerDrafts:
         if request.WhichOneof("event") != "draft":
             raise InvalidArgument("event", "must be draft after the first message")
         self.last_node_id = last_node_id(request.draft)
-        if self._allowance.admits(request.draft):
+        if self._limit.admits(request.draft):
             draft = draft_from_proto(request.draft)
             self._generation.on_draft(draft, DraftCost(request.forward_us, request.retrieval_us))
         return DRAFT_WEIGHT + len(request.draft.token_ids)

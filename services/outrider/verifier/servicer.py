@@ -19,7 +19,7 @@ from outrider.models.loading import LoadedModel
 from outrider.models.text import TextCodec
 from outrider.rpc.convert import token_ids_from_proto
 from outrider.rpc.convert_speculation import METHODS_TO_PROTO
-from outrider.rpc.draft_allowance import MAX_NODES_PER_S, DraftAllowance
+from outrider.rpc.draft_limit import MAX_NODES_PER_S, DraftLimit
 from outrider.rpc.errors import DeadlineExceeded, ResourceExhausted, Unavailable, rpc_errors
 from outrider.rpc.handshake import model_info
 from outrider.rpc.large_requests import beside_the_loop
@@ -126,7 +126,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         serving = self._ready()
         spec = await _session_spec(opening.request, serving, brings_drafts=True)
         generation = self._admit(spec, serving, None, brings_drafts=True)
-        drafts = CallerDrafts(generation, DraftAllowance(self._max_draft_nodes_per_s, spec.session_id))
+        drafts = CallerDrafts(generation, DraftLimit(self._max_draft_nodes_per_s, spec.session_id))
         reader = asyncio.create_task(drafts.read(requests))
 
         def write(event: Event) -> Awaitable[None]:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from outrider.core.speculation import MAX_BEAM_WIDTH, MAX_BUDGET, MAX_ROWS
-from outrider.rpc.draft_allowance import MAX_NODES_PER_S
+from outrider.rpc.draft_limit import MAX_NODES_PER_S
 from outrider.rpc.security.settings import SESSIONS_PER_CALLER
 from outrider.rpc.settings import LISTEN, DialingSettings, model_config
 

@@ -18,7 +18,7 @@ BYTES_PER_NODE = 512
 """A node with the longest useful distribution; one that says more counts for several."""
 
 
-class DraftAllowance:
+class DraftLimit:
     """What one stream's drafts may still hold. Drafts beyond it are dropped whole, as if they had been late."""
 
     def __init__(self, max_nodes_per_s: float, session_id: str, clock: Clock = time.monotonic) -> None:

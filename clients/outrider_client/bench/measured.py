@@ -54,6 +54,11 @@ class Measured:
         values = [_throughput(found, keys) for keys in _by_repeat(found.keys()).values()]
         return median(values) if values else None
 
+    def first_token_s(self, experiment: str, label: str, temperature: float) -> float | None:
+        """Seconds until the first token, median of all generations."""
+        found = self._finished(experiment, label, temperature)
+        return median(each.ttft_s for each in found.values()) if found else None
+
     def tokens_per_forward(self, experiment: str, label: str, temperature: float) -> float | None:
         """Tokens that one forward of the target commits, its own included."""
         rounds = self._rounds(experiment, label, temperature)

@@ -10,7 +10,7 @@ from outrider_client.bench.contenders import OFF
 from outrider_client.bench.experiment import Experiment, label_of
 from outrider_client.bench.measured import Measured
 from outrider_client.bench.network.bound import Bound
-from outrider_client.bench.network.parts import EDGE_NAME, SAMPLED_METHODS, WAN, WAN_METHODS, WAN_TEXTS, WIDE, rtt_name
+from outrider_client.bench.network.parts import EDGE, SAMPLED_METHODS, WAN, WAN_METHODS, WAN_TEXTS, WIDE, rtt_name
 from outrider_client.bench.network.traffic import TrafficCount
 
 AUTO_KEEPS = {10.0: 0.9, 40.0: 0.7, 100.0: 0.45}
@@ -120,9 +120,14 @@ def _wan(evidence: Evidence) -> list[Claim]:
 
 
 def _edge(evidence: Evidence) -> list[Claim]:
-    speedup = evidence.measured.speedup(EDGE_NAME, EDGE_NAME, 0.0)
-    what = "T = 0: an application beside the edge by plain decoding in the cloud"
-    return [at_least("edge", what, speedup, EDGE_SPEEDUP)]
+    measured, label, claims = evidence.measured, label_of(EDGE), list[Claim]()
+    for experiment in evidence.of("edge"):
+        what = f"T = 0: an application beside the edge by plain decoding in the cloud, {experiment.max_tokens} tokens"
+        first = {who: measured.first_token_s(experiment.name, who, 0.0) for who in (OFF, label)}
+        remark = ", ".join(f"{who}: {seconds:.2f} s" for who, seconds in first.items() if seconds is not None)
+        remark = f"until the first token {remark}" if remark else ""
+        claims.append(at_least("edge", what, measured.speedup(experiment.name, label, 0.0), EDGE_SPEEDUP, remark))
+    return claims
 
 
 _ASKED: dict[str, Callable[[Evidence], list[Claim]]] = {

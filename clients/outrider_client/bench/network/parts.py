@@ -20,12 +20,17 @@ RATIO_METHODS = ("pearl", "saguaro", "double", "speculative")
 WAN_METHODS = ("pearl", "best-first", "auto")
 EDGE = Contender("edge", driver="edge", options={"method": "unspecified"})
 """An application that asks the edge, which does as it likes."""
-WAN, WAN_TEXTS, EDGE_NAME, TRAFFIC = "wan", "wan-texts", "edge", "bytes"
+WAN, WAN_TEXTS, TRAFFIC = "wan", "wan-texts", "bytes"
 
 
 def rtt_name(rtt_ms: float, temperature: float) -> str:
     """Name of the experiment at a round trip."""
     return f"rtt-{rtt_ms:g}-T{temperature:g}"
+
+
+def edge_name(num_tokens: int) -> str:
+    """Name of the experiment with texts of so many tokens."""
+    return f"edge-{num_tokens}"
 
 
 def experiments_of(parts: Iterable[str], sizes: Sizes, repeats: int) -> list[Experiment]:
@@ -108,17 +113,18 @@ def _edge(sizes: Sizes, repeats: int) -> list[Experiment]:
     note = "off: the cloud decodes plainly and every token crosses the way. edge: a speculator beside the application."
     return [
         Experiment(
-            EDGE_NAME,
+            edge_name(num_tokens),
             "edge",
-            "What an application at the edge sees",
+            f"What an application at the edge sees: texts of {num_tokens} tokens",
             (PLAIN, EDGE),
             (0.0,),
             _code(sizes.num_prompts),
-            sizes.max_tokens,
+            num_tokens,
             repeats,
             target=sizes.target,
             note=note,
         )
+        for num_tokens in sizes.edge_tokens
     ]
 
 

@@ -27,6 +27,8 @@ class Sizes:
     """Of the round trips, of the WAN and of the edge."""
     max_tokens: int = 64
     """Of each generation."""
+    edge_tokens: tuple[int, ...] = (64, 128, 256)
+    """Of the generations at the edge: the first token takes as long as anywhere, the others are what is gained."""
     rtts_ms: tuple[float, ...] = (0.0, 2.0, 10.0, 40.0, 100.0)
     """Of the first, shares are taken: it must be 0."""
     sampled_rtts_ms: tuple[float, ...] = (0.0, 40.0)
@@ -46,6 +48,7 @@ QUICK = Sizes(
     target=SMALL_TARGET,
     num_prompts=1,
     max_tokens=12,
+    edge_tokens=(12,),
     rtts_ms=(0.0, 10.0),
     sampled_rtts_ms=(0.0,),
     text_prompts=1,

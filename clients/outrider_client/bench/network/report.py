@@ -88,7 +88,7 @@ def sentences_of(results: Mapping[str, Any], part: str) -> list[str]:
     """How a part was measured, and how to read it."""
     found = [results["links"][part]] if part in results["links"] else []
     found += [experiment["note"] for experiment in _experiments_of(results, part) if experiment["note"]]
-    return [*found, _CAPTIONS[part]]
+    return list(dict.fromkeys([*found, _CAPTIONS[part]]))
 
 
 def notes_of(results: Mapping[str, Any]) -> list[str]:

@@ -66,13 +66,15 @@ class BlockingGeneration(Transcript):
         while True:
             try:
                 response = self._read()
+                if response is not None:
+                    self._course.hear(response)
             except OutriderError as error:
+                self._call.cancel()
                 self._resume(error)
                 continue
             if response is None:
                 self._end()
                 raise StopIteration
-            self._course.hear(response)
             if (chunk := self._fold(response)) is not None:
                 return chunk
 

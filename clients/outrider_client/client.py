@@ -73,13 +73,15 @@ class Generation(Transcript):
         while True:
             try:
                 response = await self._read()
+                if response is not None:
+                    self._course.hear(response)
             except OutriderError as error:
+                self._call.cancel()
                 await self._resume(error)
                 continue
             if response is None:
                 self._end()
                 raise StopAsyncIteration
-            self._course.hear(response)
             if (chunk := self._fold(response)) is not None:
                 return chunk
 

@@ -86,6 +86,8 @@ def summary(result: Result, seconds: float) -> Text:
     if counts.num_drafted_tokens:
         parts.append(f"acceptance length {result.acceptance_length:.2f}")
         parts.append(f"{result.acceptance_rate:.0%} of {counts.num_drafted_tokens} drafted tokens accepted")
+        if result.bytes_per_accepted_token:
+            parts.append(f"{result.bytes_per_accepted_token:.0f} bytes per accepted token")
     parts.append(f"ended by {result.finish_reason.value}")
     asked = f" (for {method_name(counts.requested_method)})" if counts.requested_method else ""
     line = Text(f"{method_name(counts.method)}{asked}: ", "bold").append(" · ".join(parts), "not bold")

@@ -75,6 +75,13 @@ class Result:
         drafted = self.summary.num_drafted_tokens
         return self.summary.num_accepted_tokens / drafted if drafted else 0.0
 
+    @property
+    def bytes_per_accepted_token(self) -> float:
+        """Bytes of messages between the target and whoever drafted, both ways, for each drafted token that was kept; 0
+        if none was."""
+        num_bytes = self.summary.num_bytes_sent + self.summary.num_bytes_received
+        return num_bytes / self.summary.num_accepted_tokens if self.summary.num_accepted_tokens else 0.0
+
 
 class Transcript:
     """What has arrived so far, over all calls. Stays readable after an error, so that the generation can be resumed by

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from outrider.v1 import verifier_pb2
+from outrider.v1 import types_pb2, verifier_pb2
 from outrider_client.attempts import REFUSALS, Attempts
 from outrider_client.errors import OutriderError, Unavailable
 from outrider_client.replicas import Replicas
@@ -46,6 +46,8 @@ class Course(Attempts):
         self._resume_timeout_s = _seconds("resume_timeout_s", options.get("resume_timeout_s"), RESUME_TIMEOUT_S)
         self._stall_timeout_s = _seconds("stall_timeout_s", options.get("stall_timeout_s"), STALL_TIMEOUT_S)
         self._began_at = clock()
+        self._model: types_pb2.ModelInfo | None = None
+        """Whose text it is."""
         self._broken_at: float | None = None
         self._was_admitted = self._is_admitted = False
         self._is_excused = False
@@ -73,13 +75,27 @@ class Course(Attempts):
         return request
 
     def hear(self, response: verifier_pb2.GenerateResponse) -> None:
-        """A message has come."""
+        """A message has come. Raises Unavailable if another model than the one that began would go on."""
+        if response.WhichOneof("event") == "started":
+            self._check_model(response.started.model)
         self.answered()
         self._is_admitted = self._was_admitted = True
         if response.WhichOneof("event") == "chunk":
             self._is_excused = True
             self._broken_at, self._num_fruitless = None, 0
             self._forget_failures()
+
+    def _check_model(self, model: types_pb2.ModelInfo) -> None:
+        if not model.model_id:
+            return  # an older server
+        if self._model is None:
+            self._model = model
+        begun, here = self._model, model
+        if (begun.model_id, begun.tokenizer_hash, begun.dtype) != (here.model_id, here.tokenizer_hash, here.dtype):
+            raise Unavailable(
+                f"{self._replicas.addresses[self.replica]} serves {here.model_id} in {here.dtype}; the generation was "
+                f"begun by {begun.model_id} in {begun.dtype}"
+            )
 
     def stalled(self) -> OutriderError:
         """What it means that nothing came for so long."""

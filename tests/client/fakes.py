@@ -16,8 +16,9 @@ Script = Callable[[GenerateRequest, grpc.ServicerContext], Iterator[GenerateResp
 SEED = 2**63 + 1
 
 
-def started() -> GenerateResponse:
-    return GenerateResponse(started=verifier_pb2.Started(session_id="s-1", seed=SEED, num_prompt_tokens=3))
+def started(model_id: str = "", dtype: str = "") -> GenerateResponse:
+    model = types_pb2.ModelInfo(model_id=model_id, dtype=dtype)
+    return GenerateResponse(started=verifier_pb2.Started(session_id="s-1", seed=SEED, num_prompt_tokens=3, model=model))
 
 
 def chunk(*token_ids: int, text: str = "", source: int = types_pb2.SOURCE_DRAFT) -> GenerateResponse:
@@ -28,7 +29,12 @@ def chunk(*token_ids: int, text: str = "", source: int = types_pb2.SOURCE_DRAFT)
 
 def finished(num_output_tokens: int = 4) -> GenerateResponse:
     summary = verifier_pb2.SpeculationSummary(
-        method=types_pb2.METHOD_PEARL, num_rounds=2, num_drafted_tokens=16, num_accepted_tokens=2
+        method=types_pb2.METHOD_PEARL,
+        num_rounds=2,
+        num_drafted_tokens=16,
+        num_accepted_tokens=2,
+        num_bytes_sent=40,
+        num_bytes_received=100,
     )
     return GenerateResponse(
         finished=verifier_pb2.Finished(

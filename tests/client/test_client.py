@@ -160,6 +160,7 @@ async def test_the_result_has_everything_the_server_said(client: Client) -> None
     assert result.num_prompt_tokens == 3
     assert result.acceptance_length == 2
     assert result.acceptance_rate == 1 / 8
+    assert result.bytes_per_accepted_token == 70
 
 
 async def test_there_is_no_result_before_the_end(verifier: FakeVerifier, client: Client) -> None:

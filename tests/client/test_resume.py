@@ -257,6 +257,26 @@ async def test_cancelling_a_generation_that_is_being_resumed_ends_it(verifier: F
             await anext(generation)
 
 
+@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
+async def test_a_text_goes_on_with_the_model_that_began_it_or_not_at_all(verifier: FakeVerifier, kind: str) -> None:
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        num_calls = len(verifier.requests)
+        yield started("target", "float32" if num_calls == 1 or (num_calls == 4 and returns) else "bfloat16")
+        yield chunk(num_calls, text=str(num_calls))
+        if num_calls == 1:
+            context.abort(Code.UNAVAILABLE, "gone")
+        yield finished()
+
+    verifier.script, returns = script, True
+    result = await complete(verifier.address, kind)
+    assert (result.text, result.num_resumes) == ("14", 1)
+    assert [len(request.resume_token_ids) for request in verifier.requests] == [0, 1, 1, 1]
+    verifier.requests.clear()
+    returns = False
+    with pytest.raises(Unavailable, match="serves target in bfloat16; the generation was begun by target in float32"):
+        await complete(verifier.address, kind, resume_timeout_s=0.5)
+
+
 async def test_a_lost_status_after_the_last_message_is_no_error(verifier: FakeVerifier) -> None:
     def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
         yield from a_good_generation(request, context)

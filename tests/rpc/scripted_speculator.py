@@ -31,6 +31,7 @@ class ScriptedSpeculator(speculator_pb2_grpc.SpeculatorServiceServicer, health_p
         self.num_streams = 0
         """Open ones."""
         self.num_checks = 0
+        self.num_bytes_heard = self.num_bytes_said = 0
         self.health: Status = health_pb2.HealthCheckResponse.SERVING
         self.is_silent = False
         """Takes everything, answers nothing."""
@@ -49,21 +50,27 @@ class ScriptedSpeculator(speculator_pb2_grpc.SpeculatorServiceServicer, health_p
         self.num_streams += 1
         try:
             async for request in requests:
+                self.num_bytes_heard += request.ByteSize()
                 match request.WhichOneof("event"):
                     case "open":
                         self.opened.append(request.open)
                         if self.refusal is not None:
                             await context.abort(self.refusal, "as the test wants it")
                         if not self.is_silent:
-                            yield b"\xff\xff\xff" if self.is_garbage else pb.SpeculateResponse(opened={})
+                            yield b"\xff\xff\xff" if self.is_garbage else self._said(pb.SpeculateResponse(opened={}))
                     case "commit":
                         self.commits.append(request.commit)
                     case "steering":
                         self.steerings.append(request.steering)
                 if not self.is_silent:
-                    yield pb.SpeculateResponse(draft=pb.SpeculatorDraft(draft=types_pb2.Draft(base_len=1)))
+                    draft = pb.SpeculatorDraft(draft=types_pb2.Draft(base_len=1))
+                    yield self._said(pb.SpeculateResponse(draft=draft))
         finally:
             self.num_streams -= 1
+
+    def _said(self, response: pb.SpeculateResponse) -> pb.SpeculateResponse:
+        self.num_bytes_said += response.ByteSize()
+        return response
 
 
 @asynccontextmanager

@@ -47,6 +47,24 @@ async def test_a_silent_speculator_is_given_up_and_told_everything_anew(speculat
         await until(lambda: speculator.num_streams == 0)
 
 
+async def test_bytes_are_counted_both_ways_over_all_streams(speculator: ScriptedSpeculator) -> None:
+    async with serving(speculator) as address:
+        pass  # an address of which nobody else knows
+    async with dialling(address) as peer:
+        listener = Listener()
+        stream = speculate(peer, listener)
+        async with serving(speculator, address):
+            await until(lambda: listener.num_drafts)
+        async with serving(speculator, address):
+            await until(lambda: len(speculator.opened) == 2)
+            stream.commit([3, 4, 5])
+            await until(lambda: speculator.commits)
+            await until(lambda: stream.traffic.num_bytes_received == speculator.num_bytes_said)
+            await until(lambda: stream.traffic.num_bytes_sent == speculator.num_bytes_heard)
+            assert stream.traffic.num_bytes_sent > 2 * speculator.opened[0].ByteSize()
+            stream.close()
+
+
 async def test_nobody_is_given_up_who_is_told_nothing_or_to_pause(speculator: ScriptedSpeculator) -> None:
     async with serving(speculator) as address, dialling(address) as peer:
         listener = Listener()

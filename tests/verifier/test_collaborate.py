@@ -50,10 +50,12 @@ class Messages:
 
     def __init__(self, opening: verifier_pb2.CollaborateOpen) -> None:
         self._queue: asyncio.Queue[verifier_pb2.CollaborateRequest] = asyncio.Queue()
+        self.num_bytes: list[int] = []
         self.put(verifier_pb2.CollaborateRequest(open=opening))
 
     def put(self, message: verifier_pb2.CollaborateRequest) -> None:
         self._queue.put_nowait(message)
+        self.num_bytes.append(message.ByteSize())
 
     async def all(self) -> AsyncIterator[verifier_pb2.CollaborateRequest]:
         while True:
@@ -67,15 +69,20 @@ async def collaborate(
     opening = verifier_pb2.CollaborateOpen(handshake=handshake(verifier), request=request(types_pb2.METHOD_SPECULATIVE))
     messages = Messages(opening)
     output: list[int] = []
-    num_prompt_tokens = 0
+    num_prompt_tokens = num_bytes_heard = 0
     async for response in stub.Collaborate(messages.all()):
         match response.WhichOneof("event"):
             case "finished":
+                assert response.finished.summary.num_bytes_sent == num_bytes_heard
+                # The last drafts may come too late to be counted.
+                num_read = response.finished.summary.num_bytes_received
+                assert messages.num_bytes[0] < num_read <= sum(messages.num_bytes)
                 return output, response.finished
             case "started":
                 num_prompt_tokens = response.started.num_prompt_tokens
             case "chunk":
                 output += response.chunk.token_ids
+        num_bytes_heard += response.ByteSize()
         message = draft(num_prompt_tokens, output)
         if message is not None and len(output) < NUM_TOKENS:
             messages.put(verifier_pb2.CollaborateRequest(draft=message))

@@ -31,6 +31,17 @@ class RoundTime:
 
 
 @dataclass(slots=True)
+class Traffic:
+    """Bytes of the messages between a target and whoever drafts for it, in one generation, without the frames around
+    them. Its owner writes, others read."""
+
+    num_bytes_sent: int = 0
+    """To the drafter."""
+    num_bytes_received: int = 0
+    """From the drafter."""
+
+
+@dataclass(slots=True)
 class Statistics:
     """Counts of one generation. Its owner writes, others read."""
 

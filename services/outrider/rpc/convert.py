@@ -12,7 +12,7 @@ from typing import cast
 from outrider.core.params import Method, SamplingParams, Source, check
 from outrider.core.session import FinishReason
 from outrider.core.sparse_rows import SparseRow
-from outrider.core.statistics import Statistics, median_or_zero
+from outrider.core.statistics import Statistics, Traffic, median_or_zero
 from outrider.core.tree import Draft
 from outrider.rpc.convert_speculation import METHODS_TO_PROTO
 from outrider.v1 import types_pb2, verifier_pb2
@@ -113,9 +113,11 @@ def draft_to_proto(draft: Draft) -> types_pb2.Draft:
 
 
 def summary_to_proto(
-    method: Method, statistics: Statistics, requested_method: Method | None = None
+    method: Method, statistics: Statistics, requested_method: Method | None = None, traffic: Traffic | None = None
 ) -> verifier_pb2.SpeculationSummary:
-    """What speculation did in one generation. `requested_method` is the one that `method` replaces, if it does."""
+    """What speculation did in one generation. `requested_method` is the one that `method` replaces, if it does;
+    `traffic` what crossed the way to the drafter, if there was one."""
+    traffic = traffic or Traffic()
     times = statistics.round_times
     return verifier_pb2.SpeculationSummary(
         method=METHODS_TO_PROTO[method],
@@ -131,6 +133,8 @@ def summary_to_proto(
         ],
         num_speculator_losses=statistics.num_speculator_losses,
         degraded=statistics.degraded,
+        num_bytes_sent=traffic.num_bytes_sent,
+        num_bytes_received=traffic.num_bytes_received,
         decisions=[
             verifier_pb2.Decision(
                 method=METHODS_TO_PROTO[decision.way.method],

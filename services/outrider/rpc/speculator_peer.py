@@ -17,7 +17,7 @@ import structlog
 
 from outrider.core.params import InvalidParameter, Method, SamplingParams
 from outrider.core.speculation import SpeculationParams
-from outrider.core.statistics import RunningMean
+from outrider.core.statistics import RunningMean, Traffic
 from outrider.core.steering import Steering
 from outrider.core.tree import Draft, DraftCost, TokenId
 from outrider.rpc.breaker import Breaker
@@ -104,6 +104,8 @@ class SpeculationStream:
         listener: SpeculationListener,
     ) -> None:
         self._peer, self._spec, self._listener = peer, spec, listener
+        self.traffic = Traffic()
+        """Of all streams so far."""
         self._limit = DraftLimit(peer.max_nodes_per_s, spec.session_id)
         self._committed = list(committed)
         self._fresh = asyncio.Event()
@@ -194,6 +196,7 @@ class SpeculationStream:
             async with asyncio.timeout_at(self._silence.open(clock())) as self._timeout:
                 async for message in call:
                     response = readable(message)
+                    self.traffic.num_bytes_received += response.ByteSize()
                     self._timeout.reschedule(None)
                     if response.WhichOneof("event") == "opened":
                         self._is_attached = True
@@ -215,6 +218,7 @@ class SpeculationStream:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             async for request in self._requests():
                 await call.write(request)
+                self.traffic.num_bytes_sent += request.ByteSize()
         # Whoever reads the stream hears of its end, too.
 
     async def _requests(self) -> AsyncIterator[Request]:

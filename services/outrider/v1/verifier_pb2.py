@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import types_pb2 as outrider_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/verifier.proto\x12\x0boutrider.v1\x1a\x17outrider/v1/types.proto\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\":\n\x0c\x43hatMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\"x\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12)\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x19.outrider.v1.ChatMessagesH\x00\x42\x07\n\x05input\"\xb4\x01\n\x0fGenerateRequest\x12#\n\x06prompt\x18\x01 \x01(\x0b\x32\x13.outrider.v1.Prompt\x12-\n\x08sampling\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x33\n\x0bspeculation\x18\x03 \x01(\x0b\x32\x1e.outrider.v1.SpeculationParams\x12\x18\n\x10resume_token_ids\x18\x04 \x03(\x05\"\x94\x01\n\x10GenerateResponse\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.outrider.v1.StartedH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.outrider.v1.ChunkH\x00\x12)\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.outrider.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"`\n\x07Started\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\x05\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\x05\"\x81\x01\n\x05\x43hunk\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12$\n\x07sources\x18\x02 \x03(\x0e\x32\x13.outrider.v1.Source\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x13\n\x0bnum_drafted\x18\x04 \x01(\x05\x12\x1c\n\x14\x61\x63knowledged_node_id\x18\x05 \x01(\x05\"\xcb\x01\n\x08\x46inished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\x05\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\x05\x12\x30\n\x07summary\x18\x05 \x01(\x0b\x32\x1f.outrider.v1.SpeculationSummaryB\x10\n\x0e_stop_token_id\"\x9e\x03\n\x12SpeculationSummary\x12#\n\x06method\x18\x01 \x01(\x0e\x32\x13.outrider.v1.Method\x12\x12\n\nnum_rounds\x18\x02 \x01(\x05\x12\x1a\n\x12num_drafted_tokens\x18\x03 \x01(\x05\x12\x1b\n\x13num_accepted_tokens\x18\x04 \x01(\x05\x12\x18\n\x10num_empty_rounds\x18\x05 \x01(\x05\x12\x10\n\x08num_hits\x18\x06 \x01(\x05\x12\x34\n\x12\x61\x63\x63\x65pted_by_source\x18\x07 \x03(\x0b\x32\x18.outrider.v1.SourceCount\x12\x1d\n\x15num_speculator_losses\x18\x08 \x01(\x05\x12\x10\n\x08\x64\x65graded\x18\t \x01(\x08\x12*\n\ttimes_p50\x18\n \x01(\x0b\x32\x17.outrider.v1.RoundTimes\x12-\n\x10requested_method\x18\x0b \x01(\x0e\x32\x13.outrider.v1.Method\x12(\n\tdecisions\x18\x0c \x03(\x0b\x32\x15.outrider.v1.Decision\"\x9c\x01\n\x08\x44\x65\x63ision\x12#\n\x06method\x18\x01 \x01(\x0e\x32\x13.outrider.v1.Method\x12\x1f\n\x04rows\x18\x02 \x01(\x0e\x32\x11.outrider.v1.Rows\x12\x11\n\tretrieval\x18\x03 \x01(\x08\x12\x12\n\nnum_rounds\x18\x04 \x01(\x05\x12\x12\n\nnum_tokens\x18\x05 \x01(\x05\x12\x0f\n\x07time_ms\x18\x06 \x01(\x01\"\xbe\x01\n\nRoundTimes\x12\x10\n\x08round_ms\x18\x01 \x01(\x01\x12\x12\n\nforward_ms\x18\x02 \x01(\x01\x12\x0f\n\x07wait_ms\x18\x03 \x01(\x01\x12\x13\n\x0boverhead_ms\x18\x04 \x01(\x01\x12\x18\n\x10\x64raft_latency_ms\x18\x05 \x01(\x01\x12\x18\n\x10\x64raft_forward_ms\x18\x06 \x01(\x01\x12\x14\n\x0cretrieval_ms\x18\x07 \x01(\x01\x12\x1a\n\x12\x64raft_retrieval_ms\x18\x08 \x01(\x01\"\x9a\x01\n\x12\x43ollaborateRequest\x12,\n\x04open\x18\x01 \x01(\x0b\x32\x1c.outrider.v1.CollaborateOpenH\x00\x12#\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x12.outrider.v1.DraftH\x00\x12\x12\n\nforward_us\x18\x03 \x01(\r\x12\x14\n\x0cretrieval_us\x18\x04 \x01(\rB\x07\n\x05\x65vent\"\x8b\x01\n\x0f\x43ollaborateOpen\x12)\n\thandshake\x18\x01 \x01(\x0b\x32\x16.outrider.v1.Handshake\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1c.outrider.v1.GenerateRequest\x12\x1e\n\x16wants_prompt_token_ids\x18\x03 \x01(\x08\"\xc2\x01\n\x13\x43ollaborateResponse\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.outrider.v1.StartedH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.outrider.v1.ChunkH\x00\x12)\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.outrider.v1.FinishedH\x00\x12)\n\x08steering\x18\x04 \x01(\x0b\x32\x15.outrider.v1.SteeringH\x00\x42\x07\n\x05\x65vent\"6\n\x0fTokenizeRequest\x12#\n\x06prompt\x18\x01 \x01(\x0b\x32\x13.outrider.v1.Prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x10\n\x0eGetInfoRequest\"[\n\x08PeerInfo\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x12\n\nlast_error\x18\x03 \x01(\t\x12\x17\n\x0fnum_shed_tokens\x18\x04 \x01(\x03\"\x8c\x03\n\x0fGetInfoResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12$\n\x07methods\x18\x02 \x03(\x0e\x32\x13.outrider.v1.Method\x12+\n\x0e\x64\x65\x66\x61ult_method\x18\x03 \x01(\x0e\x32\x13.outrider.v1.Method\x12\"\n\x1amax_num_speculative_tokens\x18\x04 \x01(\x05\x12\x18\n\x10max_num_sessions\x18\x05 \x01(\x05\x12\x14\n\x0cnum_sessions\x18\x06 \x01(\x05\x12)\n\nspeculator\x18\x07 \x01(\x0b\x32\x15.outrider.v1.PeerInfo\x12(\n\tdatastore\x18\x08 \x01(\x0b\x32\x15.outrider.v1.PeerInfo\x12\x0f\n\x07version\x18\t \x01(\t\x12/\n\rforward_times\x18\n \x03(\x0b\x32\x18.outrider.v1.ForwardTime\x12\x14\n\x0cmax_num_rows\x18\x0b \x01(\x05\"3\n\x0b\x46orwardTime\x12\x10\n\x08num_rows\x18\x01 \x01(\x05\x12\x12\n\nforward_ms\x18\x02 \x01(\x01*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x32\x90\x03\n\x0fVerifierService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12T\n\x0b\x43ollaborate\x12\x1f.outrider.v1.CollaborateRequest\x1a .outrider.v1.CollaborateResponse(\x01\x30\x01\x12G\n\x08Tokenize\x12\x1c.outrider.v1.TokenizeRequest\x1a\x1d.outrider.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.outrider.v1.DetokenizeRequest\x1a\x1f.outrider.v1.DetokenizeResponse\x12\x44\n\x07GetInfo\x12\x1b.outrider.v1.GetInfoRequest\x1a\x1c.outrider.v1.GetInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/verifier.proto\x12\x0boutrider.v1\x1a\x17outrider/v1/types.proto\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\":\n\x0c\x43hatMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\"x\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12)\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x19.outrider.v1.ChatMessagesH\x00\x42\x07\n\x05input\"\xb4\x01\n\x0fGenerateRequest\x12#\n\x06prompt\x18\x01 \x01(\x0b\x32\x13.outrider.v1.Prompt\x12-\n\x08sampling\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x33\n\x0bspeculation\x18\x03 \x01(\x0b\x32\x1e.outrider.v1.SpeculationParams\x12\x18\n\x10resume_token_ids\x18\x04 \x03(\x05\"\x94\x01\n\x10GenerateResponse\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.outrider.v1.StartedH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.outrider.v1.ChunkH\x00\x12)\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.outrider.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x87\x01\n\x07Started\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\x05\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\x05\x12%\n\x05model\x18\x05 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\"\x81\x01\n\x05\x43hunk\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12$\n\x07sources\x18\x02 \x03(\x0e\x32\x13.outrider.v1.Source\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x13\n\x0bnum_drafted\x18\x04 \x01(\x05\x12\x1c\n\x14\x61\x63knowledged_node_id\x18\x05 \x01(\x05\"\xcb\x01\n\x08\x46inished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\x05\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\x05\x12\x30\n\x07summary\x18\x05 \x01(\x0b\x32\x1f.outrider.v1.SpeculationSummaryB\x10\n\x0e_stop_token_id\"\xd2\x03\n\x12SpeculationSummary\x12#\n\x06method\x18\x01 \x01(\x0e\x32\x13.outrider.v1.Method\x12\x12\n\nnum_rounds\x18\x02 \x01(\x05\x12\x1a\n\x12num_drafted_tokens\x18\x03 \x01(\x05\x12\x1b\n\x13num_accepted_tokens\x18\x04 \x01(\x05\x12\x18\n\x10num_empty_rounds\x18\x05 \x01(\x05\x12\x10\n\x08num_hits\x18\x06 \x01(\x05\x12\x34\n\x12\x61\x63\x63\x65pted_by_source\x18\x07 \x03(\x0b\x32\x18.outrider.v1.SourceCount\x12\x1d\n\x15num_speculator_losses\x18\x08 \x01(\x05\x12\x10\n\x08\x64\x65graded\x18\t \x01(\x08\x12*\n\ttimes_p50\x18\n \x01(\x0b\x32\x17.outrider.v1.RoundTimes\x12-\n\x10requested_method\x18\x0b \x01(\x0e\x32\x13.outrider.v1.Method\x12(\n\tdecisions\x18\x0c \x03(\x0b\x32\x15.outrider.v1.Decision\x12\x16\n\x0enum_bytes_sent\x18\r \x01(\x03\x12\x1a\n\x12num_bytes_received\x18\x0e \x01(\x03\"\x9c\x01\n\x08\x44\x65\x63ision\x12#\n\x06method\x18\x01 \x01(\x0e\x32\x13.outrider.v1.Method\x12\x1f\n\x04rows\x18\x02 \x01(\x0e\x32\x11.outrider.v1.Rows\x12\x11\n\tretrieval\x18\x03 \x01(\x08\x12\x12\n\nnum_rounds\x18\x04 \x01(\x05\x12\x12\n\nnum_tokens\x18\x05 \x01(\x05\x12\x0f\n\x07time_ms\x18\x06 \x01(\x01\"\xbe\x01\n\nRoundTimes\x12\x10\n\x08round_ms\x18\x01 \x01(\x01\x12\x12\n\nforward_ms\x18\x02 \x01(\x01\x12\x0f\n\x07wait_ms\x18\x03 \x01(\x01\x12\x13\n\x0boverhead_ms\x18\x04 \x01(\x01\x12\x18\n\x10\x64raft_latency_ms\x18\x05 \x01(\x01\x12\x18\n\x10\x64raft_forward_ms\x18\x06 \x01(\x01\x12\x14\n\x0cretrieval_ms\x18\x07 \x01(\x01\x12\x1a\n\x12\x64raft_retrieval_ms\x18\x08 \x01(\x01\"\x9a\x01\n\x12\x43ollaborateRequest\x12,\n\x04open\x18\x01 \x01(\x0b\x32\x1c.outrider.v1.CollaborateOpenH\x00\x12#\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x12.outrider.v1.DraftH\x00\x12\x12\n\nforward_us\x18\x03 \x01(\r\x12\x14\n\x0cretrieval_us\x18\x04 \x01(\rB\x07\n\x05\x65vent\"\x8b\x01\n\x0f\x43ollaborateOpen\x12)\n\thandshake\x18\x01 \x01(\x0b\x32\x16.outrider.v1.Handshake\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1c.outrider.v1.GenerateRequest\x12\x1e\n\x16wants_prompt_token_ids\x18\x03 \x01(\x08\"\xc2\x01\n\x13\x43ollaborateResponse\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.outrider.v1.StartedH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.outrider.v1.ChunkH\x00\x12)\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.outrider.v1.FinishedH\x00\x12)\n\x08steering\x18\x04 \x01(\x0b\x32\x15.outrider.v1.SteeringH\x00\x42\x07\n\x05\x65vent\"6\n\x0fTokenizeRequest\x12#\n\x06prompt\x18\x01 \x01(\x0b\x32\x13.outrider.v1.Prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x10\n\x0eGetInfoRequest\"[\n\x08PeerInfo\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x12\n\nlast_error\x18\x03 \x01(\t\x12\x17\n\x0fnum_shed_tokens\x18\x04 \x01(\x03\"\x8c\x03\n\x0fGetInfoResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12$\n\x07methods\x18\x02 \x03(\x0e\x32\x13.outrider.v1.Method\x12+\n\x0e\x64\x65\x66\x61ult_method\x18\x03 \x01(\x0e\x32\x13.outrider.v1.Method\x12\"\n\x1amax_num_speculative_tokens\x18\x04 \x01(\x05\x12\x18\n\x10max_num_sessions\x18\x05 \x01(\x05\x12\x14\n\x0cnum_sessions\x18\x06 \x01(\x05\x12)\n\nspeculator\x18\x07 \x01(\x0b\x32\x15.outrider.v1.PeerInfo\x12(\n\tdatastore\x18\x08 \x01(\x0b\x32\x15.outrider.v1.PeerInfo\x12\x0f\n\x07version\x18\t \x01(\t\x12/\n\rforward_times\x18\n \x03(\x0b\x32\x18.outrider.v1.ForwardTime\x12\x14\n\x0cmax_num_rows\x18\x0b \x01(\x05\"3\n\x0b\x46orwardTime\x12\x10\n\x08num_rows\x18\x01 \x01(\x05\x12\x12\n\nforward_ms\x18\x02 \x01(\x01*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x32\x90\x03\n\x0fVerifierService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12T\n\x0b\x43ollaborate\x12\x1f.outrider.v1.CollaborateRequest\x1a .outrider.v1.CollaborateResponse(\x01\x30\x01\x12G\n\x08Tokenize\x12\x1c.outrider.v1.TokenizeRequest\x1a\x1d.outrider.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.outrider.v1.DetokenizeRequest\x1a\x1f.outrider.v1.DetokenizeResponse\x12\x44\n\x07GetInfo\x12\x1b.outrider.v1.GetInfoRequest\x1a\x1c.outrider.v1.GetInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.verifier_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=3096
-  _globals['_FINISHREASON']._serialized_end=3191
+  _globals['_FINISHREASON']._serialized_start=3188
+  _globals['_FINISHREASON']._serialized_end=3283
   _globals['_TOKENIDS']._serialized_start=68
   _globals['_TOKENIDS']._serialized_end=97
   _globals['_CHATMESSAGE']._serialized_start=99
@@ -46,40 +46,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST']._serialized_end=508
   _globals['_GENERATERESPONSE']._serialized_start=511
   _globals['_GENERATERESPONSE']._serialized_end=659
-  _globals['_STARTED']._serialized_start=661
-  _globals['_STARTED']._serialized_end=757
-  _globals['_CHUNK']._serialized_start=760
-  _globals['_CHUNK']._serialized_end=889
-  _globals['_FINISHED']._serialized_start=892
-  _globals['_FINISHED']._serialized_end=1095
-  _globals['_SPECULATIONSUMMARY']._serialized_start=1098
-  _globals['_SPECULATIONSUMMARY']._serialized_end=1512
-  _globals['_DECISION']._serialized_start=1515
-  _globals['_DECISION']._serialized_end=1671
-  _globals['_ROUNDTIMES']._serialized_start=1674
-  _globals['_ROUNDTIMES']._serialized_end=1864
-  _globals['_COLLABORATEREQUEST']._serialized_start=1867
-  _globals['_COLLABORATEREQUEST']._serialized_end=2021
-  _globals['_COLLABORATEOPEN']._serialized_start=2024
-  _globals['_COLLABORATEOPEN']._serialized_end=2163
-  _globals['_COLLABORATERESPONSE']._serialized_start=2166
-  _globals['_COLLABORATERESPONSE']._serialized_end=2360
-  _globals['_TOKENIZEREQUEST']._serialized_start=2362
-  _globals['_TOKENIZEREQUEST']._serialized_end=2416
-  _globals['_TOKENIZERESPONSE']._serialized_start=2418
-  _globals['_TOKENIZERESPONSE']._serialized_end=2455
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2457
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2495
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2497
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2531
-  _globals['_GETINFOREQUEST']._serialized_start=2533
-  _globals['_GETINFOREQUEST']._serialized_end=2549
-  _globals['_PEERINFO']._serialized_start=2551
-  _globals['_PEERINFO']._serialized_end=2642
-  _globals['_GETINFORESPONSE']._serialized_start=2645
-  _globals['_GETINFORESPONSE']._serialized_end=3041
-  _globals['_FORWARDTIME']._serialized_start=3043
-  _globals['_FORWARDTIME']._serialized_end=3094
-  _globals['_VERIFIERSERVICE']._serialized_start=3194
-  _globals['_VERIFIERSERVICE']._serialized_end=3594
+  _globals['_STARTED']._serialized_start=662
+  _globals['_STARTED']._serialized_end=797
+  _globals['_CHUNK']._serialized_start=800
+  _globals['_CHUNK']._serialized_end=929
+  _globals['_FINISHED']._serialized_start=932
+  _globals['_FINISHED']._serialized_end=1135
+  _globals['_SPECULATIONSUMMARY']._serialized_start=1138
+  _globals['_SPECULATIONSUMMARY']._serialized_end=1604
+  _globals['_DECISION']._serialized_start=1607
+  _globals['_DECISION']._serialized_end=1763
+  _globals['_ROUNDTIMES']._serialized_start=1766
+  _globals['_ROUNDTIMES']._serialized_end=1956
+  _globals['_COLLABORATEREQUEST']._serialized_start=1959
+  _globals['_COLLABORATEREQUEST']._serialized_end=2113
+  _globals['_COLLABORATEOPEN']._serialized_start=2116
+  _globals['_COLLABORATEOPEN']._serialized_end=2255
+  _globals['_COLLABORATERESPONSE']._serialized_start=2258
+  _globals['_COLLABORATERESPONSE']._serialized_end=2452
+  _globals['_TOKENIZEREQUEST']._serialized_start=2454
+  _globals['_TOKENIZEREQUEST']._serialized_end=2508
+  _globals['_TOKENIZERESPONSE']._serialized_start=2510
+  _globals['_TOKENIZERESPONSE']._serialized_end=2547
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2549
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2587
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2589
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2623
+  _globals['_GETINFOREQUEST']._serialized_start=2625
+  _globals['_GETINFOREQUEST']._serialized_end=2641
+  _globals['_PEERINFO']._serialized_start=2643
+  _globals['_PEERINFO']._serialized_end=2734
+  _globals['_GETINFORESPONSE']._serialized_start=2737
+  _globals['_GETINFORESPONSE']._serialized_end=3133
+  _globals['_FORWARDTIME']._serialized_start=3135
+  _globals['_FORWARDTIME']._serialized_end=3186
+  _globals['_VERIFIERSERVICE']._serialized_start=3286
+  _globals['_VERIFIERSERVICE']._serialized_end=3686
 # @@protoc_insertion_point(module_scope)

@@ -65,6 +65,7 @@ class CallerDrafts:
 
     def _take(self, request: verifier_pb2.CollaborateRequest) -> int:
         """Returns what it weighs."""
+        self._generation.traffic.num_bytes_received += request.ByteSize()
         if request.WhichOneof("event") != "draft":
             raise InvalidArgument("event", "must be draft after the first message")
         self.last_node_id = last_node_id(request.draft)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outrider.core.session import Verdict
 from outrider.rpc.convert import finish_reason_to_proto, source_to_proto, summary_to_proto
+from outrider.rpc.handshake import Model, model_info
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.verifier.generation import Generation
 
@@ -34,7 +35,7 @@ def collaborate_response(event: Event) -> verifier_pb2.CollaborateResponse:
     return verifier_pb2.CollaborateResponse(steering=event)
 
 
-def started(generation: Generation, *, shows_prompt: bool) -> verifier_pb2.Started:
+def started(generation: Generation, model: Model, *, shows_prompt: bool) -> verifier_pb2.Started:
     """The first event."""
     spec = generation.spec
     return verifier_pb2.Started(
@@ -42,6 +43,7 @@ def started(generation: Generation, *, shows_prompt: bool) -> verifier_pb2.Start
         seed=spec.sampling.seed,
         num_prompt_tokens=len(spec.prompt_token_ids),
         prompt_token_ids=spec.prompt_token_ids if shows_prompt else (),
+        model=model_info(model),
     )
 
 
@@ -65,5 +67,7 @@ def finished(generation: Generation, verdict: Verdict) -> verifier_pb2.Finished:
         stop_token_id=verdict.stop_token_id,
         num_prompt_tokens=len(spec.prompt_token_ids),
         num_output_tokens=verdict.base_len + len(verdict.token_ids) - len(spec.prompt_token_ids),
-        summary=summary_to_proto(spec.speculation.method, generation.statistics, spec.requested_method),
+        summary=summary_to_proto(
+            spec.speculation.method, generation.statistics, spec.requested_method, generation.traffic
+        ),
     )

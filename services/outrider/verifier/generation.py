@@ -10,7 +10,7 @@ from outrider.core.ngrams import Continuation
 from outrider.core.retrieval import NO_COPIES
 from outrider.core.retrieval_plan import target_plan
 from outrider.core.session import SessionSpec, Verdict, ending_of
-from outrider.core.statistics import Statistics
+from outrider.core.statistics import Statistics, Traffic
 from outrider.core.steering import Steering
 from outrider.core.tree import Draft, DraftCost
 from outrider.core.ways import opening_params
@@ -50,6 +50,8 @@ class Generation:
         self.spec = spec
         self.statistics = Statistics()
         """Complete once the last verdict is there."""
+        self.traffic = Traffic()
+        """Between this verifier and whoever drafts."""
         self._engine = engine
         self._events: asyncio.Queue[Verdict | Steering | RpcError] = asyncio.Queue()
         self._brings_drafts = brings_drafts
@@ -72,6 +74,7 @@ class Generation:
         if speculator is not None and spec.speculation.method.has_draft_model:
             told = SpeculationSpec(spec.session_id, len(spec.prompt_token_ids), spec.sampling, opened)
             self._speculation = speculator.speculate(told, committed, self)
+            self.traffic = self._speculation.traffic
         if datastore is not None and retrieves:
             params = spec.speculation
             self._retrieval = datastore.retrieve(

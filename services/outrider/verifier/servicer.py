@@ -126,11 +126,14 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         serving = self._ready()
         spec = await _session_spec(opening.request, serving, brings_drafts=True)
         generation = self._admit(spec, serving, None, brings_drafts=True)
+        generation.traffic.num_bytes_received = opening.ByteSize()
         drafts = CallerDrafts(generation, DraftLimit(self._max_draft_nodes_per_s, spec.session_id))
         reader = asyncio.create_task(drafts.read(requests))
 
         def write(event: Event) -> Awaitable[None]:
-            return context.write(events.collaborate_response(event))
+            response = events.collaborate_response(event)
+            generation.traffic.num_bytes_sent += response.ByteSize()
+            return context.write(response)
 
         try:
             await self._stream(generation, serving, quota, write, drafts, shows_prompt=opening.wants_prompt_token_ids)
@@ -176,7 +179,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         shows_prompt: bool = False,
     ) -> None:
         """Started, a chunk for each round, Finished; between them what a caller that brings drafts should know."""
-        await self._write(write, events.started(generation, shows_prompt=shows_prompt))
+        await self._write(write, events.started(generation, serving.model, shows_prompt=shows_prompt))
         text = serving.codec.stream()
         text.step(generation.spec.resume_token_ids)
         async for event in generation.events():

@@ -7,7 +7,7 @@ GENERATED := services
 PROTOS := $(wildcard protos/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test check fmt proto demo-models clean
+.PHONY: help demo bench test check lint fmt proto demo-models clean
 
 help:  ## Shows this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,11 +21,13 @@ bench: $(VENV)/.demo  ## Measures every method; flags in ARGS="--help"
 test: $(VENV)/.dev  ## Runs all tests
 	$(BIN)/pytest $(ARGS)
 
-check: $(VENV)/.dev  ## Style, types, layers, fast tests: before every push
+check: lint  ## Style, types, layers, fast tests: before every push
+	$(BIN)/pytest -q -m "not slow" $(ARGS)
+
+lint: $(VENV)/.dev  ## Style and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pytest -q -m "not slow" $(ARGS)
 
 fmt: $(VENV)/.dev  ## Formats the code
 	$(BIN)/ruff check --fix

@@ -18,10 +18,10 @@ from rich.console import Console
 
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider_client.bench.benchmark import Benchmark
-from outrider_client.bench.command import run_and_report
 from outrider_client.bench.config import BenchConfig
 from outrider_client.bench.contenders import Contender, contenders_of
 from outrider_client.bench.drivers import GenerationFailed
+from outrider_client.bench.generation_suite import run_and_report
 from outrider_client.bench.prompts import Prompt
 from outrider_client.bench.samples import Condition, Generation, Request, Sample
 from outrider_client.bench.workers import Worker, WorkerError
@@ -142,7 +142,7 @@ def bench_verifier() -> Iterator[BenchVerifier]:
 def test_a_running_server_is_measured_and_the_report_written(bench_verifier: BenchVerifier, tmp_path: Path) -> None:
     config = config_of(address=bench_verifier.address, methods=("off", "pearl"), max_tokens=12, temperatures=(0.0, 0.7))
     console = Console(width=118, quiet=True)
-    run_and_report(Benchmark(config), tmp_path, console)
+    assert run_and_report(Benchmark(config), tmp_path, console) == 0
     found = json.loads((tmp_path / "results.json").read_text())
     rows = {(row["method"], row["temperature"]): row for row in found["rows"] if row["category"] == "all"}
     assert rows.keys() == {("off", 0.0), ("pearl", 0.0), ("off", 0.7), ("pearl", 0.7)}
@@ -172,9 +172,7 @@ def test_ctrl_c_keeps_what_has_been_measured(bench_verifier: BenchVerifier, tmp_
         yield from bench_script(request, context)
 
     bench_verifier.script = interrupting
-    with pytest.raises(SystemExit) as caught:
-        run_and_report(benchmark, tmp_path, Console(quiet=True))
-    assert caught.value.code == 130
+    assert run_and_report(benchmark, tmp_path, Console(quiet=True)) == 130
     found = json.loads((tmp_path / "results.json").read_text())
     assert found["interrupted"]
     assert [(row["completed"], row["partial"]) for row in found["rows"] if row["category"] == "all"] == [(2, True)]
@@ -184,9 +182,7 @@ def test_a_method_that_the_server_does_not_offer_is_told_by_its_flag(
     bench_verifier: BenchVerifier, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = config_of(address=bench_verifier.address, methods=("off", "retrieval"))
-    with pytest.raises(SystemExit) as caught:
-        run_and_report(Benchmark(config), None, Console(quiet=True))
-    assert caught.value.code == 3
+    assert run_and_report(Benchmark(config), None, Console(quiet=True)) == 3
     assert "--methods: the verifier does not offer 'retrieval' (it offers off, pearl)" in capsys.readouterr().err
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider_client.bench.benchmark import Benchmark
 from outrider_client.bench.config import (
@@ -33,16 +32,11 @@ from outrider_client.bench.config import (
     parse_numbers,
     read_prompts,
 )
-from outrider_client.bench.drivers import GenerationFailed
+from outrider_client.bench.generation_suite import run_and_report
 from outrider_client.bench.prompts import PromptError
-from outrider_client.bench.report import print_report, write_report
-from outrider_client.bench.samples import Sample
-from outrider_client.bench.servers import StackError
-from outrider_client.bench.workers import WorkerError
 from outrider_client.channel_security import ChannelSecurity, SecurityOptions
-from outrider_client.failures import FAILED, INTERRUPTED, UNREACHABLE, WRONG_USAGE
+from outrider_client.failures import WRONG_USAGE
 from outrider_client.security_options import secured
-from outrider_client.stack import termination_as_exit
 
 _DEFAULTS = BenchConfig()
 _FAULTS = FaultsConfig()
@@ -172,16 +166,13 @@ def bench(
     # Tables wrap badly; what is not a terminal has no width of its own, so it gets enough.
     console = Console()
     console = console if console.is_terminal else Console(width=_WIDTH)
-    if isinstance(config, DatastoreConfig):
-        _run_datastore(config, out, console)
-    elif isinstance(config, FaultsConfig):
-        _run_faults(config, out, console)
-    elif isinstance(config, MethodsConfig):
-        _run_methods(config, out, console)
-    elif isinstance(config, NetworkConfig):
-        _run_network(config, out, console)
+    if isinstance(config, BenchConfig):
+        status = run_and_report(Benchmark(config, secured_by), out, console)
     else:
-        run_and_report(Benchmark(config, secured_by), out, console)
+        # Imported only here: the other suites start faster without it.
+        status = import_module(f"outrider_client.bench.{suite}.suite").run_and_report(config, out, console)
+    if status:
+        sys.exit(status)
 
 
 def _secured_by(security: SecurityOptions, address: str | None) -> ChannelSecurity:
@@ -199,93 +190,6 @@ def _given(context: typer.Context) -> dict[str, object]:
     """The flags of the command line; those that were left out have their defaults all the same."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name: context.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
-
-
-def _run_datastore(config: DatastoreConfig, out: Path | None, console: Console) -> None:
-    # Imported only here: the other suite starts faster without it.
-    from outrider_client.bench.datastore.suite import run_and_report as run
-
-    if status := run(config, out, console):
-        sys.exit(status)
-
-
-def _run_methods(config: MethodsConfig, out: Path | None, console: Console) -> None:
-    from outrider_client.bench.methods.suite import run_and_report as run
-
-    if status := run(config, out, console):
-        sys.exit(status)
-
-
-def _run_network(config: NetworkConfig, out: Path | None, console: Console) -> None:
-    from outrider_client.bench.network.suite import run_and_report as run
-
-    if status := run(config, out, console):
-        sys.exit(status)
-
-
-def _run_faults(config: FaultsConfig, out: Path | None, console: Console) -> None:
-    from outrider_client.bench.faults.suite import run_and_report as run
-
-    if status := run(config, out, console):
-        sys.exit(status)
-
-
-def run_and_report(benchmark: Benchmark, out: Path | None, console: Console) -> None:
-    """Runs, then prints and writes. Ctrl-C and failures end the run, not the report of what has been measured."""
-    failure: Exception | None = None
-    interrupted = False
-    if benchmark.config.cores:
-        # Children inherit this; the verifier and the workers then move to the core of their own.
-        os.sched_setaffinity(0, {benchmark.config.cores[1]})
-    try:
-        with termination_as_exit():
-            asyncio.run(_run(benchmark, console))
-    except (KeyboardInterrupt, SystemExit):
-        interrupted = True
-    except (GenerationFailed, WorkerError, StackError) as error:
-        failure = error
-    if benchmark.has_samples:
-        results = benchmark.results()
-        paths = write_report(results, out) if out is not None else []
-        print_report(results, console)
-        for path in paths:
-            console.print(f"wrote {path}", highlight=False)
-    if failure is not None:
-        _fail(failure, UNREACHABLE if isinstance(failure, StackError) and benchmark.config.address else FAILED)
-    if interrupted:
-        sys.exit(INTERRUPTED)
-
-
-async def _run(benchmark: Benchmark, console: Console) -> None:
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    total, done = benchmark.num_generations, 0
-    with Progress(*columns, console=console, transient=True, refresh_per_second=4) as progress:
-        task = progress.add_task("", total=total)
-
-        def log(text: str) -> None:
-            if not console.is_terminal:  # a log has no progress bar
-                console.print(text, markup=False, highlight=False)
-
-        def say(text: str) -> None:
-            progress.update(task, description=text)
-            log(text)
-
-        def on_sample(sample: Sample) -> None:
-            nonlocal done
-            done += 1
-            made = sample.generation
-            speed = f"{len(made.token_ids) / made.duration_s:.0f} tok/s" if made else f"failed: {sample.error}"
-            text = f"{sample.condition.label}, temperature {sample.condition.temperature:g}: {speed}"
-            progress.update(task, completed=done, description=text)
-            if done * 10 // total > (done - 1) * 10 // total:
-                log(f"{done} of {total} generations")
-
-        await benchmark.run(say, on_sample)
 
 
 def _available_cores() -> list[int]:

@@ -75,11 +75,32 @@ async def test_nobody_is_given_up_who_is_told_nothing_or_to_pause(speculator: Sc
         await asyncio.sleep(MIN_SILENCE_S + 0.3)  # one commit may have no answer
         stream.steer(Steering(SpeculationParams(Method.OFF, 8, 32)))
         await until(lambda: speculator.steerings)
-        for token in range(4, 10):
-            stream.commit([token])
-            await until(lambda token=token: len(speculator.commits) > token - 3)
+        for num in range(2, 8):
+            stream.commit([3] * speculator_peer.MAX_PAUSED_TOKENS)
+            await until(lambda num=num: len(speculator.commits) == num)
         await asyncio.sleep(MIN_SILENCE_S + 0.3)
         assert listener.num_detached == 0
+        stream.close()
+
+
+async def test_a_speculator_that_pauses_is_told_what_was_said_before_it_is_to_go_on(
+    speculator: ScriptedSpeculator,
+) -> None:
+    async with serving(speculator) as address, dialling(address) as peer:
+        listener = Listener()
+        stream = speculate(peer, listener)
+        await until(lambda: listener.num_drafts)
+        stream.steer(Steering(SpeculationParams(Method.OFF, 8, 32)))
+        await until(lambda: len(speculator.steerings) == 1)
+        for token in range(3, 10):
+            stream.commit([token])
+            await asyncio.sleep(0)
+        stream.steer(Steering(SpeculationParams(Method.PEARL, 8, 32)))
+        await until(lambda: len(speculator.steerings) == 2)
+        [commit] = speculator.commits
+        assert (commit.base_len, list(commit.token_ids)) == (2, list(range(3, 10)))
+        stream.commit([10])
+        await until(lambda: len(speculator.commits) == 2)
         stream.close()
 
 

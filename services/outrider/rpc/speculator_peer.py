@@ -37,6 +37,10 @@ log = structlog.get_logger(__name__)
 REFUSED_RETRY_S = 5.0
 """A peer that has refused, or that cannot be understood, may have been replaced by the right one after that time."""
 
+MAX_PAUSED_TOKENS = 64
+"""Commits to a speculator that is to pause are joined up to so many tokens: few messages meanwhile, and little to be
+read before it goes on."""
+
 Request: TypeAlias = speculator_pb2.SpeculateRequest
 
 
@@ -141,6 +145,11 @@ class SpeculationStream:
         """Ends the session on the speculator."""
         self._task.cancel()
 
+    @property
+    def _is_paused(self) -> bool:
+        speculation = self._steering.speculation
+        return speculation is not None and speculation.method is Method.OFF
+
     async def _run(self) -> None:
         breaker = self._peer.breaker
         while True:
@@ -243,7 +252,7 @@ class SpeculationStream:
             await self._fresh.wait()
             self._fresh.clear()
             fresh = self._committed[sent:]
-            if fresh:
+            if fresh and (not self._is_paused or len(fresh) >= MAX_PAUSED_TOKENS):
                 commit = types_pb2.Commit(base_len=sent, token_ids=fresh, acknowledged_node_id=self._last_node_id)
                 sent += len(fresh)
                 yield speculator_pb2.SpeculateRequest(commit=commit)
@@ -251,10 +260,9 @@ class SpeculationStream:
 
     def _expect_answer(self) -> None:
         """It was told a commit: unless it is to pause, it should have something to say."""
-        speculation = self._steering.speculation
         if not self._is_attached or self._timeout.expired():
             return
-        if speculation is not None and speculation.method is Method.OFF:
+        if self._is_paused:
             self._silence.forgive()
         else:
             self._silence.tell(asyncio.get_running_loop().time())

@@ -38,6 +38,8 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     # What a connection may take to come about: handshakes over a long way take longer than the first backoff.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A server whose name means another address now is found there; gRPC's own default asks every half a minute.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
 ]
 

@@ -18,7 +18,7 @@ demo: $(VENV)/.demo  ## Starts everything, streams a generation, compares the me
 bench: $(VENV)/.demo  ## Measures every method; flags in ARGS="--help"
 	@$(BIN)/outrider bench $(ARGS)
 
-test: $(VENV)/.dev  ## Runs all tests
+test: $(VENV)/.dev  ## Runs all tests; ARGS=--full with large samples
 	$(BIN)/pytest $(ARGS)
 
 check: lint  ## Style, types, layers, fast tests: before every push

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -11,3 +12,15 @@ torch.set_num_threads(1)
 # What else the machine does is no property of the code.
 settings.register_profile("outrider", deadline=None)
 settings.load_profile("outrider")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full", action="store_true", help="samples as large as the claims need, not only as finds a known wrong rule"
+    )
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether samples are to be large."""
+    return bool(request.config.getoption("--full"))

@@ -36,7 +36,7 @@ from tests.core.toy_generation import (
     texts,
 )
 
-NUM_TEXTS = 100_000
+NUM_TEXTS, NUM_FULL_TEXTS = 25_000, 100_000
 NUM_WRONG_TEXTS = 12_000
 CHAIN = params_of(Method.SPECULATIVE)
 MIN_PROBABILITY = 0.1
@@ -53,8 +53,8 @@ MIN_PROBABILITY = 0.1
     ],
     ids=lambda params: params.method.value,
 )
-def test_texts_have_the_targets_distribution(params: SpeculationParams) -> None:
-    assert p_value(texts(Rules(params), NUM_TEXTS)) > 1e-4
+def test_texts_have_the_targets_distribution(params: SpeculationParams, full: bool) -> None:
+    assert p_value(texts(Rules(params), NUM_FULL_TEXTS if full else NUM_TEXTS)) > 1e-4
 
 
 def accepted_in_theory(context: Context, chain_len: int) -> float:

@@ -62,8 +62,11 @@ def first_difference(prompt_token_ids: Sequence[int], one: Sequence[int], other:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-async def test_all_methods_give_the_same_text_with_chains_and_with_trees(client: Client, temperature: float) -> None:
-    jobs = [(prompt, variant) for prompt in prompts() for variant in VARIANTS]
+async def test_all_methods_give_the_same_text_with_chains_and_with_trees(
+    client: Client, temperature: float, full: bool
+) -> None:
+    chosen = prompts()[:: 1 if full else 3]
+    jobs = [(prompt, variant) for prompt in chosen for variant in VARIANTS]
     limit = asyncio.Semaphore(8)
 
     async def run(prompt: str, method: str) -> tuple[int, ...]:
@@ -77,7 +80,7 @@ async def test_all_methods_give_the_same_text_with_chains_and_with_trees(client:
         if texts[prompt, method] != texts[prompt, "off"]
     ]
     assert not differences
-    assert len(set(texts.values())) > NUM_PROMPTS // 2  # the prompts are not all the same
+    assert len(set(texts.values())) > len(chosen) // 2  # the prompts are not all the same
 
 
 async def test_greedy_text_is_that_of_transformers(client: Client) -> None:

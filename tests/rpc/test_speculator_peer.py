@@ -170,7 +170,7 @@ async def test_all_sessions_draft_again_soon_after_the_speculator_is_back(specul
 async def test_one_that_cannot_be_understood_or_refuses_is_asked_again_slowly_and_used_once_it_is_right(
     speculator: ScriptedSpeculator, is_garbage: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speculator_peer, "REFUSED_RETRY_S", 0.6)
+    monkeypatch.setattr(speculator_peer, "GARBAGE_RETRY_S" if is_garbage else "REFUSED_RETRY_S", 0.6)
     speculator.is_garbage = is_garbage
     speculator.refusal = None if is_garbage else grpc.StatusCode.FAILED_PRECONDITION
     async with serving(speculator) as address, dialling(address) as peer:

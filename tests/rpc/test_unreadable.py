@@ -102,7 +102,7 @@ class Listener:
 async def test_a_speculator_s_stream_is_opened_again(
     peer_and_address: tuple[Peer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.rpc.speculator_peer.REFUSED_RETRY_S", 0.05)
+    monkeypatch.setattr("outrider.rpc.speculator_peer.GARBAGE_RETRY_S", 0.05)
     server, address = peer_and_address
     peer, listener = SpeculatorPeer(address, draft_model()), Listener()
     spec = SpeculationSpec("s", 2, SamplingParams(), SpeculationParams(Method.PEARL))

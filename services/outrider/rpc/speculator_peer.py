@@ -1,7 +1,7 @@
 """The speculator as a verifier sees it: a channel for the process, and a stream for each session.
 
 A stream that is lost tells its listener so, and begins anew with what is committed by then, as soon as the speculator
-is well again. One that refuses, or that cannot be understood, is asked again too, but rarely.
+is well again. One that refuses, or that cannot be understood, is asked again too, but more rarely.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
 log = structlog.get_logger(__name__)
 
 REFUSED_RETRY_S = 5.0
-"""A peer that has refused, or that cannot be understood, may have been replaced by the right one after that time."""
-
+"""A peer that refuses, as one with another tokenizer does, may have been replaced by the right one after that time."""
+GARBAGE_RETRY_S = 1.0
+"""One that cannot be understood may be well and behind a bad wire: not so long, and not at once."""
 MAX_PAUSED_TOKENS = 64
 """Commits to a speculator that is to pause are joined up to so many tokens: few messages meanwhile, and little to be
 read before it goes on."""
@@ -166,7 +167,7 @@ class SpeculationStream:
             except grpc.aio.AioRpcError as error:
                 retry_s = self._judge(error)
             except InvalidParameter as error:
-                breaker.trip(f"it sent a draft that cannot be one: {error}", REFUSED_RETRY_S)
+                breaker.trip(f"it sent a draft that cannot be one: {error}", GARBAGE_RETRY_S)
             self._lose()
             self._num_tries += 1
             if self._num_tries > 1:
@@ -179,7 +180,7 @@ class SpeculationStream:
         code, reason = error.code(), reason_of(error)
         if isinstance(error, Unreadable) or code is grpc.StatusCode.FAILED_PRECONDITION:
             # So it is for every session.
-            self._peer.breaker.trip(reason, REFUSED_RETRY_S)
+            self._peer.breaker.trip(reason, GARBAGE_RETRY_S if isinstance(error, Unreadable) else REFUSED_RETRY_S)
         elif code in SENSELESS:
             log.error("speculator.refused", session_id=self._spec.session_id, reason=reason)
             self._peer.state.down(reason)

@@ -20,6 +20,10 @@ _COLOURS = {SPECULATOR: "#E69F00", DATASTORE: "#009E73", REDIS: "#56B4E9", VERIF
 _TOKENS = "#0072B2"
 _DPI = 130
 _SMOOTH_S = 3
+_MAX_WIDTH = 16.0
+"""Inches: as much as a page shows."""
+_MAX_NAMED = 60
+"""Faults whose kinds can be written beside them."""
 
 
 def write_plots(results: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -37,7 +41,7 @@ def draw(results: Mapping[str, Any]) -> Figure:
     """Tokens a second over time; each fault is a bar from its beginning to the return of its part."""
     tokens = results["tokens_by_second"]
     smooth = [sum(tokens[max(0, at - _SMOOTH_S + 1) : at + 1]) / min(at + 1, _SMOOTH_S) for at in range(len(tokens))]
-    width = min(40.0, max(9.0, len(tokens) / 45))
+    width = min(_MAX_WIDTH, max(9.0, len(tokens) / 45))
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(width, 5), sharex=True, height_ratios=(3, 1))
     figure.set_layout_engine("constrained")
     upper.plot(range(len(tokens)), smooth, color=_TOKENS)
@@ -48,8 +52,12 @@ def draw(results: Mapping[str, Any]) -> Figure:
         end = fault["returned_s"] if fault["returned_s"] is not None else len(tokens)
         row, colour = parts.index(fault["part"]), _COLOURS[fault["part"]]
         lower.barh(row, max(0.5, end - fault["began_s"]), left=fault["began_s"], color=colour, height=0.6)
-        lower.annotate(fault["kind"], (fault["began_s"], row + 0.35), fontsize=5, rotation=40)
-        upper.axvline(fault["began_s"], color=colour, alpha=0.35, linewidth=0.8)
+        if len(results["faults"]) <= _MAX_NAMED:
+            lower.annotate(fault["kind"], (fault["began_s"], row + 0.35), fontsize=5, rotation=40)
+            upper.axvline(fault["began_s"], color=colour, alpha=0.35, linewidth=0.8)
+        elif fault["part"] == VERIFIER:
+            # The others hardly show.
+            upper.axvline(fault["began_s"], color=colour, alpha=0.5, linewidth=0.8)
     lower.set_yticks(range(len(parts)), parts)
     lower.set_ylim(-0.5, len(parts))
     lower.set_xlabel("seconds")

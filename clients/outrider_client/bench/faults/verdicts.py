@@ -7,13 +7,11 @@ from statistics import median
 
 from outrider_client.bench.faults.leaks import Holdings
 from outrider_client.bench.faults.observed import Observed
-from outrider_client.bench.faults.plan import CHOICES, GARBAGE, SLOW, SPECULATOR
+from outrider_client.bench.faults.plan import CHOICES, SLOW, SPECULATOR
 from outrider_client.bench.numbers import Number, Section, Target
 
 NONE = Target("<=", 0)
 RECOVERY = Target("<=", 2)
-SLOW_RECOVERY = Target("<=", 7)
-"""One that could not be understood is asked again every 5 s."""
 MORE_FILES, MORE_THREADS = Target("<=", 4), Target("<=", 4)
 MORE_MEMORY = Target("<=", 10)
 GREW = "grew in the calm after the faults"
@@ -56,9 +54,8 @@ def _recovery(observed: Observed) -> Section:
         known = [seconds for one in suffered if (seconds := observed.recovery_s(one)) is not None]
         if part != SPECULATOR or kind == SLOW or not known:
             continue
-        target = SLOW_RECOVERY if kind == GARBAGE else RECOVERY
         section.numbers.append(Number(f"{kind}: median of {len(known)}", "s", (median(known),)))
-        section.numbers.append(Number(f"{kind}: longest", "s", (max(known),), target))
+        section.numbers.append(Number(f"{kind}: longest", "s", (max(known),), RECOVERY))
     section.notes = [
         "It is back when its process serves again, goes on, or its wire is whole. Faults that the next one of the "
         "same part followed before that are left out."

@@ -119,8 +119,9 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
     stop = _signals()
     loading = asyncio.create_task(service.load())
     stopping = asyncio.create_task(stop.wait())
+    ended = asyncio.create_task(server.wait_for_termination())
     try:
-        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        await _first_of(ended, loading, stopping)
         if loading.done():
             try:
                 await loading
@@ -129,7 +130,7 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
             spare_collector()
             await set_health(health_pb2.HealthCheckResponse.SERVING)
             log.info("server.serving", address=address)
-            await stopping
+            await _first_of(ended, stopping)
             stop.clear()
             await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
             log.info("server.draining", timeout_s=settings.drain_timeout_s)
@@ -139,10 +140,20 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
         stopping.cancel()
         loading.cancel()
         await server.stop(0)
+        # Not cancelled: it waits for what the server itself has to say at its end.
+        await asyncio.gather(ended, return_exceptions=True)
         if health_server is not None:
             await health_server.stop(0)
         await service.close()
         log.info("server.stopped")
+
+
+async def _first_of(ended: asyncio.Task[bool], *tasks: asyncio.Task[Any]) -> None:
+    """Returns when one of the tasks has. Raises SystemExit if the server ends by itself: a process that serves nobody
+    should not look alive."""
+    await asyncio.wait((ended, *tasks), return_when=asyncio.FIRST_COMPLETED)
+    if ended.done():
+        raise SystemExit("error: the gRPC server has ended by itself") from ended.exception()
 
 
 def _gates(service: Service, settings: ServiceSettings) -> list[grpc.aio.ServerInterceptor]:

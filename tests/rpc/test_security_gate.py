@@ -45,7 +45,8 @@ def test_every_rpc_of_every_service_has_its_roles() -> None:
     ]
     services = [service for file in files for service in file.services_by_name.values()]
     methods = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
-    later = {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"}  # the same under its final name
+    # Reflection under its final name, and what later versions of the health checks have.
+    later = {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "/grpc.health.v1.Health/List"}
     assert set(PERMISSIONS) == methods | later
 
 

@@ -16,6 +16,7 @@ from outrider.core.statistics import RunningMean
 from outrider.core.steering import Steering
 from outrider.rpc import speculator_peer
 from outrider.rpc.silence import FIRST_ANSWER_S, MIN_SILENCE_S, Silence
+from tests.rpc.forgetful_proxy import forgetful
 from tests.rpc.scripted_speculator import Listener, ScriptedSpeculator, dialling, serving, speculate, until
 
 RECOVERY_S = 2.0
@@ -102,6 +103,24 @@ async def test_a_speculator_that_pauses_is_told_what_was_said_before_it_is_to_go
         stream.commit([10])
         await until(lambda: len(speculator.commits) == 2)
         stream.close()
+
+
+async def test_a_connection_that_something_on_the_way_has_forgotten_is_replaced(speculator: ScriptedSpeculator) -> None:
+    async with serving(speculator) as address, forgetful(address) as proxy, dialling(proxy.address) as peer:
+        listeners = [Listener() for _ in range(NUM_SESSIONS)]
+        streams = [speculate(peer, listener) for listener in listeners]
+        await until(lambda: all(listener.num_drafts for listener in listeners))
+        proxy.forget()
+        before = [listener.num_drafts for listener in listeners]
+        began = time.monotonic()
+        for stream in streams:
+            for token in range(3, 9):
+                stream.commit([token])
+                await asyncio.sleep(0.01)
+        await until(lambda: all(one.num_drafts > num for one, num in zip(listeners, before, strict=True)))
+        assert time.monotonic() - began < MIN_SILENCE_S + RECOVERY_S  # gRPC by itself: 30 s
+        for stream in streams:
+            stream.close()
 
 
 def test_a_slow_speculator_has_the_time_that_it_usually_takes() -> None:

@@ -13,7 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 _Stub = TypeVar("_Stub")
 
-PROBE_TIMEOUT_S = 1.0
+FIRST_PROBE_S, LAST_PROBE_S = 0.5, 2.0
+"""What a probe waits for its answer: each twice as long as the one before."""
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 1.0
 
@@ -26,6 +27,9 @@ class Probed(Protocol):
 
     def down(self, reason: str) -> None:
         """It has failed."""
+
+    def dial_anew(self) -> None:
+        """What is connected to it answers nothing."""
 
 
 class Breaker:
@@ -61,23 +65,28 @@ class Breaker:
     async def _probe(self, pause_s: float) -> None:
         clock = asyncio.get_running_loop().time
         await asyncio.sleep(pause_s)
-        pause_s = FIRST_PAUSE_S
+        pause_s, timeout_s = FIRST_PAUSE_S, FIRST_PROBE_S
         began = clock()
         try:
-            while not await self._serves():
+            while not await self._serves(timeout_s):
                 # A probe that had to wait has been a pause itself.
                 await asyncio.sleep(max(0.0, began + pause_s * random.uniform(0.8, 1.2) - clock()))
                 pause_s, began = min(LAST_PAUSE_S, 2 * pause_s), clock()
+                timeout_s = min(LAST_PROBE_S, 2 * timeout_s)
         except grpc.aio.UsageError:
             return  # the channel was closed: nobody dials any more
         self._closed.set()
 
-    async def _serves(self) -> bool:
-        """Whether it answers SERVING. Waits for the connection, so that a peer that comes back is noticed at once."""
+    async def _serves(self, timeout_s: float) -> bool:
+        """Whether it answers SERVING. Waits for the connection, so that a peer that comes back is noticed at once. One
+        that answers nothing may be dead without the peer being so: what stood between may have forgotten it, and gRPC
+        itself takes half a minute to notice."""
         stub = self._peer.stub(health_pb2_grpc.HealthStub)
         request = health_pb2.HealthCheckRequest()
         try:
-            response = await stub.Check(request, timeout=PROBE_TIMEOUT_S, wait_for_ready=True)
+            response = await stub.Check(request, timeout=timeout_s, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._peer.dial_anew()
             return error.code() is grpc.StatusCode.UNIMPLEMENTED  # it has no health checks, but it answers
         return response is not None and response.status == health_pb2.HealthCheckResponse.SERVING

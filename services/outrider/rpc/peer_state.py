@@ -50,6 +50,8 @@ class PeerState:
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.min_reconnect_backoff_ms", 2000),
                 ("grpc.max_reconnect_backoff_ms", 1000),
+                # A channel that is dialled anew shall not find the connection of the old one.
+                ("grpc.use_local_subchannel_pool", 1),
             ],
         )
 
@@ -68,6 +70,10 @@ class PeerState:
         if self.is_connected or self.last_error != reason:
             log.warning(f"{self.name}.lost", address=self.address, reason=reason)
         self.is_connected, self.last_error = False, reason
+
+    def dial_anew(self) -> None:
+        """The calls to come go by another connection, if there is one: those on it had no answer."""
+        self._channel.dial_anew()
 
     async def close(self) -> None:
         """Closes the channel and every stream on it."""

@@ -184,7 +184,7 @@ class SpeculationStream:
         elif code in SENSELESS:
             log.error("speculator.refused", session_id=self._spec.session_id, reason=reason)
             self._peer.state.down(reason)
-            return REFUSED_RETRY_S
+            return min(REFUSED_RETRY_S, GARBAGE_RETRY_S * 2.0**self._num_tries)
         elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             self._peer.state.down(reason)
         else:

@@ -94,12 +94,16 @@ class PeerChannel:
         """A stub for the calls that begin now: not to be kept."""
         credentials = self._security.credentials(self._address)
         if credentials is not self._credentials:
-            self._retire(self._channel)
             self._credentials = credentials
-            self._channel = self._open()
+            self._replace()
         metadata = self._security.metadata()
         channel = cast(grpc.aio.Channel, CallsWithMetadata(self._channel, metadata)) if metadata else self._channel
         return kind(channel)
+
+    def dial_anew(self) -> None:
+        """Calls that begin from now on go by another connection. One that is only coming about is waited for."""
+        if self._channel.get_state() is grpc.ChannelConnectivity.READY:
+            self._replace()
 
     async def close(self) -> None:
         """Closes every channel, and every stream on them."""
@@ -113,7 +117,9 @@ class PeerChannel:
             return grpc.aio.insecure_channel(self._address, options=self._options)
         return grpc.aio.secure_channel(self._address, self._credentials, options=self._options)
 
-    def _retire(self, channel: grpc.aio.Channel) -> None:
+    def _replace(self) -> None:
+        """The old channel is closed when its last stream is over."""
+        channel, self._channel = self._channel, self._open()
         task = asyncio.create_task(channel.close(LAST_STREAM_S))
         self._closing[channel] = task
         task.add_done_callback(lambda _: self._closing.pop(channel, None))

@@ -31,6 +31,8 @@ class ScriptedSpeculator(speculator_pb2_grpc.SpeculatorServiceServicer, health_p
         self.num_streams = 0
         """Open ones."""
         self.num_checks = 0
+        self.callers: set[str] = set()
+        """Connections that streams came by."""
         self.num_bytes_heard = self.num_bytes_said = 0
         self.health: Status = health_pb2.HealthCheckResponse.SERVING
         self.is_silent = False
@@ -48,6 +50,7 @@ class ScriptedSpeculator(speculator_pb2_grpc.SpeculatorServiceServicer, health_p
         self, requests: AsyncIterator[pb.SpeculateRequest], context: Context
     ) -> AsyncIterator[pb.SpeculateResponse | bytes]:
         self.num_streams += 1
+        self.callers.add(context.peer())
         try:
             async for request in requests:
                 self.num_bytes_heard += request.ByteSize()

@@ -123,6 +123,20 @@ async def test_a_connection_that_something_on_the_way_has_forgotten_is_replaced(
             stream.close()
 
 
+async def test_one_that_knows_no_such_method_is_dialled_anew(
+    speculator: ScriptedSpeculator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculator_peer, "GARBAGE_RETRY_S", 0.05)
+    async with serving(speculator) as address, dialling(address) as peer:
+        speculator.refusal = grpc.StatusCode.UNIMPLEMENTED
+        listener = Listener()
+        stream = speculate(peer, listener)
+        await until(lambda: len(speculator.callers) >= 3)
+        speculator.refusal = None
+        await until(lambda: listener.num_drafts)
+        stream.close()
+
+
 def test_a_slow_speculator_has_the_time_that_it_usually_takes() -> None:
     usual = RunningMean(0.1)
     silence = Silence(usual, 0)

@@ -15,6 +15,9 @@ _Stub = TypeVar("_Stub")
 
 FIRST_PROBE_S, LAST_PROBE_S = 0.5, 2.0
 """What a probe waits for its answer: each twice as long as the one before."""
+SPOILT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+"""What a probe may come to on a connection that is none any more: what stood between may have forgotten it, which gRPC
+itself takes half a minute to notice; or bytes were changed, and the two ends no longer read the same headers."""
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 1.0
 
@@ -29,7 +32,7 @@ class Probed(Protocol):
         """It has failed."""
 
     def dial_anew(self) -> None:
-        """What is connected to it answers nothing."""
+        """The connection to it may be at fault."""
 
 
 class Breaker:
@@ -78,15 +81,13 @@ class Breaker:
         self._closed.set()
 
     async def _serves(self, timeout_s: float) -> bool:
-        """Whether it answers SERVING. Waits for the connection, so that a peer that comes back is noticed at once. One
-        that answers nothing may be dead without the peer being so: what stood between may have forgotten it, and gRPC
-        itself takes half a minute to notice."""
+        """Whether it answers SERVING. Waits for the connection, so that a peer that comes back is noticed at once."""
         stub = self._peer.stub(health_pb2_grpc.HealthStub)
         request = health_pb2.HealthCheckRequest()
         try:
             response = await stub.Check(request, timeout=timeout_s, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            if error.code() in SPOILT:
                 self._peer.dial_anew()
             return error.code() is grpc.StatusCode.UNIMPLEMENTED  # it has no health checks, but it answers
         return response is not None and response.status == health_pb2.HealthCheckResponse.SERVING

@@ -72,7 +72,7 @@ class PeerState:
         self.is_connected, self.last_error = False, reason
 
     def dial_anew(self) -> None:
-        """The calls to come go by another connection, if there is one: those on it had no answer."""
+        """The calls to come go by another connection, if there is one."""
         self._channel.dial_anew()
 
     async def close(self) -> None:

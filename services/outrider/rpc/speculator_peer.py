@@ -181,6 +181,10 @@ class SpeculationStream:
         if isinstance(error, Unreadable) or code is grpc.StatusCode.FAILED_PRECONDITION:
             # So it is for every session.
             self._peer.breaker.trip(reason, GARBAGE_RETRY_S if isinstance(error, Unreadable) else REFUSED_RETRY_S)
+        elif code is grpc.StatusCode.UNIMPLEMENTED:
+            # Either it is no speculator, or the two ends of a spoilt connection no longer read the same method.
+            self._peer.state.dial_anew()
+            self._peer.breaker.trip(reason, GARBAGE_RETRY_S)
         elif code in SENSELESS:
             log.error("speculator.refused", session_id=self._spec.session_id, reason=reason)
             self._peer.state.down(reason)

@@ -99,15 +99,18 @@ def test_when_both_have_been_killed_the_first_that_is_back_goes_on(
     verifiers: tuple[Service, Service], whole: Result
 ) -> None:
     hurt: list[Service] = []
-    with BlockingClient(addresses(verifiers)) as client, client.generate(PROMPT, **OPTIONS) as generation:
-        for number, _ in enumerate(generation):
-            if number in (20, 120):
-                hurt.append(one_in_use(verifiers))
-                hurt[-1].kill()
-                hurt[-1].spawn()  # it comes back while the other one goes on, or while nobody does
-    for service in hurt:
-        service.wait_listening()
-        service.wait_serving()
+    options = GenerateOptions(**OPTIONS, method="off")  # a chunk for every token: the 120th is far from the end
+    try:
+        with BlockingClient(addresses(verifiers)) as client, client.generate(PROMPT, **options) as generation:
+            for number, _ in enumerate(generation):
+                if number in (20, 120):
+                    hurt.append(one_in_use(verifiers))
+                    hurt[-1].kill()
+                    hurt[-1].spawn()  # it comes back while the other one goes on, or while nobody does
+    finally:
+        for service in hurt:
+            service.wait_listening()
+            service.wait_serving()
     assert len(set(hurt)) == 2
     assert (generation.result.token_ids, generation.result.text) == (whole.token_ids, whole.text)
     assert generation.num_resumes == 2

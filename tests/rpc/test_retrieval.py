@@ -1,56 +1,18 @@
-"""Records, questions and copies: nothing is lost without a count, nobody waits for a datastore that is away."""
+"""Records and copies: nothing is lost without a count."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 import pytest
 
-from outrider.core.ngrams import Continuation
 from outrider.core.params import RetrievalScope, Source
-from outrider.core.retrieval_plan import CONTEXT_LEN, RetrievalPlan
+from outrider.core.retrieval_plan import RetrievalPlan
 from outrider.core.speculation import TIERS
-from outrider.rpc import lookups, recording
-from outrider.rpc.retrieval import EVERYTHING, DatastorePeer, RetrievalStream
+from outrider.rpc import recording
+from outrider.rpc.retrieval import DatastorePeer
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import types_pb2
+from tests.rpc.retrieving import Listener, retrieve, until
 from tests.rpc.scripted_datastore import babbling, scripted_datastore
-
-
-class Listener:
-    """Notes what a session hears."""
-
-    def __init__(self) -> None:
-        self.answers: list[tuple[int, Continuation]] = []
-        self.num_lost = 0
-        self._heard = asyncio.Condition()
-
-    def on_answer(self, base_len: int, continuation: Continuation) -> None:
-        self.answers.append((base_len, continuation))
-
-    def on_lost(self) -> None:
-        self.num_lost += 1
-
-
-def retrieve(
-    peer: DatastorePeer,
-    session_id: str,
-    committed: list[int],
-    listener: Listener,
-    plan: RetrievalPlan | None = EVERYTHING,
-) -> RetrievalStream:
-    scope = RetrievalScope.SESSION
-    return peer.retrieve(session_id, committed, scope, False, listener.on_answer, listener.on_lost, plan)
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
-    """Returns when the condition holds."""
-    for _ in range(int(timeout_s / 0.002)):
-        if condition():
-            return
-        await asyncio.sleep(0.002)
-    raise TimeoutError
 
 
 async def test_tokens_arrive_in_order_and_the_end_of_a_session_arrives_last() -> None:
@@ -132,49 +94,6 @@ async def test_closing_sends_what_is_left_or_counts_it() -> None:
         assert peer.state.num_shed_tokens == 2
 
 
-async def test_answers_reach_the_session_that_asked() -> None:
-    async with scripted_datastore() as (datastore, peer):
-        datastore.lookup_results[2] = pb.LookupResult(
-            match_len=2, tier=types_pb2.SOURCE_RING, parent_offsets=[0, 1, 2], token_ids=[7, 8, 9], counts=[3, 2, 1]
-        )
-        first, second = Listener(), Listener()
-        streams = [retrieve(peer, "a", [5, 6], first), retrieve(peer, "b", [5, 6, 7], second)]
-        for stream in streams:
-            stream.look_up()
-        await until(lambda: first.answers and second.answers)
-        [(base_len, found)] = first.answers
-        assert (base_len, found.match_len, found.tier, found.token_ids) == (2, 2, Source.RING, (7, 8, 9))
-        assert second.answers == [(3, Continuation(0, None, (), (), ()))]
-        assert peer.state.is_connected
-
-
-async def test_a_question_is_about_as_many_tokens_and_tiers_as_the_plan_says() -> None:
-    async with scripted_datastore() as (datastore, peer):
-        ring = RetrievalPlan(context_len=3, tiers=(Source.RING,))
-        committed = list(range(1, 31))
-        for name, plan in (("a", EVERYTHING), ("b", ring), ("c", RetrievalPlan(tiers=tuple(reversed(TIERS))))):
-            listener = Listener()
-            retrieve(peer, name, committed, listener, plan).look_up()
-            await until(lambda listener=listener: listener.answers)
-        asked = [(list(request.tiers), list(request.queries[0].context_token_ids)) for request in datastore.lookups]
-        assert asked == [
-            ([], committed[-CONTEXT_LEN:]),
-            ([types_pb2.SOURCE_RING], [28, 29, 30]),
-            ([], committed[-CONTEXT_LEN:]),
-        ]
-
-
-async def test_what_comes_behind_tokens_that_are_only_expected_can_be_asked() -> None:
-    async with scripted_datastore() as (datastore, peer):
-        listener = Listener()
-        stream = retrieve(peer, "s", [1, 2, 3], listener, RetrievalPlan(context_len=4))
-        stream.look_up([4, 5])
-        await until(lambda: listener.answers)
-        [query] = datastore.lookups[0].queries
-        assert (query.base_len, list(query.context_token_ids)) == (5, [2, 3, 4, 5])
-        assert listener.answers[0][0] == 5
-
-
 async def test_without_the_rejected_tier_no_rejection_is_recorded() -> None:
     async with scripted_datastore() as (datastore, peer):
         others = RetrievalPlan(tiers=tuple(tier for tier in TIERS if tier is not Source.REJECTED))
@@ -186,50 +105,6 @@ async def test_without_the_rejected_tier_no_rejection_is_recorded() -> None:
         [rejection] = datastore.rejections
         assert list(rejection.context_token_ids) == [3, 4], "as long as the lookups that it must meet"
         assert datastore.tokens["a"] == datastore.tokens["c"] == [1, 2, 3, 4, 5]
-
-
-async def test_who_has_no_plan_asks_nothing() -> None:
-    async with scripted_datastore() as (datastore, peer):
-        listener = Listener()
-        retrieve(peer, "silent", [1, 2], listener, None).look_up()
-        asking = Listener()
-        retrieve(peer, "s", [1, 2], asking).look_up()
-        await until(lambda: asking.answers)
-        assert len(datastore.lookups) == 1
-        assert not listener.answers
-
-
-async def test_questions_that_come_too_fast_give_way_to_the_latest() -> None:
-    async with scripted_datastore() as (datastore, peer):
-        datastore.holds_lookups.clear()
-        listener = Listener()
-        stream = retrieve(peer, "s", [1], listener)
-        stream.look_up()
-        await until(lambda: len(datastore.lookups) == 1)
-        for token in range(2, 50):
-            stream.commit([token], None, [Source.TARGET])
-            stream.look_up()
-        datastore.holds_lookups.set()
-        await until(lambda: len(listener.answers) == 2)
-        assert [base_len for base_len, _ in listener.answers] == [1, 49]
-        assert len(datastore.lookups) == 2
-
-
-async def test_a_datastore_that_hangs_is_given_up_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookups, "ANSWER_TIMEOUT_S", 0.05)
-    async with scripted_datastore() as (datastore, peer):
-        datastore.holds_lookups.clear()
-        listener = Listener()
-        stream = retrieve(peer, "s", [1], listener)
-        stream.look_up()
-        await until(lambda: listener.num_lost == 1)
-        assert not peer.state.is_connected
-        assert "no answer within" in peer.state.last_error
-        stream.look_up()
-        assert listener.num_lost == 2, "nobody waits for a datastore that is away"
-        datastore.holds_lookups.set()
-        await until(lambda: listener.answers)
-        assert peer.state.is_connected
 
 
 async def test_the_prior_is_copied_piece_by_piece_and_replaced_as_a_whole() -> None:

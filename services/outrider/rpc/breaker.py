@@ -11,13 +11,12 @@ from typing import Protocol, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider.rpc.peer_state import SPOILT
+
 _Stub = TypeVar("_Stub")
 
 FIRST_PROBE_S, LAST_PROBE_S = 0.5, 2.0
 """What a probe waits for its answer: each twice as long as the one before."""
-SPOILT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
-"""What a probe may come to on a connection that is none any more: what stood between may have forgotten it, which gRPC
-itself takes half a minute to notice; or bytes were changed, and the two ends no longer read the same headers."""
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 1.0
 

@@ -1,7 +1,7 @@
 """Questions to the datastore: one stream for all sessions of a process, answers in order.
 
 Each session has at most one question on its way; one that comes meanwhile waits, and gives way to a newer one. A
-datastore that does not answer in time is asked again over another stream.
+datastore that does not answer in time is asked again, over another connection.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider.core.ngrams import Continuation
 from outrider.core.params import Source
 from outrider.core.speculation import TIERS
 from outrider.rpc.convert import source_to_proto
-from outrider.rpc.peer_state import SENSELESS, PeerState, reason_of, wait_before_retry
+from outrider.rpc.peer_state import SENSELESS, SPOILT, PeerState, reason_of, wait_before_retry
 from outrider.rpc.unreadable import readable
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, types_pb2
@@ -83,12 +83,15 @@ class Lookups:
                     self._deliver(response)
             except TimeoutError:
                 self._state.down(f"no answer within {ANSWER_TIMEOUT_S:g} s")
+                self._state.dial_anew()
             except EOFError:
                 self._state.down("the datastore ended the stream")
             except grpc.aio.AioRpcError as error:
                 self._state.down(reason_of(error))
                 if error.code() in SENSELESS or error.code() is grpc.StatusCode.NOT_FOUND:
                     attempt = max(attempt, 4)  # it will be refused for long: not worth asking often
+                elif error.code() in SPOILT:
+                    self._state.dial_anew()
             finally:
                 writer.cancel()
                 call.cancel()

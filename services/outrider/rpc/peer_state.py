@@ -29,6 +29,9 @@ SENSELESS = (
     grpc.StatusCode.UNIMPLEMENTED,
 )
 """Trying again at once would fail in the same way."""
+SPOILT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+"""What a call may come to on a connection that is none any more: what stood between may have forgotten it, which gRPC
+itself takes half a minute to notice; or bytes were changed, and the two ends no longer read the same headers."""
 
 
 class PeerState:

@@ -183,7 +183,7 @@ def test_what_auto_chose_and_where_tokens_came_from_is_told() -> None:
 @pytest.mark.slow
 def test_the_suite_measures_a_part_in_small_sizes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "outrider_client", "bench", "--suite", "methods", "--quick", "--repeats", "1"]
-    command += ["--parts", "methods,noise,peers", "--out", str(tmp_path)]
+    command += ["--parts", "noise", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads((tmp_path / "results.json").read_text())
@@ -196,5 +196,5 @@ def test_the_suite_measures_a_part_in_small_sizes(tmp_path: Path) -> None:
             if row["method"] in ("off", "speculative", "pearl", "card", "saguaro", "best-first"):
                 assert not row["degraded"]  # the others ask the datastore, which may answer late on a busy machine
     assert all(claim["measured"] is not None for claim in results["claims"])
-    names = {"results.json", "results.md", "methods.png", "noise.png", "peers.png"}
+    names = {"results.json", "results.md", "noise.png"}
     assert {path.name for path in tmp_path.iterdir()} == names

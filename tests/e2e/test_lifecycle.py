@@ -68,7 +68,7 @@ async def test_a_generation_that_outlasts_the_drain_is_cut_off(tmp_path: Path) -
     try:
         service.wait_serving()
         async with Client(service.address) as client:
-            generation = client.generate("class A:\n", max_tokens=2000, ignore_eos=True, temperature=0.5)
+            generation = client.generate("class A:\n", max_tokens=2000, ignore_eos=True, temperature=0.5, resume=False)
             await anext(generation)
             os.kill(service.pid, signal.SIGTERM)
             with pytest.raises(Unavailable):

@@ -9,12 +9,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.rpc.metrics import Histogram, Metric, MetricsServer
-from outrider.rpc.settings import ServiceSettings, model_config, parse_settings
+from outrider.rpc.settings import MeasuredSettings, model_config, parse_settings
 
 COUNTED = {"lookups": 1}
 
 
-class Settings(ServiceSettings):
+class Settings(MeasuredSettings):
     """Those of a service."""
 
     model_config = model_config("test")

@@ -16,8 +16,8 @@ from outrider.rpc.convert_speculation import METHODS_TO_PROTO, speculation_from_
 from outrider.rpc.errors import FailedPrecondition, InvalidArgument
 from outrider.rpc.limits import SpeculationLimits
 from outrider.v1 import types_pb2, verifier_pb2
-from outrider.verifier.__main__ import _limits
 from outrider.verifier.admission import Limits, prompt_token_ids, session_spec
+from outrider.verifier.service import limits_of
 from outrider.verifier.settings import VerifierSettings
 from tests.services import target_model
 
@@ -99,13 +99,13 @@ def test_where_nothing_is_drawn_the_match_rule_stands_in_for_the_ratio_rule(
 
 
 def test_the_server_s_settings_become_its_limits_and_defaults() -> None:
-    limits = _limits(VerifierSettings(speculator="127.0.0.1:1", max_num_rows=9, max_beam_width=8, max_budget=7))
+    limits = limits_of(VerifierSettings(speculator="127.0.0.1:1", max_num_rows=9, max_beam_width=8, max_budget=7))
     assert (limits.has_speculator, limits.has_datastore) == (True, False)
     allowed = limits.speculation
     assert (allowed.max_num_rows, allowed.max_beam_width, allowed.max_budget) == (9, 8, 7)
     assert limits.defaults.retrieval_scope is RetrievalScope.SESSION
     assert allowed.spacelike_scope is RetrievalScope.TENANT
-    said = _limits(VerifierSettings(retrieval_scope="session", default_method="best-first"))
+    said = limits_of(VerifierSettings(retrieval_scope="session", default_method="best-first"))
     assert said.speculation.spacelike_scope is RetrievalScope.SESSION, "who says so shares with nobody"
     assert said.defaults.method is Method.BEST_FIRST
 

@@ -2,71 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from functools import partial
+from collections.abc import Callable
 
-import grpc
-
-from outrider.datastore.metrics import read_metrics
-from outrider.datastore.redis_store import RedisStore
-from outrider.datastore.replica import Replica
-from outrider.datastore.servicer import DatastoreServicer
 from outrider.datastore.settings import DatastoreSettings
-from outrider.rpc.logs import configure_logs
-from outrider.rpc.metrics import MetricsServer
-from outrider.rpc.server import CannotLoad, pin, serve
-from outrider.rpc.settings import parse_settings
-from outrider.v1 import datastore_pb2_grpc
-
-
-class DatastoreService:
-    """The datastore, as `serve` runs it. It serves while Redis is away, too."""
-
-    name = "outrider.v1.DatastoreService"
-
-    def __init__(self, settings: DatastoreSettings) -> None:
-        self._settings = settings
-        self._metrics: MetricsServer | None = None
-
-    def register(self, server: grpc.aio.Server) -> None:
-        """Adds the servicer."""
-        self._store = RedisStore(self._settings)
-        self._replica = Replica(self._store, self._settings)
-        self._servicer = DatastoreServicer(self._replica, self._settings)
-        datastore_pb2_grpc.add_DatastoreServiceServicer_to_server(self._servicer, server)
-
-    async def load(self) -> None:
-        """Connects to Redis, if it is there. Raises CannotLoad."""
-        if self._settings.metrics_listen:
-            try:
-                self._metrics = MetricsServer(self._settings.metrics_listen, partial(read_metrics, self._replica))
-            except OSError as error:
-                raise CannotLoad(f"--metrics-listen: cannot bind {self._settings.metrics_listen}: {error}") from error
-            print(f"metrics {self._metrics.address}", flush=True)
-        await self._store.start()
-        self._replica.start()
-
-    def drain(self) -> None:
-        """Refuses new calls, ends endless ones."""
-        self._servicer.drain()
-
-    async def close(self) -> None:
-        """Lets go of Redis, and of what this replica holds."""
-        if self._metrics is not None:
-            await asyncio.to_thread(self._metrics.close)
-        await self._replica.close()
-        await self._store.close()
+from outrider.rpc.launching import launch
+from outrider.rpc.server import Service
 
 
 def main() -> None:
     """Runs the service until a signal ends it."""
-    settings = parse_settings(DatastoreSettings)
-    configure_logs(settings.log_level, settings.log_format, "datastore")
-    pin(settings.cores)
     # Corpora are counted and rings indexed in threads; lookups are not to wait 5 ms for each of their turns.
     sys.setswitchinterval(0.0005)
-    asyncio.run(serve(DatastoreService(settings), settings))
+    launch("datastore", DatastoreSettings, _load)
+
+
+def _load() -> Callable[[DatastoreSettings], Service]:
+    from outrider.datastore.service import DatastoreService
+
+    return DatastoreService
 
 
 if __name__ == "__main__":

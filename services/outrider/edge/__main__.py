@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
+from functools import partial
 
-from outrider.edge.service import EdgeService
 from outrider.edge.settings import EdgeSettings
-from outrider.rpc.logs import configure_logs
-from outrider.rpc.security.watched_files import UnusableFile
-from outrider.rpc.server import pin, serve, spare_collector
-from outrider.rpc.settings import parse_settings
+from outrider.rpc.launching import launch
+from outrider.rpc.server import Service, spare_collector
 
 
 def main() -> None:
     """Runs the service until a signal ends it."""
-    settings = parse_settings(EdgeSettings)
-    configure_logs(settings.log_level, settings.log_format, "edge")
-    pin(settings.cores)
-    asyncio.run(_serve(settings))
+    launch("edge", EdgeSettings, _load)
 
 
-async def _serve(settings: EdgeSettings) -> None:
-    # Channels belong to the loop in which they are made.
-    try:
-        service = EdgeService(settings, on_loaded=spare_collector)
-    except UnusableFile as error:
-        raise SystemExit(f"error: {error}") from error
-    await serve(service, settings)
+def _load() -> Callable[[EdgeSettings], Service]:
+    from outrider.edge.service import EdgeService
+
+    return partial(EdgeService, on_loaded=spare_collector)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
@@ -68,12 +67,6 @@ class Service(Protocol):
 
     async def close(self) -> None:
         """Ends everything."""
-
-
-def pin(cores: set[int]) -> None:
-    """Runs this process, threads to come included, on these cores only. Empty = anywhere."""
-    if cores:
-        os.sched_setaffinity(0, cores)
 
 
 def spare_collector() -> None:

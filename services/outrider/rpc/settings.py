@@ -47,12 +47,6 @@ class ServiceSettings(ListenSecuritySettings):
         30.0, ge=0, description="After SIGTERM, seconds that running calls may take to end; then they are cut off."
     )
     max_message_bytes: int = Field(4 << 20, ge=1024, description="Largest message accepted.")
-    metrics_listen: str = Field("", description="Address for Prometheus, HOST:PORT; empty = none.")
-
-    @field_validator("metrics_listen")
-    @classmethod
-    def _metrics_listen_is_an_address(cls, value: str) -> str:
-        return checked_address(value) if value else value
 
     @field_validator("listen")
     @classmethod
@@ -70,6 +64,17 @@ class ServiceSettings(ListenSecuritySettings):
     def cores(self) -> set[int]:
         """The cores of `cpu`; empty = all."""
         return {int(part) for part in self.cpu.split(",")} if self.cpu else set()
+
+
+class MeasuredSettings(ServiceSettings):
+    """What a service with metrics is told."""
+
+    metrics_listen: str = Field("", description="Address for Prometheus, HOST:PORT; empty = none.")
+
+    @field_validator("metrics_listen")
+    @classmethod
+    def _metrics_listen_is_an_address(cls, value: str) -> str:
+        return checked_address(value) if value else value
 
 
 class DialingSettings(ServiceSettings, PeerSecuritySettings):

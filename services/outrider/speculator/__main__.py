@@ -2,87 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 
-import grpc
-
-from outrider.core.params import RetrievalScope
-from outrider.models.loading import LoadedModel, UnknownModel, load_model
-from outrider.models.runner import UnsupportedModel
-from outrider.models.threads import set_num_threads
-from outrider.rpc.logs import configure_logs
-from outrider.rpc.retrieval import DatastorePeer
-from outrider.rpc.security.quotas import Quotas
-from outrider.rpc.server import CannotLoad, pin, serve
-from outrider.rpc.settings import parse_settings
-from outrider.speculator.engine import Engine
-from outrider.speculator.servicer import SpeculatorServicer
+from outrider.rpc.launching import launch
+from outrider.rpc.server import Service
 from outrider.speculator.settings import SpeculatorSettings
-from outrider.v1 import speculator_pb2_grpc
-
-
-class SpeculatorService:
-    """The speculator, as `serve` runs it."""
-
-    name = "outrider.v1.SpeculatorService"
-
-    def __init__(self, settings: SpeculatorSettings) -> None:
-        self._settings = settings
-        quotas = Quotas(settings.max_sessions_per_caller)
-        self._servicer = SpeculatorServicer(settings.max_num_sessions, quotas, settings.stall_timeout_s)
-        self._engine: Engine | None = None
-        self._datastore: DatastorePeer | None = None
-
-    def register(self, server: grpc.aio.Server) -> None:
-        """Adds the servicer."""
-        speculator_pb2_grpc.add_SpeculatorServiceServicer_to_server(self._servicer, server)
-
-    async def load(self) -> None:
-        """Loads the draft model."""
-        security = self._settings.peer_security()
-        try:
-            model = await asyncio.to_thread(self._load_model)
-        except (UnknownModel, UnsupportedModel, OSError) as error:
-            raise CannotLoad(f"--model {self._settings.model}: {error}") from error
-        settings = self._settings
-        # An accelerator has no other tenants in its caches.
-        keep_warm_s = settings.keep_warm_ms / 1e3 if settings.device == "cpu" else 0.0
-        if settings.datastore:
-            self._datastore = DatastorePeer(
-                settings.datastore,
-                model.tokenizer_hash,
-                model.vocab_size,
-                settings.corpus,
-                settings.tenant,
-                security,
-            )
-        tiers = self._datastore.tiers(RetrievalScope.SESSION) if self._datastore is not None else None
-        self._engine = Engine(model, prefill_chunk=settings.prefill_chunk, keep_warm_s=keep_warm_s, tiers=tiers)
-        self._servicer.ready(model, self._engine)
-
-    def _load_model(self) -> LoadedModel:
-        settings = self._settings
-        set_num_threads(settings.num_threads or len(settings.cores))
-        return load_model(settings.model, dtype=settings.dtype, device=settings.device)
-
-    def drain(self) -> None:
-        """Refuses new sessions."""
-        self._servicer.drain()
-
-    async def close(self) -> None:
-        """Ends the engine and hangs up."""
-        if self._datastore is not None:
-            await self._datastore.close()
-        if self._engine is not None:
-            await asyncio.to_thread(self._engine.stop)
 
 
 def main() -> None:
     """Runs the service until a signal ends it."""
-    settings = parse_settings(SpeculatorSettings)
-    configure_logs(settings.log_level, settings.log_format, "speculator")
-    pin(settings.cores)
-    asyncio.run(serve(SpeculatorService(settings), settings))
+    launch("speculator", SpeculatorSettings, _load)
+
+
+def _load() -> Callable[[SpeculatorSettings], Service]:
+    from outrider.speculator.service import SpeculatorService
+
+    return SpeculatorService
 
 
 if __name__ == "__main__":

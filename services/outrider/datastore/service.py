@@ -1,0 +1,56 @@
+"""The datastore as a service: what `serve` runs."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import grpc
+
+from outrider.datastore.metrics import read_metrics
+from outrider.datastore.redis_store import RedisStore
+from outrider.datastore.replica import Replica
+from outrider.datastore.servicer import DatastoreServicer
+from outrider.datastore.settings import DatastoreSettings
+from outrider.rpc.metrics import MetricsServer
+from outrider.rpc.server import CannotLoad
+from outrider.v1 import datastore_pb2_grpc
+
+
+class DatastoreService:
+    """The datastore, as `serve` runs it. It serves while Redis is away, too."""
+
+    name = "outrider.v1.DatastoreService"
+
+    def __init__(self, settings: DatastoreSettings) -> None:
+        self._settings = settings
+        self._metrics: MetricsServer | None = None
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the servicer."""
+        self._store = RedisStore(self._settings)
+        self._replica = Replica(self._store, self._settings)
+        self._servicer = DatastoreServicer(self._replica, self._settings)
+        datastore_pb2_grpc.add_DatastoreServiceServicer_to_server(self._servicer, server)
+
+    async def load(self) -> None:
+        """Connects to Redis, if it is there. Raises CannotLoad."""
+        if self._settings.metrics_listen:
+            try:
+                self._metrics = MetricsServer(self._settings.metrics_listen, partial(read_metrics, self._replica))
+            except OSError as error:
+                raise CannotLoad(f"--metrics-listen: cannot bind {self._settings.metrics_listen}: {error}") from error
+            print(f"metrics {self._metrics.address}", flush=True)
+        await self._store.start()
+        self._replica.start()
+
+    def drain(self) -> None:
+        """Refuses new calls, ends endless ones."""
+        self._servicer.drain()
+
+    async def close(self) -> None:
+        """Lets go of Redis, and of what this replica holds."""
+        if self._metrics is not None:
+            await asyncio.to_thread(self._metrics.close)
+        await self._replica.close()
+        await self._store.close()

@@ -199,7 +199,7 @@ class LocalStack:
                 service.wait_listening()
                 service.wait_serving()
         if self.edge is not None:
-            _wait_drafting(self.edge)
+            wait_drafting(self.edge)
 
     def _spawn(
         self,
@@ -266,7 +266,7 @@ def _chosen(address: str) -> str:
     return f"{host}:{free_port()}" if port == "0" else address
 
 
-def _wait_drafting(edge: Service, timeout_s: float = LOAD_TIMEOUT_S) -> None:
+def wait_drafting(edge: Service, timeout_s: float = LOAD_TIMEOUT_S) -> None:
     """Returns when an edge drafts: it serves before. Raises ChildFailed."""
     deadline = time.monotonic() + timeout_s
     reason = ""

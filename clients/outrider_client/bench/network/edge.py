@@ -15,7 +15,7 @@ from outrider_client.bench.servers import StackError, connected, running_service
 from outrider_client.child import Child, ChildFailed
 from outrider_client.link.flags import flags_of
 from outrider_client.link.line import LinkSettings
-from outrider_client.stack import ANY_PORT, Service
+from outrider_client.stack import ANY_PORT, Service, wait_drafting
 
 EDGE_MODULE = "outrider.edge"
 
@@ -42,6 +42,7 @@ async def drivers_at_edge(config: BenchConfig) -> AsyncIterator[dict[str, Driver
                 exits.callback(edge.stop)
                 edge.start()
                 edge.wait_serving()
+                wait_drafting(edge)
             except ChildFailed as error:
                 raise StackError(str(error)) from None
             async with connected(proxy.address) as (far, _), connected(edge.address) as (near, _):

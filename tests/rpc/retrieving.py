@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from outrider.core.ngrams import Continuation
 from outrider.core.params import RetrievalScope
@@ -35,12 +34,3 @@ def retrieve(
 ) -> RetrievalStream:
     scope = RetrievalScope.SESSION
     return peer.retrieve(session_id, committed, scope, False, listener.on_answer, listener.on_lost, plan)
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
-    """Returns when the condition holds."""
-    for _ in range(int(timeout_s / 0.002)):
-        if condition():
-            return
-        await asyncio.sleep(0.002)
-    raise TimeoutError

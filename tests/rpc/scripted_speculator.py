@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -140,12 +139,3 @@ async def dialling(address: str) -> AsyncIterator[SpeculatorPeer]:
 def speculate(peer: SpeculatorPeer, listener: Listener) -> SpeculationStream:
     """A session's stream, after two tokens."""
     return peer.speculate(SPEC, [1, 2], listener)
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
-    """Returns when the condition holds."""
-    for _ in range(int(timeout_s / 0.005)):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise TimeoutError

@@ -15,7 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.rpc.security.peer_channel import PeerSecurity
 from outrider.rpc.speculator_peer import SpeculatorPeer
 from outrider_client.channel import open_aio
-from tests.rpc.scripted_speculator import AModel, Listener, ScriptedSpeculator, serving, speculate, until
+from tests.rpc.scripted_speculator import AModel, Listener, ScriptedSpeculator, serving, speculate
+from tests.rpc.waiting import until
 
 ROOT = Path(__file__).parents[2]
 NAME, BEFORE, AFTER = "speculator.test", "127.0.0.2", "127.0.0.3"

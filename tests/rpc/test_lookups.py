@@ -16,8 +16,9 @@ from outrider.rpc.retrieval import EVERYTHING, DatastorePeer
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import types_pb2
 from tests.rpc.forgetful_proxy import forgetful
-from tests.rpc.retrieving import Listener, retrieve, until
+from tests.rpc.retrieving import Listener, retrieve
 from tests.rpc.scripted_datastore import scripted_datastore
+from tests.rpc.waiting import until
 
 
 async def test_answers_reach_the_session_that_asked() -> None:

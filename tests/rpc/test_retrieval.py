@@ -11,8 +11,9 @@ from outrider.rpc import recording
 from outrider.rpc.retrieval import DatastorePeer
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import types_pb2
-from tests.rpc.retrieving import Listener, retrieve, until
+from tests.rpc.retrieving import Listener, retrieve
 from tests.rpc.scripted_datastore import babbling, scripted_datastore
+from tests.rpc.waiting import until
 
 
 async def test_tokens_arrive_in_order_and_the_end_of_a_session_arrives_last() -> None:

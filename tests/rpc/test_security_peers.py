@@ -26,6 +26,7 @@ from outrider.rpc.watching import TierWatch
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, speculator_pb2, speculator_pb2_grpc, types_pb2
 from tests.certificates import Authority, replaced
+from tests.rpc.waiting import until
 from tests.services import draft_model
 
 Stub = datastore_pb2_grpc.DatastoreServiceStub
@@ -188,12 +189,6 @@ async def test_a_token_goes_in_plaintext_to_this_machine(tmp_path: Path) -> None
         await asked(state.stub(Stub).Lookup())
         assert servicer.lookups[0].token == "Bearer one"
         await state.close()
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - the server has no event for it
-            await asyncio.sleep(0.005)
 
 
 async def test_every_tenant_asks_and_watches_in_its_own_name() -> None:

@@ -17,7 +17,8 @@ from outrider.core.steering import Steering
 from outrider.rpc import speculator_peer
 from outrider.rpc.silence import FIRST_ANSWER_S, MIN_SILENCE_S, Silence
 from tests.rpc.forgetful_proxy import forgetful
-from tests.rpc.scripted_speculator import Listener, ScriptedSpeculator, dialling, serving, speculate, until
+from tests.rpc.scripted_speculator import Listener, ScriptedSpeculator, dialling, serving, speculate
+from tests.rpc.waiting import until
 
 RECOVERY_S = 2.0
 NUM_SESSIONS = 10

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -17,10 +17,10 @@ from outrider.rpc.retrieval import DatastorePeer
 from outrider.rpc.speculator_peer import SpeculationSpec, SpeculatorPeer
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import speculator_pb2, types_pb2
+from tests.rpc.waiting import until
 from tests.services import draft_model
 
 GARBAGE = b"\xff\xff"
-WAIT_S = 20.0
 
 
 class Peer:
@@ -75,12 +75,6 @@ async def peer_and_address() -> AsyncIterator[tuple[Peer, str]]:
     await server.start()
     yield peer, f"127.0.0.1:{port}"
     await server.stop(None)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for is on the other side of a connection
-            await asyncio.sleep(0.005)
 
 
 class Listener:

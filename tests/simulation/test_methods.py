@@ -16,6 +16,8 @@ from outrider.models.demo.corpus import code_prompts, load_corpus
 from tests.services import draft_model, target_model
 from tests.simulation.pair import Costs, Outcome, Simulation, text_of
 
+pytestmark = pytest.mark.slow
+
 NUM_PROMPTS, NUM_TOKENS, CHAIN_LEN = 3, 64, 12
 CPU = Costs(
     target_ms={1: 20.0, 4: 20.0, 8: 22.0, 16: 30.0, 32: 47.0},

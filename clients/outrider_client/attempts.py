@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import grpc
 
+from outrider.rpc.backoff import doubled
 from outrider_client.errors import OutriderError, ResourceExhausted
 from outrider_client.replicas import Replicas
 
@@ -86,6 +87,6 @@ class Attempts:
         """Nothing before every replica has failed as often as the others; then longer each time."""
         if self._replicas.has_fresh or min(self._num_failures) <= self._num_pauses:
             return 0.0
-        pause_s = min(LAST_PAUSE_S, FIRST_PAUSE_S * 2.0**self._num_pauses) * random.uniform(0.8, 1.2)
+        pause_s = doubled(FIRST_PAUSE_S, LAST_PAUSE_S, self._num_pauses) * random.uniform(0.8, 1.2)
         self._num_pauses += 1
         return min(pause_s, max(0.0, self._deadline - self._clock()))

@@ -13,6 +13,7 @@ from typing import TypeVar
 import grpc
 import structlog
 
+from outrider.rpc.backoff import doubled
 from outrider.rpc.security.peer_channel import PeerChannel, PeerSecurity
 from outrider.rpc.server import CHANNEL_OPTIONS
 
@@ -90,4 +91,4 @@ def reason_of(error: grpc.aio.AioRpcError) -> str:
 
 async def wait_before_retry(attempt: int) -> None:
     """Waits before attempt number 1, 2, ...: 0.1 s, then twice as long each time, at most 1 s."""
-    await asyncio.sleep(min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** (attempt - 1)))
+    await asyncio.sleep(doubled(FIRST_RETRY_S, LAST_RETRY_S, attempt - 1))

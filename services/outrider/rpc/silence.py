@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outrider.core.statistics import RunningMean
+from outrider.rpc.backoff import doubled
 
 MIN_SILENCE_S = 1.0
 USUAL_TIMES = 20
@@ -20,7 +21,7 @@ class Silence:
         """`usual_s` learns how long answers take; it is shared by all streams of a peer. `num_tries`: streams before
         this one that have never been answered; each doubles the time for the first answer."""
         self._usual_s = usual_s
-        self._first_answer_s = min(MAX_FIRST_ANSWER_S, FIRST_ANSWER_S * 2.0**num_tries)
+        self._first_answer_s = doubled(FIRST_ANSWER_S, MAX_FIRST_ANSWER_S, num_tries)
         self._is_warm = False
         self._since: float | None = None
         self._num_unanswered = 0

@@ -20,6 +20,7 @@ from outrider.core.speculation import SpeculationParams
 from outrider.core.statistics import RunningMean, Traffic
 from outrider.core.steering import Steering
 from outrider.core.tree import Draft, DraftCost, TokenId
+from outrider.rpc.backoff import doubled
 from outrider.rpc.breaker import Breaker
 from outrider.rpc.convert import draft_from_proto, last_node_id, sampling_to_proto
 from outrider.rpc.convert_speculation import speculation_to_proto
@@ -188,7 +189,7 @@ class SpeculationStream:
         elif code in SENSELESS:
             log.error("speculator.refused", session_id=self._spec.session_id, reason=reason)
             self._peer.state.down(reason)
-            return min(REFUSED_RETRY_S, GARBAGE_RETRY_S * 2.0**self._num_tries)
+            return doubled(GARBAGE_RETRY_S, REFUSED_RETRY_S, self._num_tries)
         elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             self._peer.state.down(reason)
         else:

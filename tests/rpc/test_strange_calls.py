@@ -55,11 +55,11 @@ async def serving(
 ) -> AsyncIterator[tuple[str, asyncio.Task[str], str]]:
     """Its address, the task that serves, and the address of its metrics, if it has one."""
     task = asyncio.create_task(served(service, settings))
-    said, num_lines = "", 1 + bool(settings.metrics_listen)
-    while said.count("\n") < num_lines:
+    said, last = "", "metrics " if settings.metrics_listen else "listening "
+    while f"\n{last}" not in f"\n{said}" or not said.endswith("\n"):
         await asyncio.sleep(0.01)
         said += capsys.readouterr().out
-    words = dict(line.split() for line in said.splitlines())
+    words = dict(line.split(maxsplit=1) for line in said.splitlines())
     yield words["listening"], task, words.get("metrics", "")
     task.cancel()
     with suppress(asyncio.CancelledError):

@@ -135,7 +135,7 @@ async def test_a_service_is_read_while_it_loads(capsys: pytest.CaptureFixture[st
 
 async def test_a_service_whose_port_for_metrics_is_taken_ends_with_one_line(server: MetricsServer) -> None:
     settings = ServiceSettings(listen="127.0.0.1:0", metrics_listen=server.address)
-    with pytest.raises(SystemExit, match="^error: --metrics-listen: cannot bind"):
+    with pytest.raises(SystemExit, match=r"^error: --metrics-listen: cannot bind"):
         await serve(Idle(), settings)
 
 

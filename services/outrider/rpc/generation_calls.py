@@ -94,7 +94,7 @@ class GenerationCall:
 
     def finish(self, reason: verifier_pb2.FinishReason) -> None:
         """All is sent."""
-        self._finish_reason = FINISH_REASONS[reason]
+        self._finish_reason = FINISH_REASONS.get(reason, "")
         self._calls.durations.add(time.perf_counter() - self._began)
 
     def end(self, code: str) -> None:

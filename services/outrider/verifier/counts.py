@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 from outrider.core.distribution import Distribution
 from outrider.core.params import Method, Source
@@ -16,17 +15,6 @@ from outrider.verifier.fallback import Fallback
 SHARE_BOUNDS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 """Bounds of the times of a round's parts."""
-
-
-class Phase(Enum):
-    """What the time of a round is spent on."""
-
-    PREFILL = "prefill"
-    """All of the first round, from the opening of the session."""
-    FORWARD = "forward"
-    WAIT = "wait"
-    RETRIEVAL = "retrieval"
-    OVERHEAD = "overhead"
 
 
 @dataclass(slots=True)
@@ -59,8 +47,13 @@ class RoundCounts:
     draft_latencies: Distribution = field(default_factory=lambda: Distribution(STEP_BOUNDS_S))
     """From a commit that left nothing to verify to the first draft that answers it, in seconds."""
     num_speculator_losses: int = 0
-    seconds: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
-    """Time of all rounds, session by session: sessions share forwards."""
+    prefill_s: float = 0.0
+    """Time of the first rounds of all sessions, from their opening on."""
+    forward_s: float = 0.0
+    """Of all later rounds: what went to forwards, which sessions share; likewise the following."""
+    wait_s: float = 0.0
+    retrieval_s: float = 0.0
+    overhead_s: float = 0.0
 
     def add_round(
         self, spec: SessionSpec, method: Method, verdict: Verdict, fallback: Fallback | None, *, is_hit: bool
@@ -88,16 +81,15 @@ class RoundCounts:
 
     def add_times(self, times: RoundTime, *, is_first: bool, has_waited: bool) -> None:
         """Where the time of a round went; all of the first one went to the prompt."""
-        seconds = self.seconds
         if has_waited:
             self.waits.add(times.wait_ms / 1e3)
         if is_first:
-            seconds[Phase.PREFILL] += times.round_ms / 1e3
+            self.prefill_s += times.round_ms / 1e3
             return
-        seconds[Phase.FORWARD] += times.forward_ms / 1e3
-        seconds[Phase.WAIT] += times.wait_ms / 1e3
-        seconds[Phase.RETRIEVAL] += times.retrieval_ms / 1e3
-        seconds[Phase.OVERHEAD] += max(0.0, times.overhead_ms - times.retrieval_ms) / 1e3
+        self.forward_s += times.forward_ms / 1e3
+        self.wait_s += times.wait_ms / 1e3
+        self.retrieval_s += times.retrieval_ms / 1e3
+        self.overhead_s += max(0.0, times.overhead_ms - times.retrieval_ms) / 1e3
 
 
 @dataclass(slots=True)

@@ -26,8 +26,9 @@ from outrider.models.loading import LoadedModel
 from outrider.models.ratio import Round, emitted
 from outrider.models.sampler import Sampler
 from outrider.verifier.counts import RoundCounts
-from outrider.verifier.job import GenerationSink, Job, Wishes
+from outrider.verifier.job import Job
 from outrider.verifier.pace import Pace
+from outrider.verifier.sink import GenerationSink, Wishes
 
 log = structlog.get_logger(__name__)
 

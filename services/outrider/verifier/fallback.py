@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from outrider.core.experience import Way
@@ -27,28 +26,27 @@ class Fallback(Enum):
     """A draft was waited for, for as long as it was worth, and has not come."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drafting:
-    """What a session has had of its drafter when a round begins."""
+def why_nothing(
+    way: Way, *, has_drafter: bool, is_attached: bool, has_drafted: bool, is_answered: bool, was_awaited: bool
+) -> Fallback | None:
+    """Why a round that goes this way has nothing to verify; None = because it wants nothing.
 
-    has_drafter: bool
-    """Whether there should be one."""
-    is_attached: bool
-    has_drafted: bool
-    is_answered: bool
-    """Whether the latest commit is."""
-    was_awaited: bool
-
-    def why_nothing(self, way: Way) -> Fallback | None:
-        """Why a round that goes this way has nothing to verify; None = because it wants nothing."""
-        if self.has_drafter and not self.is_attached:
-            return Fallback.DRAFT_DOWN
-        if way.is_plain or (way.method.has_draft_model and not self.has_drafter):
-            return None
-        if not way.method.has_draft_model:
-            return Fallback.NO_MATCH
-        if not self.has_drafted:
-            return Fallback.DRAFT_PENDING
-        if self.is_answered:
-            return Fallback.NO_DRAFT
-        return Fallback.DRAFT_TIMEOUT if self.was_awaited else Fallback.NOT_AWAITED
+    Args:
+        way: That of the round.
+        has_drafter: Whether somebody should draft.
+        is_attached: Whether a drafter is there.
+        has_drafted: Whether anything has come from it.
+        is_answered: Whether the latest commit is.
+        was_awaited: Whether the round waited for that.
+    """
+    if has_drafter and not is_attached:
+        return Fallback.DRAFT_DOWN
+    if way.is_plain or (way.method.has_draft_model and not has_drafter):
+        return None
+    if not way.method.has_draft_model:
+        return Fallback.NO_MATCH
+    if not has_drafted:
+        return Fallback.DRAFT_PENDING
+    if is_answered:
+        return Fallback.NO_DRAFT
+    return Fallback.DRAFT_TIMEOUT if was_awaited else Fallback.NOT_AWAITED

@@ -4,8 +4,6 @@ thread."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from outrider.core.ngrams import Continuation
 from outrider.core.params import Source
@@ -13,40 +11,17 @@ from outrider.core.patience import DraftPace, Waiting, patience_ms, waiting_of
 from outrider.core.retrieval import TierSource
 from outrider.core.retrieval_plan import target_plan
 from outrider.core.session import Session, SessionSpec, Verdict
-from outrider.core.statistics import RoundTime, RunningMean, Statistics
-from outrider.core.steering import Steering
+from outrider.core.statistics import RoundTime, RunningMean
 from outrider.core.stream_nodes import StreamNodes
 from outrider.core.tree import Draft, DraftCost, Node, TokenId
 from outrider.models.runner import KVCache, Segment
 from outrider.verifier.continuations import Continuations, Question
-from outrider.verifier.fallback import Drafting, Fallback
+from outrider.verifier.fallback import Fallback, why_nothing
 from outrider.verifier.pace import Pace
 from outrider.verifier.pilot import Pilot
 from outrider.verifier.segments import segment_of
 from outrider.verifier.selection import is_worth_verifying, select
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a generation wants of its peers after a round."""
-
-    question: Question | None = None
-    """For the datastore."""
-    steering: Steering | None = None
-    """For the speculator."""
-
-
-class GenerationSink(Protocol):
-    """Where a generation's events go. Called on the event loop."""
-
-    def on_verdict(self, verdict: Verdict, statistics: Statistics, wishes: Wishes) -> None:
-        """A round is over. The last verdict has a finish reason; only then may the statistics be read."""
-
-    def on_question(self, question: Question) -> None:
-        """The datastore's last answer raises another question."""
-
-    def on_failure(self) -> None:
-        """The engine could not go on; its log says why."""
+from outrider.verifier.sink import GenerationSink, Wishes
 
 
 class Job:
@@ -262,9 +237,16 @@ class Job:
     def _why_nothing(self, *, is_crowded_out: bool) -> Fallback | None:
         if self.nodes or self.session.max_chain_len < 1:
             return None
-        has_waited = self._waiting_since is not None
-        drafting = Drafting(self._has_drafter, self._is_attached, self._has_drafted, self._is_answered, has_waited)
-        return Fallback.LOAD if is_crowded_out else drafting.why_nothing(self._pilot.way)
+        if is_crowded_out:
+            return Fallback.LOAD
+        return why_nothing(
+            self._pilot.way,
+            has_drafter=self._has_drafter,
+            is_attached=self._is_attached,
+            has_drafted=self._has_drafted,
+            is_answered=self._is_answered,
+            was_awaited=self._waiting_since is not None,
+        )
 
     def _begin_round(self, now: float) -> None:
         """A round is over, the next one begins: what is known here continues the commit at once."""

@@ -107,7 +107,13 @@ def _rounds(counts: RoundCounts) -> Metrics:
         "outrider_round_seconds_total",
         "Time of the rounds of all sessions, by what it went to; the first round of each is all prefill.",
         "phase",
-        {phase.value: seconds for phase, seconds in counts.seconds.items()},
+        {
+            "prefill": counts.prefill_s,
+            "forward": counts.forward_s,
+            "wait": counts.wait_s,
+            "retrieval": counts.retrieval_s,
+            "overhead": counts.overhead_s,
+        },
     )
 
 

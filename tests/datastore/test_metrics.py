@@ -20,6 +20,7 @@ from outrider.datastore.store import Health
 from outrider.rpc.metrics import Histogram
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
+from outrider.version import __version__
 
 from .conftest import look_up, record, settings_for
 
@@ -34,9 +35,12 @@ async def test_metrics_are_the_statistics_under_other_names(store, redis_url):
     statistics.health = Health("redis 7.2", 1000, 2000, 3)
     metrics = {metric.name.removeprefix("outrider_datastore_"): metric for metric in read_metrics(replica)}
     durations = metrics.pop("lookup_duration_seconds")
-    values = {name: dict(metric.values) for name, metric in metrics.items()}
+    values = {
+        name: {",".join(labels): value for labels, value in metric.values.items()} for name, metric in metrics.items()
+    }
     nothing = dict.fromkeys(("prior", "dynamic", "shared", "rejected", "ring"), 0)
     assert values == {
+        "outrider_build_info": {f"datastore,{__version__}": 1},
         "lookups_total": {"": 4},
         "local_lookups_total": {"": 1},
         "hits_total": {**nothing, "prior": 2},
@@ -52,8 +56,9 @@ async def test_metrics_are_the_statistics_under_other_names(store, redis_url):
         "ring_indexed_tokens": {"": 0},
     }
     assert isinstance(durations, Histogram)
-    assert (durations.counts[DURATION_BOUNDS_S.index(0.0005)], durations.counts[-1], sum(durations.counts)) == (1, 1, 2)
-    assert durations.total == pytest.approx(9.0004)
+    observed = durations.observed
+    assert (observed.counts[DURATION_BOUNDS_S.index(0.0005)], observed.counts[-1], sum(observed.counts)) == (1, 1, 2)
+    assert observed.total == pytest.approx(9.0004)
     await replica.close()
 
 

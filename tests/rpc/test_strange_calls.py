@@ -11,10 +11,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider.rpc.metrics import Metrics
 from outrider.rpc.server import serve
 from outrider.rpc.settings import ServiceSettings
 
 NAME = "outrider.v1.VerifierService"
+SETTINGS = ServiceSettings(listen="127.0.0.1:0")
 
 
 class Idle:
@@ -30,29 +32,35 @@ class Idle:
 
     async def load(self) -> None: ...
 
+    def metrics(self) -> Metrics:
+        return ()
+
     def drain(self) -> None: ...
 
     async def close(self) -> None: ...
 
 
-async def served(service: Idle) -> str:
+async def served(service: Idle, settings: ServiceSettings) -> str:
     """Serves; returns what the process would have ended with."""
     try:
-        await serve(service, ServiceSettings(listen="127.0.0.1:0"))
+        await serve(service, settings)
     except SystemExit as error:  # a task that raises it ends the loop
         return str(error)
     return ""
 
 
 @asynccontextmanager
-async def serving(service: Idle, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[tuple[str, asyncio.Task[str]]]:
-    """Its address, and the task that serves."""
-    task = asyncio.create_task(served(service))
-    said = ""
-    while not said.endswith("\n"):
+async def serving(
+    service: Idle, capsys: pytest.CaptureFixture[str], settings: ServiceSettings = SETTINGS
+) -> AsyncIterator[tuple[str, asyncio.Task[str], str]]:
+    """Its address, the task that serves, and the address of its metrics, if it has one."""
+    task = asyncio.create_task(served(service, settings))
+    said, last = "", "metrics " if settings.metrics_listen else "listening "
+    while f"\n{last}" not in f"\n{said}" or not said.endswith("\n"):
         await asyncio.sleep(0.01)
         said += capsys.readouterr().out
-    yield said.split()[1], task
+    words = dict(line.split(maxsplit=1) for line in said.splitlines())
+    yield words["listening"], task, words.get("metrics", "")
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
@@ -73,7 +81,7 @@ async def test_a_method_of_any_name_is_no_end_of_the_server(method: bytes, capsy
         with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError):
             channel.unary_unary(method)(b"", timeout=2)
 
-    async with serving(Idle(), capsys) as (address, task):
+    async with serving(Idle(), capsys) as (address, task, _):
         for _ in range(3):
             await asyncio.to_thread(call, address)
         assert await is_serving(address)
@@ -82,7 +90,7 @@ async def test_a_method_of_any_name_is_no_end_of_the_server(method: bytes, capsy
 
 async def test_a_server_that_ends_by_itself_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:
     service = Idle()
-    async with serving(service, capsys) as (address, task):
+    async with serving(service, capsys) as (address, task, _):
         assert await is_serving(address)
         assert service.server is not None
         await service.server.stop(None)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outrider.datastore.replica import Replica
-from outrider.datastore.statistics import DURATION_BOUNDS_S
-from outrider.rpc.metrics import Histogram, Metric
+from outrider.rpc.metrics import Histogram, Metric, build_info, counter, counters, gauge
 
 PREFIX = "outrider_datastore_"
 
@@ -17,6 +16,7 @@ def read_metrics(replica: Replica) -> Iterator[Metric | Histogram]:
     health = statistics.health
     tiers = {tier.name.lower(): counts for tier, counts in statistics.tiers.items()}
     rings = replica.rings.held
+    yield build_info("datastore")
     yield _counter("lookups_total", "Contexts looked up.", statistics.num_lookups)
     yield _counter("local_lookups_total", "Contexts answered while Redis did not answer.", statistics.num_local_lookups)
     yield _by_tier("hits_total", "Contexts that a tier answered.", {t: c.num_hits for t, c in tiers.items()})
@@ -31,9 +31,7 @@ def read_metrics(replica: Replica) -> Iterator[Metric | Histogram]:
     yield Histogram(
         PREFIX + "lookup_duration_seconds",
         "Time from a lookup request to its answer, in the server.",
-        DURATION_BOUNDS_S,
-        list(statistics.durations),
-        statistics.duration_sum_s,
+        statistics.durations,
     )
     yield _counter("redis_errors_total", "Calls that Redis has refused, or not answered.", replica.store.num_errors)
     yield _counter("evicted_keys_total", "Keys that Redis has evicted.", health.num_evicted_keys)
@@ -48,12 +46,12 @@ def read_metrics(replica: Replica) -> Iterator[Metric | Histogram]:
 
 
 def _counter(name: str, description: str, value: float) -> Metric:
-    return Metric(PREFIX + name, description, "counter", values={"": value})
+    return counter(PREFIX + name, description, value)
 
 
 def _by_tier(name: str, description: str, values: dict[str, int]) -> Metric:
-    return Metric(PREFIX + name, description, "counter", "tier", values)
+    return counters(PREFIX + name, description, "tier", values)
 
 
 def _gauge(name: str, description: str, value: float) -> Metric:
-    return Metric(PREFIX + name, description, "gauge", values={"": value})
+    return gauge(PREFIX + name, description, value)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from functools import partial
-
 import grpc
 
 from outrider.datastore.metrics import read_metrics
@@ -12,8 +9,7 @@ from outrider.datastore.redis_store import RedisStore
 from outrider.datastore.replica import Replica
 from outrider.datastore.servicer import DatastoreServicer
 from outrider.datastore.settings import DatastoreSettings
-from outrider.rpc.metrics import MetricsServer
-from outrider.rpc.server import CannotLoad
+from outrider.rpc.metrics import Metrics
 from outrider.v1 import datastore_pb2_grpc
 
 
@@ -24,7 +20,6 @@ class DatastoreService:
 
     def __init__(self, settings: DatastoreSettings) -> None:
         self._settings = settings
-        self._metrics: MetricsServer | None = None
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the servicer."""
@@ -34,15 +29,13 @@ class DatastoreService:
         datastore_pb2_grpc.add_DatastoreServiceServicer_to_server(self._servicer, server)
 
     async def load(self) -> None:
-        """Connects to Redis, if it is there. Raises CannotLoad."""
-        if self._settings.metrics_listen:
-            try:
-                self._metrics = MetricsServer(self._settings.metrics_listen, partial(read_metrics, self._replica))
-            except OSError as error:
-                raise CannotLoad(f"--metrics-listen: cannot bind {self._settings.metrics_listen}: {error}") from error
-            print(f"metrics {self._metrics.address}", flush=True)
+        """Connects to Redis, if it is there."""
         await self._store.start()
         self._replica.start()
+
+    def metrics(self) -> Metrics:
+        """See `outrider.datastore.metrics`."""
+        return read_metrics(self._replica)
 
     def drain(self) -> None:
         """Refuses new calls, ends endless ones."""
@@ -50,7 +43,5 @@ class DatastoreService:
 
     async def close(self) -> None:
         """Lets go of Redis, and of what this replica holds."""
-        if self._metrics is not None:
-            await asyncio.to_thread(self._metrics.close)
         await self._replica.close()
         await self._store.close()

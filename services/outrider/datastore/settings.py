@@ -6,10 +6,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from outrider.rpc.settings import LISTEN, MeasuredSettings, model_config
+from outrider.rpc.settings import LISTEN, ServiceSettings, model_config
 
 
-class DatastoreSettings(MeasuredSettings):
+class DatastoreSettings(ServiceSettings):
     """The retrieval-datastore: serves continuations of what was said before."""
 
     model_config = model_config("datastore")

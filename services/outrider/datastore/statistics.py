@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from outrider.core.distribution import Distribution
 from outrider.core.ngrams import Continuation
 from outrider.core.params import Source
 from outrider.datastore.store import TIERS, Health
@@ -35,9 +35,8 @@ class Statistics:
     num_local_lookups: int = 0
     """Contexts answered while Redis did not answer."""
     tiers: dict[Source, TierStatistics] = field(default_factory=lambda: {tier: TierStatistics() for tier in TIERS})
-    durations: list[int] = field(default_factory=lambda: [0] * (len(DURATION_BOUNDS_S) + 1))
-    """Lookup requests by duration: one number for each bound, and one for all beyond."""
-    duration_sum_s: float = 0.0
+    durations: Distribution = field(default_factory=lambda: Distribution(DURATION_BOUNDS_S))
+    """Of lookup requests, in seconds."""
     health: Health = field(default_factory=lambda: Health(""))
     """The storage, when it was last asked."""
 
@@ -56,8 +55,7 @@ class Statistics:
                 tier = self.tiers[continuation.tier]
                 tier.num_hits += 1
                 tier.num_matched_tokens += continuation.match_len
-        self.durations[bisect_left(DURATION_BOUNDS_S, duration_s)] += 1
-        self.duration_sum_s += duration_s
+        self.durations.add(duration_s)
 
     def add_accepted(self, tier: Source, num_tokens: int) -> None:
         """A verifier reports what its target has accepted."""

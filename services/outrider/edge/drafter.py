@@ -18,6 +18,7 @@ from outrider.models.threads import set_num_threads
 from outrider.rpc.convert import token_ids_from_proto
 from outrider.rpc.errors import OutOfRange
 from outrider.rpc.server import CannotLoad
+from outrider.speculator.counts import DraftCounts
 from outrider.speculator.drafting import DraftingSpec
 from outrider.speculator.engine import DraftSink, Engine
 
@@ -37,6 +38,11 @@ class Drafter:
     def has_room(self) -> bool:
         """Whether one more generation can be drafted for."""
         return len(self._sessions) < self._max_num_sessions
+
+    @property
+    def counts(self) -> DraftCounts:
+        """What the engine has counted."""
+        return self._engine.counts
 
     @property
     def num_sessions(self) -> int:

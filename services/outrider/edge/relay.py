@@ -100,6 +100,7 @@ class Relay:
             self._lost_at = self._lost_at or now
             if now - self._lost_at >= self._resume_timeout_s:
                 raise failure
+            upstream.state.num_reconnects += 1
             log.warning("session.interrupted", session_id=self._started.session_id, reason=text_of(failure))
         if num_circles and not place:
             await wait_before_retry(num_circles)

@@ -11,6 +11,7 @@ from outrider.edge.draft_model import DraftModel
 from outrider.edge.servicer import EdgeServicer
 from outrider.edge.settings import EdgeSettings
 from outrider.edge.upstream import Upstreams
+from outrider.rpc.metrics import Metrics, build_info
 from outrider.v1 import verifier_pb2_grpc
 
 
@@ -21,6 +22,7 @@ class EdgeService:
 
     def __init__(self, settings: EdgeSettings, on_loaded: Callable[[], None] = lambda: None) -> None:
         """`on_loaded` is called once the draft model is ready. Raises UnusableFile."""
+        self._settings = settings
         self.upstreams = Upstreams(settings.upstreams, settings.peer_security())
         self.draft_model = DraftModel(settings, on_loaded)
         self.servicer = EdgeServicer(
@@ -36,6 +38,12 @@ class EdgeService:
         """Begins to load the draft model and dials the cloud; waits for neither."""
         self.draft_model.start()
         self._greeting = asyncio.create_task(self.upstreams.greet())
+
+    def metrics(self) -> Metrics:
+        """What was counted since the start. May be called in any thread."""
+        settings = self._settings
+        yield build_info("edge", model=settings.model, dtype=settings.dtype, device=settings.device)
+        yield from self.servicer.metrics()
 
     def drain(self) -> None:
         """Refuses new calls."""

@@ -16,6 +16,10 @@ from outrider.edge.relay import Relay
 from outrider.edge.upstream import Upstreams
 from outrider.rpc.convert_speculation import METHODS_TO_PROTO
 from outrider.rpc.errors import DeadlineExceeded, Unavailable, Unimplemented, rpc_errors
+from outrider.rpc.generation_calls import GenerationCalls, read_calls
+from outrider.rpc.metrics import Metrics, counter, gauge
+from outrider.rpc.peer_metrics import read_peers
+from outrider.speculator.metrics import read_drafts
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 
 log = structlog.get_logger(__name__)
@@ -33,10 +37,27 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self._resume_timeout_s, self._stall_timeout_s = resume_timeout_s, stall_timeout_s
         self._is_draining = False
         self.num_sessions = 0
+        self.calls = GenerationCalls()
+        self.num_degraded = 0
+        """Generations that came to their end, for part of which a drafter was missing."""
 
     def drain(self) -> None:
         """Refuses new calls from here on."""
         self._is_draining = True
+
+    def metrics(self) -> Metrics:
+        """What was counted since the start. May be called in any thread."""
+        yield from read_calls(self.calls, "outrider_edge_")
+        yield counter(
+            "outrider_edge_degraded_sessions_total",
+            "Generations that came to their end and for part of which drafts, or a peer of the verifier, were missing.",
+            self.num_degraded,
+        )
+        yield from read_peers(self._upstreams.states)
+        drafter = self._draft_model.drafter
+        yield gauge("outrider_edge_draft_model_ready", "Whether the draft model is loaded.", drafter is not None)
+        if drafter is not None:
+            yield from read_drafts(drafter.counts, drafter.num_sessions)
 
     def _check_serving(self) -> None:
         if self._is_draining:
@@ -44,11 +65,18 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     async def Generate(self, request: verifier_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
         """One generation; the cloud decides, this edge drafts."""
-        with _passed_on(context):
+        with self.calls.call(context) as call, _passed_on(context):
             self._check_serving()
             self.num_sessions += 1
+            call.admit()
 
             async def write(response: verifier_pb2.GenerateResponse) -> None:
+                match response.WhichOneof("event"):
+                    case "chunk":
+                        call.chunk(len(response.chunk.token_ids))
+                    case "finished":
+                        call.finish(response.finished.reason)
+                        self.num_degraded += response.finished.summary.degraded
                 try:
                     async with asyncio.timeout(self._stall_timeout_s):
                         await context.write(response)

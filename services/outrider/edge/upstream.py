@@ -95,6 +95,11 @@ class Upstreams:
         """The one that is dialled."""
         return self._all[self._index]
 
+    @property
+    def states(self) -> list[PeerState]:
+        """Of all of them."""
+        return [upstream.state for upstream in self._all]
+
     def leave(self, upstream: Upstream, failure: Failure) -> None:
         """It has failed, or is full: the next one is dialled, unless somebody has seen to that already."""
         if code_of(failure) is grpc.StatusCode.UNAVAILABLE:

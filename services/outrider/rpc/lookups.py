@@ -98,6 +98,7 @@ class Lookups:
             self._is_down = True
             self._lose()
             attempt += 1
+            self._state.num_reconnects += 1
             await wait_before_retry(attempt)
 
     async def _answer(self, call: grpc.aio.StreamStreamCall[pb.LookupRequest, pb.LookupResponse]) -> pb.LookupResponse:

@@ -7,28 +7,35 @@ counting costs an addition.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+
+from outrider.core.distribution import Distribution
+from outrider.version import __version__
+
+LabelValues = tuple[str, ...]
+ONE: LabelValues = ()
+"""The label values of a metric without labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number, or one for each value of a label."""
+    """A number, or one for each combination of the labels' values."""
 
     name: str
     """With `_total` for a counter, and with its unit."""
     description: str
     kind: Literal["counter", "gauge"]
-    label: str = ""
-    """Name of the label; empty = one number."""
-    values: Mapping[str, float] = field(default_factory=dict)
-    """By value of the label; that of one number is ''."""
+    labels: tuple[str, ...] = ()
+    """Names of the labels; none = one number."""
+    values: Mapping[LabelValues, float] = field(default_factory=dict)
+    """By the values of the labels, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +44,49 @@ class Histogram:
 
     name: str
     description: str
-    bounds: Sequence[float]
-    """Upper bounds, ascending."""
-    counts: Sequence[int]
-    """Observations up to each bound that are beyond the one before; the last number is of those beyond all bounds."""
-    total: float
-    """Sum of all observations."""
+    observed: Distribution
 
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
-Read = Callable[[], Iterable[Metric | Histogram]]
+Metrics = Iterable[Metric | Histogram]
+Read = Callable[[], Metrics]
+
+
+def counter(name: str, description: str, value: float) -> Metric:
+    """A number that only grows."""
+    return Metric(name, description, "counter", values={ONE: value})
+
+
+def counters(name: str, description: str, label: str, values: Mapping[str, float]) -> Metric:
+    """One such number for each value of a label."""
+    return Metric(name, description, "counter", (label,), {(value,): number for value, number in values.items()})
+
+
+def gauge(name: str, description: str, value: float) -> Metric:
+    """A number as it is now."""
+    return Metric(name, description, "gauge", values={ONE: value})
+
+
+def gauges(name: str, description: str, label: str, values: Mapping[str, float]) -> Metric:
+    """One such number for each value of a label."""
+    return Metric(name, description, "gauge", (label,), {(value,): number for value, number in values.items()})
+
+
+def build_info(service: str, **about: str) -> Metric:
+    """What runs here. `about` are further labels, as the model."""
+    labels, values = ("service", "version", *about), (service, __version__, *about.values())
+    return Metric("outrider_build_info", "What runs here, in the labels; always 1.", "gauge", labels, {values: 1.0})
 
 
 class MetricsServer:
-    """Serves what `read` returns. `read` is called in another thread."""
+    """Serves what `read` returns, and what is known of the process. `read` is called in another thread."""
 
     def __init__(self, listen: str, read: Read) -> None:
         """Listens on HOST:PORT; port 0 = any free port. Raises OSError."""
         registry = CollectorRegistry()
         registry.register(_Collector(read))
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
         host, _, port = listen.rpartition(":")
         self._server: WSGIServer
         self._thread: threading.Thread
@@ -80,14 +111,14 @@ class _Collector(Collector):
 
 def _family(metric: Metric | Histogram) -> Family:
     if isinstance(metric, Histogram):
-        buckets, so_far = [], 0
-        for bound, count in zip((*map(str, metric.bounds), "+Inf"), metric.counts, strict=True):
+        observed, buckets, so_far = metric.observed, [], 0
+        for bound, count in zip((*map(str, observed.bounds), "+Inf"), list(observed.counts), strict=True):
             so_far += count
             buckets.append((bound, float(so_far)))
-        return HistogramMetricFamily(metric.name, metric.description, buckets=buckets, sum_value=metric.total)
+        return HistogramMetricFamily(metric.name, metric.description, buckets=buckets, sum_value=observed.total)
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     family: CounterMetricFamily | GaugeMetricFamily
-    family = kind(metric.name, metric.description, labels=[metric.label] if metric.label else [])
-    for label, value in metric.values.items():
-        family.add_metric([label] if metric.label else [], value)
+    family = kind(metric.name, metric.description, labels=metric.labels)
+    for values, number in metric.values.items():
+        family.add_metric(values, number)
     return family

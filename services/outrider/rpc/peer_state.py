@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import grpc
 import structlog
 
+from outrider.core.statistics import Traffic
 from outrider.rpc.backoff import doubled
+from outrider.rpc.counted_calls import CountedCalls
 from outrider.rpc.security.peer_channel import PeerChannel, PeerSecurity
 from outrider.rpc.server import CHANNEL_OPTIONS
 
@@ -46,6 +48,10 @@ class PeerState:
         self.last_error = ""
         self.num_shed_tokens = 0
         """Tokens that were to be recorded and were given up."""
+        self.num_reconnects = 0
+        """Streams that were lost, and tried again."""
+        self.traffic = Traffic()
+        """Of all calls."""
         self._channel = PeerChannel(
             address,
             PeerSecurity() if security is None else security,
@@ -61,7 +67,7 @@ class PeerState:
 
     def stub(self, kind: Callable[[grpc.aio.Channel], _Stub]) -> _Stub:
         """A stub for a stream that is opened now, by the certificates and the token of now: not to be kept."""
-        return self._channel.stub(kind)
+        return self._channel.stub(lambda channel: kind(cast(grpc.aio.Channel, CountedCalls(channel, self.traffic))))
 
     def up(self) -> None:
         """It has answered."""

@@ -192,6 +192,7 @@ class Recorder:
                 call.cancel()
             self._take_back()
             attempt += 1
+            self._state.num_reconnects += 1
             await wait_before_retry(attempt)
 
     async def _write(self, call: grpc.aio.StreamStreamCall[pb.RecordRequest, pb.RecordResponse]) -> None:

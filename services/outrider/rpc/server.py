@@ -1,8 +1,9 @@
 """Runs a service: binds, loads, serves, drains.
 
-The order matters to whoever watches: the port is bound and announced first (one line on stdout, `listening
-HOST:PORT`), health says NOT_SERVING while the service loads and while it drains, and SERVING only in between. SIGTERM
-and SIGINT drain: new calls are refused with UNAVAILABLE, running ones may end. A second signal cuts them off.
+The order matters to whoever watches: the ports are bound and announced first (lines on stdout, `listening HOST:PORT`
+before all others), Prometheus may read from then on, health says NOT_SERVING while the service loads and while it
+drains, and SERVING only in between. SIGTERM and SIGINT drain: new calls are refused with UNAVAILABLE, running ones may
+end. A second signal cuts them off.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from outrider.rpc.malformed import MalformedRequests
+from outrider.rpc.metrics import Metrics
 from outrider.rpc.security.certificates import server_credentials
 from outrider.rpc.security.credentials import credential_book
 from outrider.rpc.security.gate import Gate
 from outrider.rpc.security.watched_files import UnusableFile
+from outrider.rpc.service_metrics import ServiceMetrics
 from outrider.rpc.settings import ServiceSettings
 
 log = structlog.get_logger(__name__)
@@ -62,6 +65,9 @@ class Service(Protocol):
     async def load(self) -> None:
         """Gets ready. May take long; runs on the event loop, so heavy work belongs in a thread. Raises CannotLoad."""
 
+    def metrics(self) -> Metrics:
+        """What Prometheus is told now. Called in another thread, between `register` and `close`."""
+
     def drain(self) -> None:
         """New calls are refused from here on."""
 
@@ -98,8 +104,10 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
     reflection.enable_server_reflection((service.name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     address = _bind(server, "--listen", settings.listen, credentials)
     health_server, health_address = _health_server(healthcheck, settings.health_listen)
+    metrics = ServiceMetrics(service.metrics, settings.metrics_listen)
 
     async def set_health(status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        metrics.is_serving = status == health_pb2.HealthCheckResponse.SERVING
         for name in ("", service.name):
             await healthcheck.set(name, status)
 
@@ -109,6 +117,8 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
     if health_server is not None:
         await health_server.start()
         print(f"health {health_address}", flush=True)
+    if metrics.address:
+        print(f"metrics {metrics.address}", flush=True)
     stop = _signals()
     loading = asyncio.create_task(service.load())
     stopping = asyncio.create_task(stop.wait())
@@ -137,6 +147,7 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
         await asyncio.gather(ended, return_exceptions=True)
         if health_server is not None:
             await health_server.stop(0)
+        await asyncio.to_thread(metrics.close)
         await service.close()
         log.info("server.stopped")
 

@@ -40,6 +40,7 @@ class ServiceSettings(ListenSecuritySettings):
     """What every service is told."""
 
     listen: str = Field("127.0.0.1:0", description=LISTEN)
+    metrics_listen: str = Field("", description="Address for Prometheus, HOST:PORT; empty = none.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     log_format: Literal["text", "json"] = Field("text", description="Format of the log on stderr.")
     cpu: str = Field("", description="Cores to run on, like 0 or 2,3; empty = all.")
@@ -53,6 +54,11 @@ class ServiceSettings(ListenSecuritySettings):
     def _listen_is_an_address(cls, value: str) -> str:
         return checked_address(value)
 
+    @field_validator("metrics_listen")
+    @classmethod
+    def _metrics_listen_is_an_address(cls, value: str) -> str:
+        return checked_address(value) if value else value
+
     @field_validator("cpu")
     @classmethod
     def _cpu_is_a_list(cls, value: str) -> str:
@@ -64,17 +70,6 @@ class ServiceSettings(ListenSecuritySettings):
     def cores(self) -> set[int]:
         """The cores of `cpu`; empty = all."""
         return {int(part) for part in self.cpu.split(",")} if self.cpu else set()
-
-
-class MeasuredSettings(ServiceSettings):
-    """What a service with metrics is told."""
-
-    metrics_listen: str = Field("", description="Address for Prometheus, HOST:PORT; empty = none.")
-
-    @field_validator("metrics_listen")
-    @classmethod
-    def _metrics_listen_is_an_address(cls, value: str) -> str:
-        return checked_address(value) if value else value
 
 
 class DialingSettings(ServiceSettings, PeerSecuritySettings):

@@ -170,6 +170,7 @@ class SpeculationStream:
             except InvalidParameter as error:
                 breaker.trip(f"it sent a draft that cannot be one: {error}", GARBAGE_RETRY_S)
             self._lose()
+            self._peer.state.num_reconnects += 1
             self._num_tries += 1
             if self._num_tries > 1:
                 await wait_before_retry(self._num_tries - 1)

@@ -73,6 +73,7 @@ class TierWatch:
             finally:
                 call.cancel()
             attempt += 1
+            self._state.num_reconnects += 1
             await wait_before_retry(attempt)
 
     async def _take_prior(self, piece: pb.PriorPiece) -> None:

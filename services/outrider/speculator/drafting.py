@@ -32,6 +32,7 @@ from outrider.models.ratio import DraftDraw
 from outrider.models.runner import KVCache, Segment
 from outrider.speculator.allowance import Allowance
 from outrider.speculator.claims import Claims
+from outrider.speculator.counts import DraftCounts
 from outrider.speculator.phrases import Phrases
 
 
@@ -58,8 +59,10 @@ class Drafting:
         calibration: Calibration | None = None,
         tiers: TierSource | None = None,
         draft_calibration: DraftCalibration | None = None,
+        counts: DraftCounts | None = None,
     ) -> None:
-        """Both calibrations are those of all sessions; `tiers` are copies of a datastore's, None = there is none."""
+        """Calibrations and counts are those of all sessions; `tiers` are copies of a datastore's, None = there is
+        none."""
         self.spec = spec
         is_sampled = decides_by_ratio(spec.sampling, spec.speculation)
         self._noise = DraftNoise(spec.sampling.seed) if is_sampled else None
@@ -68,6 +71,7 @@ class Drafting:
         self.ranking = spec.sampling if shares_noise else replace(spec.sampling, temperature=0.0)
         self.tree = DraftTree(spec.committed_token_ids, spec.vocab_size)
         self._cache = cache
+        self._counts = counts or DraftCounts()
         self._policy: GrowthPolicy | None = growth_policy(spec.speculation)
         self._claims = Claims(draft_calibration or DraftCalibration(), self.ranking.is_greedy)
         self._tokens_per_round = RunningMean()
@@ -106,7 +110,10 @@ class Drafting:
         self._allowance.begin_round(acknowledged_node_id)
         self._claims.judge(self.tree, token_ids)
         self._phrases.commit(token_ids)
+        num_nodes = self.tree.num_nodes
         num_known = self.tree.commit(token_ids)
+        self._counts.num_committed += num_known
+        self._counts.num_wasted += num_nodes - num_known - self.tree.num_nodes
         self._claims.forget()
         kept = [(node, slot) for node, slot in self._slots.items() if node.state is not NodeState.DEAD]
         self._cache.keep(self._trunk_len, [slot for _, slot in kept])
@@ -243,6 +250,7 @@ class Drafting:
         child = self.tree.add(parent, candidate.token_id, candidate.logprob, Source.DRAFT, candidate.q)
         if child is not None and self.tree.num_nodes > before:
             self._unsent.append(child)
+            self._counts.num_nodes += 1
         return child
 
     def _grow_phrase(self, expansion: Expansion, candidates: Sequence[Sequence[Candidate]]) -> None:

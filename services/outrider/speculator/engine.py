@@ -26,6 +26,7 @@ from outrider.models.loading import LoadedModel
 from outrider.models.ratio import candidates
 from outrider.models.runner import Segment
 from outrider.models.sampler import Sampler
+from outrider.speculator.counts import DraftCounts
 from outrider.speculator.drafting import Drafting, DraftingSpec
 
 log = structlog.get_logger(__name__)
@@ -100,6 +101,7 @@ class Engine:
         self._calibration = Calibration()
         # What is drawn is claimed with its own probability, which says less than that of a token that is ranked first.
         self._claims = {by_ratio: DraftCalibration() for by_ratio in (False, True)}
+        self.counts = DraftCounts()
         self._inbox: queue.SimpleQueue[_Open | _Commit | _Close | _Steer | None] = queue.SimpleQueue()
         self._sessions: dict[str, tuple[Drafting, DraftSink]] = {}
         self._thread = threading.Thread(target=self._run, name="speculator-engine", daemon=True)
@@ -137,17 +139,19 @@ class Engine:
     def _run(self) -> None:
         work: list[_Work] = []
         while self._take_inbox(0.0 if work else self._patience_s()):
+            began = time.perf_counter()
             try:
                 work = self._next_work()
                 if work:
                     self._step(work)
+                    self.counts.busy_s += time.perf_counter() - began
                 elif self._patience_s() is not None:
                     self._warm()
             except Exception:
                 log.exception("engine.step_failed", num_sessions=len(self._sessions))
-                for _, sink in self._sessions.values():
+                for session_id, (_, sink) in list(self._sessions.items()):
                     sink.fail()
-                self._sessions.clear()
+                    self._drop(session_id)
 
     def _patience_s(self) -> float | None:
         """How long to wait for a message when there is nothing to grow; None = for ever."""
@@ -177,7 +181,7 @@ class Engine:
 
     def _apply(self, message: _Open | _Commit | _Close | _Steer) -> None:
         if isinstance(message, _Close):
-            self._sessions.pop(message.session_id, None)
+            self._drop(message.session_id)
             return
         if isinstance(message, _Open):
             session_id, sink = message.spec.session_id, message.sink
@@ -193,22 +197,33 @@ class Engine:
         except Exception:
             # What came in for one session is no reason to lose the others.
             log.exception("engine.session_failed", session_id=session_id)
-            self._sessions.pop(session_id, None)
+            self._drop(session_id)
             sink.fail()
 
     def _open(self, message: _Open) -> None:
         cache = self._runner.new_cache(len(message.spec.committed_token_ids) + 64)
         claims = self._claims[decides_by_ratio(message.spec.sampling, message.spec.speculation)]
-        drafting = Drafting(message.spec, cache, self._max_context_len, self._calibration, self._tiers, claims)
+        drafting = Drafting(
+            message.spec, cache, self._max_context_len, self._calibration, self._tiers, claims, self.counts
+        )
         self._sessions[message.spec.session_id] = (drafting, message.sink)
+        self.counts.num_opened += 1
+        self.counts.num_resyncs += len(message.spec.committed_token_ids) > message.spec.num_prompt_tokens
+
+    def _drop(self, session_id: str) -> None:
+        """Forgets a session, if it is there."""
+        drafting, _ = self._sessions.pop(session_id, (None, None))
+        if drafting is not None:
+            self.counts.num_wasted += drafting.tree.num_nodes
 
     def _tell(self, message: _Commit | _Steer, drafting: Drafting, sink: DraftSink) -> None:
         if isinstance(message, _Steer):
             drafting.steer(message.steering)
         else:
             drafting.commit(message.token_ids, message.acknowledged_node_id)
+            self.counts.num_commits += 1
             # What a commit makes into nodes without a forward.
-            _send(drafting, sink)
+            self._send(drafting, sink)
 
     def _next_work(self) -> list[_Work]:
         work = []
@@ -237,6 +252,7 @@ class Engine:
             max((expansion.num_children for _, expansion in drawing), default=1),
         )
         forward_us = (time.perf_counter() - started) * 1e6
+        self.counts.steps.add(forward_us / 1e6)
         row = 0
         for (drafting, sink, expansion), segment in zip(work, segments, strict=True):
             if not segment.num_logits:
@@ -244,11 +260,15 @@ class Engine:
             children = [row_found[: expansion.num_children] for row_found in found[row : row + segment.num_logits]]
             row += segment.num_logits
             drafting.grow(expansion, children, forward_us)
-            _send(drafting, sink)
+            self._send(drafting, sink)
 
-
-def _send(drafting: Drafting, sink: DraftSink) -> None:
-    """Sends the nodes that are worth a message."""
-    message = drafting.take_message(is_idle=drafting.next_expansion() is None)
-    if message is not None:
-        sink.send(*message)
+    def _send(self, drafting: Drafting, sink: DraftSink) -> None:
+        """Sends the nodes that are worth a message."""
+        message = drafting.take_message(is_idle=drafting.next_expansion() is None)
+        if message is None:
+            return
+        draft, cost = message
+        self.counts.num_messages += 1
+        self.counts.num_sent += len(draft.token_ids)
+        self.counts.retrieval_s += cost.retrieval_us / 1e6
+        sink.send(draft, cost)

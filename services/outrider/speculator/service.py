@@ -10,6 +10,8 @@ from outrider.core.params import RetrievalScope
 from outrider.models.loading import LoadedModel, UnknownModel, load_model
 from outrider.models.runner import UnsupportedModel
 from outrider.models.threads import set_num_threads
+from outrider.rpc.metrics import Metrics, build_info
+from outrider.rpc.peer_metrics import read_peers
 from outrider.rpc.retrieval import DatastorePeer
 from outrider.rpc.security.quotas import Quotas
 from outrider.rpc.server import CannotLoad
@@ -62,6 +64,13 @@ class SpeculatorService:
         settings = self._settings
         set_num_threads(settings.num_threads or len(settings.cores))
         return load_model(settings.model, dtype=settings.dtype, device=settings.device)
+
+    def metrics(self) -> Metrics:
+        """See `outrider.speculator.metrics`."""
+        settings = self._settings
+        yield build_info("speculator", model=settings.model, dtype=settings.dtype, device=settings.device)
+        yield from self._servicer.metrics()
+        yield from read_peers([] if self._datastore is None else [self._datastore.state])
 
     def drain(self) -> None:
         """Refuses new sessions."""

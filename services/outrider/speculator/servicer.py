@@ -27,11 +27,13 @@ from outrider.rpc.errors import (
 )
 from outrider.rpc.handshake import check_handshake, model_info
 from outrider.rpc.limits import SpeculationLimits
+from outrider.rpc.metrics import Metrics
 from outrider.rpc.security.callers import name_of_caller
 from outrider.rpc.security.quotas import Quotas
 from outrider.rpc.steering import DRAFTED, check_drafted, steering_from_proto
 from outrider.speculator.drafting import DraftingSpec
 from outrider.speculator.engine import Engine
+from outrider.speculator.metrics import read_drafts
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc
 from outrider.version import __version__
 
@@ -145,6 +147,11 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
     def drain(self) -> None:
         """Refuses new sessions from here on."""
         self._is_draining = True
+
+    def metrics(self) -> Metrics:
+        """What was counted since the start; nothing while the model loads. May be called in any thread."""
+        if self._engine is not None:
+            yield from read_drafts(self._engine.counts, self._engine.num_sessions)
 
     def _loaded(self) -> tuple[LoadedModel, Engine]:
         if self._model is None or self._engine is None or self._is_draining:

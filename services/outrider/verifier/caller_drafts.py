@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from outrider.core.params import InvalidParameter, check
+from outrider.core.statistics import Traffic
 from outrider.core.tree import DraftCost
 from outrider.models.loading import LoadedModel
 from outrider.rpc.convert import draft_from_proto, last_node_id
@@ -42,10 +43,11 @@ async def opening_of(
 class CallerDrafts:
     """The later messages of one call, read in a task of their own."""
 
-    def __init__(self, generation: Generation, limit: DraftLimit) -> None:
+    def __init__(self, generation: Generation, limit: DraftLimit, traffics: Sequence[Traffic]) -> None:
+        """`traffics`: where the bytes that arrive are counted."""
         self.last_node_id = 0
         """The latest node that has arrived."""
-        self._generation, self._limit = generation, limit
+        self._generation, self._limit, self._traffics = generation, limit, traffics
 
     async def read(self, requests: AsyncIterator[verifier_pb2.CollaborateRequest]) -> None:
         """Until the caller half-closes or says something wrong. Not faster than the engine takes drafts in."""
@@ -63,9 +65,15 @@ class CallerDrafts:
         else:
             self._generation.on_detached()
 
+    def count(self, message: verifier_pb2.CollaborateRequest | verifier_pb2.CollaborateOpen) -> None:
+        """A message has arrived."""
+        num_bytes = message.ByteSize()
+        for traffic in self._traffics:
+            traffic.num_bytes_received += num_bytes
+
     def _take(self, request: verifier_pb2.CollaborateRequest) -> int:
         """Returns what it weighs."""
-        self._generation.traffic.num_bytes_received += request.ByteSize()
+        self.count(request)
         if request.WhichOneof("event") != "draft":
             raise InvalidArgument("event", "must be draft after the first message")
         self.last_node_id = last_node_id(request.draft)

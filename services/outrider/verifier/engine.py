@@ -25,8 +25,10 @@ from outrider.core.tree import Draft, DraftCost
 from outrider.models.loading import LoadedModel
 from outrider.models.ratio import Round, emitted
 from outrider.models.sampler import Sampler
-from outrider.verifier.job import GenerationSink, Job, Wishes
+from outrider.verifier.counts import RoundCounts
+from outrider.verifier.job import Job
 from outrider.verifier.pace import Pace
+from outrider.verifier.sink import GenerationSink, Wishes
 
 log = structlog.get_logger(__name__)
 
@@ -123,6 +125,17 @@ class Engine:
     def cancel(self, session_id: str) -> None:
         """Ends a generation; its sink hears nothing more, but for what is on its way."""
         self._inbox.put(partial(self._cancel, session_id))
+
+    @property
+    def counts(self) -> RoundCounts:
+        """What was counted since the start."""
+        return self._pace.counts
+
+    @property
+    def kv_cache_use(self) -> tuple[int, int]:
+        """Of all sessions: slots with a token's keys and values, and the memory held for them in bytes."""
+        caches = [job.cache for job in list(self._jobs.values())]
+        return sum(cache.length for cache in caches), sum(cache.num_bytes for cache in caches)
 
     @property
     def num_sessions(self) -> int:
@@ -231,6 +244,9 @@ class Engine:
         self._take_inbox(0.0)
         now = time.perf_counter()
         num_rows = sum(len(segment.token_ids) for segment in segments)
+        if drawing:
+            self.counts.forwards.add(forward_ms / 1e3)
+            self.counts.num_rows += num_rows
         if len(drawing) == len(jobs) and num_rows < 2 * self._max_rows:
             self._pace.forward_ms.add(forward_ms)
             self._pace.forward_times.observe(num_rows, forward_ms)

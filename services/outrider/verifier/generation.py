@@ -19,7 +19,7 @@ from outrider.rpc.retrieval import DatastorePeer, RetrievalStream
 from outrider.rpc.speculator_peer import SpeculationSpec, SpeculationStream, SpeculatorPeer
 from outrider.verifier.continuations import Question
 from outrider.verifier.engine import Engine
-from outrider.verifier.job import Wishes
+from outrider.verifier.sink import Wishes
 
 HIGH_WATER = 64
 """Verdicts that a slow reader may be behind before its generation pauses."""

@@ -4,8 +4,6 @@ thread."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from outrider.core.ngrams import Continuation
 from outrider.core.params import Source
@@ -13,39 +11,17 @@ from outrider.core.patience import DraftPace, Waiting, patience_ms, waiting_of
 from outrider.core.retrieval import TierSource
 from outrider.core.retrieval_plan import target_plan
 from outrider.core.session import Session, SessionSpec, Verdict
-from outrider.core.statistics import RoundTime, RunningMean, Statistics
-from outrider.core.steering import Steering
+from outrider.core.statistics import RoundTime, RunningMean
 from outrider.core.stream_nodes import StreamNodes
 from outrider.core.tree import Draft, DraftCost, Node, TokenId
 from outrider.models.runner import KVCache, Segment
 from outrider.verifier.continuations import Continuations, Question
+from outrider.verifier.fallback import Fallback, why_nothing
 from outrider.verifier.pace import Pace
 from outrider.verifier.pilot import Pilot
 from outrider.verifier.segments import segment_of
 from outrider.verifier.selection import is_worth_verifying, select
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a generation wants of its peers after a round."""
-
-    question: Question | None = None
-    """For the datastore."""
-    steering: Steering | None = None
-    """For the speculator."""
-
-
-class GenerationSink(Protocol):
-    """Where a generation's events go. Called on the event loop."""
-
-    def on_verdict(self, verdict: Verdict, statistics: Statistics, wishes: Wishes) -> None:
-        """A round is over. The last verdict has a finish reason; only then may the statistics be read."""
-
-    def on_question(self, question: Question) -> None:
-        """The datastore's last answer raises another question."""
-
-    def on_failure(self) -> None:
-        """The engine could not go on; its log says why."""
+from outrider.verifier.sink import GenerationSink, Wishes
 
 
 class Job:
@@ -67,11 +43,12 @@ class Job:
         self.session = Session(spec)
         self.sink = sink
         self.is_paused = False
-        self._cache = cache
+        self.cache = cache
         self._pace = pace
         self._stream_nodes = StreamNodes(self.session.tree)
         self._pilot = Pilot(spec.speculation, spec.sampling.temperature, pace.experience, pace.number_session())
-        self._is_attached = has_drafter and spec.speculation.method.has_draft_model
+        self._has_drafter = has_drafter and spec.speculation.method.has_draft_model
+        self._is_attached = self._has_drafter
         self._pilot.set_attached(self._is_attached)
         plan = target_plan(spec.speculation)
         self._continuations = None if plan is None else Continuations(self.session, plan, pace, tiers)
@@ -84,6 +61,8 @@ class Job:
         self._misses: dict[int, float] = {}
         """When those commits were made that left nothing to verify and that no draft has answered, by base_len."""
         self._has_drafted = False
+        self._fallback: Fallback | None = None
+        """Why this round verifies nothing; None = it does, or nothing was wanted."""
         self.ready_since: float | None = None
         self.nodes: list[Node] = []
         """What the next round verifies: a chain, or a sub-tree, the most probable path first."""
@@ -105,6 +84,7 @@ class Job:
         self._is_attached = False
         self._pilot.set_attached(False)
         self.session.statistics.num_speculator_losses += 1
+        self._pace.counts.num_speculator_losses += 1
         self.session.statistics.degraded = True
 
     def add_draft(self, draft: Draft, cost: DraftCost, now: float) -> None:
@@ -121,6 +101,7 @@ class Job:
             self._pace.speculator_ms.add(latency_ms)
             self._pace.draft_forward_ms.add(cost.forward_us / 1e3)
             statistics.draft_latencies_ms.append(latency_ms)
+            self._pace.counts.draft_latencies.add(latency_ms / 1e3)
             statistics.draft_forwards_ms.append(cost.forward_us / 1e3)
             statistics.draft_retrievals_ms.append(cost.retrieval_us / 1e3)
         self._has_drafted = True
@@ -178,7 +159,7 @@ class Job:
     @property
     def is_prefilling(self) -> bool:
         """Whether more of the prompt is missing than goes into a round."""
-        return len(self.session.committed) - self._cache.length > 64
+        return len(self.session.committed) - self.cache.length > 64
 
     @property
     def deadline(self) -> float:
@@ -213,13 +194,15 @@ class Job:
     def segment(self, max_prefill_rows: int, max_num_nodes: int) -> Segment:
         """The rows of this round: what is committed but not in the cache yet, then the nodes. A long prompt comes in
         pieces."""
-        pending = list(self.session.committed[self._cache.length :])
+        pending = list(self.session.committed[self.cache.length :])
         if self.is_prefilling and len(pending) > max_prefill_rows:
-            return Segment(self._cache, pending[:max_prefill_rows], num_logits=0)
+            return Segment(self.cache, pending[:max_prefill_rows], num_logits=0)
         if self.is_prefilling:
             self.nodes = self._next_nodes()
+        is_crowded_out = bool(self.nodes) and not max_num_nodes
         self.nodes = self.nodes[:max_num_nodes]
-        return segment_of(self._cache, pending, self.nodes)
+        self._fallback = self._why_nothing(is_crowded_out=is_crowded_out)
+        return segment_of(self.cache, pending, self.nodes)
 
     def apply(self, draws: Sequence[TokenId], forward_ms: float, started: float, now: float) -> Verdict:
         """Takes the target's draws in; commits; decides how long the next chain may be waited for."""
@@ -230,9 +213,9 @@ class Job:
                 self._num_timeouts += 1
             elif self._continuations is not None:
                 self._continuations.time_out()
-        length = len(session.committed)
+        length, num_hits = len(session.committed), session.statistics.num_hits
         verdict = session.apply(nodes, draws)
-        self._cache.keep(length, [length + row - 1 for row in verdict.accepted_rows])
+        self.cache.keep(length, [length + row - 1 for row in verdict.accepted_rows])
         if nodes and (nodes[0].source is Source.DRAFT or not self._is_drafting):
             self._accepted_per_chain.add(verdict.num_accepted)
         self._learn(verdict)
@@ -242,11 +225,28 @@ class Job:
         if is_typical:
             self._pace.overhead_ms.add(times.overhead_ms)
         session.statistics.round_times.append(times)
+        is_hit = session.statistics.num_hits > num_hits
+        self._pace.counts.add_round(session.spec, self._pilot.way.method, verdict, self._fallback, is_hit=is_hit)
+        self._pace.counts.add_times(times, is_first=not is_typical, has_waited=self._waiting_since is not None)
         self._pilot.observe(len(verdict.token_ids), times.round_ms, is_typical=is_typical)
         if verdict.finish_reason is not None:
             session.statistics.decisions = self._pilot.decisions
         self._begin_round(now)
         return verdict
+
+    def _why_nothing(self, *, is_crowded_out: bool) -> Fallback | None:
+        if self.nodes or self.session.max_chain_len < 1:
+            return None
+        if is_crowded_out:
+            return Fallback.LOAD
+        return why_nothing(
+            self._pilot.way,
+            has_drafter=self._has_drafter,
+            is_attached=self._is_attached,
+            has_drafted=self._has_drafted,
+            is_answered=self._is_answered,
+            was_awaited=self._waiting_since is not None,
+        )
 
     def _begin_round(self, now: float) -> None:
         """A round is over, the next one begins: what is known here continues the commit at once."""

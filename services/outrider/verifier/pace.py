@@ -6,6 +6,7 @@ from outrider.core.calibration import Calibration
 from outrider.core.experience import Experience
 from outrider.core.rows import ForwardTimes
 from outrider.core.statistics import RunningMean
+from outrider.verifier.counts import RoundCounts
 
 
 class Pace:
@@ -29,6 +30,7 @@ class Pace:
         self.answer_value = RunningMean(0.1)
         """Tokens of its answer that the target says."""
         self.retrieval = Calibration()
+        self.counts = RoundCounts()
         self.num_sessions = 0
         """Sessions that share the forwards now."""
         self._num_opened = 0

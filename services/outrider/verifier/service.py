@@ -15,6 +15,7 @@ from outrider.models.runner import UnsupportedModel
 from outrider.models.text import TextCodec
 from outrider.models.threads import set_num_threads
 from outrider.rpc.limits import SpeculationLimits
+from outrider.rpc.metrics import Metrics, build_info
 from outrider.rpc.retrieval import DatastorePeer
 from outrider.rpc.security.quotas import Quotas
 from outrider.rpc.server import CannotLoad
@@ -96,6 +97,12 @@ class VerifierService:
         return model, measure_forward(
             model.runner, MEASURED_ROWS, context=min(200, model.max_context_len // 2), num_repeats=7
         )
+
+    def metrics(self) -> Metrics:
+        """See `outrider.verifier.metrics`."""
+        settings = self._settings
+        yield build_info("verifier", model=settings.model, dtype=settings.dtype, device=settings.device)
+        yield from self._servicer.metrics()
 
     def drain(self) -> None:
         """Refuses new sessions."""

@@ -21,8 +21,10 @@ from outrider.rpc.convert import token_ids_from_proto
 from outrider.rpc.convert_speculation import METHODS_TO_PROTO
 from outrider.rpc.draft_limit import MAX_NODES_PER_S, DraftLimit
 from outrider.rpc.errors import DeadlineExceeded, ResourceExhausted, Unavailable, rpc_errors
+from outrider.rpc.generation_calls import GenerationCall, GenerationCalls
 from outrider.rpc.handshake import model_info
 from outrider.rpc.large_requests import beside_the_loop
+from outrider.rpc.metrics import Metrics
 from outrider.rpc.peer_state import PeerState
 from outrider.rpc.retrieval import DatastorePeer
 from outrider.rpc.security.callers import current_caller, name_of_caller
@@ -33,9 +35,11 @@ from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 from outrider.verifier import events
 from outrider.verifier.admission import Limits, missing_peer, prompt_token_ids, session_spec
 from outrider.verifier.caller_drafts import CallerDrafts, opening_of
+from outrider.verifier.counts import SessionCounts
 from outrider.verifier.engine import Engine
 from outrider.verifier.events import Event
 from outrider.verifier.generation import Generation
+from outrider.verifier.metrics import read_engine, read_sessions
 from outrider.version import __version__
 
 log = structlog.get_logger(__name__)
@@ -76,6 +80,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self._serving: Serving | None = None
         self._is_draining = False
         self.num_sessions = 0
+        self.calls = GenerationCalls()
+        self.counts = SessionCounts()
 
     def ready(self, serving: Serving) -> None:
         """The model is loaded."""
@@ -84,6 +90,14 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     def drain(self) -> None:
         """Refuses new sessions from here on."""
         self._is_draining = True
+
+    def metrics(self) -> Metrics:
+        """What was counted since the start. May be called in any thread."""
+        serving = self._serving
+        peers = () if serving is None else (serving.speculator, serving.datastore)
+        yield from read_sessions(self.calls, self.counts, [peer.state for peer in peers if peer is not None])
+        if serving is not None:
+            yield from read_engine(serving.engine, serving.limits.speculation.max_num_speculative_tokens)
 
     def _ready(self) -> Serving:
         if self._is_draining:
@@ -94,16 +108,17 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     async def Generate(self, request: verifier_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
         """One generation; the speculator and the datastore of this server draft."""
-        with rpc_errors(context), self._session(context) as quota:
+        with self.calls.call(context) as call, rpc_errors(context), self._session(context) as quota:
             serving = self._ready()
             spec = await _session_spec(request, serving, brings_drafts=False)
             generation = self._admit(spec, serving, serving.speculator)
+            call.admit()
 
             def write(event: Event) -> Awaitable[None]:
                 return context.write(events.generate_response(event))
 
             try:
-                await self._stream(generation, serving, quota, write)
+                await self._stream(generation, serving, quota, call, write)
             finally:
                 self._dismiss(generation)
 
@@ -111,10 +126,10 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self, requests: AsyncIterator[verifier_pb2.CollaborateRequest], context: Context
     ) -> None:
         """One generation; the caller drafts."""
-        with rpc_errors(context):
+        with self.calls.call(context) as call, rpc_errors(context):
             opening = await opening_of(requests, self._ready().model)
             with self._session(context) as quota:
-                await self._collaborate(opening, requests, context, quota)
+                await self._collaborate(opening, requests, context, quota, call)
 
     async def _collaborate(
         self,
@@ -122,21 +137,28 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         requests: AsyncIterator[verifier_pb2.CollaborateRequest],
         context: Context,
         quota: TenantQuota,
+        call: GenerationCall,
     ) -> None:
         serving = self._ready()
         spec = await _session_spec(opening.request, serving, brings_drafts=True)
         generation = self._admit(spec, serving, None, brings_drafts=True)
-        generation.traffic.num_bytes_received = opening.ByteSize()
-        drafts = CallerDrafts(generation, DraftLimit(self._max_draft_nodes_per_s, spec.session_id))
+        call.admit()
+        traffics = generation.traffic, self.counts.caller_traffic
+        drafts = CallerDrafts(generation, DraftLimit(self._max_draft_nodes_per_s, spec.session_id), traffics)
+        drafts.count(opening)
         reader = asyncio.create_task(drafts.read(requests))
 
         def write(event: Event) -> Awaitable[None]:
             response = events.collaborate_response(event)
-            generation.traffic.num_bytes_sent += response.ByteSize()
+            num_bytes = response.ByteSize()
+            for traffic in traffics:
+                traffic.num_bytes_sent += num_bytes
             return context.write(response)
 
         try:
-            await self._stream(generation, serving, quota, write, drafts, shows_prompt=opening.wants_prompt_token_ids)
+            await self._stream(
+                generation, serving, quota, call, write, drafts, shows_prompt=opening.wants_prompt_token_ids
+            )
         finally:
             reader.cancel()
             self._dismiss(generation)
@@ -152,6 +174,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         if self.num_sessions >= self._max_num_sessions:
             raise ResourceExhausted(f"the verifier has all {self._max_num_sessions} sessions in use")
         self.num_sessions += 1
+        self.counts.begin(spec)
         log.info(
             "session.started",
             session_id=spec.session_id,
@@ -173,6 +196,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         generation: Generation,
         serving: Serving,
         quota: TenantQuota,
+        call: GenerationCall,
         write: Callable[[Event], Awaitable[None]],
         drafts: CallerDrafts | None = None,
         *,
@@ -187,6 +211,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 await self._write(write, steering_to_proto(event))
                 continue
             quota.charge(len(event.token_ids))
+            call.chunk(len(event.token_ids))
             piece = text.step(event.token_ids)
             if event.token_ids:
                 acknowledged_node_id = 0 if drafts is None else drafts.last_node_id
@@ -195,7 +220,10 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 # A message of its own: whoever resumes behind it knows that this text has come.
                 if rest := text.finish():
                     await self._write(write, verifier_pb2.Chunk(text=rest))
-                await self._write(write, events.finished(generation, event))
+                finished = events.finished(generation, event)
+                self.counts.end(generation.statistics)
+                await self._write(write, finished)
+                call.finish(finished.reason)
 
     async def _write(self, write: Callable[[Event], Awaitable[None]], event: Event) -> None:
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 import structlog
 
@@ -37,6 +38,14 @@ class WatchedFiles(Generic[_T]):
             self._value = self._read()
         except (OSError, ValueError) as error:
             raise UnusableFile(f"{flag}: {_reason(error)}") from None
+        self._is_unusable = False
+        with _watching:
+            _watched.add(self)
+
+    def is_unusable(self) -> bool:
+        """Whether the files are now such that an older version is used."""
+        self.current()
+        return self._is_unusable
 
     def current(self) -> _T:
         """The value; the same object as long as no file has changed."""
@@ -51,13 +60,14 @@ class WatchedFiles(Generic[_T]):
             if signature != self._seen:
                 try:
                     self._value = self._read()
-                    self._seen = signature
+                    self._seen, self._is_unusable = signature, False
                     log.info("files.changed", flag=self._flag)
                 except (OSError, ValueError) as error:
                     self._changed(signature, error)
             return self._value
 
     def _changed(self, signature: Signature, error: Exception) -> None:
+        self._is_unusable = True
         if signature != self._seen:
             self._seen = signature
             log.error(
@@ -70,6 +80,21 @@ class WatchedFiles(Generic[_T]):
 
     def _read(self) -> _T:
         return self._make([path.read_bytes() for path in self._paths])
+
+
+_watched: WeakSet[WatchedFiles[Any]] = WeakSet()
+_watching = threading.Lock()
+
+
+def unusable_flags() -> dict[str, bool]:
+    """By flag, for all files of this process that are watched: whether an older version is used, as the files now are
+    no good."""
+    with _watching:
+        watched = list(_watched)
+    found: dict[str, bool] = {}
+    for files in watched:
+        found[files._flag] = found.get(files._flag, False) or files.is_unusable()
+    return found
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,139 @@
+"""What real services tell Prometheus, after they have worked: what dashboards and alerts may ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import urllib.request
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from outrider.datastore.service import DatastoreService
+from outrider.datastore.settings import DatastoreSettings
+from outrider.edge.service import EdgeService
+from outrider.edge.settings import EdgeSettings
+from outrider.rpc.security.watched_files import WatchedFiles
+from outrider.rpc.server import Service
+from outrider.rpc.service_metrics import ServiceMetrics
+from outrider.speculator.service import SpeculatorService
+from outrider.speculator.settings import SpeculatorSettings
+from outrider.verifier.service import VerifierService
+from outrider.verifier.settings import VerifierSettings
+from outrider_client.client import Client
+from outrider_client.local_redis import running_redis
+
+ANY = "127.0.0.1:0"
+PROMPT = "def add(a, b):\n"
+SCRAPED = frozenset({"job", "instance", "namespace", "pod", "container", "service", "endpoint"})
+"""Labels that Prometheus adds to everything that it scrapes in a cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A metric as a service exports it."""
+
+    kind: str
+    description: str
+    series: Mapping[str, frozenset[str]]
+    """Labels by the name of the series: with _bucket, _count, _sum for a histogram."""
+    values: Mapping[str, frozenset[str]]
+    """Values of each label."""
+
+
+@cache
+def exported() -> dict[str, dict[str, Family]]:
+    """By service, by the name of the metric. Runs them once for all tests of the process."""
+    with TemporaryDirectory() as folder:
+        texts = asyncio.run(_run(Path(folder)))
+    return {service: _families(text) for service, text in texts.items()}
+
+
+def all_series() -> dict[str, frozenset[str]]:
+    """The labels of every series that some service exports, by its name."""
+    return {
+        name: labels
+        for families in exported().values()
+        for family in families.values()
+        for name, labels in family.series.items()
+    }
+
+
+async def _run(folder: Path) -> dict[str, str]:
+    """All services, some work for each, and what they say then."""
+    file = folder / "file"
+    file.write_bytes(b"1")
+    watched = WatchedFiles("--tls-cert, --tls-key", [file], b"".join)
+    async with AsyncExitStack() as stack:
+        redis_url = stack.enter_context(running_redis(folder))
+        datastore = DatastoreService(DatastoreSettings(redis_url=redis_url, lookup_timeout_ms=5000))
+        store, store_metrics = await stack.enter_async_context(_running(datastore))
+        speculator = SpeculatorService(SpeculatorSettings(datastore=store))
+        drafts, draft_metrics = await stack.enter_async_context(_running(speculator))
+        verifier = VerifierService(VerifierSettings(dtype="float32", speculator=drafts, datastore=store))
+        target, target_metrics = await stack.enter_async_context(_running(verifier))
+        loaded = asyncio.Event()
+        edge = EdgeService(EdgeSettings(upstream=target), loaded.set)
+        near, edge_metrics = await stack.enter_async_context(_running(edge))
+        await loaded.wait()
+        for address, methods in ((target, ("off", "best-first", "retrieval", "auto")), (near, ("pearl",))):
+            async with Client(address) as client:
+                for method in methods:
+                    await client.complete(PROMPT, max_tokens=24, ignore_eos=True, method=method)
+        read = {
+            "datastore": store_metrics,
+            "speculator": draft_metrics,
+            "verifier": target_metrics,
+            "edge": edge_metrics,
+        }
+        texts = {name: await asyncio.to_thread(_scrape, address) for name, address in read.items()}
+    assert watched.current() == b"1"
+    return texts
+
+
+@asynccontextmanager
+async def _running(service: Service) -> AsyncIterator[tuple[str, str]]:
+    """Its address, and that of its metrics."""
+    server = grpc.aio.server()
+    service.register(server)
+    port = server.add_insecure_port(ANY)
+    metrics = ServiceMetrics(service.metrics, ANY)
+    await server.start()
+    try:
+        await service.load()
+        yield f"127.0.0.1:{port}", metrics.address
+    finally:
+        await server.stop(0)
+        await asyncio.to_thread(metrics.close)
+        await service.close()
+
+
+def _scrape(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+        text: str = response.read().decode()
+    return text
+
+
+def _families(text: str) -> dict[str, Family]:
+    found = {}
+    for family in text_string_to_metric_families(text):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        series: dict[str, frozenset[str]] = {}
+        values: dict[str, frozenset[str]] = {}
+        for sample in family.samples:
+            series[sample.name] = series.get(sample.name, frozenset()) | sample.labels.keys()
+            for label, value in sample.labels.items():
+                values[label] = values.get(label, frozenset()) | {value}
+        found[name] = Family(family.type, family.documentation, series, values)
+    return found
+
+
+def unknown_names(text: str, known: Sequence[str]) -> set[str]:
+    """Words of a text that look like our metrics and are none of these."""
+    return set(re.findall(r"\boutrider_[a-z0-9_]+", text)) - set(known)

@@ -1,0 +1,42 @@
+"""Every metric of every service is one that Prometheus and its users understand."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.deploy.exported import exported
+
+SERVICES = ("verifier", "speculator", "datastore", "edge")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("service", SERVICES)
+def test_metrics_have_descriptions_and_names_by_the_rules(service: str) -> None:
+    for name, family in exported()[service].items():
+        assert len(family.description) > 5, name
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", name)
+        assert (family.kind == "counter") == name.endswith("_total"), name
+        # Units are the base ones, and in the names.
+        assert not re.search(r"_(ms|milliseconds|us|microseconds|mb|megabytes|kb|percent)(_|$)", name), name
+        if name.startswith("outrider_"):
+            assert family.series, f"{name}: nothing is exported"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_says_what_it_is_and_how_its_process_is(service: str) -> None:
+    families = exported()[service]
+    assert families["outrider_build_info"].values["service"] == {service}
+    assert {"process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds"} <= families.keys()
+    assert {"outrider_serving", "outrider_files_unusable"} <= families.keys()
+
+
+@pytest.mark.slow
+def test_a_name_means_the_same_in_all_services() -> None:
+    seen: dict[str, tuple[str, str]] = {}
+    for families in exported().values():
+        for name, family in families.items():
+            meaning = (family.kind, family.description)
+            assert seen.setdefault(name, meaning) == meaning, name

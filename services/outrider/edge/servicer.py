@@ -16,6 +16,7 @@ from outrider.edge.relay import Relay
 from outrider.edge.upstream import Upstreams
 from outrider.rpc.convert_speculation import METHODS_TO_PROTO
 from outrider.rpc.errors import DeadlineExceeded, Unavailable, Unimplemented, rpc_errors
+from outrider.rpc.tracing import GENERATE, traced_call
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 
 log = structlog.get_logger(__name__)
@@ -44,7 +45,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     async def Generate(self, request: verifier_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
         """One generation; the cloud decides, this edge drafts."""
-        with _passed_on(context):
+        with traced_call(GENERATE, context), _passed_on(context):
             self._check_serving()
             self.num_sessions += 1
 

@@ -187,11 +187,9 @@ class Tracer:
         return self._api.set_span_in_context(span, self._nowhere)
 
     def place_of(self, metadata: Sequence[tuple[str, str | bytes]]) -> Context:
-        """Where a caller says that it is. A `traceparent` that is malformed, or one of several, says nothing: so W3C
-        has it."""
+        """Where a caller says that it is. A malformed `traceparent` says nothing: so W3C has it."""
         said = {key: value for key, value in metadata if key in ("traceparent", "tracestate")}
-        traceparent = said.get("traceparent", "")
-        if len(traceparent) > MAX_TRACEPARENT_LEN or sum(key == "traceparent" for key, _ in metadata) != 1:
+        if len(said.get("traceparent", "")) > MAX_TRACEPARENT_LEN:
             return self._nowhere
         return self._propagator.extract(said, self._nowhere)
 

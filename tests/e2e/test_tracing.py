@@ -30,11 +30,8 @@ from tests.collector import SOON, Collector, Seen, running_collector
 
 pytestmark = pytest.mark.slow
 
-PROMPT, TOKEN, PASSWORD = (
-    "def unlikely_name_of_a_function(a, b):",
-    "token-nobody-shall-see",
-    "password-nobody-shall-see",
-)
+PROMPT = "def unlikely_name_of_a_function(a, b):"
+TOKEN, PASSWORD = "token-nobody-shall-see", "password-nobody-shall-see"
 REDIS_LOOKUP, REDIS_RECORD = "FCALL_RO outrider_lookup_2", "FCALL outrider_record_2"
 OPTIONS = {"max_tokens": 48, "method": "double", "temperature": 0.7, "seed": 7, "ignore_eos": True}
 INTERNAL, SERVER, CLIENT = 1, 2, 3
@@ -233,11 +230,8 @@ async def test_an_edge_passes_the_trace_on_to_the_cloud(
         spans = [span for span in spans if span.trace_id == trace_id]
     at_edge, sent_up = only(spans, GENERATE, SERVER), only(spans, COLLABORATE, CLIENT)
     in_cloud = only(spans, COLLABORATE, SERVER)
-    assert [at_edge.service, sent_up.service, in_cloud.service] == [
-        "outrider-edge",
-        "outrider-edge",
-        "outrider-verifier",
-    ]
+    assert at_edge.service == sent_up.service == "outrider-edge"
+    assert in_cloud.service == "outrider-verifier"
     assert at_edge.parent_id == only(spans, "text_completion", CLIENT).span_id
     assert sent_up.parent_id == at_edge.span_id
     assert in_cloud.parent_id == sent_up.span_id

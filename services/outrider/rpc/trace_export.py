@@ -45,10 +45,7 @@ class TraceExport:
         )
         self._exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
-        self._logger = logging.getLogger("opentelemetry")
-        self._complaints = _Complaints()
-        self._logger.addHandler(self._complaints)
-        self._logger.propagate = False
+        _complain_here()
         use_tracer(Tracer(self._provider.get_tracer("outrider", __version__)))
 
     def stop(self) -> None:
@@ -61,7 +58,6 @@ class TraceExport:
         if flushing.is_alive():
             log.warning("traces.not_sent", reason=f"the collector did not take them within {FLUSH_TIMEOUT_S:g} s")
             self._exporter.shutdown(timeout_millis=0)
-        self._logger.removeHandler(self._complaints)
 
 
 class _Complaints(logging.Handler):
@@ -79,6 +75,11 @@ class _Complaints(logging.Handler):
             return
         log.warning("traces.trouble", reason=record.getMessage(), num_unsaid=self._num_unsaid)
         self._said_at, self._num_unsaid = now, 0
+
+
+def _complain_here() -> None:
+    logger = logging.getLogger("opentelemetry")
+    logger.handlers, logger.propagate = [_Complaints()], False
 
 
 def start_traces(service: str, settings: ServiceSettings) -> TraceExport | None:

@@ -43,6 +43,7 @@ HOMES = {
     "hiredis": ("services/outrider/datastore/",),
     "pydivsufsort": ("services/outrider/datastore/",),
     "prometheus_client": ("services/outrider/rpc/metrics.py",),
+    "opentelemetry": ("services/outrider/rpc/tracing.py", "services/outrider/rpc/trace_export.py"),
     "typer": ("clients/outrider_client/",),
     "matplotlib": ("clients/outrider_client/bench/",),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar, Unpack
 
@@ -53,6 +54,7 @@ class BlockingGeneration(Transcript):
         """Ends the work on all servers within one round. A pending or later read raises Cancelled. Idempotent."""
         self._cancelled.set()
         self._call.cancel()
+        self._course.trace.cancel()
 
     def close(self) -> None:
         """As `cancel`; nothing happens to a generation that has finished."""
@@ -147,7 +149,7 @@ class BlockingClient:
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> BlockingGeneration:
         """Starts a generation. Returns at once: errors of the server are raised by the first read."""
         course = Course(generate_request(prompt, options), self._replicas, options)
-        return BlockingGeneration(course, self._generate)
+        return BlockingGeneration(course, partial(self._generate, course.trace.metadata))
 
     def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Result:
         """Generates to the end."""
@@ -182,8 +184,10 @@ class BlockingClient:
         for channel in self._channels:
             channel.close()
 
-    def _generate(self, replica: int, request: verifier_pb2.GenerateRequest, timeout_s: float | None) -> Stream:
-        return self._stubs[replica].Generate(request, timeout=timeout_s, metadata=self._metadata)
+    def _generate(
+        self, more: Metadata, replica: int, request: verifier_pb2.GenerateRequest, timeout_s: float | None
+    ) -> Stream:
+        return self._stubs[replica].Generate(request, timeout=timeout_s, metadata=(*self._metadata, *more))
 
     def _ask(self, calls: Sequence[Callable[..., _T]], request: object, timeout_s: float | None) -> _T:
         """The answer of a replica. `calls`: the method on each of them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar, Unpack
 
@@ -60,6 +61,7 @@ class Generation(Transcript):
         """Ends the work on all servers within one round. A pending or later read raises Cancelled. Idempotent."""
         self._cancelled.set()
         self._call.cancel()
+        self._course.trace.cancel()
 
     async def aclose(self) -> None:
         """As `cancel`; nothing happens to a generation that has finished."""
@@ -167,7 +169,7 @@ class Client:
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
         """Starts a generation. Returns at once: errors of the server are raised by the first read."""
         course = Course(generate_request(prompt, options), self._replicas, options)
-        return Generation(course, self._generate)
+        return Generation(course, partial(self._generate, course.trace.metadata))
 
     async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Result:
         """Generates to the end. Cancelling the awaiting task cancels the generation."""
@@ -203,8 +205,10 @@ class Client:
         self._replicas.is_closed = True
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
-    def _generate(self, replica: int, request: verifier_pb2.GenerateRequest, timeout_s: float | None) -> _Call:
-        return self._stubs[replica].Generate(request, timeout=timeout_s, metadata=self._metadata)
+    def _generate(
+        self, more: Metadata, replica: int, request: verifier_pb2.GenerateRequest, timeout_s: float | None
+    ) -> _Call:
+        return self._stubs[replica].Generate(request, timeout=timeout_s, metadata=(*self._metadata, *more))
 
     async def _ask(self, calls: Sequence[Callable[..., Awaitable[_T]]], request: object, timeout_s: float | None) -> _T:
         """The answer of a replica. `calls`: the method on each of them."""

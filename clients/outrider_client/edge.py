@@ -38,7 +38,9 @@ async def running_edge(upstream: str, *, model: str = "demo/draft", **settings: 
     from outrider.edge.service import EdgeService
     from outrider.edge.settings import EdgeSettings
     from outrider.rpc.server import CHANNEL_OPTIONS
+    from outrider.rpc.tracing import application_tracer, use_tracer
 
+    use_tracer(application_tracer())
     service = EdgeService(EdgeSettings(upstream=upstream, model=model, **settings))
     server = grpc.aio.server(options=CHANNEL_OPTIONS)
     service.register(server)

@@ -18,6 +18,7 @@ from outrider_client.attempts import REFUSALS, Attempts
 from outrider_client.errors import OutriderError, Unavailable
 from outrider_client.replicas import Replicas
 from outrider_client.requests import GenerateOptions
+from outrider_client.tracing import GenerationTrace
 
 RESUME_TIMEOUT_S = 30.0
 STALL_TIMEOUT_S = 30.0
@@ -53,6 +54,13 @@ class Course(Attempts):
         self._is_excused = False
         """Whether the end of this call says nothing against the request."""
         self._num_fruitless = 0
+        self.trace = GenerationTrace(request)
+
+    def begin(self) -> int:
+        """The replica to ask now."""
+        replica = super().begin()
+        self.trace.begin_call(self._replicas.addresses[replica])
+        return replica
 
     def await_message(self) -> float | None:
         """The next message is waited for from now on: for how long, before the call counts as broken, in seconds;
@@ -78,6 +86,7 @@ class Course(Attempts):
         """A message has come. Raises Unavailable if another model than the one that began would go on."""
         if response.WhichOneof("event") == "started":
             self._check_model(response.started.model)
+        self.trace.hear(response)
         self.answered()
         self._is_admitted = self._was_admitted = True
         if response.WhichOneof("event") == "chunk":
@@ -105,6 +114,15 @@ class Course(Attempts):
 
     def after(self, error: OutriderError) -> float:
         """The call has failed: how long to wait before the next one, in seconds. Raises the error if it is final."""
+        try:
+            pause_s = self._judge(error)
+        except OutriderError:
+            self.trace.fail(error)
+            raise
+        self.trace.go_on(error)
+        return pause_s
+
+    def _judge(self, error: OutriderError) -> float:
         if error.code not in BROKEN or not (self._resumes or self._is_refusal(error)):
             raise error
         self._fail(error)

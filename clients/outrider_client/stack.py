@@ -73,6 +73,8 @@ class StackConfig:
     """More flags for the speculator."""
     edge_arguments: tuple[str, ...] = ()
     """More flags for the edge."""
+    datastore_arguments: tuple[str, ...] = ()
+    """More flags for the datastore."""
 
 
 class Service(Child):
@@ -174,7 +176,9 @@ class LocalStack:
         if config.datastore:
             self._on_step("starting Redis")
             self.redis_url = config.redis_url or self._exits.enter_context(running_redis(self.log_folder))
-            self.datastore = self._spawn("datastore", ("--redis-url", self.redis_url), other_core)
+            self.datastore = self._spawn(
+                "datastore", ("--redis-url", self.redis_url, *config.datastore_arguments), other_core
+            )
             peers += ("--datastore", self.datastore.address)
         draft_flags = ("--model", config.draft or "", "--dtype", config.draft_dtype, *model_arguments)
         if config.draft is not None and not config.edge:

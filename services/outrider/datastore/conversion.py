@@ -20,6 +20,7 @@ from outrider.datastore.settings import DatastoreSettings
 from outrider.datastore.statistics import TierStatistics
 from outrider.datastore.store import DEFAULT_CORPUS, DEFAULT_TENANT, TIERS, Limits, Rejection, Scope
 from outrider.rpc.errors import FailedPrecondition
+from outrider.rpc.tracing import Attributes
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import types_pb2
 
@@ -205,6 +206,16 @@ def result_from(query: pb.Query, continuation: Continuation) -> pb.LookupResult:
         token_ids=continuation.token_ids,
         counts=continuation.counts,
     )
+
+
+def lookup_attributes(scope: Scope, response: pb.LookupResponse) -> Attributes:
+    """What the trace of a lookup says: how much was found, not what."""
+    return {
+        "outrider.session_id": scope.session_id,
+        "outrider.num_queries": len(response.results),
+        "outrider.num_matched_queries": sum(result.match_len > 0 for result in response.results),
+        "outrider.is_local": response.is_local,
+    }
 
 
 def tier_info_from(tier: Source, counts: TierStatistics) -> pb.TierInfo:

@@ -23,6 +23,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from outrider.datastore.redis_layout import LIBRARY
 from outrider.datastore.store import StoreFull, StoreUnavailable
+from outrider.rpc.tracing import NO_SPAN, Span, current_span, peer_attributes
 
 log = structlog.get_logger(__name__)
 
@@ -117,8 +118,9 @@ class RedisClient:
         if not self._is_up:  # since it was asked
             raise self.unavailable("it does not answer")
         try:
-            async with asyncio.timeout(self._lookup_timeout_s * len(commands)):
-                return await self._execute(commands, self._ask)
+            with self._traced(commands):
+                async with asyncio.timeout(self._lookup_timeout_s * len(commands)):
+                    return await self._execute(commands, self._ask)
         except TimeoutError:
             error = self.unavailable("it did not answer in time")
         except StoreUnavailable as failure:
@@ -139,12 +141,13 @@ class RedisClient:
         if self._problem:
             raise self.unavailable(self._problem)  # the keeper is at it: why should everybody wait in turn
         do = partial(self._pipe, together=together)
-        for _ in range(NUM_ATTEMPTS_WHEN_FULL - 1):
-            try:
-                return await self._execute(commands, do)
-            except StoreFull:
-                await asyncio.sleep(RETRY_WHEN_FULL_S)
-        return await self._execute(commands, do)
+        with self._traced(commands):
+            for _ in range(NUM_ATTEMPTS_WHEN_FULL - 1):
+                try:
+                    return await self._execute(commands, do)
+                except StoreFull:
+                    await asyncio.sleep(RETRY_WHEN_FULL_S)
+            return await self._execute(commands, do)
 
     @contextmanager
     def reaching(self) -> Iterator[None]:
@@ -164,6 +167,21 @@ class RedisClient:
         """What to raise when Redis cannot be used."""
         self.num_errors += 1
         return StoreUnavailable(f"Redis at {self._address} cannot be used: {why}")
+
+    def _traced(self, commands: Sequence[Command]) -> Span:
+        """The span of commands, if what they are for is recorded. Their names, not their arguments: those are what
+        people have written. (The instrumentation of redis-py does not see lookups, which go past it.)"""
+        span = current_span()
+        if not span.is_recorded:
+            return NO_SPAN
+        name = operation = str(commands[0][0])
+        attributes: dict[str, str | int] = {"db.system.name": "redis", "db.operation.name": operation}
+        if operation in ("FCALL", "FCALL_RO"):
+            function = str(commands[0][1])
+            name, attributes["db.stored_procedure.name"] = f"{operation} {function}", function
+        if len(commands) > 1:
+            attributes["db.operation.batch.size"] = len(commands)
+        return span.child(name, "client", attributes | peer_attributes(self._address))
 
     async def _execute(
         self, commands: Sequence[Command], do: Callable[[Sequence[Command]], Awaitable[list[Reply]]]

@@ -18,6 +18,7 @@ from outrider.datastore.store import CorpusNotFound, Scope, StoreFull, StoreUnav
 from outrider.datastore.tenancy import check_manages, may_see, own_scope
 from outrider.datastore.watching import watch
 from outrider.rpc.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable, rpc_errors
+from outrider.rpc.tracing import LOOKUP, RECORD, traced_message
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from outrider.version import __version__
@@ -67,7 +68,11 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
                 scope = convert.scope_from(request, scope, self._settings)
                 if request.HasField("scope"):
                     scope = own_scope(scope, request.scope.tenant)
-                yield await self._look_up(scope, request)
+                with traced_message(LOOKUP, request.traceparent) as span:
+                    response = await self._look_up(scope, request)
+                    if span.is_recorded:
+                        span.say(convert.lookup_attributes(scope, response))
+                yield response
 
     async def Record(
         self, request_iterator: AsyncIterator[pb.RecordRequest], context: Context
@@ -78,7 +83,11 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
                 scope = convert.session_scope_from(request, scope, self._settings)
                 if request.HasField("scope"):
                     scope = own_scope(scope, request.scope.tenant)
-                yield pb.RecordResponse(session_id=scope.session_id, num_tokens=await self._record(scope, request))
+                with traced_message(RECORD, request.traceparent) as span:
+                    num_tokens = await self._record(scope, request)
+                    if span.is_recorded:
+                        span.say({"outrider.session_id": scope.session_id, "outrider.num_tokens": num_tokens})
+                yield pb.RecordResponse(session_id=scope.session_id, num_tokens=num_tokens)
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:  # type: ignore[override]
         # The stubs know only generators; a method that writes to its context can put a deadline on each write.

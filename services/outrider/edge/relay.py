@@ -20,6 +20,7 @@ from outrider.edge.upstream import Failure, Upstream, Upstreams, code_of, is_ove
 from outrider.rpc.convert_speculation import METHODS
 from outrider.rpc.errors import RpcError, Unavailable
 from outrider.rpc.peer_state import wait_before_retry
+from outrider.rpc.tracing import COLLABORATE, GENERATE, Metadata, current_span
 from outrider.v1 import verifier_pb2
 
 if TYPE_CHECKING:  # it imports torch, see there
@@ -119,7 +120,8 @@ class Relay:
         if not reason:
             drafter = self._draft_model.drafter
             assert drafter is not None
-            reason = await self._collaborate(upstream, request, drafter, target)
+            with current_span().calling(COLLABORATE, upstream.state.address) as span:
+                reason = await self._collaborate(upstream, request, drafter, target, span.metadata)
         if reason:
             log.warning("session.without_drafts", reason=reason)
             self._is_degraded = True
@@ -128,12 +130,13 @@ class Relay:
 
     async def _generate(self, upstream: Upstream, request: verifier_pb2.GenerateRequest) -> None:
         """Without drafts of ours."""
-        call = upstream.stub.Generate(request, timeout=self._time_left())
-        try:
-            async for response in call:
-                await self._pass_on(response)
-        finally:
-            call.cancel()
+        with current_span().calling(GENERATE, upstream.state.address) as span:
+            call = upstream.stub(span.metadata).Generate(request, timeout=self._time_left())
+            try:
+                async for response in call:
+                    await self._pass_on(response)
+            finally:
+                call.cancel()
         self._check_finished(upstream)
 
     async def _collaborate(
@@ -142,12 +145,13 @@ class Relay:
         request: verifier_pb2.GenerateRequest,
         drafter: Drafter,
         target: verifier_pb2.GetInfoResponse,
+        metadata: Metadata,
     ) -> str:
         """With drafts of ours. Returns why the verifier does not want them; empty = it did."""
         collaboration = Collaboration(
             request, self._prompt_token_ids, drafter, target, may_open_early=not self._was_overwritten
         )
-        call = upstream.stub.Collaborate(collaboration.requests(), timeout=self._time_left())
+        call = upstream.stub(metadata).Collaborate(collaboration.requests(), timeout=self._time_left())
         has_begun = False
         try:
             async for response in call:

@@ -19,6 +19,7 @@ from outrider.rpc.errors import DeadlineExceeded, Unavailable, Unimplemented, rp
 from outrider.rpc.generation_calls import GenerationCalls, read_calls
 from outrider.rpc.metrics import Metrics, counter, gauge
 from outrider.rpc.peer_metrics import read_peers
+from outrider.rpc.tracing import GENERATE, traced_call
 from outrider.speculator.metrics import read_drafts
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 
@@ -65,7 +66,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     async def Generate(self, request: verifier_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
         """One generation; the cloud decides, this edge drafts."""
-        with self.calls.call(context) as call, _passed_on(context):
+        with traced_call(GENERATE, context), self.calls.call(context) as call, _passed_on(context):
             self._check_serving()
             self.num_sessions += 1
             call.admit()

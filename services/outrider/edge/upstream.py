@@ -51,10 +51,9 @@ class Upstream:
         self.state = PeerState("upstream", address, security)
         self._info: verifier_pb2.GetInfoResponse | None = None
 
-    @property
-    def stub(self) -> Stub:
-        """For a call that begins now."""
-        return self.state.stub(verifier_pb2_grpc.VerifierServiceStub)
+    def stub(self, more: Sequence[tuple[str, str]] = ()) -> Stub:
+        """For a call that begins now. `more`: metadata of it."""
+        return self.state.stub(verifier_pb2_grpc.VerifierServiceStub, more)
 
     async def info(self, timeout_s: float | None) -> verifier_pb2.GetInfoResponse:
         """What it is, asked for once. Raises AioRpcError, or Unavailable where it says nothing."""
@@ -62,7 +61,7 @@ class Upstream:
             is_hurried = timeout_s is not None and timeout_s < INFO_TIMEOUT_S
             limit_s = timeout_s if is_hurried else INFO_TIMEOUT_S
             try:
-                self.know(await self.stub.GetInfo(verifier_pb2.GetInfoRequest(), timeout=limit_s))
+                self.know(await self.stub().GetInfo(verifier_pb2.GetInfoRequest(), timeout=limit_s))
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or is_hurried:
                     raise
@@ -113,12 +112,12 @@ class Upstreams:
         for _ in self._all[1:]:
             upstream = self.current
             try:
-                return await call(upstream.stub)
+                return await call(upstream.stub())
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise
                 self.leave(upstream, error)
-        return await call(self.current.stub)
+        return await call(self.current.stub())
 
     async def greet(self) -> None:
         """Dials until one has said what it is, so that the first generation need not ask."""

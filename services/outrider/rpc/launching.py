@@ -10,6 +10,7 @@ from outrider.rpc.logs import configure_logs
 from outrider.rpc.security.watched_files import UnusableFile
 from outrider.rpc.server import Service, serve
 from outrider.rpc.settings import Settings, parse_settings
+from outrider.rpc.trace_export import start_traces
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
@@ -23,10 +24,14 @@ def launch(name: str, settings_class: type[Settings], load: Callable[[], Callabl
     settings = parse_settings(settings_class)
     configure_logs(settings.log_level, settings.log_format, name)
     pin(settings.cores)
+    traces = start_traces(f"outrider-{name}", settings)
     try:
         asyncio.run(_serve(load(), settings))
     except KeyboardInterrupt:  # it came too early for the server, which ends in order
         raise SystemExit(INTERRUPTED) from None
+    finally:
+        if traces is not None:
+            traces.stop()
 
 
 def pin(cores: set[int]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -18,6 +18,7 @@ from outrider.core.params import Source
 from outrider.core.speculation import TIERS
 from outrider.rpc.convert import source_to_proto
 from outrider.rpc.peer_state import SENSELESS, SPOILT, PeerState, reason_of, wait_before_retry
+from outrider.rpc.tracing import Mentions
 from outrider.rpc.unreadable import readable
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, types_pb2
@@ -34,6 +35,8 @@ class Asker:
     on_lost: Callable[[], None]
     tiers: Sequence[types_pb2.Source] = ()
     """Which are asked; empty = all."""
+    mentions: Mentions = field(default_factory=Mentions)
+    """Of the trace that the session is part of."""
     next_query: pb.Query | None = None
     is_asking: bool = False
 
@@ -132,7 +135,7 @@ class Lookups:
             query, asker.next_query = asker.next_query, None
             if query is None:
                 continue
-            request = pb.LookupRequest(queries=[query], tiers=asker.tiers)
+            request = pb.LookupRequest(queries=[query], tiers=asker.tiers, traceparent=asker.mentions.next())
             if asker.scope is not scope:
                 scope = asker.scope
                 request.scope.CopyFrom(scope)

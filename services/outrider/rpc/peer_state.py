@@ -7,7 +7,7 @@ without it, and begins anew as soon as it is well.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 import grpc
@@ -65,9 +65,14 @@ class PeerState:
             ],
         )
 
-    def stub(self, kind: Callable[[grpc.aio.Channel], _Stub]) -> _Stub:
-        """A stub for a stream that is opened now, by the certificates and the token of now: not to be kept."""
-        return self._channel.stub(lambda channel: kind(cast(grpc.aio.Channel, CountedCalls(channel, self.traffic))))
+    def stub(self, kind: Callable[[grpc.aio.Channel], _Stub], more: Sequence[tuple[str, str]] = ()) -> _Stub:
+        """A stub for a stream that is opened now, by the certificates and the token of now: not to be kept. `more`:
+        metadata of its calls."""
+
+        def counted(channel: grpc.aio.Channel) -> _Stub:
+            return kind(cast(grpc.aio.Channel, CountedCalls(channel, self.traffic)))
+
+        return self._channel.stub(counted, more)
 
     def up(self) -> None:
         """It has answered."""

@@ -19,6 +19,7 @@ from outrider.core.params import Source
 from outrider.core.tree import TokenId
 from outrider.rpc.convert import source_to_proto
 from outrider.rpc.peer_state import SENSELESS, PeerState, reason_of, wait_before_retry
+from outrider.rpc.tracing import current_span
 from outrider.rpc.unreadable import readable
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, types_pb2
@@ -54,6 +55,8 @@ class Recording:
         self.is_given_up = False
         self.rejections: list[pb.Rejection] = []
         self.accepted_by_tier: Counter[Source] = Counter()
+        self.mentions = current_span().mentions()
+        """Of the trace that the session is part of."""
         self._recorder = recorder
 
     def commit(self, token_ids: Sequence[TokenId], rejection: pb.Rejection | None, accepted: Counter[Source]) -> None:
@@ -228,6 +231,7 @@ class Recorder:
             rejections=recording.rejections,
             end_session=recording.is_ended and is_last,
             base_len=start,
+            traceparent=recording.mentions.next(),
             accepted_by_tier=[
                 types_pb2.SourceCount(source=source_to_proto(source), num_tokens=count)
                 for source, count in recording.accepted_by_tier.items()

@@ -20,6 +20,7 @@ from outrider.rpc.peer_state import PeerState
 from outrider.rpc.recording import Recorder
 from outrider.rpc.security.peer_channel import PeerSecurity
 from outrider.rpc.tier_copies import TierCopies
+from outrider.rpc.tracing import current_span
 from outrider.rpc.watching import TierWatch
 from outrider.v1 import datastore_pb2 as pb
 
@@ -76,7 +77,8 @@ class DatastorePeer:
         """Begins a session. `on_answer(base_len, continuation)` and `on_lost()` are called on the event loop. Without a
         plan it only records. `tenant`: None = this process's own."""
         said = self._scope_of(retrieval_scope_to_proto(scope), tenant, session_id, contribute)
-        asker = Asker(said, on_answer, on_lost, tiers_to_proto(() if plan is None else plan.tiers))
+        tiers = tiers_to_proto(() if plan is None else plan.tiers)
+        asker = Asker(said, on_answer, on_lost, tiers, current_span().mentions())
         return RetrievalStream(self._recorder, self._lookups, asker, committed, plan)
 
     def _scope_of(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from typing import Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
@@ -48,6 +49,15 @@ class ServiceSettings(ListenSecuritySettings):
         30.0, ge=0, description="After SIGTERM, seconds that running calls may take to end; then they are cut off."
     )
     max_message_bytes: int = Field(4 << 20, ge=1024, description="Largest message accepted.")
+    otlp_endpoint: str = Field(
+        "", description="Collector of traces, OTLP over gRPC, like http://127.0.0.1:4317; empty = no traces."
+    )
+    trace_ratio: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="Share recorded of the traces that begin here, 0 to 1; what a caller has decided is followed.",
+    )
 
     @field_validator("listen")
     @classmethod
@@ -58,6 +68,20 @@ class ServiceSettings(ListenSecuritySettings):
     @classmethod
     def _metrics_listen_is_an_address(cls, value: str) -> str:
         return checked_address(value) if value else value
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _otlp_endpoint_is_a_url(cls, value: str) -> str:
+        if not value:
+            return value
+        try:
+            url = urlsplit(value)
+            is_one = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+        except ValueError:
+            is_one = False
+        if not is_one or url.path.strip("/") or url.query or url.fragment or "@" in url.netloc:
+            raise ValueError("must be http://HOST:PORT or https://HOST:PORT, of an OTLP/gRPC collector")
+        return value
 
     @field_validator("cpu")
     @classmethod

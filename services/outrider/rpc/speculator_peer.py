@@ -30,6 +30,7 @@ from outrider.rpc.peer_state import SENSELESS, PeerState, reason_of, wait_before
 from outrider.rpc.security.peer_channel import PeerSecurity
 from outrider.rpc.silence import Silence
 from outrider.rpc.steering import steering_to_proto
+from outrider.rpc.tracing import SPECULATE, Span, current_span
 from outrider.rpc.unreadable import Unreadable, readable
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
 
@@ -110,6 +111,7 @@ class SpeculationStream:
         listener: SpeculationListener,
     ) -> None:
         self._peer, self._spec, self._listener = peer, spec, listener
+        self._session_span = current_span()
         self.traffic = Traffic()
         """Of all streams so far."""
         self._limit = DraftLimit(peer.max_nodes_per_s, spec.session_id)
@@ -204,9 +206,13 @@ class SpeculationStream:
 
     async def _attend(self) -> None:
         """One stream, until it ends. Raises TimeoutError if the peer owes an answer for too long."""
+        with self._session_span.calling(SPECULATE, self._peer.state.address) as span:
+            await self._listen(span)
+
+    async def _listen(self, span: Span) -> None:
         clock = asyncio.get_running_loop().time
         self._silence = Silence(self._peer.usual_answer_s, self._num_silent)
-        call = self._peer.state.stub(speculator_pb2_grpc.SpeculatorServiceStub).Speculate()
+        call = self._peer.state.stub(speculator_pb2_grpc.SpeculatorServiceStub, span.metadata).Speculate()
         writer = asyncio.create_task(self._write(call))
         try:
             async with asyncio.timeout_at(self._silence.open(clock())) as self._timeout:

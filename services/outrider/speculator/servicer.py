@@ -31,6 +31,7 @@ from outrider.rpc.metrics import Metrics
 from outrider.rpc.security.callers import name_of_caller
 from outrider.rpc.security.quotas import Quotas
 from outrider.rpc.steering import DRAFTED, check_drafted, steering_from_proto
+from outrider.rpc.tracing import SPECULATE, current_span, traced_call
 from outrider.speculator.drafting import DraftingSpec
 from outrider.speculator.engine import Engine
 from outrider.speculator.metrics import read_drafts
@@ -60,6 +61,8 @@ class _Stream:
         self._drafts: asyncio.Queue[tuple[Draft, DraftCost] | RpcError | None] = asyncio.Queue()
         self._has_room = asyncio.Event()
         self._has_room.set()
+        self.num_drafts = self.num_nodes = 0
+        """That the caller was sent."""
 
     def send(self, draft: Draft, cost: DraftCost) -> None:
         """Called by the engine's thread."""
@@ -93,6 +96,8 @@ class _Stream:
             if isinstance(item, RpcError):
                 raise item
             draft, cost = item
+            self.num_drafts += 1
+            self.num_nodes += len(draft.token_ids)
             yield speculator_pb2.SpeculateResponse(
                 draft=speculator_pb2.SpeculatorDraft(
                     draft=draft_to_proto(draft), forward_us=cost.forward_us, retrieval_us=cost.retrieval_us
@@ -163,7 +168,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
     ) -> None:
         """One generation."""
         # The stubs know only generators; a method that writes to its context can put a deadline on each write.
-        with rpc_errors(context):
+        with traced_call(SPECULATE, context), rpc_errors(context):
             model, engine = self._loaded()
             spec = self._spec(await anext(aiter(requests), None), model)
             with self._quotas.session(name_of_caller(context)):
@@ -182,7 +187,9 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         stream = _Stream(spec.session_id, spec.committed_token_ids, model.max_context_len)
         self.num_sessions += 1
         engine.open(spec, stream)
-        log.info("session.started", session_id=spec.session_id, method=spec.speculation.method.value)
+        span = current_span()
+        method = spec.speculation.method.value
+        log.info("session.started", session_id=spec.session_id, method=method, **span.log_fields)
         reader = asyncio.create_task(self._read(requests, stream, model, engine, spec.speculation))
         try:
             opened = speculator_pb2.SpeculateOpened(model=model_info(model))
@@ -194,6 +201,17 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             engine.close(spec.session_id)
             self.num_sessions -= 1
             log.info("session.ended", session_id=spec.session_id, num_committed_tokens=len(stream.committed))
+            if span.is_recorded:
+                span.say(
+                    {
+                        "gen_ai.request.model": model.model_id,
+                        "outrider.session_id": spec.session_id,
+                        "outrider.method": method,
+                        "outrider.num_committed_tokens": len(stream.committed),
+                        "outrider.num_drafts": stream.num_drafts,
+                        "outrider.num_drafted_tokens": stream.num_nodes,
+                    }
+                )
 
     async def _write(self, context: Context, response: speculator_pb2.SpeculateResponse) -> None:
         try:

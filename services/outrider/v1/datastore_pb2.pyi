@@ -36,18 +36,20 @@ class Query(_message.Message):
     def __init__(self, query_id: _Optional[int] = ..., base_len: _Optional[int] = ..., context_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LookupRequest(_message.Message):
-    __slots__ = ("scope", "queries", "max_match_len", "max_continuation_len", "tiers")
+    __slots__ = ("scope", "queries", "max_match_len", "max_continuation_len", "tiers", "traceparent")
     SCOPE_FIELD_NUMBER: _ClassVar[int]
     QUERIES_FIELD_NUMBER: _ClassVar[int]
     MAX_MATCH_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTINUATION_LEN_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     scope: Scope
     queries: _containers.RepeatedCompositeFieldContainer[Query]
     max_match_len: int
     max_continuation_len: int
     tiers: _containers.RepeatedScalarFieldContainer[_types_pb2.Source]
-    def __init__(self, scope: _Optional[_Union[Scope, _Mapping]] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., max_match_len: _Optional[int] = ..., max_continuation_len: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[_types_pb2.Source, str]]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, scope: _Optional[_Union[Scope, _Mapping]] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., max_match_len: _Optional[int] = ..., max_continuation_len: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[_types_pb2.Source, str]]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class LookupResult(_message.Message):
     __slots__ = ("query_id", "base_len", "match_len", "tier", "parent_offsets", "token_ids", "counts")
@@ -76,20 +78,22 @@ class LookupResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[LookupResult, _Mapping]]] = ..., is_local: _Optional[bool] = ...) -> None: ...
 
 class RecordRequest(_message.Message):
-    __slots__ = ("scope", "accepted_token_ids", "rejections", "end_session", "base_len", "accepted_by_tier")
+    __slots__ = ("scope", "accepted_token_ids", "rejections", "end_session", "base_len", "accepted_by_tier", "traceparent")
     SCOPE_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     REJECTIONS_FIELD_NUMBER: _ClassVar[int]
     END_SESSION_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_BY_TIER_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     scope: Scope
     accepted_token_ids: _containers.RepeatedScalarFieldContainer[int]
     rejections: _containers.RepeatedCompositeFieldContainer[Rejection]
     end_session: bool
     base_len: int
     accepted_by_tier: _containers.RepeatedCompositeFieldContainer[_types_pb2.SourceCount]
-    def __init__(self, scope: _Optional[_Union[Scope, _Mapping]] = ..., accepted_token_ids: _Optional[_Iterable[int]] = ..., rejections: _Optional[_Iterable[_Union[Rejection, _Mapping]]] = ..., end_session: _Optional[bool] = ..., base_len: _Optional[int] = ..., accepted_by_tier: _Optional[_Iterable[_Union[_types_pb2.SourceCount, _Mapping]]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, scope: _Optional[_Union[Scope, _Mapping]] = ..., accepted_token_ids: _Optional[_Iterable[int]] = ..., rejections: _Optional[_Iterable[_Union[Rejection, _Mapping]]] = ..., end_session: _Optional[bool] = ..., base_len: _Optional[int] = ..., accepted_by_tier: _Optional[_Iterable[_Union[_types_pb2.SourceCount, _Mapping]]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Rejection(_message.Message):
     __slots__ = ("context_token_ids", "rejected_token_ids", "continuation_token_ids")

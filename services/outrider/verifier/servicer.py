@@ -31,6 +31,7 @@ from outrider.rpc.security.callers import current_caller, name_of_caller
 from outrider.rpc.security.quotas import Quotas, TenantQuota
 from outrider.rpc.speculator_peer import SpeculatorPeer
 from outrider.rpc.steering import steering_to_proto
+from outrider.rpc.tracing import COLLABORATE, GENERATE, current_span, traced_call
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 from outrider.verifier import events
 from outrider.verifier.admission import Limits, missing_peer, prompt_token_ids, session_spec
@@ -40,6 +41,7 @@ from outrider.verifier.engine import Engine
 from outrider.verifier.events import Event
 from outrider.verifier.generation import Generation
 from outrider.verifier.metrics import read_engine, read_sessions
+from outrider.verifier.spans import SessionSpans, opening_attributes
 from outrider.version import __version__
 
 log = structlog.get_logger(__name__)
@@ -108,7 +110,12 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     async def Generate(self, request: verifier_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
         """One generation; the speculator and the datastore of this server draft."""
-        with self.calls.call(context) as call, rpc_errors(context), self._session(context) as quota:
+        with (
+            traced_call(GENERATE, context),
+            self.calls.call(context) as call,
+            rpc_errors(context),
+            self._session(context) as quota,
+        ):
             serving = self._ready()
             spec = await _session_spec(request, serving, brings_drafts=False)
             generation = self._admit(spec, serving, serving.speculator)
@@ -126,7 +133,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self, requests: AsyncIterator[verifier_pb2.CollaborateRequest], context: Context
     ) -> None:
         """One generation; the caller drafts."""
-        with self.calls.call(context) as call, rpc_errors(context):
+        with traced_call(COLLABORATE, context), self.calls.call(context) as call, rpc_errors(context):
             opening = await opening_of(requests, self._ready().model)
             with self._session(context) as quota:
                 await self._collaborate(opening, requests, context, quota, call)
@@ -175,13 +182,17 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             raise ResourceExhausted(f"the verifier has all {self._max_num_sessions} sessions in use")
         self.num_sessions += 1
         self.counts.begin(spec)
+        span = current_span()
         log.info(
             "session.started",
             session_id=spec.session_id,
             method=spec.speculation.method.value,
             num_prompt_tokens=len(spec.prompt_token_ids),
             max_tokens=spec.max_tokens,
+            **span.log_fields,
         )
+        if span.is_recorded:
+            span.say(opening_attributes(spec, serving.model))
         caller = current_caller()
         tenant = caller.tenant or None if caller is not None else None
         return Generation(spec, serving.engine, speculator, serving.datastore, tenant, brings_drafts=brings_drafts)
@@ -206,24 +217,26 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         await self._write(write, events.started(generation, serving.model, shows_prompt=shows_prompt))
         text = serving.codec.stream()
         text.step(generation.spec.resume_token_ids)
-        async for event in generation.events():
-            if isinstance(event, Steering):
-                await self._write(write, steering_to_proto(event))
-                continue
-            quota.charge(len(event.token_ids))
-            call.chunk(len(event.token_ids))
-            piece = text.step(event.token_ids)
-            if event.token_ids:
-                acknowledged_node_id = 0 if drafts is None else drafts.last_node_id
-                await self._write(write, events.chunk(event, piece, acknowledged_node_id))
-            if event.finish_reason is not None:
-                # A message of its own: whoever resumes behind it knows that this text has come.
-                if rest := text.finish():
-                    await self._write(write, verifier_pb2.Chunk(text=rest))
-                finished = events.finished(generation, event)
-                self.counts.end(generation.statistics)
-                await self._write(write, finished)
-                call.finish(finished.reason)
+        with SessionSpans(current_span(), generation) as spans:
+            async for event in generation.events():
+                if isinstance(event, Steering):
+                    await self._write(write, steering_to_proto(event))
+                    continue
+                spans.on_verdict(event)
+                quota.charge(len(event.token_ids))
+                call.chunk(len(event.token_ids))
+                piece = text.step(event.token_ids)
+                if event.token_ids:
+                    acknowledged_node_id = 0 if drafts is None else drafts.last_node_id
+                    await self._write(write, events.chunk(event, piece, acknowledged_node_id))
+                if event.finish_reason is not None:
+                    # A message of its own: whoever resumes behind it knows that this text has come.
+                    if rest := text.finish():
+                        await self._write(write, verifier_pb2.Chunk(text=rest))
+                    finished = events.finished(generation, event)
+                    self.counts.end(generation.statistics)
+                    await self._write(write, finished)
+                    call.finish(finished.reason)
 
     async def _write(self, write: Callable[[Event], Awaitable[None]], event: Event) -> None:
         try:

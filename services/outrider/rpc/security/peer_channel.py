@@ -90,13 +90,13 @@ class PeerChannel:
         self._channel = self._open()
         self._closing: dict[grpc.aio.Channel, asyncio.Task[None]] = {}
 
-    def stub(self, kind: Callable[[grpc.aio.Channel], _Stub]) -> _Stub:
-        """A stub for the calls that begin now: not to be kept."""
+    def stub(self, kind: Callable[[grpc.aio.Channel], _Stub], more: Sequence[tuple[str, str]] = ()) -> _Stub:
+        """A stub for the calls that begin now: not to be kept. `more`: metadata of theirs."""
         credentials = self._security.credentials(self._address)
         if credentials is not self._credentials:
             self._credentials = credentials
             self._replace()
-        metadata = self._security.metadata()
+        metadata = (*self._security.metadata(), *more)
         channel = cast(grpc.aio.Channel, CallsWithMetadata(self._channel, metadata)) if metadata else self._channel
         return kind(channel)
 

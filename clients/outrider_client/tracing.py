@@ -1,0 +1,73 @@
+"""The span of a generation, where the application traces with OpenTelemetry: a part of what it is doing just then.
+
+The servers' spans are parts of this one. An application that has not imported OpenTelemetry pays for looking whether it
+has. Both clients use it.
+"""
+
+from __future__ import annotations
+
+from outrider.rpc.tracing import NO_SPAN, Metadata, Span, application_tracer, peer_attributes
+from outrider.v1 import verifier_pb2
+from outrider_client.errors import OutriderError
+
+
+class GenerationTrace:
+    """One generation across its calls. Never says what was asked or answered."""
+
+    def __init__(self, request: verifier_pb2.GenerateRequest) -> None:
+        self._span: Span = NO_SPAN
+        if (tracer := application_tracer()) is None:
+            return
+        operation = "chat" if request.prompt.WhichOneof("input") == "chat" else "text_completion"
+        said = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "outrider"}
+        self._span = tracer.begin(operation, "client", said, None)
+
+    @property
+    def metadata(self) -> Metadata:
+        """Goes with every call."""
+        return self._span.metadata
+
+    def begin_call(self, address: str) -> None:
+        """A replica is asked."""
+        if self._span.is_recorded:
+            self._span.say(peer_attributes(address))
+
+    def hear(self, response: verifier_pb2.GenerateResponse) -> None:
+        """A message has come."""
+        if not self._span.is_recorded:
+            return
+        match response.WhichOneof("event"):
+            case "started":
+                started = response.started
+                self._span.say(
+                    {
+                        "gen_ai.request.model": started.model.model_id,
+                        "gen_ai.usage.input_tokens": started.num_prompt_tokens,
+                        "outrider.session_id": started.session_id,
+                    }
+                )
+            case "finished":
+                finished = response.finished
+                reason = verifier_pb2.FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_").lower()
+                self._span.say(
+                    {
+                        "gen_ai.response.finish_reasons": [reason],
+                        "gen_ai.usage.output_tokens": finished.num_output_tokens,
+                    }
+                )
+                self._span.end()
+
+    def go_on(self, error: OutriderError) -> None:
+        """A call has failed, another one will be made."""
+        self._span.note("outrider.call_failed", {"rpc.response.status_code": error.code.name})
+
+    def fail(self, error: OutriderError) -> None:
+        """There will be no other call."""
+        self._span.end(error.code.name, is_error=True)
+
+    def cancel(self) -> None:
+        """The application has lost interest. Nothing happens to a generation that has ended."""
+        self._span.end("CANCELLED")
+
+    def __del__(self) -> None:
+        self.cancel()

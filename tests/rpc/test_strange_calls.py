@@ -32,6 +32,9 @@ class Idle:
 
     def drain(self) -> None: ...
 
+    def fault(self) -> str:
+        return ""
+
     async def close(self) -> None: ...
 
 

@@ -48,6 +48,10 @@ class DatastoreService:
         """Refuses new calls, ends endless ones."""
         self._servicer.drain()
 
+    def fault(self) -> str:
+        """Never: what it needs is Redis, and it serves without."""
+        return ""
+
     async def close(self) -> None:
         """Lets go of Redis, and of what this replica holds."""
         if self._metrics is not None:

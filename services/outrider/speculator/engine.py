@@ -22,6 +22,7 @@ from outrider.core.retrieval import TierSource
 from outrider.core.speculation import SpeculationParams
 from outrider.core.steering import Steering
 from outrider.core.tree import Draft, DraftCost, TokenId
+from outrider.models.fitness import Fitness
 from outrider.models.loading import LoadedModel
 from outrider.models.ratio import candidates
 from outrider.models.runner import Segment
@@ -102,6 +103,7 @@ class Engine:
         self._claims = {by_ratio: DraftCalibration() for by_ratio in (False, True)}
         self._inbox: queue.SimpleQueue[_Open | _Commit | _Close | _Steer | None] = queue.SimpleQueue()
         self._sessions: dict[str, tuple[Drafting, DraftSink]] = {}
+        self._fitness = Fitness(model.runner)
         self._thread = threading.Thread(target=self._run, name="speculator-engine", daemon=True)
         self._thread.start()
 
@@ -129,6 +131,10 @@ class Engine:
         """Sessions that hold keys and values right now."""
         return len(self._sessions)
 
+    def fault(self) -> str:
+        """Why nothing can be drafted here any more; empty = it can."""
+        return self._fitness.fault(self._thread)
+
     def stop(self) -> None:
         """Ends the thread. Idempotent."""
         self._inbox.put(None)
@@ -141,6 +147,7 @@ class Engine:
                 work = self._next_work()
                 if work:
                     self._step(work)
+                    self._fitness.succeeded()
                 elif self._patience_s() is not None:
                     self._warm()
             except Exception:
@@ -148,6 +155,7 @@ class Engine:
                 for _, sink in self._sessions.values():
                     sink.fail()
                 self._sessions.clear()
+                self._fitness.failed()
 
     def _patience_s(self) -> float | None:
         """How long to wait for a message when there is nothing to grow; None = for ever."""

@@ -64,8 +64,12 @@ class SpeculatorService:
         return load_model(settings.model, dtype=settings.dtype, device=settings.device)
 
     def drain(self) -> None:
-        """Refuses new sessions."""
+        """Refuses new sessions, and ends those that there are."""
         self._servicer.drain()
+
+    def fault(self) -> str:
+        """Why nothing can be drafted here; empty = it can."""
+        return "" if self._engine is None else self._engine.fault()
 
     async def close(self) -> None:
         """Ends the engine and hangs up."""

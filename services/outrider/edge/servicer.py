@@ -15,7 +15,7 @@ from outrider.edge.draft_model import DraftModel
 from outrider.edge.relay import Relay
 from outrider.edge.upstream import Upstreams
 from outrider.rpc.convert_speculation import METHODS_TO_PROTO
-from outrider.rpc.errors import DeadlineExceeded, Unavailable, Unimplemented, rpc_errors
+from outrider.rpc.errors import DeadlineExceeded, NotServing, Unimplemented, rpc_errors
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 
 log = structlog.get_logger(__name__)
@@ -40,7 +40,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     def _check_serving(self) -> None:
         if self._is_draining:
-            raise Unavailable("the edge is draining")
+            raise NotServing("the edge is draining")
 
     async def Generate(self, request: verifier_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
         """One generation; the cloud decides, this edge drafts."""

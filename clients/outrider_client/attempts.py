@@ -18,8 +18,9 @@ NUM_ROUNDS = 4
 """How often each replica is asked: within about a second."""
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 1.0
-REFUSALS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
-"""The server does not take it now; another one may."""
+REFUSALS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED})
+"""The server does not take it now; another one may. CANCELLED is what gRPC makes of a call that comes in while a server
+begins to stop; our own cancelling never comes this far."""
 
 
 class Attempts:

@@ -139,8 +139,9 @@ class Client:
     generations may run at a time.
 
     Replicas take turns; one that has failed is left alone for a while. Calls that nobody takes (UNAVAILABLE before the
-    first message) are repeated, for about a second. A generation that breaks later is resumed: see `GenerateOptions`.
-    Every other failure raises an `OutriderError`.
+    first message) are repeated, for about a second; a generation for `resume_timeout_s`, if somebody has answered
+    before, or says that it loads or drains. A generation that breaks later is resumed: see `GenerateOptions`. Every
+    other failure raises an `OutriderError`.
 
     >>> async with Client("10.0.0.1:50051,10.0.0.2:50051") as client:           # doctest: +SKIP
     ...     result = await client.complete("def add(", temperature=0, max_tokens=32)

@@ -15,7 +15,7 @@
         ├── PermissionDenied
         ├── ResourceExhausted     .retry_after_s   too many sessions: retry after that time
         ├── Unauthenticated
-        ├── Unavailable           loading, draining or unreachable: retry elsewhere or later
+        ├── Unavailable           .retry_after_s   loading, draining or unreachable: retry elsewhere or later
         ├── Unimplemented
         └── Unknown
 
@@ -130,11 +130,7 @@ class ResourceExhausted(OutriderError):
     @property
     def retry_after_s(self) -> float | None:
         """How long to wait before the next attempt, in seconds, if the server says."""
-        for detail in self.details:
-            if isinstance(detail, error_details_pb2.RetryInfo):
-                seconds: float = detail.retry_delay.seconds + detail.retry_delay.nanos / 1e9
-                return seconds
-        return None
+        return _retry_after_s(self.details)
 
 
 class Unauthenticated(OutriderError):
@@ -147,6 +143,11 @@ class Unavailable(OutriderError):
     """The server is loading, draining or cannot be reached."""
 
     code = grpc.StatusCode.UNAVAILABLE
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """When to come back, in seconds, if a server says that it loads or drains."""
+        return _retry_after_s(self.details)
 
 
 class Unimplemented(OutriderError):
@@ -191,6 +192,14 @@ def from_rpc_error(error: grpc.RpcError) -> OutriderError:
     if kind is None:
         return OutriderError(message, _rich_details(error), code=code)
     return kind(message, _rich_details(error))
+
+
+def _retry_after_s(details: Sequence[Message]) -> float | None:
+    for detail in details:
+        if isinstance(detail, error_details_pb2.RetryInfo):
+            seconds: float = detail.retry_delay.seconds + detail.retry_delay.nanos / 1e9
+            return seconds
+    return None
 
 
 def _rich_details(error: grpc.RpcError) -> list[Message]:

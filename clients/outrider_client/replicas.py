@@ -24,6 +24,8 @@ class Replicas:
         self._lock = threading.Lock()
         self._turn = 0
         self._avoided_until = [0.0] * len(self.addresses)
+        self.has_answered = False
+        """Whether one of them ever has."""
         self.is_closed = False
         """Whether the client has hung up: nothing is to be tried again."""
 
@@ -44,6 +46,7 @@ class Replicas:
 
     def answered(self, number: int) -> None:
         """It is well."""
+        self.has_answered = True
         self._avoided_until[number] = 0.0
 
     def failed(self, number: int, silent_s: float) -> None:

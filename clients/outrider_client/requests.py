@@ -80,7 +80,8 @@ class GenerateOptions(TypedDict, total=False):
     """Whether a generation whose call breaks goes on in another call, on another replica if there is one. Unset = yes.
     Under "ratio" what is resumed has the right distribution, but is another text."""
     resume_timeout_s: float | None
-    """How long that is tried, from the break to the next token. Unset = 30 s."""
+    """How long that is tried, from the break to the next token, and how long for the first while servers restart. Unset
+    = 30 s."""
     stall_timeout_s: float | None
     """How long a server may say nothing, the time to the first token included, before its call counts as broken. Unset
     = 30 s; infinite = for ever."""

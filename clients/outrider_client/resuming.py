@@ -26,8 +26,8 @@ LAST_CHANCE_S = 1.0
 """What a call has for its first message that is made shortly before the timeout."""
 MAX_FRUITLESS = 3
 """Calls in a row that may break without a token of theirs. After more of them it is the request that breaks servers."""
-BROKEN = REFUSALS | {grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
-"""What the end of a server, or of the way to it, looks like from here. Our own cancelling never comes this far."""
+BROKEN = REFUSALS | {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
+"""What the end of a server, or of the way to it, looks like from here."""
 
 
 class Course(Attempts):
@@ -136,9 +136,17 @@ class Course(Attempts):
         return error.code in REFUSALS and not self._was_admitted
 
     def _count_refusal(self, error: OutriderError) -> None:
-        super()._count_refusal(error)
+        if not (self._resumes and self._is_passing(error)):
+            super()._count_refusal(error)
         if min(self._num_failures) and self._clock() - self._began_at >= self._resume_timeout_s:
             raise error
+
+    def _is_passing(self, error: OutriderError) -> bool:
+        """Whether there will be a server before long: there was one, or this one only loads or drains."""
+        if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return False
+        is_promised = isinstance(error, Unavailable) and error.retry_after_s is not None
+        return is_promised or self._replicas.has_answered
 
     def _count_break(self, error: OutriderError) -> None:
         """It was on its way. Raises the error if it has been tried for long enough."""

@@ -103,7 +103,7 @@ async def _running(service: Service) -> AsyncIterator[tuple[str, str]]:
     server = grpc.aio.server()
     service.register(server)
     port = server.add_insecure_port(ANY)
-    metrics = ServiceMetrics(service.metrics, ANY)
+    metrics = ServiceMetrics(service.metrics, ANY, bool)
     await server.start()
     try:
         await service.load()

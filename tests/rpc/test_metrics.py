@@ -91,7 +91,7 @@ def test_a_port_that_is_taken_is_an_error(server: MetricsServer) -> None:
     with pytest.raises(OSError, match="in use"):
         MetricsServer(server.address, read)
     with pytest.raises(SystemExit, match=rf"error: --metrics-listen: cannot bind {server.address}: .*in use"):
-        ServiceMetrics(read, server.address)
+        ServiceMetrics(read, server.address, bool)
 
 
 @pytest.mark.parametrize("value", ["9090", "host:", "host:99999", "host:port"])
@@ -103,7 +103,7 @@ def test_a_wrong_address_is_refused_with_the_flag(value: str, capsys: pytest.Cap
 
 def test_no_address_is_no_server() -> None:
     assert parse_settings(Settings, []).metrics_listen == ""
-    assert ServiceMetrics(read, "").address == ""
+    assert ServiceMetrics(read, "", bool).address == ""
 
 
 class Loading(Idle):
@@ -146,7 +146,7 @@ def test_files_that_have_become_unusable_are_told_by_their_flag(tmp_path: Path) 
 
     good, bad = replaced(tmp_path / "good", b"1"), replaced(tmp_path / "bad", b"1")
     watched = [WatchedFiles("--good", [good], number), WatchedFiles("--bad", [bad], number)]
-    metrics = ServiceMetrics(read, "127.0.0.1:0")
+    metrics = ServiceMetrics(read, "127.0.0.1:0", bool)
     try:
         name = "outrider_files_unusable"
         assert (samples(metrics.address)[name, "--good"], samples(metrics.address)[name, "--bad"]) == (0, 0)

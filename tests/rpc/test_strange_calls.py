@@ -37,6 +37,9 @@ class Idle:
 
     def drain(self) -> None: ...
 
+    def fault(self) -> str:
+        return ""
+
     async def close(self) -> None: ...
 
 

@@ -41,6 +41,10 @@ class DatastoreService:
         """Refuses new calls, ends endless ones."""
         self._servicer.drain()
 
+    def fault(self) -> str:
+        """Never: what it needs is Redis, and it serves without."""
+        return ""
+
     async def close(self) -> None:
         """Lets go of Redis, and of what this replica holds."""
         await self._replica.close()

@@ -11,13 +11,14 @@ import grpc
 
 from outrider.core.params import check
 from outrider.datastore import conversion as convert
+from outrider.datastore.lasting import LastingStream, LastingStreams
 from outrider.datastore.loading import PriorLoads
 from outrider.datastore.replica import Replica
 from outrider.datastore.settings import DatastoreSettings
 from outrider.datastore.store import CorpusNotFound, Scope, StoreFull, StoreUnavailable
 from outrider.datastore.tenancy import check_manages, may_see, own_scope
 from outrider.datastore.watching import watch
-from outrider.rpc.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable, rpc_errors
+from outrider.rpc.errors import DeadlineExceeded, NotFound, NotServing, ResourceExhausted, Unavailable, rpc_errors
 from outrider.rpc.tracing import LOOKUP, RECORD, traced_message
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
@@ -50,21 +51,20 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
         self._loads = PriorLoads(replica.store, settings)
         self.num_watchers = 0
         """Watch streams that are open."""
-        self._streams: set[asyncio.Task[Any]] = set()
+        self._lasting = LastingStreams(settings.max_connection_age_s)
         self._is_draining = False
 
     def drain(self) -> None:
         """Refuses new calls, and ends the streams that would never end by themselves. Their callers open others."""
         self._is_draining = True
-        for task in self._streams:
-            task.cancel()
+        self._lasting.end()
 
     async def Lookup(
         self, request_iterator: AsyncIterator[pb.LookupRequest], context: Context
     ) -> AsyncIterator[pb.LookupResponse]:
         scope: Scope | None = None
-        with errors_as_status(context), self._endless():
-            async for request in request_iterator:
+        with errors_as_status(context), self._endless() as stream:
+            async for request in stream.requests(request_iterator):
                 scope = convert.scope_from(request, scope, self._settings)
                 if request.HasField("scope"):
                     scope = own_scope(scope, request.scope.tenant)
@@ -78,8 +78,8 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
         self, request_iterator: AsyncIterator[pb.RecordRequest], context: Context
     ) -> AsyncIterator[pb.RecordResponse]:
         scope: Scope | None = None
-        with errors_as_status(context), self._endless():
-            async for request in request_iterator:
+        with errors_as_status(context), self._endless() as stream:
+            async for request in stream.requests(request_iterator):
                 scope = convert.session_scope_from(request, scope, self._settings)
                 if request.HasField("scope"):
                     scope = own_scope(scope, request.scope.tenant)
@@ -91,7 +91,8 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:  # type: ignore[override]
         # The stubs know only generators; a method that writes to its context can put a deadline on each write.
-        with errors_as_status(context), self._watching(), self._endless():
+        # It does not age: its caller would be sent everything again.
+        with errors_as_status(context), self._watching(), self._endless(ages=False):
             scope = own_scope(convert.watched_scope_from(request, self._settings), request.scope.tenant)
             await self._replica.check_exists(scope)
             async with aclosing(watch(self._store, scope)) as responses:
@@ -189,24 +190,14 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
 
     def _check_serving(self) -> None:
         if self._is_draining:
-            raise Unavailable("the datastore is draining")
+            raise NotServing("the datastore is draining")
 
     @contextmanager
-    def _endless(self) -> Iterator[None]:
+    def _endless(self, *, ages: bool = True) -> Iterator[LastingStream]:
         """Around a stream that `drain` must end."""
         self._check_serving()
-        task = asyncio.current_task()
-        assert task is not None
-        self._streams.add(task)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if self._is_draining:
-                task.uncancel()
-                self._check_serving()
-            raise
-        finally:
-            self._streams.discard(task)
+        with self._lasting.open(ages=ages) as stream:
+            yield stream
 
     @contextmanager
     def _watching(self) -> Iterator[None]:

@@ -49,6 +49,10 @@ class EdgeService:
         """Refuses new calls."""
         self.servicer.drain()
 
+    def fault(self) -> str:
+        """Never: without drafts, generations come from the cloud all the same."""
+        return ""
+
     async def close(self) -> None:
         """Ends the draft model's engine and hangs up."""
         if self._greeting is not None:

@@ -15,7 +15,7 @@ from outrider.edge.draft_model import DraftModel
 from outrider.edge.relay import Relay
 from outrider.edge.upstream import Upstreams
 from outrider.rpc.convert_speculation import METHODS_TO_PROTO
-from outrider.rpc.errors import DeadlineExceeded, Unavailable, Unimplemented, rpc_errors
+from outrider.rpc.errors import DeadlineExceeded, NotServing, Unimplemented, rpc_errors
 from outrider.rpc.generation_calls import GenerationCalls, read_calls
 from outrider.rpc.metrics import Metrics, counter, gauge
 from outrider.rpc.peer_metrics import read_peers
@@ -62,7 +62,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     def _check_serving(self) -> None:
         if self._is_draining:
-            raise Unavailable("the edge is draining")
+            raise NotServing("the edge is draining")
 
     async def Generate(self, request: verifier_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
         """One generation; the cloud decides, this edge drafts."""

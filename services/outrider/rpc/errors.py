@@ -76,9 +76,17 @@ class Unimplemented(RpcError):
 
 
 class Unavailable(RpcError):
-    """Loading, draining, or a part that is needed cannot be reached. Safe to retry."""
+    """A part that is needed cannot be reached, or see NotServing. Safe to retry."""
 
     code = grpc.StatusCode.UNAVAILABLE
+
+
+class NotServing(Unavailable):
+    """Loading or draining: there is a server, and one will serve before long. Says when to come back, which tells it
+    from a failure on the way."""
+
+    def __init__(self, text: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(text, _retry_info(retry_after_s))
 
 
 class DeadlineExceeded(RpcError):
@@ -93,9 +101,13 @@ class ResourceExhausted(RpcError):
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
     def __init__(self, text: str, retry_after_s: float = 1.0) -> None:
-        seconds = int(retry_after_s)
-        delay = duration_pb2.Duration(seconds=seconds, nanos=int((retry_after_s - seconds) * 1e9))
-        super().__init__(text, error_details_pb2.RetryInfo(retry_delay=delay))
+        super().__init__(text, _retry_info(retry_after_s))
+
+
+def _retry_info(retry_after_s: float) -> error_details_pb2.RetryInfo:
+    seconds = int(retry_after_s)
+    delay = duration_pb2.Duration(seconds=seconds, nanos=int((retry_after_s - seconds) * 1e9))
+    return error_details_pb2.RetryInfo(retry_delay=delay)
 
 
 def shortened(text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -78,16 +78,21 @@ class Lookups:
                 await self._wake.wait()
             call = self._state.stub(datastore_pb2_grpc.DatastoreServiceStub).Lookup()
             writer = asyncio.create_task(self._write(call))
+            has_answered = False
             try:
                 while True:
                     response = await self._answer(call)
-                    attempt, self._is_down = 0, False
+                    has_answered, attempt, self._is_down = True, 0, False
                     self._state.up()
                     self._deliver(response)
             except TimeoutError:
                 self._state.down(f"no answer within {ANSWER_TIMEOUT_S:g} s")
                 self._state.dial_anew()
             except EOFError:
+                if has_answered:
+                    # In order, as by a replica that drains, or that would share with new ones: at once to another.
+                    self._lose(self._asked)
+                    continue
                 self._state.down("the datastore ended the stream")
             except grpc.aio.AioRpcError as error:
                 self._state.down(reason_of(error))
@@ -99,7 +104,8 @@ class Lookups:
                 writer.cancel()
                 call.cancel()
             self._is_down = True
-            self._lose()
+            self._lose([*self._asked, *self._due])
+            self._due.clear()
             attempt += 1
             self._state.num_reconnects += 1
             await wait_before_retry(attempt)
@@ -157,11 +163,10 @@ class Lookups:
         for result in response.results:
             asker.on_answer(result.base_len, continuation_from_proto(result))
 
-    def _lose(self) -> None:
-        """The stream is lost, and all that was asked with it: late answers are worth nothing."""
-        lost = dict.fromkeys([*self._asked, *self._due])
+    def _lose(self, askers: Iterable[Asker]) -> None:
+        """The stream is lost, and with it all that was asked: late answers are worth nothing."""
+        lost = dict.fromkeys(askers)
         self._asked.clear()
-        self._due.clear()
         for asker in lost:
             asker.is_asking, asker.next_query = False, None
             asker.on_lost()

@@ -7,6 +7,7 @@ without it, and begins anew as soon as it is well.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
@@ -25,6 +26,8 @@ _Stub = TypeVar("_Stub")
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 1.0
+ROUND_ROBIN = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
+"""Calls take turns among all addresses that a name has, as far as there is somebody."""
 SENSELESS = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -38,10 +41,11 @@ itself takes half a minute to notice; or bytes were changed, and the two ends no
 
 
 class PeerState:
-    """A peer as the verifier sees it."""
+    """A peer as the verifier sees it. It may be several replicas, if the address is a name: see `ROUND_ROBIN`."""
 
     def __init__(self, name: str, address: str, security: PeerSecurity | None = None) -> None:
-        """`security`: None = in plaintext, to this machine only. Raises ValueError where it is none for the address."""
+        """`address`: HOST:PORT or another gRPC target, like dns:///NAME:PORT. `security`: None = in plaintext, to this
+        machine only. Raises ValueError where it is none for the address."""
         self.name = name
         self.address = address
         self.is_connected = False
@@ -57,6 +61,7 @@ class PeerState:
             PeerSecurity() if security is None else security,
             [
                 *CHANNEL_OPTIONS,
+                ("grpc.service_config", ROUND_ROBIN),
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.min_reconnect_backoff_ms", 2000),
                 ("grpc.max_reconnect_backoff_ms", 1000),

@@ -2,8 +2,8 @@
 
 The order matters to whoever watches: the ports are bound and announced first (lines on stdout, `listening HOST:PORT`
 before all others), Prometheus may read from then on, health says NOT_SERVING while the service loads and while it
-drains, and SERVING only in between. SIGTERM and SIGINT drain: new calls are refused with UNAVAILABLE, running ones may
-end. A second signal cuts them off.
+drains, and SERVING only in between. SIGTERM and SIGINT drain: callers are sent elsewhere, new calls are refused with
+UNAVAILABLE, running ones may end. A second signal cuts them off.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any, Protocol
 
 import grpc
 import structlog
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from outrider.rpc.health import Health
 from outrider.rpc.malformed import MalformedRequests
 from outrider.rpc.metrics import Metrics
 from outrider.rpc.security.certificates import server_credentials
@@ -45,10 +46,6 @@ sent, and what stands between two peers does not forget a connection that has no
 another address now is found there at the next attempt."""
 
 
-TLS_OPTIONS: Sequence[tuple[str, Any]] = (("grpc.max_connection_age_ms", 600_000),)
-"""Who stays connected shows a certificate that is valid now every ten minutes. Calls that run then are not cut off."""
-
-
 class CannotLoad(Exception):
     """The service cannot get ready, and trying again would not help. The message names the setting."""
 
@@ -69,7 +66,11 @@ class Service(Protocol):
         """What Prometheus is told now. Called in another thread, between `register` and `close`."""
 
     def drain(self) -> None:
-        """New calls are refused from here on."""
+        """New calls are refused from here on, and calls that would last are ended: their callers go elsewhere. No
+        connection takes a new call any more."""
+
+    def fault(self) -> str:
+        """Why it can do no work until it is started anew; empty = it can."""
 
     async def close(self) -> None:
         """Ends everything."""
@@ -95,23 +96,17 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
             ("grpc.max_receive_message_length", settings.max_message_bytes),
             # Half of the shortest that our own clients keep to.
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-            *([] if credentials is None else TLS_OPTIONS),
+            *_connection_age(settings.max_connection_age_s),
         ],
     )
     service.register(server)
-    healthcheck = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(healthcheck, server)
+    told = Health(service)
+    health_pb2_grpc.add_HealthServicer_to_server(told.servicer, server)
     reflection.enable_server_reflection((service.name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     address = _bind(server, "--listen", settings.listen, credentials)
-    health_server, health_address = _health_server(healthcheck, settings.health_listen)
-    metrics = ServiceMetrics(service.metrics, settings.metrics_listen)
-
-    async def set_health(status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        metrics.is_serving = status == health_pb2.HealthCheckResponse.SERVING
-        for name in ("", service.name):
-            await healthcheck.set(name, status)
-
-    await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+    health_server, health_address = _health_server(told.servicer, settings.health_listen)
+    metrics = ServiceMetrics(service.metrics, settings.metrics_listen, lambda: told.is_serving)
+    await told.set_takes_calls(False)
     await server.start()
     print(f"listening {address}", flush=True)
     if health_server is not None:
@@ -121,6 +116,7 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
         print(f"metrics {metrics.address}", flush=True)
     stop = _signals()
     loading = asyncio.create_task(service.load())
+    watching = asyncio.create_task(told.watch())
     stopping = asyncio.create_task(stop.wait())
     ended = asyncio.create_task(server.wait_for_termination())
     try:
@@ -131,17 +127,16 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
             except (CannotLoad, UnusableFile) as error:
                 raise SystemExit(f"error: {error}") from error
             spare_collector()
-            await set_health(health_pb2.HealthCheckResponse.SERVING)
+            await told.set_takes_calls(True)
             log.info("server.serving", address=address)
             await _first_of(ended, stopping)
             stop.clear()
-            await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+            await told.set_takes_calls(False)
             log.info("server.draining", timeout_s=settings.drain_timeout_s)
-            service.drain()
-            await _stop_within(server, settings.drain_timeout_s, stop.wait)
+            await _drain(service, server, settings.drain_timeout_s, stop.wait)
     finally:
-        stopping.cancel()
-        loading.cancel()
+        for task in (stopping, loading, watching):
+            task.cancel()
         await server.stop(0)
         # Not cancelled: it waits for what the server itself has to say at its end.
         await asyncio.gather(ended, return_exceptions=True)
@@ -202,9 +197,19 @@ def _signals() -> asyncio.Event:
     return event
 
 
-async def _stop_within(server: grpc.aio.Server, grace_s: float, hurry: Callable[[], Awaitable[object]]) -> None:
+def _connection_age(age_s: float) -> Sequence[tuple[str, Any]]:
+    """Options of a server whose callers dial anew after that time; 0 = never. Calls that run then are not cut off."""
+    return [("grpc.max_connection_age_ms", max(1, round(1000 * age_s)))] if age_s else []
+
+
+async def _drain(
+    service: Service, server: grpc.aio.Server, grace_s: float, hurry: Callable[[], Awaitable[object]]
+) -> None:
     """Stops the server as soon as no call runs, after grace_s at the latest, or when hurried."""
     stopped = asyncio.ensure_future(server.stop(grace_s))
+    await asyncio.sleep(0)
+    # Whoever loses a call now has heard before that this connection takes no other, and goes elsewhere.
+    service.drain()
     hurried = asyncio.ensure_future(hurry())
     await asyncio.wait((stopped, hurried), return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()

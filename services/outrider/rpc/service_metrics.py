@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from outrider.rpc.metrics import Metrics, MetricsServer, Read, gauge, gauges
 from outrider.rpc.security.watched_files import unusable_flags
 
@@ -9,10 +11,10 @@ from outrider.rpc.security.watched_files import unusable_flags
 class ServiceMetrics:
     """Served from the beginning to the end of the process, also while the service loads and drains."""
 
-    def __init__(self, read: Read, listen: str) -> None:
-        """`read` is what the service itself says; `listen` is HOST:PORT, empty = nowhere. Raises SystemExit, naming the
-        flag."""
-        self.is_serving = False
+    def __init__(self, read: Read, listen: str, is_serving: Callable[[], bool]) -> None:
+        """`read` is what the service itself says, `is_serving` what health does; `listen` is HOST:PORT, empty =
+        nowhere. Raises SystemExit, naming the flag."""
+        self._is_serving = is_serving
         self._read = read
         self._server: MetricsServer | None = None
         if listen:
@@ -33,7 +35,7 @@ class ServiceMetrics:
 
     def _all(self) -> Metrics:
         yield gauge(
-            "outrider_serving", "Whether new calls are taken: 0 while the service loads and drains.", self.is_serving
+            "outrider_serving", "Whether new calls are taken: 0 while the service loads and drains.", self._is_serving()
         )
         yield gauges(
             "outrider_files_unusable",

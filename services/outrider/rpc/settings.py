@@ -48,6 +48,12 @@ class ServiceSettings(ListenSecuritySettings):
     drain_timeout_s: float = Field(
         30.0, ge=0, description="After SIGTERM, seconds that running calls may take to end; then they are cut off."
     )
+    max_connection_age_s: float = Field(
+        600.0,
+        ge=0,
+        description="After so many seconds a caller is asked to connect anew, by which it finds new replicas and shows "
+        "a certificate that is valid now; calls that run go on. 0 = never.",
+    )
     max_message_bytes: int = Field(4 << 20, ge=1024, description="Largest message accepted.")
     otlp_endpoint: str = Field(
         "", description="Collector of traces, OTLP over gRPC, like http://127.0.0.1:4317; empty = no traces."

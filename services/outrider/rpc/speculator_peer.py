@@ -166,6 +166,8 @@ class SpeculationStream:
                 breaker.trip("the speculator ended the stream")
             except TimeoutError:
                 self._num_silent += 1
+                # Of several replicas behind the address, the others are found by whom there is an answer from at all.
+                self._peer.state.dial_anew()
                 breaker.trip(f"the speculator said nothing for {self._silence.limit_s:.2g} s")
             except grpc.aio.AioRpcError as error:
                 retry_s = self._judge(error)
@@ -194,6 +196,10 @@ class SpeculationStream:
             self._peer.state.down(reason)
             return doubled(GARBAGE_RETRY_S, REFUSED_RETRY_S, self._num_tries)
         elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            self._peer.state.down(reason)
+        elif self._num_tries == 0:
+            # It drafted until now. Behind the address may be others, to which the next attempt goes: only if that one
+            # fails, too, is there nobody.
             self._peer.state.down(reason)
         else:
             self._peer.breaker.trip(reason)

@@ -22,6 +22,7 @@ from outrider.core.retrieval import TierSource
 from outrider.core.speculation import SpeculationParams
 from outrider.core.steering import Steering
 from outrider.core.tree import Draft, DraftCost, TokenId
+from outrider.models.fitness import Fitness
 from outrider.models.loading import LoadedModel
 from outrider.models.ratio import candidates
 from outrider.models.runner import Segment
@@ -104,6 +105,7 @@ class Engine:
         self.counts = DraftCounts()
         self._inbox: queue.SimpleQueue[_Open | _Commit | _Close | _Steer | None] = queue.SimpleQueue()
         self._sessions: dict[str, tuple[Drafting, DraftSink]] = {}
+        self._fitness = Fitness(model.runner)
         self._thread = threading.Thread(target=self._run, name="speculator-engine", daemon=True)
         self._thread.start()
 
@@ -131,6 +133,10 @@ class Engine:
         """Sessions that hold keys and values right now."""
         return len(self._sessions)
 
+    def fault(self) -> str:
+        """Why nothing can be drafted here any more; empty = it can."""
+        return self._fitness.fault(self._thread)
+
     def stop(self) -> None:
         """Ends the thread. Idempotent."""
         self._inbox.put(None)
@@ -145,6 +151,7 @@ class Engine:
                 if work:
                     self._step(work)
                     self.counts.busy_s += time.perf_counter() - began
+                    self._fitness.succeeded()
                 elif self._patience_s() is not None:
                     self._warm()
             except Exception:
@@ -152,6 +159,7 @@ class Engine:
                 for session_id, (_, sink) in list(self._sessions.items()):
                     sink.fail()
                     self._drop(session_id)
+                self._fitness.failed()
 
     def _patience_s(self) -> float | None:
         """How long to wait for a message when there is nothing to grow; None = for ever."""

@@ -73,8 +73,12 @@ class SpeculatorService:
         yield from read_peers([] if self._datastore is None else [self._datastore.state])
 
     def drain(self) -> None:
-        """Refuses new sessions."""
+        """Refuses new sessions, and ends those that there are."""
         self._servicer.drain()
+
+    def fault(self) -> str:
+        """Why nothing can be drafted here; empty = it can."""
+        return "" if self._engine is None else self._engine.fault()
 
     async def close(self) -> None:
         """Ends the engine and hangs up."""

@@ -18,6 +18,7 @@ from outrider.rpc.convert_speculation import METHODS_TO_PROTO, speculation_from_
 from outrider.rpc.errors import (
     DeadlineExceeded,
     InvalidArgument,
+    NotServing,
     OutOfRange,
     ResourceExhausted,
     RpcError,
@@ -44,6 +45,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 DEFAULTS = SpeculationParams(Method.PEARL, num_speculative_tokens=8, lookahead=32)
 """The verifier sets every field; these stand in for a caller that does not."""
 LIMITS = SpeculationLimits()
+DRAINING = "the speculator is draining"
 MAX_NAME_LEN = 256
 """Longest session_id: it stands in every line that is logged of a session."""
 HIGH_WATER = 64
@@ -143,6 +145,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         self._engine: Engine | None = None
         self._is_draining = False
         self.num_sessions = 0
+        self._streams: set[_Stream] = set()
         self._num_opened = 0
 
     def ready(self, model: LoadedModel, engine: Engine) -> None:
@@ -150,8 +153,11 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         self._model, self._engine = model, engine
 
     def drain(self) -> None:
-        """Refuses new sessions from here on."""
+        """Refuses new sessions, and ends those that there are: a generation may last for long, and another replica can
+        go on drafting for it at once."""
         self._is_draining = True
+        for stream in self._streams:
+            stream.end(NotServing(DRAINING))
 
     def metrics(self) -> Metrics:
         """What was counted since the start; nothing while the model loads. May be called in any thread."""
@@ -160,7 +166,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
 
     def _loaded(self) -> tuple[LoadedModel, Engine]:
         if self._model is None or self._engine is None or self._is_draining:
-            raise Unavailable("the speculator is draining" if self._is_draining else "the draft model is loading")
+            raise NotServing(DRAINING if self._is_draining else "the draft model is loading")
         return self._model, self._engine
 
     async def Speculate(  # type: ignore[override]
@@ -182,10 +188,12 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         model: LoadedModel,
         engine: Engine,
     ) -> None:
+        self._loaded()  # it may have begun to drain since
         if self.num_sessions >= self._max_num_sessions:
             raise ResourceExhausted(f"the speculator has all {self._max_num_sessions} sessions in use")
         stream = _Stream(spec.session_id, spec.committed_token_ids, model.max_context_len)
         self.num_sessions += 1
+        self._streams.add(stream)
         engine.open(spec, stream)
         span = current_span()
         method = spec.speculation.method.value
@@ -198,6 +206,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
                 await self._write(context, response)
         finally:
             reader.cancel()
+            self._streams.discard(stream)
             engine.close(spec.session_id)
             self.num_sessions -= 1
             log.info("session.ended", session_id=spec.session_id, num_committed_tokens=len(stream.committed))

@@ -22,6 +22,7 @@ from outrider.core.rows import ForwardTimes
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
 from outrider.core.tree import Draft, DraftCost
+from outrider.models.fitness import Fitness
 from outrider.models.loading import LoadedModel
 from outrider.models.ratio import Round, emitted
 from outrider.models.sampler import Sampler
@@ -68,6 +69,7 @@ class Engine:
         self._pace = Pace(forward_times, max_num_rows)
         self._jobs: dict[str, Job] = {}
         self._is_over = False
+        self._fitness = Fitness(model.runner)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="verifier-engine", daemon=True)
         self._thread.start()
@@ -142,6 +144,10 @@ class Engine:
         """Sessions that hold keys and values right now."""
         return len(self._jobs)
 
+    def fault(self) -> str:
+        """Why no session can go on here any more; empty = they can."""
+        return self._fitness.fault(self._thread)
+
     def stop(self) -> None:
         """Ends the thread."""
         self._inbox.put(None)
@@ -184,12 +190,14 @@ class Engine:
                 ready, timeout_s = self._plan(time.perf_counter())
                 if ready:
                     self._step(ready)
+                    self._fitness.succeeded()
                     timeout_s = 0.0
             except Exception:
                 log.exception("engine.step_failed", num_sessions=len(self._jobs))
                 failed, self._jobs, timeout_s = list(self._jobs.values()), {}, None
                 for job in failed:
                     self._loop.call_soon_threadsafe(job.sink.on_failure)
+                self._fitness.failed()
 
     def _take_inbox(self, timeout_s: float | None) -> None:
         """Applies everything that was posted; waits at most timeout_s for something (None = for ever).

@@ -108,6 +108,10 @@ class VerifierService:
         """Refuses new sessions."""
         self._servicer.drain()
 
+    def fault(self) -> str:
+        """Why no generation can go on here; empty = they can."""
+        return "" if self._serving is None else self._serving.engine.fault()
+
     async def close(self) -> None:
         """Ends the engine and hangs up."""
         if self._serving is None:

@@ -20,7 +20,7 @@ from outrider.models.text import TextCodec
 from outrider.rpc.convert import token_ids_from_proto
 from outrider.rpc.convert_speculation import METHODS_TO_PROTO
 from outrider.rpc.draft_limit import MAX_NODES_PER_S, DraftLimit
-from outrider.rpc.errors import DeadlineExceeded, ResourceExhausted, Unavailable, rpc_errors
+from outrider.rpc.errors import DeadlineExceeded, NotServing, ResourceExhausted, rpc_errors
 from outrider.rpc.generation_calls import GenerationCall, GenerationCalls
 from outrider.rpc.handshake import model_info
 from outrider.rpc.large_requests import beside_the_loop
@@ -103,9 +103,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     def _ready(self) -> Serving:
         if self._is_draining:
-            raise Unavailable("the verifier is draining")
+            raise NotServing("the verifier is draining")
         if self._serving is None:
-            raise Unavailable("the target model is loading")
+            raise NotServing("the target model is loading")
         return self._serving
 
     async def Generate(self, request: verifier_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]

@@ -1,0 +1,55 @@
+"""The cluster's name server: a headless service's name means the addresses of its pods that are ready."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from dnslib import QTYPE, RCODE, RR, A, DNSRecord
+
+TTL_S = 1
+
+
+class NameServer(asyncio.DatagramProtocol):
+    """Answers on a loopback port, over UDP."""
+
+    def __init__(self, addresses_of: Callable[[str], Sequence[str] | None], cache_s: float) -> None:
+        """`addresses_of`: the addresses of a service now; None = there is no such service. `cache_s`: for so long an
+        answer is given again, as the cluster's own server does."""
+        self.port = 0
+        self._addresses_of, self._cache_s = addresses_of, cache_s
+        self._cached: dict[str, tuple[float, Sequence[str]]] = {}
+        self._transport: asyncio.DatagramTransport | None = None
+
+    async def start(self) -> None:
+        """Returns when it answers."""
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=("127.0.0.1", 0))
+        self.port = self._transport.get_extra_info("sockname")[1]
+
+    def stop(self) -> None:
+        """Answers no more."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def datagram_received(self, data: bytes, sender: tuple[str, int]) -> None:
+        """One question."""
+        question = DNSRecord.parse(data)
+        reply = question.reply()
+        name = str(question.q.qname).rstrip(".")
+        addresses = self._look_up(name)
+        if not addresses:
+            reply.header.rcode = RCODE.NXDOMAIN
+        elif question.q.qtype == QTYPE.A:
+            for address in addresses:
+                reply.add_answer(RR(question.q.qname, QTYPE.A, rdata=A(address), ttl=TTL_S))
+        assert self._transport is not None
+        self._transport.sendto(reply.pack(), sender)
+
+    def _look_up(self, name: str) -> Sequence[str]:
+        now = asyncio.get_running_loop().time()
+        until, addresses = self._cached.get(name, (0.0, ()))
+        if until <= now:
+            addresses = self._addresses_of(name) or ()
+            self._cached[name] = now + self._cache_s, addresses
+        return addresses

@@ -1,0 +1,73 @@
+"""Kubernetes objects as dicts: where they come from, and what of them is changed for two cores."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Object = dict[str, Any]
+
+HERE = Path(__file__).parent
+OVERLAY = HERE.parents[2] / "deploy" / "overlays" / "cpu"
+SHAPE = HERE / "objects.yaml"
+WORKLOADS = ("Deployment", "StatefulSet")
+
+
+def shipped() -> list[Object]:
+    """The objects that are rolled out: those of the overlay for CPUs, or where there is none, others of its shape."""
+    if not (OVERLAY / "kustomization.yaml").exists():
+        return parsed(SHAPE.read_text())
+    done = subprocess.run(["kubectl", "kustomize", str(OVERLAY)], capture_output=True, text=True, check=True)
+    return parsed(done.stdout)
+
+
+def parsed(text: str) -> list[Object]:
+    """The objects of a YAML stream."""
+    return [found for found in yaml.safe_load_all(text) if found]
+
+
+def named(objects: Sequence[Object], kind: str, name: str) -> Object:
+    """The object of that kind and name. Raises KeyError."""
+    for found in objects:
+        if found["kind"] == kind and found["metadata"]["name"] == name:
+            return found
+    raise KeyError(f"{kind} {name}")
+
+
+def workloads(objects: Sequence[Object]) -> list[Object]:
+    """What makes pods."""
+    return [found for found in objects if found["kind"] in WORKLOADS]
+
+
+def container_of(workload: Object) -> Object:
+    """The container of its pods. Raises ValueError for pods that have several."""
+    [container] = workload["spec"]["template"]["spec"]["containers"]
+    return container
+
+
+def set_variables(workload: Object, variables: Mapping[str, str]) -> None:
+    """Adds variables to the container of its pods, or replaces them."""
+    container = container_of(workload)
+    kept = [entry for entry in container.get("env", ()) if entry["name"] not in variables]
+    container["env"] = kept + [{"name": name, "value": value} for name, value in variables.items()]
+
+
+def with_secret(objects: Sequence[Object], name: str, **values: str) -> list[Object]:
+    """The objects, and a secret unless there is one of that name: it is not in a repository."""
+    if any(found["kind"] == "Secret" and found["metadata"]["name"] == name for found in objects):
+        return list(objects)
+    return [*objects, {"kind": "Secret", "metadata": {"name": name}, "stringData": values}]
+
+
+def contents(objects: Sequence[Object], kind: str, name: str) -> dict[str, str]:
+    """What a ConfigMap or a Secret holds, as text."""
+    found = named(objects, kind, name)
+    data = dict(found.get("data") or {})
+    if kind == "Secret":
+        data = {key: base64.b64decode(value).decode() for key, value in data.items()}
+    return data | dict(found.get("stringData") or {})

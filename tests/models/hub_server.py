@@ -24,6 +24,8 @@ class Hub:
     """Who does not show it is told what the hub tells of a gated model; empty = anybody may read."""
     instead: dict[str, bytes] = field(default_factory=dict)
     """What is sent in place of a file's content."""
+    is_broken: bool = False
+    """Whether it refuses everything, without a reason."""
     cut: dict[str, int] = field(default_factory=dict)
     """Once, the connection is closed after so many bytes of the file."""
     downloads: list[str] = field(default_factory=list)
@@ -92,7 +94,9 @@ class _Requests(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         hub, path = self.of, unquote(urlsplit(self.path).path)
         api, resolve = f"/api/models/{hub.model}/", f"/{hub.model}/resolve/"
-        if path.startswith("/content/"):
+        if hub.is_broken:
+            self._refuse(400, "")
+        elif path.startswith("/content/"):
             self._send_content(path.removeprefix("/content/"))
         elif not path.startswith((api, resolve)):
             self._refuse(404, "RepoNotFound")
@@ -118,7 +122,8 @@ class _Requests(BaseHTTPRequestHandler):
         if not self.of.is_large(name):
             return self._send_content(name)
         self.send_response(302)
-        self.send_header("Location", f"{self.of.address}/content/{name}")
+        # On another host, as the hub's: the library takes the size from here and shows no token there.
+        self.send_header("Location", f"{self.of.address.replace('127.0.0.1', 'localhost')}/content/{name}")
         self.send_header("X-Repo-Commit", self.of.commit)
         self.send_header("X-Linked-Etag", f'"{sha256(content)}"')
         self.send_header("X-Linked-Size", str(len(content)))

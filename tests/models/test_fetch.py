@@ -183,7 +183,7 @@ def test_a_broken_connection_is_made_anew(hub: Hub, folder: Path, files: dict[st
 
 def test_a_file_that_is_too_short_is_no_model(hub: Hub, folder: Path, files: dict[str, bytes]) -> None:
     hub.instead[WEIGHTS] = files[WEIGHTS][:-100]
-    assert "Consistency check" in complaint(fetch(hub, folder), FAILED)
+    assert "has not arrived whole" in complaint(fetch(hub, folder), FAILED)
     assert not folder.exists()
     hub.instead.clear()
     assert fetch(hub, folder).returncode == 0
@@ -275,8 +275,9 @@ def test_a_gated_model_needs_the_token(hub: Hub, folder: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_a_hub_out_of_reach_is_said_to_be(hub: Hub, folder: Path) -> None:
-    assert "cannot be read from the hub" in complaint(fetch(hub, folder, HF_ENDPOINT="http://127.0.0.1:9"), FAILED)
+def test_a_hub_that_answers_nonsense_is_said_to(hub: Hub, folder: Path) -> None:
+    hub.is_broken = True
+    assert "cannot be read from the hub" in complaint(fetch(hub, folder), FAILED)
     assert not folder.exists()
 
 

@@ -39,6 +39,7 @@ HOMES = {
     "transformers": ("services/outrider/models/",),
     "safetensors": ("services/outrider/models/",),
     "tokenizers": ("services/outrider/models/",),
+    "huggingface_hub": ("services/outrider/models/",),
     "redis": ("services/outrider/datastore/",),
     "hiredis": ("services/outrider/datastore/",),
     "pydivsufsort": ("services/outrider/datastore/",),

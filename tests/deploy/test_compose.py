@@ -1,0 +1,170 @@
+"""deploy/compose.yaml: what it says is understood by compose and by the services, fits together, and confines them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compose_spec import PyOptions
+from redis import Redis
+
+from outrider.datastore.settings import DatastoreSettings
+from outrider.rpc.health_probe import main as ask_health
+from outrider.rpc.settings import ServiceSettings, parse_settings
+from outrider.speculator.settings import SpeculatorSettings
+from outrider.v1 import datastore_pb2, speculator_pb2, verifier_pb2
+from outrider.verifier.settings import VerifierSettings
+from outrider.version import __version__
+from outrider_client.local_redis import find_program, free_port
+
+COMPOSE = Path(__file__).parents[2] / "deploy" / "compose.yaml"
+SETTINGS: dict[str, type[ServiceSettings]] = {
+    "retrieval-datastore": DatastoreSettings,
+    "draft-speculator": SpeculatorSettings,
+    "target-verifier": VerifierSettings,
+}
+GRPC_SERVICES = {
+    "retrieval-datastore": datastore_pb2.DESCRIPTOR,
+    "draft-speculator": speculator_pb2.DESCRIPTOR,
+    "target-verifier": verifier_pb2.DESCRIPTOR,
+}
+OURS = pytest.mark.parametrize("name", SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    """The file, with its anchors put in. What is not of the Compose Specification is an error."""
+    parsed = PyOptions(apply_merge=True).from_yaml(COMPOSE.read_text(encoding="utf-8"))
+    parsed.validate()
+    return parsed.to_dict()
+
+
+def settings_of(compose: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a service makes of its environment."""
+    for variable in [variable for variable in os.environ if variable.startswith("OUTRIDER_")]:
+        monkeypatch.delenv(variable)
+    for variable, value in compose["services"][name]["environment"].items():
+        monkeypatch.setenv(variable, value)
+    return parse_settings(SETTINGS[name], [])
+
+
+def seconds(duration: str) -> float:
+    """Of 90s, 1m30s or 2m."""
+    found = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", duration)
+    assert found, duration
+    return 60 * int(found[1] or 0) + int(found[2] or 0)
+
+
+@OURS
+def test_every_variable_is_a_setting_and_its_value_is_accepted(
+    compose: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = SETTINGS[name].model_config["env_prefix"]
+    for variable in compose["services"][name]["environment"]:
+        assert variable.startswith(prefix)
+        assert variable.removeprefix(prefix).lower() in SETTINGS[name].model_fields, variable
+    settings_of(compose, name, monkeypatch)
+
+
+@OURS
+def test_services_are_dialled_where_they_listen(
+    compose: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = getattr(settings_of(compose, name, monkeypatch), "peers", {})
+    for address in peers.values():
+        peer, _, port = address.partition(":")
+        listen = compose["services"][peer]["environment"][SETTINGS[peer].model_config["env_prefix"] + "LISTEN"]
+        assert listen == f"0.0.0.0:{port}"
+        assert set(compose["services"][peer]["networks"]) & set(compose["services"][name]["networks"])
+
+
+def test_the_datastore_dials_redis(compose: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(compose, "retrieval-datastore", monkeypatch)
+    assert settings.redis_url == "redis://redis:6379/0"
+    assert set(compose["services"]["redis"]["networks"]) & set(compose["services"]["retrieval-datastore"]["networks"])
+
+
+@OURS
+def test_health_is_asked_where_it_is_told(compose: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, *command = compose["services"][name]["healthcheck"]["test"]
+    assert kind == "CMD"
+    assert command[:3] == ["python", "-m", ask_health.__module__]
+    address, service = command[3:]
+    assert address == settings_of(compose, name, monkeypatch).health_listen
+    (described,) = GRPC_SERVICES[name].services_by_name.values()
+    assert service == described.full_name
+
+
+@OURS
+def test_calls_have_time_to_end(compose: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drain_s = settings_of(compose, name, monkeypatch).drain_timeout_s
+    assert seconds(compose["services"][name]["stop_grace_period"]) >= drain_s + 10
+
+
+def test_one_port_is_published_and_to_this_machine_only(compose: dict[str, Any]) -> None:
+    published = {name: service["ports"] for name, service in compose["services"].items() if "ports" in service}
+    assert published == {"target-verifier": ["127.0.0.1:50051:50051"]}
+    assert compose["networks"]["inner"]["internal"] is True
+    outside = {name for name, service in compose["services"].items() if set(service["networks"]) != {"inner"}}
+    assert outside == {"target-verifier"}
+
+
+def test_the_verifier_waits_for_nobody(compose: dict[str, Any]) -> None:
+    assert "depends_on" not in compose["services"]["target-verifier"]
+    assert compose["services"]["retrieval-datastore"]["depends_on"] == {"redis": {"condition": "service_healthy"}}
+
+
+def test_every_container_is_confined(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert [entry.partition(":")[0] for entry in service["tmpfs"]] == ["/tmp"], name
+        assert not service.keys() & {"privileged", "cap_add", "pid", "network_mode", "devices"}, name
+        assert service["mem_limit"], name
+
+
+def test_images_are_pinned_and_built_from_the_target_of_their_name(compose: dict[str, Any]) -> None:
+    for service in compose["services"].values():
+        image, _, tag = service["image"].rpartition(":")
+        assert re.match(r"\d+\.\d+\.\d+", tag), service["image"]
+        if "build" in service:
+            has_demo = service["build"]["args"].get("WITH_DEMO") == "1"
+            assert image == f"outrider/{service['build']['target']}"
+            assert tag == __version__ + "-demo" * has_demo
+            assert (COMPOSE.parent / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+
+
+@OURS
+def test_only_who_runs_a_demo_model_has_the_demo_pair(
+    compose: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = getattr(settings_of(compose, name, monkeypatch), "model", "")
+    args = compose["services"][name]["build"]["args"]
+    assert model.startswith("demo/") == (args.get("WITH_DEMO") == "1")
+
+
+@pytest.mark.slow
+def test_redis_understands_its_command(compose: dict[str, Any], tmp_path: Path) -> None:
+    program, *arguments = compose["services"]["redis"]["command"]
+    assert program == "valkey-server"
+    port = free_port()
+    command = [find_program(), *arguments, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, Redis(port=port) as redis:
+        assert server.stdout is not None
+        for line in server.stdout:
+            if "Ready to accept connections" in line:
+                break
+        told = redis.config_get("appendonly", "appendfsync", "maxmemory", "maxmemory-policy", "save")
+        server.terminate()
+    assert told == {
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "maxmemory": str(256 << 20),
+        "maxmemory-policy": "volatile-lfu",  # priors have no expiry and stay
+        "save": "",
+    }

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import urllib.request
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -28,11 +27,28 @@ from outrider.verifier.service import VerifierService
 from outrider.verifier.settings import VerifierSettings
 from outrider_client.client import Client
 from outrider_client.local_redis import running_redis
+from tests.deploy.promql import Known
 
 ANY = "127.0.0.1:0"
 PROMPT = "def add(a, b):\n"
-SCRAPED = frozenset({"job", "instance", "namespace", "pod", "container", "service", "endpoint"})
-"""Labels that Prometheus adds to everything that it scrapes in a cluster."""
+TARGET = frozenset({"job", "instance", "namespace", "pod"})
+"""Labels that Prometheus adds to everything that it scrapes in a cluster, however it is told to."""
+TAKEN = TARGET | {"container", "service", "endpoint", "node", "cluster", "prometheus"}
+"""Labels that it may add: a label of ours with such a name would get another."""
+
+ENUMERATED = (
+    "component",
+    "peer",
+    "direction",
+    "phase",
+    "reason",
+    "method",
+    "source",
+    "tier",
+    "position",
+    "finish_reason",
+)
+"""Labels whose values are all exported from the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +71,17 @@ def exported() -> dict[str, dict[str, Family]]:
     return {service: _families(text) for service, text in texts.items()}
 
 
-def all_series() -> dict[str, frozenset[str]]:
-    """The labels of every series that some service exports, by its name."""
-    return {
-        name: labels
-        for families in exported().values()
-        for family in families.values()
-        for name, labels in family.series.items()
-    }
+def known() -> Known:
+    """What may be asked of the services of a cluster."""
+    families = [family for service in exported().values() for family in service.values()]
+    values: dict[str, frozenset[str]] = {}
+    for label in ENUMERATED:
+        values[label] = frozenset[str]().union(*(family.values.get(label, ()) for family in families))
+    values["finish_reason"] |= {""}
+    # Only some of them came up.
+    values["code"] = frozenset(code.name for code in grpc.StatusCode)
+    series = {name: labels | TARGET for family in families for name, labels in family.series.items()}
+    return Known(series, values)
 
 
 async def _run(folder: Path) -> dict[str, str]:
@@ -132,8 +151,3 @@ def _families(text: str) -> dict[str, Family]:
                 values[label] = values.get(label, frozenset()) | {value}
         found[name] = Family(family.type, family.documentation, series, values)
     return found
-
-
-def unknown_names(text: str, known: Sequence[str]) -> set[str]:
-    """Words of a text that look like our metrics and are none of these."""
-    return set(re.findall(r"\boutrider_[a-z0-9_]+", text)) - set(known)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.deploy.exported import exported
+from tests.deploy.exported import TAKEN, exported
 
 SERVICES = ("verifier", "speculator", "datastore", "edge")
 
@@ -22,13 +22,15 @@ def test_metrics_have_descriptions_and_names_by_the_rules(service: str) -> None:
         assert not re.search(r"_(ms|milliseconds|us|microseconds|mb|megabytes|kb|percent)(_|$)", name), name
         if name.startswith("outrider_"):
             assert family.series, f"{name}: nothing is exported"
+            labels = frozenset[str]().union(*family.series.values())
+            assert not labels & TAKEN, name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_says_what_it_is_and_how_its_process_is(service: str) -> None:
     families = exported()[service]
-    assert families["outrider_build_info"].values["service"] == {service}
+    assert families["outrider_build_info"].values["component"] == {service}
     assert {"process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds"} <= families.keys()
     assert {"outrider_serving", "outrider_files_unusable"} <= families.keys()
 

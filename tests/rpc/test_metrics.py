@@ -67,7 +67,7 @@ def test_prometheus_reads_counters_gauges_and_histograms(server: MetricsServer) 
         ("outrider_hits_total", "ring"): 4,
         ("outrider_bytes_total", "sent,datastore"): 7,
         ("outrider_memory_bytes", ""): 5.5,
-        ("outrider_build_info", f"m,test,{__version__}"): 1,
+        ("outrider_build_info", f"test,m,{__version__}"): 1,
         ("outrider_duration_seconds_bucket", "0.1"): 1,
         ("outrider_duration_seconds_bucket", "0.5"): 3,
         ("outrider_duration_seconds_bucket", "+Inf"): 6,

@@ -72,9 +72,10 @@ def gauges(name: str, description: str, label: str, values: Mapping[str, float])
     return Metric(name, description, "gauge", (label,), {(value,): number for value, number in values.items()})
 
 
-def build_info(service: str, **about: str) -> Metric:
+def build_info(component: str, **about: str) -> Metric:
     """What runs here. `about` are further labels, as the model."""
-    labels, values = ("service", "version", *about), (service, __version__, *about.values())
+    # Not "service": Prometheus says by that of which Kubernetes service a target is.
+    labels, values = ("component", "version", *about), (component, __version__, *about.values())
     return Metric("outrider_build_info", "What runs here, in the labels; always 1.", "gauge", labels, {values: 1.0})
 
 

@@ -21,10 +21,12 @@ from outrider_client.bench.numbers import MET, MISSED
 from outrider_client.bench.observability.plan import (
     AGAIN,
     ALL_TRACES,
+    CPU_TIME,
     METHODS,
     METRICS,
     NOTHING,
     SOME_TRACES,
+    SPEED,
     VARIANTS,
     order_of,
 )
@@ -36,14 +38,16 @@ app = typer.Typer()
 app.command()(bench)
 
 
-def rounds(**losses: float) -> dict[str, list[dict[str, float]]]:
-    """Three rounds on a machine that is three times as fast in the last one. Losses in percent, by variant."""
+def rounds(**losses: float) -> dict[str, list[dict[str, dict[str, float]]]]:
+    """Three rounds on a machine that is three times as fast in the last one. Losses in percent, by variant; CPU time
+    is what the services take while they are slower."""
     by_name = {"metrics": METRICS, "some": SOME_TRACES, "all": ALL_TRACES, "again": AGAIN}
     shares = {NOTHING: 1.0} | {by_name[name]: 1 - loss / 100 for name, loss in losses.items()}
-    return {"off": [{name: speed * share for name, share in shares.items()} for speed in (100.0, 120.0, 300.0)]}
+    speeds = (100.0, 120.0, 300.0)
+    return {"off": [{name: {SPEED: speed * s, CPU_TIME: 5 / s} for name, s in shares.items()} for speed in speeds]}
 
 
-def results_of(measured: dict[str, list[dict[str, float]]], **changes: Any) -> dict[str, Any]:
+def results_of(measured: dict[str, list[dict[str, dict[str, float]]]], **changes: Any) -> dict[str, Any]:
     environment = {"cpu": "a CPU", "num_cores": 2, "memory_gib": 8, "versions": {"torch": "2"}}
     config = {"target": "demo/target", "concurrency": 4, "max_tokens": 48, "num_rounds": 3, "seed": 0}
     return {
@@ -90,7 +94,8 @@ def test_a_loss_is_that_of_pairs_whatever_the_machine_does_meanwhile() -> None:
     assert found[f"{SOME_TRACES}: slower by"].median == pytest.approx(3.0)
     assert found[f"{SOME_TRACES}: slower by"].verdict == MISSED
     assert found[f"{ALL_TRACES}: slower by"].verdict == ""
-    assert found[f"{NOTHING}: speed"].median == 120
+    assert found[f"{ALL_TRACES}: more CPU time by"].median == pytest.approx(100 / 19)
+    assert [(number.median, number.unit) for number in section.numbers[:2]] == [(120, SPEED), (5, CPU_TIME)]
 
 
 def test_what_could_not_be_started_is_left_out_and_said() -> None:
@@ -132,4 +137,5 @@ def test_the_suite_compares_services_that_run(tmp_path: Path) -> None:
     present = set(VARIANTS) - results["failures"].keys()
     for method in METHODS:
         assert [set(speeds) for speeds in results["rounds"][method]] == [present, present]
-        assert all(speed > 0 for speeds in results["rounds"][method] for speed in speeds.values())
+        turns = [turn for round_ in results["rounds"][method] for turn in round_.values()]
+        assert all(turn[SPEED] > 0 and turn[CPU_TIME] > 0 for turn in turns)

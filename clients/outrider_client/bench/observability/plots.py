@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 
 from outrider_client.bench.drawing import DPI, finish, new_figure
+from outrider_client.bench.observability.verdicts import SLOWER
 
 
 def write_plots(results: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -18,7 +19,7 @@ def write_plots(results: Mapping[str, Any], folder: Path) -> list[Path]:
         return []
     figure, panels = new_figure(len(sections))
     for axes, section in zip(panels, sections, strict=True):
-        losses = [number for number in section["numbers"] if number["unit"] == "%"]
+        losses = [number for number in section["numbers"] if number["name"].endswith(SLOWER)]
         axes.boxplot([number["runs"] for number in losses], showfliers=False)
         axes.set_xticks(
             range(1, len(losses) + 1), [number["name"].partition(":")[0] for number in losses], rotation=25, ha="right"

@@ -11,9 +11,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from outrider_client.bench.config import ObservabilityConfig
 from outrider_client.bench.drivers import StackDriver
-from outrider_client.bench.observability.plan import METRICS, RATIOS, SCRAPE_S, Sizes
+from outrider_client.bench.observability.plan import CPU_TIME, METRICS, RATIOS, SCRAPE_S, SPEED, Sizes
 from outrider_client.bench.prompts import default_prompts
 from outrider_client.bench.samples import Request
 from outrider_client.bench.servers import running_services
@@ -27,11 +29,12 @@ class Contestant:
     """The services of a variant."""
 
     driver: StackDriver
+    processes: tuple[psutil.Process, ...]
     metrics: tuple[str, ...] = ()
     """URLs that are read while it has its turn."""
 
-    async def take_turn(self, method: str, seed: int, sizes: Sizes) -> float:
-        """Tokens a second of some generations at once. Raises GenerationFailed."""
+    async def take_turn(self, method: str, seed: int, sizes: Sizes) -> dict[str, float]:
+        """What some generations at once have measured: SPEED and CPU_TIME. Raises GenerationFailed."""
         prompts = list(itertools.islice(itertools.cycle(default_prompts()), sizes.concurrency))
         requests = [
             Request(prompt.text, 0.7, seed * sizes.concurrency + number, sizes.max_tokens)
@@ -39,13 +42,22 @@ class Contestant:
         ]
         scraping = asyncio.create_task(self._scrape())
         try:
-            began = time.perf_counter()
+            began, busy_s = time.perf_counter(), self._busy_s()
             made = await asyncio.gather(*(self.driver.generate(each, {"method": method}) for each in requests))
-            return sum(len(each.token_ids) for each in made) / (time.perf_counter() - began)
+            num_tokens = sum(len(each.token_ids) for each in made)
+            return {
+                SPEED: num_tokens / (time.perf_counter() - began),
+                CPU_TIME: 1e3 * (self._busy_s() - busy_s) / num_tokens,
+            }
         finally:
             scraping.cancel()
             with suppress(asyncio.CancelledError):
                 await scraping
+
+    def _busy_s(self) -> float:
+        """What the services have had of the cores so far."""
+        times = [process.cpu_times() for process in self.processes]
+        return float(sum(each.user + each.system for each in times))
 
     async def _scrape(self) -> None:
         """As Prometheus does, and more often: once a second, beginning with the turn."""
@@ -91,7 +103,8 @@ async def start(
             )
         )
     )
-    return Contestant(services.driver, tuple(metrics))
+    processes = tuple(psutil.Process(child.pid) for child in services.stack.children)
+    return Contestant(services.driver, processes, tuple(metrics))
 
 
 def _read(url: str) -> None:

@@ -27,7 +27,7 @@ class ObservabilitySuite:
         self.failures: dict[str, str] = {}
         """What went wrong, by what it was."""
         self._sizes = sizes_of(config)
-        self._rounds: dict[str, list[dict[str, float]]] = {method: [] for method in METHODS}
+        self._rounds: dict[str, list[dict[str, dict[str, float]]]] = {method: [] for method in METHODS}
         self._contestants: dict[str, Contestant] = {}
         self._is_complete = False
 

@@ -6,25 +6,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider_client.bench.numbers import Number, Section, change_of, statistic_of
-from outrider_client.bench.observability.plan import METHODS, NOTHING, TARGETS, VARIANTS
+from outrider_client.bench.observability.plan import CPU_TIME, METHODS, NOTHING, SPEED, TARGETS, VARIANTS
 
-Rounds = Mapping[str, Sequence[Mapping[str, float]]]
-"""By method: what each round has measured, tokens a second by variant."""
+SLOWER = ": slower by"
+
+Round = Mapping[str, Mapping[str, float]]
+"""What the turns of a round have measured: SPEED and CPU_TIME by variant."""
 
 
-def sections_of(rounds: Rounds) -> list[Section]:
-    """The numbers, as far as they are known."""
+def sections_of(rounds: Mapping[str, Sequence[Round]]) -> list[Section]:
+    """The numbers, as far as they are known. `rounds`: by method."""
     return [_section(method, rounds[method]) for method in METHODS if rounds.get(method)]
 
 
-def _section(method: str, rounds: Sequence[Mapping[str, float]]) -> Section:
-    section = Section(f"Speed of method {method}")
-    for variant in VARIANTS:
-        if speeds := tuple(speed[variant] for speed in rounds if variant in speed):
-            section.numbers.append(Number(f"{variant}: speed", "tokens/s", speeds))
+def _section(method: str, rounds: Sequence[Round]) -> Section:
+    section = Section(f"Method {method}")
+    for unit in (SPEED, CPU_TIME):
+        section.numbers.append(Number(NOTHING, unit, tuple(turns[NOTHING][unit] for turns in rounds)))
     for variant in VARIANTS[1:]:
-        if losses := tuple(-change_of(speed[NOTHING], speed[variant]) for speed in rounds if variant in speed):
-            section.numbers.append(Number(f"{variant}: slower by", "%", losses, TARGETS.get(variant)))
+        pairs = [(turns[NOTHING], turns[variant]) for turns in rounds if variant in turns]
+        if pairs:
+            losses = tuple(-change_of(nothing[SPEED], turn[SPEED]) for nothing, turn in pairs)
+            more = tuple(change_of(nothing[CPU_TIME], turn[CPU_TIME]) for nothing, turn in pairs)
+            section.numbers.append(Number(f"{variant}{SLOWER}", "%", losses, TARGETS.get(variant)))
+            section.numbers.append(Number(f"{variant}: more CPU time by", "%", more))
     section.notes = [
         "A loss is that of a turn against the turn of the services with nothing in the same round; the medians over "
         "the rounds count, and the quartiles say how far rounds lie apart. What equals lose to each other is noise."

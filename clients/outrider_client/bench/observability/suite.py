@@ -41,12 +41,13 @@ class ObservabilitySuite:
         with tempfile.TemporaryDirectory(prefix="outrider-observability-") as folder:
             async with AsyncExitStack() as stack:
                 collector = await stack.enter_async_context(running_sink(Path(folder)))
-                for variant in VARIANTS:
+                for number, variant in enumerate(VARIANTS):
                     say(f"starting services with {variant}")
-                    begin = partial(self._start, variant, collector, Path(folder) / variant, stack)
+                    begin = partial(self._start, variant, collector, Path(folder) / str(number), stack)
                     await attempt(variant, begin, self.failures)
-                if NOTHING in self._contestants:
-                    await attempt("turns", partial(self._take_turns, say), self.failures)
+                    if NOTHING not in self._contestants:
+                        return  # there is nothing to compare the others with
+                await attempt("turns", partial(self._take_turns, say), self.failures)
         self._is_complete = True
 
     def results(self) -> dict[str, Any]:

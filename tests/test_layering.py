@@ -44,7 +44,11 @@ HOMES = {
     "hiredis": ("services/outrider/datastore/",),
     "pydivsufsort": ("services/outrider/datastore/",),
     "prometheus_client": ("services/outrider/rpc/metrics.py",),
-    "opentelemetry": ("services/outrider/rpc/tracing.py", "services/outrider/rpc/trace_export.py"),
+    "opentelemetry": (
+        "services/outrider/rpc/tracing.py",
+        "services/outrider/rpc/trace_export.py",
+        "clients/outrider_client/bench/observability/sink.py",
+    ),
     "typer": ("clients/outrider_client/",),
     "matplotlib": ("clients/outrider_client/bench/",),
 }

@@ -6,7 +6,7 @@ has. Both clients use it.
 
 from __future__ import annotations
 
-from outrider.rpc.tracing import NO_SPAN, Metadata, Span, application_tracer, peer_attributes
+from outrider.rpc.tracing import CANCELLED, NO_SPAN, Metadata, Span, application_tracer, peer_attributes
 from outrider.v1 import verifier_pb2
 from outrider_client.errors import OutriderError
 
@@ -67,7 +67,7 @@ class GenerationTrace:
 
     def cancel(self) -> None:
         """The application has lost interest. Nothing happens to a generation that has ended."""
-        self._span.end("CANCELLED")
+        self._span.end(CANCELLED)
 
     def __del__(self) -> None:
         self.cancel()

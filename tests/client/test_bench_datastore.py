@@ -47,7 +47,7 @@ app.command()(bench)
     [
         (
             ["--suite", "everything"],
-            "--suite must be one of generation, datastore, methods, network, faults, got 'everything'",
+            "--suite must be one of generation, datastore, methods, network, faults, observability, got 'everything'",
         ),
         (["--suite", "datastore", "--methods", "off"], "--methods must be unset with --suite datastore, got 'off'"),
         # The value of the default is refused, too: it would be ignored just the same.
@@ -69,7 +69,9 @@ def test_a_wrong_flag_is_one_line_that_names_it(arguments: list[str], message: s
 
 def test_every_flag_is_used_by_a_suite_or_refused_by_it() -> None:
     names = set(inspect.signature(bench).parameters) - {"context"}
-    refused: dict[str, set[str]] = {"generation": set(), "datastore": set(), "methods": set(), "faults": set()}
+    refused: dict[str, set[str]] = {
+        name: set() for name in ("generation", "datastore", "methods", "faults", "observability")
+    }
     for suite, found in refused.items():
         for name in names:
             try:
@@ -78,6 +80,7 @@ def test_every_flag_is_used_by_a_suite_or_refused_by_it() -> None:
                 found.add(name)
     assert refused["generation"] == {"quick", "parts", "minutes", "faults", "sessions"}
     assert names - refused["datastore"] == {"suite", "repeats", "seed", "cores", "quick", "out"}
+    assert names - refused["observability"] == {"suite", "repeats", "seed", "cores", "quick", "out"}
     assert names - refused["methods"] == {"suite", "repeats", "seed", "cores", "quick", "out", "parts"}
     assert names - refused["faults"] == {"suite", "seed", "quick", "out", "minutes", "faults", "sessions"}
 

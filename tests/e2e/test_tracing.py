@@ -19,10 +19,12 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 
+from outrider.rpc import tracing
 from outrider.rpc.trace_export import FLUSH_TIMEOUT_S
 from outrider.rpc.tracing import COLLABORATE, GENERATE, LOOKUP, RECORD, SPECULATE
 from outrider_client.blocking import BlockingClient
 from outrider_client.client import Client
+from outrider_client.edge import running_edge
 from outrider_client.errors import InvalidArgument
 from outrider_client.local_redis import running_redis
 from outrider_client.stack import ANY_PORT, LocalStack, Service, StackConfig
@@ -235,6 +237,28 @@ async def test_an_edge_passes_the_trace_on_to_the_cloud(
     assert at_edge.parent_id == only(spans, "text_completion", CLIENT).span_id
     assert sent_up.parent_id == at_edge.span_id
     assert in_cloud.parent_id == sent_up.span_id
+
+
+async def test_an_edge_inside_the_application_traces_as_the_application_does(
+    traced: LocalStack,
+    collector: tuple[Collector, str],
+    application: Callable[[bool], TracerProvider],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tracing, "_tracer", None)  # and again when this is over
+    provider = application(True)
+    async with running_edge(traced.address) as client:
+        with app_span(provider) as trace_id:
+            await client.complete(PROMPT, **(OPTIONS | {"method": "off"}))
+        spans = collector[0].wait(
+            lambda seen: sum(span.trace_id == trace_id and span.name == GENERATE for span in seen) == 3
+        )
+    spans = [span for span in spans if span.trace_id == trace_id]
+    sent_up = only(spans, GENERATE, CLIENT)
+    [at_edge] = [span for span in spans if span.span_id == sent_up.parent_id]
+    [in_cloud] = [span for span in spans if span.parent_id == sent_up.span_id]
+    assert at_edge.service == sent_up.service == "application"
+    assert in_cloud.service == "outrider-verifier"
 
 
 async def test_a_collector_that_is_dead_changes_neither_the_text_nor_the_end_of_a_service(

@@ -25,6 +25,7 @@ from outrider_client.bench.config import (
     FlagError,
     MethodsConfig,
     NetworkConfig,
+    ObservabilityConfig,
     check_suite,
     parse_cores,
     parse_counts,
@@ -122,14 +123,19 @@ def bench(
 
     With --suite faults: what callers notice while Redis, datastore, speculator and verifiers are killed, stopped,
     restarted and cut off. Uses --minutes, --faults, --sessions, --seed, --quick and --out.
+
+    With --suite observability: what metrics and traces cost, in turns with services that have neither. Uses --repeats,
+    --seed, --cores, --quick and --out.
     """
     try:
         check_suite(suite, _given(context))
-        config: BenchConfig | DatastoreConfig | MethodsConfig | NetworkConfig | FaultsConfig
+        config: BenchConfig | DatastoreConfig | MethodsConfig | NetworkConfig | FaultsConfig | ObservabilityConfig
         if suite == "datastore":
             config = DatastoreConfig(repeats, seed, parse_cores(cores, _available_cores()), quick)
         elif suite == "faults":
             config = FaultsConfig(minutes, faults, sessions, seed, quick)
+        elif suite == "observability":
+            config = ObservabilityConfig(repeats, seed, parse_cores(cores, _available_cores()), quick)
         elif suite == "methods":
             chosen = parse_names("--parts", parts, PARTS) if parts is not None else PARTS
             config = MethodsConfig(chosen, repeats, seed, parse_cores(cores, _available_cores()), quick)

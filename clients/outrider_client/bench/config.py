@@ -16,7 +16,7 @@ METHODS = (*(method.value for method in Method), "speculative+retrieval", "pearl
 BASELINES = ("hf", "bare")
 DTYPES = ("auto", "bfloat16", "float32")
 DTYPE_ALIASES = {"bf16": "bfloat16", "fp32": "float32"}
-SUITES = ("generation", "datastore", "methods", "network", "faults")
+SUITES = ("generation", "datastore", "methods", "network", "faults", "observability")
 PARTS = ("methods", "saguaro", "card", "double", "spacelike", "rows", "noise", "auto", "peers")
 """What the methods' suite measures: all methods, and an ablation of each paper."""
 NETWORK_PARTS = ("rtt", "simulation", "bytes", "wan", "edge")
@@ -28,6 +28,7 @@ _OWN_FLAGS = {
     "methods": _WITH_PARTS,
     "network": _WITH_PARTS,
     "faults": frozenset({"quick", "minutes", "faults", "sessions"}),
+    "observability": frozenset({"quick"}),
 }
 """Flags of a suite beside the shared ones; all others are those of the first suite."""
 _UNUSED_FLAGS = {"faults": frozenset({"repeats", "cores"})}
@@ -98,6 +99,24 @@ class DatastoreConfig:
     """The core of Redis and the datastore, then that of those who ask; empty = not pinned."""
     is_quick: bool = False
     """Smaller sizes: whether it works, not how fast it is."""
+
+    def __post_init__(self) -> None:
+        _require(self.repeats >= 1, "--repeats", ">= 1", self.repeats)
+        _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class ObservabilityConfig:
+    """A run of the suite of metrics and traces, fully decided."""
+
+    repeats: int = 3
+    """Several rounds each."""
+    seed: int = 0
+    """Keys the sampling."""
+    cores: tuple[int, ...] = ()
+    """The target's core, then the core of everything else; empty = not pinned."""
+    is_quick: bool = False
+    """Smaller sizes: whether it works, not what it costs."""
 
     def __post_init__(self) -> None:
         _require(self.repeats >= 1, "--repeats", ">= 1", self.repeats)

@@ -35,6 +35,8 @@ MAX_TRACEPARENT_LEN = 128
 """Today's have 55 characters. What is longer is none."""
 MAX_MENTIONS = 16
 """Messages of each kind in which a session tells the datastore of its trace."""
+CANCELLED = "CANCELLED"
+"""Whoever loses interest has not failed."""
 SERVER_ERRORS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 """Statuses that mean that the server has failed; with all others it was the caller."""
 
@@ -100,7 +102,8 @@ class Span:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.end(*(() if error is None else (status_of(error),)), is_error=_is_failure(error))
+        status = "" if error is None else status_of(error)
+        self.end(status, is_error=status not in ("", CANCELLED))
 
 
 NO_SPAN = Span()
@@ -284,12 +287,7 @@ def status_of(error: BaseException) -> str:
     code = code() if callable(code) else code
     if isinstance(code, grpc.StatusCode):
         return str(code.name)
-    return "CANCELLED" if isinstance(error, asyncio.CancelledError | GeneratorExit) else type(error).__name__
-
-
-def _is_failure(error: BaseException | None) -> bool:
-    """Whoever loses interest has not failed."""
-    return error is not None and status_of(error) != "CANCELLED"
+    return CANCELLED if isinstance(error, asyncio.CancelledError | GeneratorExit) else type(error).__name__
 
 
 def _call_attributes(method: str) -> dict[str, str | int]:

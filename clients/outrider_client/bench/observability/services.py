@@ -1,0 +1,112 @@
+"""The services of all variants, side by side, and a turn of one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from outrider_client.bench.config import ObservabilityConfig
+from outrider_client.bench.drivers import StackDriver
+from outrider_client.bench.observability.plan import CPU_TIME, METRICS, RATIOS, SCRAPE_S, SPEED, Sizes
+from outrider_client.bench.prompts import default_prompts
+from outrider_client.bench.samples import Request
+from outrider_client.bench.servers import running_services
+from outrider_client.child import Child
+from outrider_client.local_redis import free_port
+from outrider_client.stack import ANY_PORT, LOOPBACK, StackConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """The services of a variant."""
+
+    driver: StackDriver
+    processes: tuple[psutil.Process, ...]
+    metrics: tuple[str, ...] = ()
+    """URLs that are read while it has its turn."""
+
+    async def take_turn(self, method: str, seed: int, sizes: Sizes) -> dict[str, float]:
+        """What some generations at once have measured: SPEED and CPU_TIME. Raises GenerationFailed."""
+        prompts = list(itertools.islice(itertools.cycle(default_prompts()), sizes.concurrency))
+        requests = [
+            Request(prompt.text, 0.7, seed * sizes.concurrency + number, sizes.max_tokens)
+            for number, prompt in enumerate(prompts)
+        ]
+        scraping = asyncio.create_task(self._scrape())
+        try:
+            began, busy_s = time.perf_counter(), self._busy_s()
+            made = await asyncio.gather(*(self.driver.generate(each, {"method": method}) for each in requests))
+            num_tokens = sum(len(each.token_ids) for each in made)
+            return {
+                SPEED: num_tokens / (time.perf_counter() - began),
+                CPU_TIME: 1e3 * (self._busy_s() - busy_s) / num_tokens,
+            }
+        finally:
+            scraping.cancel()
+            with suppress(asyncio.CancelledError):
+                await scraping
+
+    def _busy_s(self) -> float:
+        """What the services have had of the cores so far."""
+        times = [process.cpu_times() for process in self.processes]
+        return float(sum(each.user + each.system for each in times))
+
+    async def _scrape(self) -> None:
+        """As Prometheus does, and more often: once a second, beginning with the turn."""
+        while self.metrics:
+            await asyncio.gather(*(asyncio.to_thread(_read, url) for url in self.metrics))
+            await asyncio.sleep(SCRAPE_S)
+
+
+@asynccontextmanager
+async def running_sink(folder: Path) -> AsyncIterator[str]:
+    """The URL of a collector."""
+    sink = Child("sink", "outrider_client.bench.observability.sink", (), folder / "sink.log", listen=ANY_PORT)
+    sink.start()
+    try:
+        yield f"http://{sink.address}"
+    finally:
+        sink.stop()
+
+
+async def start(
+    variant: str, config: ObservabilityConfig, sizes: Sizes, collector: str, folder: Path, stack: AsyncExitStack
+) -> Contestant:
+    """The services of a variant, until the stack is unwound. Raises StackError."""
+    said: tuple[str, ...] = ()
+    arguments: list[tuple[str, ...]] = [(), (), ()]
+    metrics: list[str] = []
+    if variant in RATIOS:
+        said = ("--otlp-endpoint", collector, "--trace-ratio", str(RATIOS[variant]))
+    if variant == METRICS:
+        addresses = [f"{LOOPBACK}:{free_port()}" for _ in arguments]
+        arguments = [("--metrics-listen", address) for address in addresses]
+        metrics = [f"http://{address}/metrics" for address in addresses]
+    verifier, speculator, datastore = (said + own for own in arguments)
+    services = await stack.enter_async_context(
+        running_services(
+            StackConfig(
+                target=sizes.target,
+                cores=config.cores or None,
+                verifier_arguments=verifier,
+                speculator_arguments=speculator,
+                datastore_arguments=datastore,
+                log_folder=folder,
+            )
+        )
+    )
+    processes = tuple(psutil.Process(child.pid) for child in services.stack.children)
+    return Contestant(services.driver, processes, tuple(metrics))
+
+
+def _read(url: str) -> None:
+    with urllib.request.urlopen(url, timeout=5.0) as answer:
+        answer.read()

@@ -113,9 +113,7 @@ class Cluster:
         )
         labels = template["metadata"]["labels"]
         owner = workload["metadata"]["name"]
-        pod = Pod(
-            owner, revision_of(workload), labels, template["spec"], place, self.objects, self.endings.append
-        )
+        pod = Pod(owner, revision_of(workload), labels, template["spec"], place, self.objects, self.endings.append)
         self.pods[owner].append(pod)
         self.logs.append(pod.log)
         return pod
@@ -152,9 +150,7 @@ class Cluster:
 
 
 @asynccontextmanager
-async def running_cluster(
-    objects: Sequence[Object], folder: Path, cache_s: float = CACHE_S
-) -> AsyncIterator[Cluster]:
+async def running_cluster(objects: Sequence[Object], folder: Path, cache_s: float = CACHE_S) -> AsyncIterator[Cluster]:
     """A cluster that has settled."""
     cluster = Cluster(objects, folder, cache_s)
     await cluster.start()

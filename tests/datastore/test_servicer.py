@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -238,3 +240,48 @@ async def test_draining_ends_the_streams_that_would_never_end_and_refuses_new_on
     ]
     for call in calls:
         assert await refusal(call) == (grpc.StatusCode.UNAVAILABLE, "the datastore is draining")
+
+
+async def test_a_stream_ages_and_ends_between_two_requests_but_a_watcher_stays(serve, redis_url, named):
+    stub = (await serve(redis_url, max_connection_age_s=0.3)).stub
+    watch = stub.Watch(pb.WatchRequest(scope=pb.Scope(tokenizer_hash=named.tokenizer_hash)))
+    await watch.read()
+    num_answers, began = 0, time.monotonic()
+    call = stub.Record()
+    # A write meets the end as gRPC wants it.
+    with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+        while True:
+            await call.write(pb.RecordRequest(scope=named, base_len=num_answers, accepted_token_ids=[1]))
+            if (answer := await call.read()) is grpc.aio.EOF:
+                break
+            num_answers += 1
+            assert answer.num_tokens == num_answers
+    assert time.monotonic() - began >= 0.3
+    assert num_answers > 1
+    assert not watch.done()
+    idle = stub.Lookup()
+    await idle.write(pb.LookupRequest(scope=named, queries=[query(1)]))
+    await idle.read()
+    assert await idle.read() is grpc.aio.EOF
+    assert await idle.code() == grpc.StatusCode.OK
+    watch.cancel()
+
+
+async def test_what_is_being_answered_when_a_server_drains_is_answered(served, named, monkeypatch):
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    look_up_in_store = served.replica.look_up
+
+    async def slow(*arguments):
+        begun.set()
+        await may_end.wait()
+        return await look_up_in_store(*arguments)
+
+    monkeypatch.setattr(served.replica, "look_up", slow)
+    call = served.stub.Lookup()
+    await call.write(pb.LookupRequest(scope=named, queries=[query(1)]))
+    await begun.wait()
+    served.servicer.drain()
+    may_end.set()
+    assert len((await call.read()).results) == 1
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() == grpc.StatusCode.OK

@@ -282,3 +282,17 @@ async def test_what_comes_in_for_one_session_ends_no_other(
         pass
     other.cancel()
     assert await speculator.is_idle()
+
+
+async def test_a_speculator_that_drains_sends_its_callers_elsewhere_at_once(
+    stub: Any, speculator: RunningSpeculator
+) -> None:
+    call = stub.Speculate()
+    await call.write(opening(speculator))
+    await first_draft(call)
+    speculator.servicer.drain()
+    async with asyncio.timeout(5):
+        ended = await call.code(), await call.details()
+    assert ended == (Code.UNAVAILABLE, "the speculator is draining")
+    assert await refusal(stub, opening(speculator)) == (Code.UNAVAILABLE, "the speculator is draining")
+    assert await speculator.is_idle()

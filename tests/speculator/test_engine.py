@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -10,10 +11,12 @@ import pytest
 from outrider.core.params import Method, SamplingParams
 from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import Draft, DraftCost
+from outrider.models.fitness import MAX_FAILED_STEPS
 from outrider.models.runner import Segment
 from outrider.models.sampler import Sampler
 from outrider.speculator.drafting import DraftingSpec
 from outrider.speculator.engine import Engine
+from tests.failing_runner import with_failing_runner
 from tests.services import draft_model
 
 PROMPT = tuple(range(100, 130))
@@ -90,3 +93,19 @@ def test_a_commit_for_a_session_that_has_ended_does_nothing(engine: Engine) -> N
     again.drafts.get(timeout=30)
     assert sink.drafts.empty()
     assert engine.num_sessions == 1
+
+
+def test_an_engine_that_fails_every_step_says_so() -> None:
+    model, runner = with_failing_runner(draft_model())
+    runner.fails = lambda segments: True
+    engine = Engine(model)
+    for number in range(MAX_FAILED_STEPS):
+        assert engine.fault() == ""
+        failed = threading.Event()
+        sink = Collector()
+        sink.fail = failed.set  # type: ignore[method-assign]
+        engine.open(spec(f"s{number}"), sink)
+        assert failed.wait(30)
+    engine.stop()
+    assert engine.fault()
+    assert runner.num_failed == MAX_FAILED_STEPS + 1

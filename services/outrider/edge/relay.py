@@ -16,10 +16,10 @@ import structlog
 
 from outrider.edge.collaboration import Collaboration
 from outrider.edge.draft_model import DraftModel
-from outrider.edge.upstream import Failure, Upstream, Upstreams, code_of, is_overwritten, text_of
+from outrider.edge.upstream import Failure, Upstream, Upstreams, code_of, text_of
 from outrider.rpc.convert_speculation import METHODS
 from outrider.rpc.errors import RpcError, Unavailable
-from outrider.rpc.peer_state import wait_before_retry
+from outrider.rpc.peer_state import is_overwritten, wait_before_retry
 from outrider.rpc.tracing import COLLABORATE, GENERATE, Metadata, current_span
 from outrider.v1 import verifier_pb2
 

@@ -14,8 +14,6 @@ from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 
 INFO_TIMEOUT_S = 10.0
 """A verifier that takes longer to say what it is counts as lost."""
-OVERWRITTEN = "Internal error from Core"
-
 Failure = grpc.aio.AioRpcError | RpcError
 """How a call to the cloud ends badly: by its status, or by what we make of its silence."""
 Stub: TypeAlias = "verifier_pb2_grpc.VerifierServiceAsyncStub"
@@ -26,16 +24,6 @@ _T = TypeVar("_T")
 def code_of(failure: Failure) -> grpc.StatusCode:
     """The status of a failure."""
     return failure.code if isinstance(failure, RpcError) else failure.code()
-
-
-def is_overwritten(failure: Failure) -> bool:
-    """Whether gRPC has lost the status: a call that ends while one of our messages is written fails with one of
-    gRPC's own making."""
-    return (
-        isinstance(failure, grpc.aio.AioRpcError)
-        and failure.code() is grpc.StatusCode.INTERNAL
-        and failure.details() == OVERWRITTEN
-    )
 
 
 def text_of(failure: Failure) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -17,7 +17,7 @@ from outrider.core.ngrams import Continuation
 from outrider.core.params import Source
 from outrider.core.speculation import TIERS
 from outrider.rpc.convert import source_to_proto
-from outrider.rpc.peer_state import SENSELESS, SPOILT, PeerState, reason_of, wait_before_retry
+from outrider.rpc.peer_state import SENSELESS, SPOILT, PeerState, is_overwritten, reason_of, wait_before_retry
 from outrider.rpc.tracing import Mentions
 from outrider.rpc.unreadable import readable
 from outrider.v1 import datastore_pb2 as pb
@@ -39,6 +39,7 @@ class Asker:
     """Of the trace that the session is part of."""
     next_query: pb.Query | None = None
     is_asking: bool = False
+    is_closed: bool = False
 
 
 class Lookups:
@@ -47,7 +48,7 @@ class Lookups:
     def __init__(self, state: PeerState) -> None:
         self._state = state
         self._due: dict[Asker, None] = {}
-        self._asked: deque[Asker] = deque()
+        self._asked: deque[tuple[Asker, pb.Query]] = deque()
         self._wake = asyncio.Event()
         self._is_down = False
         self._task = asyncio.create_task(self._run())
@@ -63,7 +64,7 @@ class Lookups:
 
     def close(self, asker: Asker) -> None:
         """The session wants nothing more."""
-        asker.next_query = None
+        asker.is_closed, asker.next_query = True, None
         self._due.pop(asker, None)
 
     def stop(self) -> None:
@@ -91,10 +92,13 @@ class Lookups:
             except EOFError:
                 if has_answered:
                     # In order, as by a replica that drains, or that would share with new ones: at once to another.
-                    self._lose(self._asked)
+                    self._ask_again()
                     continue
                 self._state.down("the datastore ended the stream")
             except grpc.aio.AioRpcError as error:
+                if has_answered and is_overwritten(error):
+                    self._ask_again()  # likewise, while a question was written
+                    continue
                 self._state.down(reason_of(error))
                 if error.code() in SENSELESS or error.code() is grpc.StatusCode.NOT_FOUND:
                     attempt = max(attempt, 4)  # it will be refused for long: not worth asking often
@@ -104,8 +108,7 @@ class Lookups:
                 writer.cancel()
                 call.cancel()
             self._is_down = True
-            self._lose([*self._asked, *self._due])
-            self._due.clear()
+            self._lose()
             attempt += 1
             self._state.num_reconnects += 1
             await wait_before_retry(attempt)
@@ -146,7 +149,7 @@ class Lookups:
                 scope = asker.scope
                 request.scope.CopyFrom(scope)
             asker.is_asking = True
-            self._asked.append(asker)
+            self._asked.append((asker, query))
             try:
                 await call.write(request)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -155,7 +158,7 @@ class Lookups:
     def _deliver(self, response: pb.LookupResponse) -> None:
         if not self._asked:
             return
-        asker = self._asked.popleft()
+        asker, _ = self._asked.popleft()
         asker.is_asking = False
         if asker.next_query is not None:
             self._due[asker] = None
@@ -163,10 +166,20 @@ class Lookups:
         for result in response.results:
             asker.on_answer(result.base_len, continuation_from_proto(result))
 
-    def _lose(self, askers: Iterable[Asker]) -> None:
-        """The stream is lost, and with it all that was asked: late answers are worth nothing."""
-        lost = dict.fromkeys(askers)
+    def _ask_again(self) -> None:
+        """What the stream that has ended did not take in."""
+        for asker, query in self._asked:
+            asker.is_asking = False
+            if not asker.is_closed:
+                asker.next_query = asker.next_query or query
+                self._due[asker] = None
         self._asked.clear()
+
+    def _lose(self) -> None:
+        """The stream is lost, and all that was asked with it: late answers are worth nothing."""
+        lost = dict.fromkeys([*(asker for asker, _ in self._asked), *self._due])
+        self._asked.clear()
+        self._due.clear()
         for asker in lost:
             asker.is_asking, asker.next_query = False, None
             asker.on_lost()

@@ -39,6 +39,8 @@ SPOILT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN, grpc.Statu
 """What a call may come to on a connection that is none any more: what stood between may have forgotten it, which gRPC
 itself takes half a minute to notice; or bytes were changed, and the two ends no longer read the same headers."""
 
+OVERWRITTEN = "Internal error from Core"
+
 
 class PeerState:
     """A peer as the verifier sees it. It may be several replicas, if the address is a name: see `ROUND_ROBIN`."""
@@ -103,6 +105,16 @@ class PeerState:
 def reason_of(error: grpc.aio.AioRpcError) -> str:
     """One line for the logs."""
     return f"{error.code().name}: {error.details()}"
+
+
+def is_overwritten(failure: Exception) -> bool:
+    """Whether gRPC has lost the status: a call that ends while one of our messages is written fails with one of
+    gRPC's own making."""
+    return (
+        isinstance(failure, grpc.aio.AioRpcError)
+        and failure.code() is grpc.StatusCode.INTERNAL
+        and failure.details() == OVERWRITTEN
+    )
 
 
 async def wait_before_retry(attempt: int) -> None:

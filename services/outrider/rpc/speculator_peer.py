@@ -171,6 +171,8 @@ class SpeculationStream:
                 breaker.trip(f"the speculator said nothing for {self._silence.limit_s:.2g} s")
             except grpc.aio.AioRpcError as error:
                 retry_s = self._judge(error)
+            except grpc.aio.UsageError:
+                return  # the channel was closed: nobody dials any more
             except InvalidParameter as error:
                 breaker.trip(f"it sent a draft that cannot be one: {error}", GARBAGE_RETRY_S)
             self._lose()

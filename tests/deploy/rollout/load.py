@@ -21,7 +21,7 @@ PROMPTS = (
     "class Client:\n    async def close(self) -> None:\n",
 )
 METHODS = ("auto", "pearl", "best-first", "double", "retrieval", "saguaro", "card", "off")
-THINKING_S = 0.1
+THINKING_S = 0.2
 """Between two generations of an application: two cores must start pods meanwhile, too."""
 
 
@@ -39,19 +39,24 @@ class Case:
 class Observed:
     """Of one scenario."""
 
+    began_at: float = field(default_factory=time.monotonic)
+    duration_s: float = 0.0
     num_requests: int = 0
     failures: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     num_resumes: int = 0
     longest_pause_s: float = 0.0
     """Without a token, while one was awaited."""
+    after: str = ""
+    """Where that was."""
     num_undrafted: int = 0
     """Generations by methods that draft which had no drafted token accepted."""
 
     def __str__(self) -> str:
         return (
-            f"{self.num_requests} requests, {len(self.failures)} failures, {len(self.wrong)} wrong texts, "
-            f"{self.num_resumes} resumes, longest pause {self.longest_pause_s:.2f} s, {self.num_undrafted} without drafts"
+            f"{self.duration_s:.0f} s, {self.num_requests} requests, {len(self.failures)} failures, "
+            f"{len(self.wrong)} wrong texts, {self.num_resumes} resumes, longest pause {self.longest_pause_s:.2f} s "
+            f"({self.after}), {self.num_undrafted} without drafts"
         )
 
 
@@ -85,13 +90,19 @@ class Load:
 
     def begin(self, scenario: str) -> Observed:
         """What ends from now on counts to that scenario."""
+        self._end()
         self._scenario = scenario
         return self._observed.setdefault(scenario, Observed())
+
+    def _end(self) -> None:
+        if (observed := self._observed.get(self._scenario)) is not None:
+            observed.duration_s = time.monotonic() - observed.began_at
 
     async def stop(self) -> dict[str, Observed]:
         """Every application ends with what it does; by scenario, what was seen."""
         self._is_over = True
         await asyncio.gather(*self._tasks)
+        self._end()
         return self._observed
 
     async def _apply(self, number: int) -> None:
@@ -124,7 +135,9 @@ class Load:
         observed = self._observed[self._scenario]
         observed.num_requests += 1
         observed.num_resumes += generation.result.num_resumes
-        observed.longest_pause_s = max(observed.longest_pause_s, *pauses)
+        if (pause_s := max(pauses)) > observed.longest_pause_s:
+            observed.longest_pause_s = pause_s
+            observed.after = f"before chunk {pauses.index(pause_s)} of {len(pauses) - 1}, {method}"
         observed.num_undrafted += method != "off" and not generation.result.summary.num_accepted_tokens
         if generation.result.text != self._texts[case]:
             observed.wrong.append(named)

@@ -73,6 +73,11 @@ class Pod:
         """Whether it is one of its service's endpoints. One that terminates is none."""
         return self.ready_since is not None and not self.is_terminating
 
+    @property
+    def pid(self) -> int:
+        """Its process; 0 = there is none."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else 0
+
     def is_available(self, min_ready_s: float) -> bool:
         """Whether it has been ready for that long."""
         return self.is_ready and time.monotonic() - (self.ready_since or 0.0) >= min_ready_s

@@ -1,0 +1,91 @@
+"""A generation that begins while verifiers restart waits for one; where there is nobody at all, that is said soon."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from outrider.rpc.errors import NotServing, to_status
+from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
+from outrider_client import BlockingClient, Client
+from outrider_client.errors import Unavailable
+
+from .both_clients import complete
+from .fakes import FakeVerifier, Script, a_good_generation
+
+Code = grpc.StatusCode
+LONGER_S = 2.0
+"""Than calls are repeated that nobody takes."""
+
+
+def refuses_for(verifier: FakeVerifier, refusal_s: float, code: Code, *, promises: bool) -> Script:
+    """Refuses; after a while it serves. `promises`: that it will."""
+    began = time.monotonic()
+
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        if time.monotonic() - began < refusal_s:
+            if promises:
+                context.abort_with_status(to_status(NotServing("the verifier is draining")))
+            context.abort(code, "refused")
+        yield from a_good_generation(request, context)
+
+    return script
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
+async def test_who_is_told_that_a_server_drains_or_loads_waits_for_one(verifier: FakeVerifier, kind: str) -> None:
+    verifier.script = refuses_for(verifier, LONGER_S, Code.UNAVAILABLE, promises=True)
+    assert (await complete(verifier.address, kind)).text == "a b c d"
+
+
+@pytest.mark.slow
+async def test_who_was_answered_before_waits_for_a_server(verifier: FakeVerifier) -> None:
+    async with Client(verifier.address) as client:
+        await client.complete("hello")
+        verifier.script = refuses_for(verifier, LONGER_S, Code.UNAVAILABLE, promises=False)
+        assert (await client.complete("hello")).text == "a b c d"
+
+
+async def test_waiting_ends_with_the_timeout_of_resuming(verifier: FakeVerifier) -> None:
+    verifier.script = refuses_for(verifier, 60, Code.UNAVAILABLE, promises=True)
+    began = time.monotonic()
+    with pytest.raises(Unavailable, match="draining") as refused:
+        await complete(verifier.address, "asyncio", resume_timeout_s=0.3)
+    assert 0.3 <= time.monotonic() - began < LONGER_S
+    assert refused.value.retry_after_s == 1.0
+
+
+@pytest.mark.parametrize("options", [{}, {"resume": False}])
+async def test_who_was_never_answered_or_shall_not_wait_is_told_soon(
+    verifier: FakeVerifier, options: dict[str, object]
+) -> None:
+    verifier.script = refuses_for(verifier, 60, Code.UNAVAILABLE, promises=bool(options))
+    with pytest.raises(Unavailable):
+        await complete(verifier.address, "asyncio", **options)
+    assert len(verifier.requests) == 4
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
+async def test_a_call_that_comes_as_a_server_begins_to_stop_is_made_again(
+    verifier: FakeVerifier, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verifier.script = refuses_for(verifier, 0.2, Code.CANCELLED, promises=False)
+    assert (await complete(verifier.address, kind, resume=False)).text == "a b c d"
+    began, tokenize = time.monotonic(), FakeVerifier.Tokenize
+
+    def stopping(self: FakeVerifier, request: object, context: grpc.ServicerContext) -> object:
+        if time.monotonic() - began < 0.2:
+            context.abort(Code.CANCELLED, "stopping")
+        return tokenize(self, request, context)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FakeVerifier, "Tokenize", stopping)
+    if kind == "asyncio":
+        async with Client(verifier.address) as client:
+            assert await client.tokenize("ab") == [97, 98]
+    else:
+        with BlockingClient(verifier.address) as blocking:
+            assert blocking.tokenize("ab") == [97, 98]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.datastore.settings import DatastoreSettings
+from outrider.edge.settings import EdgeSettings
 from outrider.rpc.security.addresses import is_loopback
 from outrider.rpc.security.redaction import without_secrets
 from outrider.rpc.settings import ServiceSettings, parse_settings
@@ -33,6 +34,8 @@ ELSEWHERE = [
     "127.0.0.1.example:1",
     "dns:///127.0.0.1.example:1",
     "dns://10.0.0.1/verifier:1",
+    "dns:///verifier:1",
+    "dns://127.0.0.1:5353/verifier:1",
     "ipv4:127.0.0.1:1,10.0.0.2:2",
     "[fe80::1]:1",
     "user@127.0.0.1@10.0.0.2:1",
@@ -74,6 +77,8 @@ def complaint(cls: type[ServiceSettings], line: str, capsys: pytest.CaptureFixtu
         ("--health-listen nowhere", ("--health-listen", "HOST:PORT")),
         ("--speculator 10.0.0.2:1", ("--speculator", "--peer-ca", "--peer-insecure")),
         ("--datastore datastore:1 --peer-token-file t", ("--datastore", "--peer-ca", "--peer-insecure")),
+        ("--speculator dns:///speculator:1", ("--speculator", "--peer-ca", "--peer-insecure")),
+        ("--datastore dns://127.0.0.1:53/datastore:1", ("--datastore", "--peer-ca", "--peer-insecure")),
         ("--peer-cert a", ("--peer-cert", "--peer-key")),
         ("--peer-cert a --peer-key b", ("--peer-cert", "--peer-ca")),
         ("--peer-ca a --peer-insecure", ("--peer-insecure", "--peer-ca")),
@@ -93,12 +98,19 @@ def test_what_is_not_safe_or_makes_no_sense_is_refused_in_one_line(
         "--listen 0.0.0.0:1 --tls-cert a --tls-key b --tls-client-ca c",
         "--speculator 10.0.0.2:1 --datastore 10.0.0.3:1 --peer-ca a",
         "--speculator 10.0.0.2:1 --peer-insecure",
+        "--speculator dns:///x:50052 --datastore dns://127.0.0.1:5353/x:50053 --peer-insecure",
+        "--speculator dns:///x:50052 --peer-ca a --max-connection-age-s 0",
         "--speculator 127.0.0.1:1 --datastore localhost:1 --peer-token-file t",
         "--health-listen 0.0.0.0:8080",
     ],
 )
 def test_what_was_asked_for_is_allowed(line: str) -> None:
     parse_settings(VerifierSettings, line.split())
+
+
+@pytest.mark.parametrize("upstream", ["dns:///x:50051", "dns://127.0.0.1:5353/x:50051", "dns:///x:50051,y:50051"])
+def test_an_edge_may_dial_all_that_a_name_means(upstream: str) -> None:
+    assert parse_settings(EdgeSettings, ["--upstream", upstream, "--peer-insecure"]).upstreams == upstream.split(",")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,9 @@ import pytest
 from outrider.version import __version__
 from tests.deploy.container_builds import DOCKERFILE, ROOT, Builder, Image, lacking, run, wheels_folder
 
+# The first time a Debian and a hundred megabytes of wheels are downloaded, whichever test comes first.
+pytestmark = pytest.mark.timeout(600)
+
 TARGETS = ("verifier", "speculator", "edge", "datastore", "client")
 COMPILERS = {"cc", "gcc", "g++", "c++", "clang", "ld", "as", "make", "cargo", "rustc"}
 DATASTORE = "outrider.v1.DatastoreService"
@@ -84,7 +87,6 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # the first time a Debian and a hundred megabytes of wheels are downloaded
 def test_the_image_holds_what_the_datastore_needs_and_no_more(
     image: Image, record_property: pytest.RecordProperty
 ) -> None:

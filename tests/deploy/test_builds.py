@@ -1,0 +1,157 @@
+"""deploy/Dockerfile: well formed, and what comes out of it is a small image that runs confined."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from outrider.version import __version__
+from tests.deploy.container_builds import DOCKERFILE, ROOT, Builder, Image, lacking, run, wheels_folder
+
+# The first time a Debian and a hundred megabytes of wheels are downloaded, whichever test comes first.
+pytestmark = pytest.mark.timeout(600)
+
+TARGETS = ("verifier", "speculator", "edge", "datastore", "client")
+COMPILERS = {"cc", "gcc", "g++", "c++", "clang", "ld", "as", "make", "cargo", "rustc"}
+DATASTORE = "outrider.v1.DatastoreService"
+
+
+def stages() -> dict[str, str]:
+    """The Dockerfile's stages: what stands between their FROM and the next."""
+    parts = re.split(r"^FROM \S+ AS (\S+)$", DOCKERFILE.read_text(encoding="utf-8"), flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_the_dockerfile_has_a_target_for_every_image() -> None:
+    assert set(TARGETS) <= stages().keys()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_starts_a_program_that_there_is(target: str) -> None:
+    found = re.search(r'^ENTRYPOINT \["python", "-m", "([\w.]+)"\]$', stages()[target], flags=re.M)
+    assert found is not None
+    assert find_spec(f"{found[1]}.__main__") is not None
+
+
+def test_the_dockerfile_is_of_this_version() -> None:
+    assert f"ARG VERSION={__version__}\n" in stages()["runtime"]
+
+
+def test_the_base_is_pinned() -> None:
+    assert re.search(
+        r"^ARG PYTHON_IMAGE=docker\.io/library/python:\d+\.\d+\.\d+-slim-\w+$", DOCKERFILE.read_text(), re.M
+    )
+
+
+def test_the_dockerfile_is_without_findings() -> None:
+    program = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert program is not None, "hadolint is one of the packages of the extra dev"
+    subprocess.run([program, "--failure-threshold", "style", str(DOCKERFILE)], check=True)
+
+
+def test_requirements_are_those_of_the_extras() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    printed = run(sys.executable, "deploy/requirements.py", "datastore", "suffix").splitlines()
+    extras = project["optional-dependencies"]
+    assert printed == [*project["dependencies"], *extras["datastore"], *extras["suffix"]]
+    for wrong in ("no-such-extra", "demo"):  # there is none; it is made of others
+        ended = subprocess.run([sys.executable, "deploy/requirements.py", wrong], cwd=ROOT, capture_output=True)
+        assert ended.returncode != 0
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
+    """The image of the datastore."""
+    if missing := lacking():
+        message = f"images cannot be built here: no {missing}"
+        if os.environ.get("CI") == "true" and os.geteuid() == 0 and shutil.which("apt-get"):
+            pytest.fail(message)
+        pytest.skip(message)
+    builder = Builder(tmp_path_factory.mktemp("images"))
+    try:
+        builder.make_base()
+        yield builder.build("datastore", wheels_folder("datastore", "suffix", "otel"))
+    finally:
+        builder.buildah("rm", "--all")
+        shutil.rmtree(builder.storage)
+
+
+@pytest.mark.slow
+def test_the_image_holds_what_the_datastore_needs_and_no_more(
+    image: Image, record_property: pytest.RecordProperty
+) -> None:
+    record_property("num_bytes", image.num_bytes)
+    print(f"outrider/datastore: {image.num_bytes / 1e6:.0f} MB with Debian's Python")
+    (packages,) = (image.files / "opt" / "packages").glob("lib/python*/site-packages")
+    installed = {path.name for path in packages.iterdir()}
+    assert {"grpc", "redis", "hiredis", "pydivsufsort", "opentelemetry"} <= installed
+    assert not {"torch", "transformers", "pip", "setuptools", "pytest"} & installed
+    assert {path.name for path in (image.files / "opt").iterdir()} == {"packages", "outrider"}
+    assert {"outrider", "outrider_client"} <= {path.name for path in (image.files / "opt" / "outrider").iterdir()}
+    assert not list(image.files.rglob("*.safetensors"))
+    assert not list((image.files / "opt").rglob("*.whl"))
+    assert not (image.files / "root" / ".cache").exists()
+    folders = (image.files / "usr" / "bin", image.files / "usr" / "local" / "bin", packages.parents[2] / "bin")
+    assert not COMPILERS & {path.name for folder in folders for path in folder.iterdir()}
+    module = image.files / "opt" / "outrider" / "outrider" / "datastore"
+    assert {path.name.partition(".")[0] for path in module.glob("__pycache__/*.pyc")} >= {"service", "servicer"}
+
+
+@pytest.mark.slow
+def test_the_image_says_how_to_run_it(image: Image) -> None:
+    config = image.config
+    assert config["User"] == "65532:65532"
+    assert config["Entrypoint"] == ["python", "-m", "outrider.datastore"]
+    assert config["StopSignal"] == "SIGTERM"
+    assert config["ExposedPorts"].keys() == {"50053/tcp", "8080/tcp", "9464/tcp"}
+    assert config["Labels"]["org.opencontainers.image.title"] == "outrider/datastore"
+    assert config["Labels"]["org.opencontainers.image.version"] == __version__
+    assert {"PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1", "HF_HUB_OFFLINE=1"} <= set(config["Env"])
+
+
+@pytest.mark.slow
+def test_the_root_is_not_writable_in_these_tests_and_the_user_is_nobody_special(image: Image) -> None:
+    process = image.start("sh", "-c", "id -u; touch /tmp/a && touch /opt/outrider/a; grep CapEff /proc/self/status")
+    out, err = process.communicate(timeout=60)
+    uid, capabilities = out.splitlines()
+    assert uid == "65532"
+    assert int(capabilities.split()[1], 16) == 0
+    assert "Read-only file system" in err
+
+
+@pytest.mark.slow
+def test_the_datastore_runs_confined_tells_its_health_and_ends_when_told(image: Image) -> None:
+    service = image.start(
+        *image.config["Entrypoint"],
+        OUTRIDER_DATASTORE_LISTEN="127.0.0.1:0",
+        OUTRIDER_DATASTORE_HEALTH_LISTEN="127.0.0.1:0",
+        OUTRIDER_DATASTORE_REDIS_URL="redis://127.0.0.1:1/0",  # nobody: it serves without, too
+    )
+    try:
+        assert service.stdout is not None
+        assert service.stderr is not None
+        assert service.stdout.readline().startswith("listening ")
+        health = service.stdout.readline().removeprefix("health ").strip()
+        for line in service.stderr:
+            if "server.serving" in line:
+                break
+        asked = image.start("python", "-m", "outrider.rpc.health", health, DATASTORE, "--timeout-s", "20")
+        assert asked.communicate(timeout=60)[0] == "SERVING\n"
+        assert asked.returncode == 0
+    finally:
+        # unshare waits for its child and is not the service: that one is told.
+        (child,) = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGTERM)
+        _, err = service.communicate(timeout=60)
+    assert "server.stopped" in err
+    assert service.returncode == 0

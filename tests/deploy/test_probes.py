@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from outrider.rpc.health import LIVENESS
 from outrider.v1 import datastore_pb2, speculator_pb2, verifier_pb2
 from tests.deploy.objects import main_container, named, pod_of, ports_of, services_of_ours, title
 from tests.deploy.rendering import Object, Variant
@@ -15,7 +16,6 @@ HEALTH_NAMES = {
     # It serves as if it were the cloud's verifier.
     "edge-speculator": verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name,
 }
-LIVENESS = "liveness"
 LOADING_S = 600.0
 """Time that a model of a GPU may take to load, from a disk that others read, too."""
 

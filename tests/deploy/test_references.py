@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pytest
 
+from outrider.rpc.security.callers import Role
+from outrider.rpc.security.credentials import credential_book
+from outrider.rpc.security.watched_files import UnusableFile
 from tests.deploy.environments import plant, settings_of
 from tests.deploy.objects import (
     containers_of,
@@ -115,6 +118,55 @@ def _of(name: str, objects: list[Object]) -> tuple[Object, Object]:
     return workload, main_container(workload)
 
 
+def complaints_of_callers(objects: list[Object], folder: Path) -> list[str]:
+    """Credentials of rendered ConfigMaps that a service refuses, or that do not let in who dials it.
+
+    `folder` takes the files for as long as they are read.
+    """
+    complaints = []
+    for dialler in services_of_ours(objects):
+        settings = settings_of(dialler, objects)
+        for field in ("speculator", "datastore"):
+            peer = getattr(settings, field, "").removeprefix("dns:///").partition(":")[0]
+            if not peer or dialler["metadata"]["name"] == "edge-speculator":
+                continue
+            text = _credentials_of(peer, objects)
+            if text is None:
+                continue
+            path = folder / f"{peer}.json"
+            path.write_text(text, encoding="utf-8")
+            has_ca = bool(settings_of(named(objects, "Deployment", peer), objects).tls_client_ca)
+            try:
+                book = credential_book(str(path), has_client_certificates=has_ca).current
+            except UnusableFile as error:
+                complaints.append(f"{peer}: {error}")
+                continue
+            caller = book.with_certificate(_certified_names(dialler, objects))
+            if caller is None or Role.SERVICE not in caller.roles:
+                complaints.append(f"{peer} does not let in {title(dialler)}")
+    return complaints
+
+
+def _credentials_of(name: str, objects: list[Object]) -> str | None:
+    """The text of a service's credentials; None where it has none or they are in a Secret."""
+    workload, container = _of(name, objects)
+    path = PurePosixPath(settings_of(workload, objects).credentials)
+    for mount, volume in mounts_of(workload, container):
+        if PurePosixPath(mount) == path.parent and "configMap" in volume:
+            text: str = named(objects, "ConfigMap", volume["configMap"]["name"])["data"][path.name]
+            return text
+    return None
+
+
+def _certified_names(workload: Object, objects: list[Object]) -> set[str]:
+    """The names in the certificate that a workload shows to its peers."""
+    parent = PurePosixPath(getattr(settings_of(workload, objects), "peer_cert", "")).parent
+    mounts = mounts_of(workload, main_container(workload))
+    secrets = {volume["secret"]["secretName"] for path, volume in mounts if PurePosixPath(path) == parent}
+    found = [each["spec"] for each in of_kind(objects, "Certificate") if each["spec"]["secretName"] in secrets]
+    return {name for each in found for name in [each.get("commonName", ""), *each.get("dnsNames", [])]}
+
+
 def references(objects: list[Object]) -> Iterator[tuple[str, str, str | None]]:
     """Kind, name and key of what pods read: ConfigMap or Secret; key None = all of it."""
     for each in workloads(objects):
@@ -157,6 +209,19 @@ def test_every_file_and_folder_is_there(objects: list[Object]) -> None:
 
 def test_every_peer_is_there(objects: list[Object]) -> None:
     assert "\n".join(complaints_of_peers(objects)) == ""
+
+
+def test_services_let_in_who_dials_them(objects: list[Object], tmp_path: Path) -> None:
+    assert "\n".join(complaints_of_callers(objects, tmp_path)) == ""
+
+
+@pytest.mark.parametrize("planted", ["[]", '[{"certificate": "draft-speculator", "roles": ["generate"]}]', "{"])
+def test_planted_callers_are_found(planted: str, tmp_path: Path) -> None:
+    objects = rendered(gpu_with("tls"))
+    assert complaints_of_callers(objects, tmp_path) == []
+    for each in of_kind(objects, "ConfigMap"):
+        each["data"] = {key: planted if key == "callers.json" else text for key, text in each["data"].items()}
+    assert complaints_of_callers(objects, tmp_path)
 
 
 def test_every_secret_and_config_map_is_there_or_told_of(objects: list[Object]) -> None:

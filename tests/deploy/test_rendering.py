@@ -12,7 +12,7 @@ from tests.deploy.objects import NAME, SERVICES, labels_of, main_container, name
 from tests.deploy.rendering import DEPLOY, Object, Variant, components, overlays, parsed, rendered
 
 NOT_NAMESPACED = {"Namespace", "PriorityClass", "DeviceClass", "ClusterIssuer", "ClusterRole", "ClusterRoleBinding"}
-ELSEWHERE = {"README.md", "Dockerfile", "compose.yaml", ".dockerignore", ".checkov.yaml"}
+ELSEWHERE = {"README.md", "Dockerfile", "requirements.py", "compose.yaml", ".checkov.yaml"}
 """What is in deploy/ and no part of a kustomization."""
 WORKLOADS = {
     "cpu": {"target-verifier", "draft-speculator", "retrieval-datastore", "redis"},

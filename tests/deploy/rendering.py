@@ -129,7 +129,8 @@ class _Loader(yaml.SafeLoader):
     """Refuses a key that is given twice, which YAML forbids and PyYAML takes the last of."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        merge = "tag:yaml.org,2002:merge"
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge]
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", node.start_mark)

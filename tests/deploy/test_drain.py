@@ -8,6 +8,8 @@ from tests.deploy.environments import settings_of
 from tests.deploy.objects import main_container, named, pod_of, services_of_ours, title
 from tests.deploy.rendering import Object
 
+pytestmark = pytest.mark.slow
+
 ENDING_S = 10.0
 """Time that a service has to end once its calls have: threads, connections, the last spans."""
 

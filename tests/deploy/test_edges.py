@@ -8,6 +8,8 @@ from tests.deploy.edges import End, allowed, pods
 from tests.deploy.objects import SERVICES, named, of_kind
 from tests.deploy.rendering import Object, Variant, components_of, gpu_with, rendered, variants
 
+pytestmark = pytest.mark.slow
+
 CLIENT = End("client", {"app": "chat"}, "apps", {"outrider/client": "true"})
 PROMETHEUS = End("prometheus", {"app": "prometheus"}, "monitoring", {"outrider/monitoring": "true"})
 DNS = End("dns", {"k8s-app": "kube-dns"}, "kube-system", {"kubernetes.io/metadata.name": "kube-system"})

@@ -10,6 +10,8 @@ from outrider.version import __version__
 from tests.deploy.objects import SERVICES, containers_of, main_container, named, services_of_ours, title, workloads
 from tests.deploy.rendering import DEPLOY, Object
 
+pytestmark = pytest.mark.slow
+
 IMAGE = re.compile(r"(?P<name>[^:@]+(:\d+/[^:@]+)?)(:(?P<tag>[\w][\w.-]*))?(@(?P<digest>sha256:[0-9a-f]{64}))?")
 OURS = set(SERVICES.values())
 
@@ -57,6 +59,7 @@ def test_the_dockerfile_builds_every_image_of_ours() -> None:
     ],
 )
 def test_a_planted_image_is_found(image: str, gpu: list[Object]) -> None:
+    assert complaints_of_images(gpu) == []
     main_container(named(gpu, "Deployment", "target-verifier"))["image"] = image
     assert complaints_of_images(gpu)
 

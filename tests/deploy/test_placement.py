@@ -10,6 +10,8 @@ import pytest
 from tests.deploy.objects import HOSTNAME, ZONE, labels_of, main_container, named, of_kind, pod_of, selects
 from tests.deploy.rendering import Object, Variant, rendered, variants
 
+pytestmark = pytest.mark.slow
+
 MODELS = ("target-verifier", "draft-speculator")
 WITH_BOTH = [each for each in variants() if each.overlay in ("gpu", "external-redis")]
 WITH_GPU = [*WITH_BOTH, Variant("cloud-edge-hub")]

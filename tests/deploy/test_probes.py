@@ -9,6 +9,8 @@ from outrider.v1 import datastore_pb2, speculator_pb2, verifier_pb2
 from tests.deploy.objects import main_container, named, pod_of, ports_of, services_of_ours, title
 from tests.deploy.rendering import Object, Variant
 
+pytestmark = pytest.mark.slow
+
 HEALTH_NAMES = {
     "target-verifier": verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name,
     "draft-speculator": speculator_pb2.DESCRIPTOR.services_by_name["SpeculatorService"].full_name,

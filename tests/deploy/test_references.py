@@ -26,6 +26,8 @@ from tests.deploy.objects import (
 )
 from tests.deploy.rendering import DEPLOY, Object, gpu_with, rendered
 
+pytestmark = pytest.mark.slow
+
 FILES = ("tls_cert", "tls_key", "tls_client_ca", "credentials", "peer_ca", "peer_cert", "peer_key", "peer_token_file")
 FOLDERS = {"HOME", "HF_HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "MPLCONFIGDIR"}
 """Variables that name a folder which is written to."""
@@ -137,7 +139,7 @@ def complaints_of_callers(objects: list[Object], folder: Path) -> list[str]:
             path.write_text(text, encoding="utf-8")
             has_ca = bool(settings_of(named(objects, "Deployment", peer), objects).tls_client_ca)
             try:
-                book = credential_book(str(path), has_client_certificates=has_ca).current
+                book = credential_book(str(path), has_client_certificates=has_ca).current()
             except UnusableFile as error:
                 complaints.append(f"{peer}: {error}")
                 continue

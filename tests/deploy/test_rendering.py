@@ -11,6 +11,8 @@ import yaml
 from tests.deploy.objects import NAME, SERVICES, labels_of, main_container, named, of_kind, pod_of, title, workloads
 from tests.deploy.rendering import DEPLOY, Object, Variant, components, overlays, parsed, rendered
 
+pytestmark = pytest.mark.slow
+
 NOT_NAMESPACED = {"Namespace", "PriorityClass", "DeviceClass", "ClusterIssuer", "ClusterRole", "ClusterRoleBinding"}
 ELSEWHERE = {"README.md", "Dockerfile", "requirements.py", "compose.yaml", ".checkov.yaml"}
 """What is in deploy/ and no part of a kustomization."""

@@ -15,6 +15,8 @@ import pytest
 from tests.deploy.objects import named, title
 from tests.deploy.rendering import Object, gpu_with, missing, rendered
 
+pytestmark = pytest.mark.slow
+
 OLDEST, NEWEST = "1.30", "1.37"
 OLDEST_WITH_CLAIMS = "1.34"
 """The first version that has resource.k8s.io/v1: what has a claim needs it."""

@@ -9,6 +9,8 @@ import pytest
 from tests.deploy.objects import containers_of, main_container, named, pod_of, title, workloads
 from tests.deploy.rendering import Object
 
+pytestmark = pytest.mark.slow
+
 VOLUMES = {"configMap", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret", "csi"}
 
 
@@ -98,6 +100,7 @@ def test_a_planted_privilege_is_found(part: str, value: Any, gpu: list[Object]) 
     ],
 )
 def test_a_planted_pod_is_found(part: str, value: Any, gpu: list[Object]) -> None:
+    assert complaints_of_security(gpu) == []
     pod_of(named(gpu, "Deployment", "target-verifier"))["spec"][part] = value
     assert complaints_of_security(gpu)
 

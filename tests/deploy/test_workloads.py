@@ -24,6 +24,8 @@ from tests.deploy.objects import (
 )
 from tests.deploy.rendering import Object, Variant, gpu_with, rendered
 
+pytestmark = pytest.mark.slow
+
 GRPC_PORTS = {
     "target-verifier": 50051,
     "draft-speculator": 50052,
@@ -196,6 +198,7 @@ POD = ("spec", "template", "spec")
     ],
 )
 def test_a_planted_error_is_found(kind: str, name: str, plant: Callable[[Object], None], gpu: list[Object]) -> None:
+    assert [line for check in CHECKS for line in check(gpu)] == []
     plant(named(gpu, kind, name))
     assert [line for check in CHECKS for line in check(gpu)]
 

@@ -7,7 +7,7 @@ GENERATED := services
 PROTOS := $(wildcard protos/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test check lint fmt proto demo-models clean
+.PHONY: help demo bench test test-deploy checkov check lint fmt proto demo-models clean
 
 help:  ## Shows this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,12 @@ bench: $(VENV)/.demo  ## Measures every method; flags in ARGS="--help"
 
 test: $(VENV)/.dev  ## Runs all tests; ARGS=--full with large samples
 	$(BIN)/pytest $(ARGS)
+
+test-deploy: $(VENV)/.dev  ## Checks deploy/: rendering, schemas, policies, a rollout
+	$(BIN)/pytest tests/deploy $(ARGS)
+
+checkov: $(VENV)/.dev $(VENV)-checkov/.checkov  ## Checks the rendered overlays by checkov's rules
+	$(BIN)/python -m tests.deploy.checkov $(VENV)-checkov/bin/checkov
 
 check: lint  ## Style, types, layers, fast tests: before every push
 	$(BIN)/pytest -q -m "not slow" $(ARGS)
@@ -42,7 +48,7 @@ demo-models: $(VENV)/.demo  ## Trains the demo pair anew, from Python's own libr
 	$(BIN)/python -m outrider.models.demo.train $(ARGS)
 
 clean:  ## Deletes what was built, the virtual environment included
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis bench-results
+	rm -rf $(VENV) $(VENV)-checkov build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis bench-results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each set of extras: installed anew when pyproject.toml changes.
@@ -51,6 +57,12 @@ $(VENV)/.dev: EXTRA := dev
 $(VENV)/.demo $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing outrider[$(EXTRA)] into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRA)]'
+	@touch $@
+
+# Of its own: it needs other versions of what the project needs.
+$(VENV)-checkov/.checkov:
+	@$(PYTHON) -m venv $(VENV)-checkov
+	@$(VENV)-checkov/bin/python -m pip install --quiet --disable-pip-version-check 'checkov>=3.3,<4'
 	@touch $@
 
 $(BIN)/python:

@@ -1,0 +1,98 @@
+"""Who may call whom: what NetworkPolicies allow, computed as the API defines it."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tests.deploy.objects import labels_of, of_kind, ports_of, selects, workloads
+from tests.deploy.rendering import Object
+
+NAMESPACE = "outrider"
+
+
+@dataclass(frozen=True)
+class End:
+    """One end of a connection: a pod, or an address outside the cluster (`ip`)."""
+
+    name: str
+    labels: dict[str, str] = field(default_factory=dict)
+    namespace: str = NAMESPACE
+    namespace_labels: dict[str, str] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
+    ip: str = ""
+
+
+def pods(objects: list[Object]) -> list[End]:
+    """One pod of every workload."""
+    (namespace,) = of_kind(objects, "Namespace")
+    labels = {"kubernetes.io/metadata.name": NAMESPACE, **namespace["metadata"].get("labels", {})}
+    return [End(w["metadata"]["name"], labels_of(w), NAMESPACE, labels, ports_of(w)) for w in workloads(objects)]
+
+
+def allowed(policies: Iterable[Object], source: End, target: End, port: int, protocol: str = "TCP") -> bool:
+    """Whether source may connect to a port of target: its egress and the target's ingress must both allow it."""
+    policies = list(policies)
+    return _passes(policies, "Egress", source, target, target, port, protocol) and _passes(
+        policies, "Ingress", target, source, target, port, protocol
+    )
+
+
+def _passes(policies: list[Object], way: str, pod: End, peer: End, server: End, port: int, protocol: str) -> bool:
+    """Whether a pod's own policies let a connection pass; without one, everything does."""
+    own = [each for each in policies if _applies(each, way, pod)]
+    rules, peers = ("egress", "to") if way == "Egress" else ("ingress", "from")
+    return not own or any(
+        _is_among(rule.get(peers), peer, policy) and _is_port(rule.get("ports"), server, port, protocol)
+        for policy in own
+        for rule in policy["spec"].get(rules) or []
+    )
+
+
+def _applies(policy: Object, way: str, pod: End) -> bool:
+    spec = policy["spec"]
+    default = ["Ingress", "Egress"] if "egress" in spec else ["Ingress"]
+    return (
+        not pod.ip
+        and policy["metadata"]["namespace"] == pod.namespace
+        and way in spec.get("policyTypes", default)
+        and selects(spec.get("podSelector") or {}, pod.labels)
+    )
+
+
+def _is_among(peers: list[Object] | None, end: End, policy: Object) -> bool:
+    """Whether an end is among the peers of a rule; no list and an empty one are everybody."""
+    return not peers or any(_is_peer(peer, end, policy) for peer in peers)
+
+
+def _is_peer(peer: Object, end: End, policy: Object) -> bool:
+    if "ipBlock" in peer:
+        if not end.ip:
+            return False  # an address of a pod may be in no block that is meant for others
+        address = ipaddress.ip_address(end.ip)
+        blocks = [ipaddress.ip_network(block) for block in peer["ipBlock"].get("except", [])]
+        return address in ipaddress.ip_network(peer["ipBlock"]["cidr"]) and not any(
+            address in block for block in blocks
+        )
+    if end.ip:
+        return False
+    if "namespaceSelector" in peer:
+        of_namespace = selects(peer["namespaceSelector"] or {}, end.namespace_labels)
+    else:
+        of_namespace = end.namespace == policy["metadata"]["namespace"]
+    return of_namespace and selects(peer.get("podSelector") or {}, end.labels)
+
+
+def _is_port(ports: list[Object] | None, server: End, port: int, protocol: str) -> bool:
+    """Whether a port is among those of a rule; no list and an empty one are all ports."""
+    return not ports or any(each.get("protocol", "TCP") == protocol and _matches(each, server, port) for each in ports)
+
+
+def _matches(rule: Object, server: End, port: int) -> bool:
+    wanted = rule.get("port")
+    if wanted is None:
+        return True
+    if isinstance(wanted, str):
+        return server.ports.get(wanted) == port
+    return bool(wanted <= port <= rule.get("endPort", wanted))

@@ -1,0 +1,45 @@
+"""The settings that the services run with, from the environments of their containers."""
+
+from __future__ import annotations
+
+import os
+from unittest import mock
+
+from outrider.datastore.settings import DatastoreSettings
+from outrider.edge.settings import EdgeSettings
+from outrider.rpc.settings import ServiceSettings
+from outrider.speculator.settings import SpeculatorSettings
+from outrider.verifier.settings import VerifierSettings
+from tests.deploy.objects import SERVICES, environment_of, main_container, named
+from tests.deploy.rendering import Object
+
+CLASSES: dict[str, type[ServiceSettings]] = {
+    "verifier": VerifierSettings,
+    "speculator": SpeculatorSettings,
+    "datastore": DatastoreSettings,
+    "edge": EdgeSettings,
+}
+FROM_SECRETS = {"OUTRIDER_DATASTORE_REDIS_URL": "rediss://datastore:secret@redis:6379/0"}
+"""Variables that a Secret may fill, and a value such as it has."""
+
+
+def settings_of(workload: Object, objects: list[Object]) -> ServiceSettings:
+    """The settings that a workload of ours runs with. Raises pydantic.ValidationError."""
+    service = SERVICES[workload["metadata"]["name"]]
+    found = environment_of(main_container(workload), objects)
+    values = {name: FROM_SECRETS[name] if value is None else value for name, value in found.items() if is_ours(name)}
+    bare = {name: value for name, value in os.environ.items() if not is_ours(name)}
+    with mock.patch.dict(os.environ, bare | values, clear=True):
+        return CLASSES[service]()
+
+
+def is_ours(name: str) -> bool:
+    """Whether a variable is a setting of ours."""
+    return name.startswith("OUTRIDER_")
+
+
+def plant(objects: list[Object], workload: str, setting: str, value: str) -> None:
+    """Sets a setting of a workload."""
+    container = main_container(named(objects, "Deployment", workload))
+    name = f"OUTRIDER_{SERVICES[workload].upper()}_{setting}"
+    container["env"] = [each for each in container["env"] if each["name"] != name] + [{"name": name, "value": value}]

@@ -1,0 +1,131 @@
+"""What the documents of deploy/ name is there; every alert has a section that says what to do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.objects import SERVICES, of_kind
+from tests.deploy.rendering import DEPLOY, Object, components, gpu_with, overlays, rendered
+
+pytestmark = pytest.mark.slow
+
+DOCUMENTS = sorted(DEPLOY.rglob("*.md"))
+PATH = re.compile(r"\b(?:deploy|base|components|overlays)/[\w./-]*\w")
+
+
+def headings(text: str) -> list[str]:
+    """The headings of a Markdown text, outside of its code."""
+    return re.findall(r"^#+ +(.+?) *$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+
+
+def anchor(heading: str) -> str:
+    """What links call a heading: as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def complaints_of_document(text: str, folder: Path) -> list[str]:
+    """Paths and anchors that a document in a folder names, and that are not there."""
+    complaints = []
+    anchors = {anchor(heading) for heading in headings(text)}
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, fragment = target.partition("#")
+        if "://" in target:
+            continue
+        if path and not (folder / path).exists():
+            complaints.append(f"no file {target}")
+        elif path and fragment:
+            there = {anchor(heading) for heading in headings((folder / path).read_text(encoding="utf-8"))}
+            complaints += [] if fragment in there else [f"no section {target}"]
+        elif not path and fragment not in anchors:
+            complaints.append(f"no section {target}")
+    for path in PATH.findall(text):
+        if path.removeprefix("deploy/") in SERVICES:
+            continue  # kubectl's word for a Deployment
+        roots = (DEPLOY.parent, DEPLOY, folder)
+        complaints += [] if any((root / path).exists() for root in roots) else [f"no path {path}"]
+    return complaints
+
+
+def alerts(objects: list[Object]) -> dict[str, Object]:
+    """The alerts of all PrometheusRules by their names."""
+    rules = [rule for each in of_kind(objects, "PrometheusRule") for g in each["spec"]["groups"] for rule in g["rules"]]
+    found = {rule["alert"]: rule for rule in rules if "alert" in rule}
+    assert len(found) == sum("alert" in rule for rule in rules), "an alert has two rules"
+    return found
+
+
+def complaints_of_alerts(objects: list[Object], runbook: str) -> list[str]:
+    """Alerts without a section of the runbook, a link to it, a severity or a summary."""
+    sections, complaints = headings(runbook), []
+    for name, rule in alerts(objects).items():
+        annotations = rule.get("annotations", {})
+        complaints += [] if name in sections else [f"{name} has no section in the runbook"]
+        if not annotations.get("runbook_url", "").endswith(f"#{anchor(name)}"):
+            complaints.append(f"{name} links to {annotations.get('runbook_url')}")
+        if "severity" not in rule.get("labels", {}) or "summary" not in annotations:
+            complaints.append(f"{name} lacks a severity or a summary")
+    return complaints
+
+
+def runbook_of(objects: list[Object]) -> str:
+    """The document that the alerts link to, by its path below deploy/. Fails where there are several."""
+    links = {rule["annotations"]["runbook_url"].partition("#")[0] for rule in alerts(objects).values()}
+    (link,) = links
+    return (DEPLOY / link.rpartition("/deploy/")[2]).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(DEPLOY)))
+def test_a_document_names_what_is_there(path: Path) -> None:
+    assert complaints_of_document(path.read_text(encoding="utf-8"), path.parent) == []
+
+
+def test_the_readme_names_every_overlay_and_component() -> None:
+    readme = (DEPLOY / "README.md").read_text(encoding="utf-8")
+    names = [*overlays(), *components()]
+    assert [name for name in names if not re.search(rf"(?<![\w-]){name}(?![\w-])", readme)] == []
+
+
+def test_every_alert_has_a_section_of_the_runbook() -> None:
+    objects = rendered(gpu_with("monitoring"))
+    assert alerts(objects)
+    assert "\n".join(complaints_of_alerts(objects, runbook_of(objects))) == ""
+
+
+def test_the_runbook_has_no_section_of_an_alert_that_is_gone() -> None:
+    objects = rendered(gpu_with("monitoring"))
+    named = [heading for heading in headings(runbook_of(objects)) if re.fullmatch(r"Outrider[A-Z]\w+", heading)]
+    assert sorted(named) == sorted(alerts(objects))
+
+
+@pytest.mark.parametrize(
+    "text", ["see [this](nowhere.md)", "see [this](#nowhere)", "`overlays/nowhere`", "[a](README.md#nowhere)"]
+)
+def test_what_is_not_there_is_found(text: str) -> None:
+    assert len(complaints_of_document(text, DEPLOY)) == 1
+
+
+def test_a_section_that_is_there_is_found() -> None:
+    assert (
+        "\n".join(complaints_of_document("# What to do, when `x` is down\n[it](#what-to-do-when-x-is-down)", DEPLOY))
+        == ""
+    )
+
+
+def test_planted_alerts_are_found() -> None:
+    link = "https://example.com/deploy/README.md#outrideroneisdown"
+    good = {
+        "alert": "OutriderOneIsDown",
+        "labels": {"severity": "page"},
+        "annotations": {"runbook_url": link, "summary": "s"},
+    }
+    rules = [good, good | {"alert": "OutriderTwoIsDown"}, {"alert": "OutriderThreeIsDown"}]
+    objects = [{"kind": "PrometheusRule", "spec": {"groups": [{"name": "g", "rules": rules}]}}]
+    assert complaints_of_alerts(objects, "## OutriderOneIsDown\n## OutriderThreeIsDown") == [
+        "OutriderTwoIsDown has no section in the runbook",
+        f"OutriderTwoIsDown links to {link}",
+        "OutriderThreeIsDown links to None",
+        "OutriderThreeIsDown lacks a severity or a summary",
+    ]

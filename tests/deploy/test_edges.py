@@ -1,0 +1,174 @@
+"""Network policies: nothing is allowed but the edges of the design, and those are, at both of their ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.deploy.edges import End, allowed, pods
+from tests.deploy.objects import SERVICES, named, of_kind
+from tests.deploy.rendering import Object, Variant, components_of, gpu_with, rendered, variants
+
+pytestmark = pytest.mark.slow
+
+CLIENT = End("client", {"app": "chat"}, "apps", {"outrider/client": "true"})
+PROMETHEUS = End("prometheus", {"app": "prometheus"}, "monitoring", {"outrider/monitoring": "true"})
+DNS = End("dns", {"k8s-app": "kube-dns"}, "kube-system", {"kubernetes.io/metadata.name": "kube-system"})
+STRANGER = End("stranger", {}, "elsewhere", {"kubernetes.io/metadata.name": "elsewhere"})
+INTERNET = End("internet", ip="8.8.4.4")
+PRIVATE = End("private", ip="10.1.2.3")
+METADATA = End("metadata", ip="169.254.169.254")
+ANYWHERE = [INTERNET, PRIVATE, METADATA]
+OUTSIDE = [CLIENT, PROMETHEUS, DNS, STRANGER, *ANYWHERE]
+PORTS = [22, 53, 80, 443, 2379, 4317, 4318, 6379, 6380, 6443, 8080, 9090, 9464, 10250, 50051, 50052, 50053, 50061]
+
+Edge = tuple[str, str, int]
+"""Names of both ends, and the port of the second."""
+
+WITH_POLICIES = [each for each in variants() if "network-policies" in components_of(each.overlay) | {*each.components}]
+
+
+def edges(objects: list[Object], protocol: str = "TCP") -> set[Edge]:
+    """Every connection that the policies allow, of which one end at least is a pod of ours."""
+    policies, ours = of_kind(objects, "NetworkPolicy"), pods(objects)
+    pairs = [(source, target) for source in ours for target in [*ours, *OUTSIDE]]
+    pairs += [(source, target) for source in OUTSIDE for target in ours]
+    return {
+        (source.name, target.name, port)
+        for source, target in pairs
+        for port in {*PORTS, *target.ports.values()}
+        if allowed(policies, source, target, port, protocol)
+    }
+
+
+def expected_edges(names: set[str], overlay: str) -> set[Edge]:
+    """The edges of the design among the workloads that there are."""
+    found: set[Edge] = {
+        ("client", "target-verifier", 50051),
+        ("client", "edge-speculator", 50061),
+        ("target-verifier", "draft-speculator", 50052),
+        ("target-verifier", "retrieval-datastore", 50053),
+        ("draft-speculator", "retrieval-datastore", 50053),
+        ("retrieval-datastore", "redis", 6379),
+    }
+    found |= {("prometheus", name, 9464) for name in SERVICES}
+    found |= {(name, "otel-collector", 4317) for name in SERVICES}
+    inside = {edge for edge in found if {edge[0], edge[1]} <= names | {"client", "prometheus"}}
+    return inside | {(name, "dns", 53) for name in names} | _edges_to_outside(names, overlay)
+
+
+def _edges_to_outside(names: set[str], overlay: str) -> set[Edge]:
+    """The edges to and from addresses that only those who deploy know."""
+    found: set[Edge] = set()
+    if "otel-collector" in names:  # its backend may be a pod, too
+        found |= {("otel-collector", end.name, port) for end in OUTSIDE for port in (443, 4317)}
+    for end in (each.name for each in ANYWHERE):
+        found |= {(name, end, 443) for name in names if name.startswith("fetch-")}  # models from a hub
+        if overlay == "external-redis":
+            found.add(("retrieval-datastore", end, 6379))
+        if overlay == "cloud-edge-edge":
+            found.add(("edge-speculator", end, 50051))
+        if overlay == "cloud-edge-hub":
+            found.add((end, "target-verifier", 50051))
+    return found
+
+
+@pytest.mark.parametrize("variant", WITH_POLICIES, ids=str)
+def test_the_edges_are_those_of_the_design(variant: Variant) -> None:
+    objects = rendered(variant)
+    expected = expected_edges({each.name for each in pods(objects)}, variant.overlay)
+    found = edges(objects)
+    assert (found - expected, expected - found) == (set(), set())
+
+
+@pytest.mark.parametrize("variant", WITH_POLICIES, ids=str)
+def test_names_are_looked_up_by_udp_too_and_nothing_else_is(variant: Variant) -> None:
+    objects = rendered(variant)
+    assert edges(objects, "UDP") == {(each.name, "dns", 53) for each in pods(objects)}
+
+
+@pytest.mark.parametrize("variant", WITH_POLICIES, ids=str)
+def test_nothing_is_allowed_by_default_to_any_pod(variant: Variant) -> None:
+    found = of_kind(rendered(variant), "NetworkPolicy")
+    denying = [each["spec"] for each in found if not each["spec"].get("podSelector") and "egress" not in each["spec"]]
+    assert {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} in denying
+
+
+@pytest.mark.parametrize("overlay", ["gpu", "cloud-edge-hub", "cloud-edge-edge", "external-redis"])
+def test_what_is_for_production_has_policies(overlay: str) -> None:
+    assert "network-policies" in components_of(overlay)
+
+
+def test_without_policies_everything_is_allowed(gpu: list[Object]) -> None:
+    bare = [each for each in gpu if each["kind"] != "NetworkPolicy"]
+    assert ("stranger", "redis", 22) in edges(bare)
+
+
+def policies() -> list[Object]:
+    """The objects of `gpu` with policies, to plant an error in."""
+    return rendered(gpu_with("network-policies"))
+
+
+@pytest.mark.parametrize(
+    ("policy", "rules", "added"),
+    [
+        ("redis", {"ingress": [{"from": [{"podSelector": {}}]}]}, set()),  # the others' egress still holds
+        ("redis", {"ingress": [{}]}, {("client", "redis", 6379), ("stranger", "redis", 22)}),
+        ("redis", {"ingress": [{"from": [{"namespaceSelector": {}}]}]}, {("stranger", "redis", 6379)}),
+        (
+            "redis",
+            {"ingress": [{"from": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "chat"}}}]}]},
+            {("client", "redis", 6379)},
+        ),
+        ("target-verifier", {"egress": [{}]}, {("target-verifier", "internet", 443)}),
+        (
+            "target-verifier",
+            {"egress": [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["10.0.0.0/8"]}}]}]},
+            {("target-verifier", "internet", 443), ("target-verifier", "metadata", 80)},
+        ),
+        (
+            "target-verifier",
+            {"egress": [{"ports": [{"port": 9000, "endPort": 9100}]}]},
+            {("target-verifier", "client", 9090)},
+        ),
+    ],
+)
+def test_a_planted_rule_is_found(policy: str, rules: Object, added: set[Edge]) -> None:
+    objects = policies()
+    before = edges(objects)
+    named(objects, "NetworkPolicy", policy)["spec"].update(rules)
+    after = edges(objects)
+    assert added <= after - before
+    if not added:
+        assert after == before
+    if policy == "target-verifier" and "except" in str(rules):
+        assert ("target-verifier", "private", 443) not in after
+
+
+@pytest.mark.parametrize(
+    ("policy", "way", "lost"),
+    [
+        ("redis", "ingress", ("retrieval-datastore", "redis", 6379)),
+        ("retrieval-datastore", "egress", ("retrieval-datastore", "redis", 6379)),
+        ("target-verifier", "egress", ("target-verifier", "draft-speculator", 50052)),
+        ("draft-speculator", "ingress", ("target-verifier", "draft-speculator", 50052)),
+    ],
+)
+def test_an_edge_needs_both_of_its_ends(policy: str, way: str, lost: Edge) -> None:
+    objects = policies()
+    assert lost in edges(objects)
+    named(objects, "NetworkPolicy", policy)["spec"][way] = []
+    assert lost not in edges(objects)
+
+
+def test_a_named_port_is_the_servers() -> None:
+    objects = policies()
+    rule = {"from": [{"podSelector": {}}], "ports": [{"port": "nowhere"}]}
+    named(objects, "NetworkPolicy", "redis")["spec"]["ingress"] = [rule]
+    assert ("retrieval-datastore", "redis", 6379) not in edges(objects)
+
+
+def test_a_selector_of_pods_stays_in_its_namespace() -> None:
+    objects = policies()
+    rule = {"from": [{"podSelector": {"matchLabels": CLIENT.labels}}]}
+    named(objects, "NetworkPolicy", "redis")["spec"]["ingress"] = [rule]
+    assert not [edge for edge in edges(objects) if edge[0] == "client" and edge[1] == "redis"]

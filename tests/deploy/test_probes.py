@@ -1,0 +1,72 @@
+"""Probes ask the health server, by names that the code has, and leave a model the time to load."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.rpc.health import LIVENESS
+from outrider.v1 import datastore_pb2, speculator_pb2, verifier_pb2
+from tests.deploy.objects import main_container, named, pod_of, ports_of, services_of_ours, title
+from tests.deploy.rendering import Object, Variant
+
+pytestmark = pytest.mark.slow
+
+HEALTH_NAMES = {
+    "target-verifier": verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name,
+    "draft-speculator": speculator_pb2.DESCRIPTOR.services_by_name["SpeculatorService"].full_name,
+    "retrieval-datastore": datastore_pb2.DESCRIPTOR.services_by_name["DatastoreService"].full_name,
+    # It serves as if it were the cloud's verifier.
+    "edge-speculator": verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name,
+}
+LOADING_S = 600.0
+"""Time that a model of a GPU may take to load, from a disk that others read, too."""
+
+
+def complaints_of_probes(objects: list[Object], loading_s: float) -> list[str]:
+    """Probes that are missing, of another type, of another port or service, or too impatient.
+
+    The name asked for is the pod's own service: readiness depends on no peer.
+    """
+    complaints = []
+    for each in services_of_ours(objects):
+        name, container = each["metadata"]["name"], main_container(each)
+        for kind, service in (
+            ("startup", HEALTH_NAMES[name]),
+            ("readiness", HEALTH_NAMES[name]),
+            ("liveness", LIVENESS),
+        ):
+            probe = container.get(f"{kind}Probe", {})
+            expected = {"port": ports_of(each)["health"], "service": service}
+            if probe.get("grpc") != expected:
+                complaints.append(f"{title(each)}: {kind} asks {probe}, not {expected}")
+        startup = container.get("startupProbe", {})
+        patience_s = startup.get("failureThreshold", 3) * startup.get("periodSeconds", 10)
+        if name in ("target-verifier", "draft-speculator") and patience_s < loading_s:
+            complaints.append(f"{title(each)}: may start for {patience_s} s, a model takes {loading_s}")
+        if "readinessGates" in pod_of(each)["spec"]:
+            complaints.append(f"{title(each)}: readiness depends on more than the pod")
+    return complaints
+
+
+def test_probes_are_right(variant: Variant, objects: list[Object]) -> None:
+    assert complaints_of_probes(objects, 60.0 if variant.overlay == "cpu" else LOADING_S) == []
+
+
+@pytest.mark.parametrize(
+    ("probe", "part", "value"),
+    [
+        ("readinessProbe", "service", ""),
+        ("readinessProbe", "service", "outrider.v1.SpeculatorService"),
+        ("livenessProbe", "service", "outrider.v1.VerifierService"),
+        ("livenessProbe", "port", 50051),
+    ],
+)
+def test_a_planted_probe_is_found(probe: str, part: str, value: str | int, gpu: list[Object]) -> None:
+    main_container(named(gpu, "Deployment", "target-verifier"))[probe]["grpc"][part] = value
+    assert len(complaints_of_probes(gpu, LOADING_S)) == 1
+
+
+def test_too_little_time_to_load_is_found(gpu: list[Object]) -> None:
+    main_container(named(gpu, "Deployment", "draft-speculator"))["startupProbe"]["failureThreshold"] = 10
+    (complaint,) = complaints_of_probes(gpu, LOADING_S)
+    assert "draft-speculator: may start for" in complaint

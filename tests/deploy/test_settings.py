@@ -1,0 +1,113 @@
+"""The environment of every container is what its settings class takes, each variable once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from pydantic import ValidationError
+
+from outrider.verifier.settings import VerifierSettings
+from tests.deploy.environments import CLASSES, FROM_SECRETS, is_ours, plant, settings_of
+from tests.deploy.objects import (
+    SERVICES,
+    containers_of,
+    environment_of,
+    main_container,
+    named,
+    services_of_ours,
+    title,
+    workloads,
+)
+from tests.deploy.rendering import Object, Variant, gpu_with, rendered
+
+pytestmark = pytest.mark.slow
+
+
+def complaints_of_environments(objects: list[Object]) -> list[str]:
+    """Variables given twice, or that no setting has; values that the settings class refuses."""
+    complaints = []
+    for each in workloads(objects):
+        for container in containers_of(each):
+            names = Counter(variable["name"] for variable in container.get("env", []))
+            complaints += [f"{title(each)}: {name} is given twice" for name, count in names.items() if count > 1]
+    for each in services_of_ours(objects):
+        service = SERVICES[each["metadata"]["name"]]
+        fields, prefix = CLASSES[service].model_fields, f"OUTRIDER_{service.upper()}_"
+        for name, value in environment_of(main_container(each), objects).items():
+            if is_ours(name) and name.removeprefix(prefix).lower() not in fields:
+                complaints.append(f"{title(each)}: {name} is no setting")
+            if is_ours(name) and value is None and name not in FROM_SECRETS:
+                complaints.append(f"{title(each)}: {name} has no value that is known here")
+        try:
+            settings_of(each, objects)
+        except (ValidationError, KeyError) as error:
+            complaints.append(f"{title(each)}: {error}")
+    return complaints
+
+
+def complaints_of_devices(objects: list[Object]) -> list[str]:
+    """Models that are told of a GPU and have none, and the reverse."""
+    complaints = []
+    for each in services_of_ours(objects):
+        resources, device = (
+            main_container(each).get("resources", {}),
+            getattr(settings_of(each, objects), "device", "cpu"),
+        )
+        has = "nvidia.com/gpu" in resources.get("limits", {}) or bool(resources.get("claims"))
+        if has != device.startswith("cuda"):
+            complaints.append(f"{title(each)}: device {device}, and the container has {'a' if has else 'no'} GPU")
+    return complaints
+
+
+def test_every_environment_is_taken(objects: list[Object]) -> None:
+    assert "\n".join(complaints_of_environments(objects)) == ""
+
+
+def test_devices_are_what_the_containers_have(objects: list[Object]) -> None:
+    assert "\n".join(complaints_of_devices(objects)) == ""
+
+
+def test_the_hub_dials_no_speculator() -> None:
+    objects = rendered(Variant("cloud-edge-hub"))
+    verifier = settings_of(named(objects, "Deployment", "target-verifier"), objects)
+    assert isinstance(verifier, VerifierSettings)
+    assert verifier.speculator == ""
+    assert verifier.datastore
+
+
+def test_tls_leaves_nothing_insecure() -> None:
+    objects = rendered(gpu_with("tls"))
+    for each in services_of_ours(objects):
+        settings = settings_of(each, objects)
+        assert settings.tls_cert, title(each)
+        assert not settings.insecure, title(each)
+        assert not getattr(settings, "peer_insecure", False), title(each)
+
+
+@pytest.mark.parametrize(
+    ("workload", "setting", "value"),
+    [
+        ("target-verifier", "LISTN", "0.0.0.0:50051"),
+        ("target-verifier", "LISTEN", "50051"),
+        ("target-verifier", "MAX_NUM_SESSIONS", "many"),
+        ("target-verifier", "DEFAULT_METHOD", "fast"),
+        ("draft-speculator", "INSECURE", "true"),  # it has TLS
+        ("retrieval-datastore", "REDIS_URL", "http://redis:6379"),
+    ],
+)
+def test_a_planted_value_is_found(workload: str, setting: str, value: str, gpu: list[Object]) -> None:
+    assert complaints_of_environments(gpu) == []
+    plant(gpu, workload, setting, value)
+    assert len(complaints_of_environments(gpu)) == 1
+
+
+def test_a_variable_that_is_given_twice_is_found(gpu: list[Object]) -> None:
+    env = main_container(named(gpu, "Deployment", "target-verifier"))["env"]
+    env.append(env[0])
+    assert any("given twice" in line for line in complaints_of_environments(gpu))
+
+
+def test_a_device_without_a_gpu_is_found(gpu: list[Object]) -> None:
+    plant(gpu, "target-verifier", "DEVICE", "cpu")
+    assert len(complaints_of_devices(gpu)) == 1

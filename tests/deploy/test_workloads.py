@@ -1,0 +1,216 @@
+"""What refers to pods finds them: services, budgets, autoscalers, monitors, policies; and their ports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.deploy.objects import (
+    SERVICES,
+    environment_of,
+    labels_of,
+    main_container,
+    named,
+    of_kind,
+    pod_of,
+    port_number,
+    ports_of,
+    selects,
+    services_of_ours,
+    title,
+    workloads,
+)
+from tests.deploy.rendering import Object, Variant, gpu_with, rendered
+
+pytestmark = pytest.mark.slow
+
+GRPC_PORTS = {
+    "target-verifier": 50051,
+    "draft-speculator": 50052,
+    "retrieval-datastore": 50053,
+    "edge-speculator": 50061,
+}
+LISTENING = {"LISTEN": "grpc", "HEALTH_LISTEN": "health", "METRICS_LISTEN": "metrics"}
+"""Setting -> name of the port that it listens on."""
+
+
+def selected(selector: Object, objects: list[Object]) -> list[Object]:
+    """The workloads whose pods a selector matches."""
+    return [each for each in workloads(objects) if selects(selector, labels_of(each))]
+
+
+def complaints_of_services(objects: list[Object]) -> list[str]:
+    """Services without pods or with ports that their pods lack; services of ours that are not headless, gRPC by h2c."""
+    complaints = []
+    for service in of_kind(objects, "Service"):
+        name, spec = title(service), service["spec"]
+        if "selector" not in spec:
+            continue
+        behind = selected({"matchLabels": spec["selector"]}, objects)
+        complaints += [] if behind else [f"{name}: no pods have {spec['selector']}"]
+        for each in behind:
+            for port in spec["ports"]:
+                number = port_number(each, port.get("targetPort", port["port"]))
+                if number != port["port"]:
+                    complaints.append(f"{name}: port {port['port']} leads to {number} of {title(each)}")
+                elif ports_of(each).get(port["name"]) != number:
+                    complaints.append(f"{name}: port {port['name']} is called otherwise in {title(each)}")
+                if port["name"] == "grpc" and port.get("appProtocol") != "kubernetes.io/h2c":
+                    complaints.append(f"{name}: port grpc is not said to be HTTP/2")
+    for each in services_of_ours(objects):
+        found = [s for s in of_kind(objects, "Service") if s["metadata"]["name"] == each["metadata"]["name"]]
+        if len(found) != 1 or found[0]["spec"].get("clusterIP") != "None":
+            complaints.append(f"{title(each)} has no headless service of its name")
+    return complaints
+
+
+def complaints_of_ports(objects: list[Object]) -> list[str]:
+    """Ports of ours that have another number or name than they should, or that nothing listens on."""
+    complaints = []
+    for each in services_of_ours(objects):
+        name, container = each["metadata"]["name"], main_container(each)
+        expected = {"grpc": GRPC_PORTS[name], "health": 8080, "metrics": 9464}
+        if ports_of(each) != expected:
+            complaints.append(f"{title(each)}: ports {ports_of(each)}, not {expected}")
+        values = environment_of(container, objects)
+        for setting, port in LISTENING.items():
+            address = values.get(f"OUTRIDER_{SERVICES[name].upper()}_{setting}") or ""
+            if not address.endswith(f":{expected[port]}"):
+                complaints.append(f"{title(each)}: {setting} is {address!r}, port {port} is {expected[port]}")
+    return complaints
+
+
+def complaints_of_selectors(objects: list[Object]) -> list[str]:
+    """Workloads that select other pods than theirs; budgets, monitors, policies and autoscalers of nothing."""
+    complaints = []
+    for each in workloads(objects):
+        selector = each["spec"].get("selector")
+        if selector is not None and selected(selector, objects) != [each]:
+            complaints.append(f"{title(each)} selects {[title(other) for other in selected(selector, objects)]}")
+    for each in of_kind(objects, "PodDisruptionBudget", "PodMonitor"):
+        complaints += [] if selected(each["spec"]["selector"], objects) else [f"{title(each)} selects nothing"]
+    for each in of_kind(objects, "NetworkPolicy"):
+        complaints += (
+            [] if selected(each["spec"].get("podSelector", {}), objects) else [f"{title(each)} selects nothing"]
+        )
+    for each in of_kind(objects, "ServiceMonitor"):
+        complaints += _complaints_of_service_monitor(each, objects)
+    for each in of_kind(objects, "PodMonitor"):
+        for endpoint in each["spec"]["podMetricsEndpoints"]:
+            for pod in selected(each["spec"]["selector"], objects):
+                known = endpoint["port"] in ports_of(pod)
+                complaints += [] if known else [f"{title(each)}: {title(pod)} has no port {endpoint['port']}"]
+    for each in of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject"):
+        target = each["spec"]["scaleTargetRef"]
+        wanted = f"{target.get('kind', 'Deployment')}/{target['name']}"
+        complaints += [] if wanted in map(title, workloads(objects)) else [f"{title(each)}: there is no {wanted}"]
+    return complaints
+
+
+def _complaints_of_service_monitor(monitor: Object, objects: list[Object]) -> list[str]:
+    services = of_kind(objects, "Service")
+    found = [each for each in services if selects(monitor["spec"]["selector"], each["metadata"].get("labels", {}))]
+    complaints = [] if found else [f"{title(monitor)} selects no service"]
+    for endpoint in monitor["spec"]["endpoints"]:
+        for service in found:
+            if endpoint["port"] not in [port["name"] for port in service["spec"]["ports"]]:
+                complaints.append(f"{title(monitor)}: {title(service)} has no port {endpoint['port']}")
+    return complaints
+
+
+def complaints_of_references(objects: list[Object]) -> list[str]:
+    """Priority classes, accounts, claims and volumes that are named and not there; volumes that nothing mounts."""
+    complaints = []
+    for each in workloads(objects):
+        spec = pod_of(each)["spec"]
+        names = [("PriorityClass", spec.get("priorityClassName")), ("ServiceAccount", spec.get("serviceAccountName"))]
+        for kind, name in names:
+            if name not in (None, "default") and f"{kind}/{name}" not in map(title, objects):
+                complaints.append(f"{title(each)}: there is no {kind} {name}")
+        volumes = {volume["name"] for volume in spec.get("volumes", [])}
+        volumes |= {claim["metadata"]["name"] for claim in each["spec"].get("volumeClaimTemplates", [])}
+        containers = [*spec.get("initContainers", []), *spec["containers"]]
+        mounted = {mount["name"] for container in containers for mount in container.get("volumeMounts", [])}
+        if volumes != mounted:
+            complaints.append(f"{title(each)}: volumes {sorted(volumes)}, mounted {sorted(mounted)}")
+        for volume in spec.get("volumes", []):
+            claim = volume.get("persistentVolumeClaim", {}).get("claimName")
+            if claim is not None and f"PersistentVolumeClaim/{claim}" not in map(title, objects):
+                complaints.append(f"{title(each)}: there is no PersistentVolumeClaim {claim}")
+    return complaints
+
+
+CHECKS: list[Callable[[list[Object]], list[str]]] = [
+    complaints_of_services,
+    complaints_of_ports,
+    complaints_of_selectors,
+    complaints_of_references,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("complaints_of_"))
+def test_what_is_referred_to_is_there(check: Callable[[list[Object]], list[str]], objects: list[Object]) -> None:
+    assert "\n".join(check(objects)) == ""
+
+
+def test_every_service_has_a_disruption_budget(objects: list[Object]) -> None:
+    budgets = of_kind(objects, "PodDisruptionBudget")
+    for each in services_of_ours(objects):
+        found = [budget for budget in budgets if selects(budget["spec"]["selector"], labels_of(each))]
+        assert len(found) == 1, title(each)
+
+
+def test_an_autoscaled_workload_says_no_number_of_replicas_of_its_own() -> None:
+    objects = rendered(gpu_with("keda"))
+    scaled = [each["spec"]["scaleTargetRef"]["name"] for each in of_kind(objects, "ScaledObject")]
+    assert scaled
+    for name in scaled:
+        assert "replicas" not in named(objects, "Deployment", name)["spec"], name
+
+
+def _set(*path: str | int, to: Any) -> Callable[[Object], None]:
+    def plant(found: Object) -> None:
+        for step in path[:-1]:
+            found = found[step]
+        found[path[-1]] = to
+
+    return plant
+
+
+POD = ("spec", "template", "spec")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "plant"),
+    [
+        ("Service", "target-verifier", _set("spec", "selector", to={"app.kubernetes.io/name": "verifier"})),
+        ("Service", "target-verifier", _set("spec", "ports", 0, "targetPort", to="rpc")),
+        ("Service", "target-verifier", _set("spec", "ports", 0, "port", to=50052)),
+        ("Service", "target-verifier", _set("spec", "ports", 0, "appProtocol", to="http")),
+        ("Service", "draft-speculator", _set("spec", "clusterIP", to="10.0.0.1")),
+        ("Deployment", "draft-speculator", _set(*POD, "containers", 0, "ports", 0, "containerPort", to=50051)),
+        ("Deployment", "draft-speculator", _set("spec", "selector", "matchLabels", to={"app": "draft"})),
+        ("Deployment", "draft-speculator", _set(*POD, "priorityClassName", to="outrider-none")),
+        ("Deployment", "draft-speculator", _set(*POD, "containers", 0, "volumeMounts", to=[])),
+        ("PodDisruptionBudget", "redis", _set("spec", "selector", "matchLabels", to={"app": "redis"})),
+    ],
+)
+def test_a_planted_error_is_found(kind: str, name: str, plant: Callable[[Object], None], gpu: list[Object]) -> None:
+    assert [line for check in CHECKS for line in check(gpu)] == []
+    plant(named(gpu, kind, name))
+    assert [line for check in CHECKS for line in check(gpu)]
+
+
+def test_a_planted_address_is_found(gpu: list[Object]) -> None:
+    container = main_container(named(gpu, "Deployment", "target-verifier"))
+    for variable in container["env"]:
+        if variable["name"] == "OUTRIDER_VERIFIER_HEALTH_LISTEN":
+            variable["value"] = "0.0.0.0:8081"
+    (complaint,) = complaints_of_ports(gpu)
+    assert "8081" in complaint
+
+
+def test_no_variant_is_without_services() -> None:
+    assert services_of_ours(rendered(Variant("gpu")))

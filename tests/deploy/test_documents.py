@@ -63,8 +63,8 @@ def complaints_of_alerts(objects: list[Object], runbook: str) -> list[str]:
     for name, rule in alerts(objects).items():
         annotations = rule.get("annotations", {})
         complaints += [] if name in sections else [f"{name} has no section in the runbook"]
-        if not annotations.get("runbook_url", "").endswith(f"#{anchor(name)}"):
-            complaints.append(f"{name} links to {annotations.get('runbook_url')}")
+        if not annotations.get("runbook", "").endswith(f"#{anchor(name)}"):
+            complaints.append(f"{name} links to {annotations.get('runbook')}")
         if "severity" not in rule.get("labels", {}) or "summary" not in annotations:
             complaints.append(f"{name} lacks a severity or a summary")
     return complaints
@@ -72,9 +72,9 @@ def complaints_of_alerts(objects: list[Object], runbook: str) -> list[str]:
 
 def runbook_of(objects: list[Object]) -> str:
     """The document that the alerts link to, by its path below deploy/. Fails where there are several."""
-    links = {rule["annotations"]["runbook_url"].partition("#")[0] for rule in alerts(objects).values()}
+    links = {rule["annotations"]["runbook"].partition("#")[0] for rule in alerts(objects).values()}
     (link,) = links
-    return (DEPLOY / link.rpartition("/deploy/")[2]).read_text(encoding="utf-8")
+    return (DEPLOY / link.removeprefix("deploy/")).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(DEPLOY)))
@@ -119,7 +119,7 @@ def test_planted_alerts_are_found() -> None:
     good = {
         "alert": "OutriderOneIsDown",
         "labels": {"severity": "page"},
-        "annotations": {"runbook_url": link, "summary": "s"},
+        "annotations": {"runbook": link, "summary": "s"},
     }
     rules = [good, good | {"alert": "OutriderTwoIsDown"}, {"alert": "OutriderThreeIsDown"}]
     objects = [{"kind": "PrometheusRule", "spec": {"groups": [{"name": "g", "rules": rules}]}}]

@@ -75,7 +75,8 @@ class DatastoreSettings(ServiceSettings):
     def _redis_url_is_one(cls, value: str) -> str:
         try:
             url = urlsplit(value)
-            is_one = url.scheme in ("redis", "rediss", "unix") and (url.port is None or url.port > 0)
+            where = url.path if url.scheme == "unix" else url.hostname
+            is_one = url.scheme in ("redis", "rediss", "unix") and bool(where) and (url.port is None or url.port > 0)
         except ValueError:
             is_one = False
         if not is_one:

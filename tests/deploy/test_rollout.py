@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 VERIFIER, SPECULATOR, DATASTORE, REDIS = "target-verifier", "draft-speculator", "retrieval-datastore", "redis"
 SERVICES = (VERIFIER, SPECULATOR, DATASTORE)
 NUM_APPLICATIONS = 8
-NUM_TOKENS = 32
+NUM_TOKENS = 24
 AGE_S = 2
 """So soon does a caller find a replica that is new."""
 MIN_READY_S = 2

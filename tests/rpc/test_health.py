@@ -61,6 +61,22 @@ async def test_who_loads_or_drains_takes_no_calls_and_is_alive() -> None:
         assert await answers(stub) == (False, False, True)
 
 
+async def test_who_watches_is_told_that_a_service_drains_and_does_not_keep_it_from_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "FAREWELL_S", 0.1)
+    told = Health(Service())
+    await told.set_takes_calls(True)
+    async with watched(told) as stub:
+        ready, alive = (stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in (NAME, LIVENESS))
+        assert [(await watch.read()).status for watch in (ready, alive)] == [Status.SERVING] * 2
+        await told.drain()
+        assert (await ready.read()).status == Status.NOT_SERVING
+        for watch in (ready, alive):
+            assert await watch.read() is grpc.aio.EOF
+            assert await watch.code() == grpc.StatusCode.OK
+
+
 async def test_who_cannot_work_any_more_is_neither_ready_nor_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "CHECK_S", 0.001)
     service = Service()

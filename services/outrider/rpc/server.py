@@ -131,7 +131,7 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
             log.info("server.serving", address=address)
             await _first_of(ended, stopping)
             stop.clear()
-            await told.set_takes_calls(False)
+            await told.drain()
             log.info("server.draining", timeout_s=settings.drain_timeout_s)
             await _drain(service, server, settings.drain_timeout_s, stop.wait)
     finally:

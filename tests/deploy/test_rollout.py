@@ -9,9 +9,11 @@ import grpc
 import pytest
 
 from outrider.v1 import datastore_pb2, datastore_pb2_grpc
+from tests.deploy.objects import named
+from tests.deploy.rendering import Object
 from tests.deploy.rollout.cluster import Cluster, running_cluster
 from tests.deploy.rollout.load import Load, Observed, drain_times
-from tests.deploy.rollout.objects import Object, named, set_variables, shipped, with_secret
+from tests.deploy.rollout.objects import set_variables, shipped, with_secret
 from tests.deploy.rollout.pod import Pod
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

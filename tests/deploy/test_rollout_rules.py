@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from dnslib import RCODE, DNSRecord
 
+from tests.deploy.rendering import Object
 from tests.deploy.rollout.cluster import Cluster
 from tests.deploy.rollout.controllers import deployment_steps, is_rolled_out, revision_of, stateful_set_steps
-from tests.deploy.rollout.objects import Object
 from tests.rpc.waiting import until
 
 LABELS = {"app": "x"}

@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.deploy.objects import named
+from tests.deploy.rendering import Object
 from tests.deploy.rollout.containers import Place
 from tests.deploy.rollout.controllers import deployment_steps, is_rolled_out, revision_of, stateful_set_steps
 from tests.deploy.rollout.names import NameServer
-from tests.deploy.rollout.objects import Object, named, workloads
+from tests.deploy.rollout.objects import workloads
 from tests.deploy.rollout.pod import Ending, Pod
 
 TICK_S = 0.1

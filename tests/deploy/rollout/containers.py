@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider_client.local_redis import find_program
-from tests.deploy.rollout.objects import Object, contents
+from tests.deploy.rendering import Object
+from tests.deploy.rollout.objects import contents
 
 Json = Mapping[str, Any]
 

@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 import base64
-import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
-import yaml
+from tests.deploy.objects import named
+from tests.deploy.rendering import Object, Variant, rendered
 
-Object = dict[str, Any]
-
-HERE = Path(__file__).parent
-OVERLAY = HERE.parents[2] / "deploy" / "overlays" / "cpu"
-SHAPE = HERE / "objects.yaml"
 WORKLOADS = ("Deployment", "StatefulSet")
 
 
 def shipped() -> list[Object]:
-    """The objects that are rolled out: those of the overlay for CPUs, or where there is none, others of its shape."""
-    if not (OVERLAY / "kustomization.yaml").exists():
-        return parsed(SHAPE.read_text())
-    done = subprocess.run(["kubectl", "kustomize", str(OVERLAY)], capture_output=True, text=True, check=True)
-    return parsed(done.stdout)
-
-
-def parsed(text: str) -> list[Object]:
-    """The objects of a YAML stream."""
-    return [found for found in yaml.safe_load_all(text) if found]
-
-
-def named(objects: Sequence[Object], kind: str, name: str) -> Object:
-    """The object of that kind and name. Raises KeyError."""
-    for found in objects:
-        if found["kind"] == kind and found["metadata"]["name"] == name:
-            return found
-    raise KeyError(f"{kind} {name}")
+    """The objects that are rolled out: those of the overlay for CPUs."""
+    return rendered(Variant("cpu"))
 
 
 def workloads(objects: Sequence[Object]) -> list[Object]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider_client.tether import tethered
+from tests.deploy.rendering import Object
 from tests.deploy.rollout.containers import Containers, Place
-from tests.deploy.rollout.objects import Object
 from tests.deploy.rollout.probes import Probe
 
 Json = Mapping[str, Any]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests.deploy.objects import SERVICES, of_kind
-from tests.deploy.rendering import DEPLOY, Object, components, gpu_with, overlays, rendered
+from tests.deploy.objects import SERVICES, containers_of, of_kind, services_of_ours
+from tests.deploy.rendering import DEPLOY, Object, components, gpu_with, kustomized, overlays, parsed, rendered
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +88,21 @@ def test_the_readme_names_every_overlay_and_component() -> None:
     readme = (DEPLOY / "README.md").read_text(encoding="utf-8")
     names = [*overlays(), *components()]
     assert [name for name in names if not re.search(rf"(?<![\w-]){name}(?![\w-])", readme)] == []
+
+
+def test_the_overlay_that_the_readme_shows_renders(tmp_path: Path) -> None:
+    shown = re.search(r"```yaml\n(.*?)```", (DEPLOY / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert shown is not None
+    text = textwrap.dedent(shown[1])
+    assert "../deploy/" in text
+    here = os.path.relpath(DEPLOY, tmp_path.resolve())  # kustomize takes no absolute paths
+    (tmp_path / "kustomization.yaml").write_text(text.replace("../deploy/", f"{here}/"), encoding="utf-8")
+    objects = list(parsed(kustomized(tmp_path)))
+    (models,) = [each for each in of_kind(objects, "ConfigMap") if each["metadata"]["name"].startswith("models-")]
+    assert models["data"]["target-model"] == "meta-llama/Llama-3.1-8B-Instruct"
+    images = [container["image"] for each in services_of_ours(objects) for container in containers_of(each)]
+    assert len(images) == 5
+    assert all(image.startswith("registry.example.com/outrider/") for image in images)
 
 
 def test_every_alert_has_a_section_of_the_runbook() -> None:

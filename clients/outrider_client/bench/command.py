@@ -124,7 +124,7 @@ def bench(
     With --suite faults: what callers notice while Redis, datastore, speculator and verifiers are killed, stopped,
     restarted and cut off. Uses --minutes, --faults, --sessions, --seed, --quick and --out.
 
-    With --suite observability: what metrics and traces cost, in turns with services that have neither. Uses --repeats,
+    With --suite observability: what reading metrics and recording traces cost, in turns with neither. Uses --repeats,
     --seed, --cores, --quick and --out.
     """
     try:

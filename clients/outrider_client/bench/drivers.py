@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -35,15 +35,17 @@ class StackDriver:
     def __init__(self, stub: verifier_pb2_grpc.VerifierServiceAsyncStub) -> None:
         self._stub = stub
 
-    async def generate(self, request: Request, options: Mapping[str, Any]) -> Generation:
-        """See Driver."""
+    async def generate(
+        self, request: Request, options: Mapping[str, Any], metadata: Sequence[tuple[str, str]] = ()
+    ) -> Generation:
+        """See Driver. `metadata`: of the call."""
         message = to_proto(request, options)
         token_ids: list[int] = []
         chunks: list[Chunk] = []
         num_prompt_tokens, num_judged, rounds = 0, 0, None
         started = time.perf_counter()
         try:
-            async for response in self._stub.Generate(message):
+            async for response in self._stub.Generate(message, metadata=tuple(metadata)):
                 match response.WhichOneof("event"):
                     case "started":
                         num_prompt_tokens = response.started.num_prompt_tokens

@@ -15,8 +15,10 @@ NOTHING, AGAIN, METRICS, SOME_TRACES, ALL_TRACES = (
     "traces of 100 %",
 )
 VARIANTS = (NOTHING, AGAIN, METRICS, SOME_TRACES, ALL_TRACES)
-"""Each has services of its own. The second shows what a comparison of equals comes to."""
+"""Turns of the same services: two processes that do the same differ by some percent all their lives. The second shows
+what a comparison of equals comes to."""
 RATIOS = {SOME_TRACES: 0.1, ALL_TRACES: 1.0}
+"""Share of the generations that are recorded; none in other turns."""
 TARGETS = {METRICS: Target("<=", 1), SOME_TRACES: Target("<=", 2)}
 """Loss of speed in percent."""
 SPEED, CPU_TIME = "tokens/s", "ms of CPU time a token"

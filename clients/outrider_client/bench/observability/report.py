@@ -59,7 +59,7 @@ def _where(results: Mapping[str, Any]) -> str:
         f"{environment['cpu']}, {environment['num_cores']} cores, {environment['memory_gib']} GiB",
         ", ".join(f"{name} {number}" for name, number in environment["versions"].items() if number),
         f"{config['target']}, {config['concurrency']} generations at once of {config['max_tokens']} tokens at "
-        f"temperature 0.7, {config['num_rounds']} rounds, seed {config['seed']}; the services of all variants run side "
-        "by side and take turns",
+        f"temperature 0.7, {config['num_rounds']} rounds, seed {config['seed']}; the variants are turns of "
+        "the same services",
     ]
     return "\n".join(f"* {line}" for line in lines)

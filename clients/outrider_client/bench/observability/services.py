@@ -1,9 +1,10 @@
-"""The services of all variants, side by side, and a turn of one of them."""
+"""The services, and a turn of a variant: what is read meanwhile, and what of it is recorded."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import time
 import urllib.request
 from collections.abc import AsyncIterator
@@ -25,25 +26,30 @@ from outrider_client.stack import ANY_PORT, LOOPBACK, StackConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
-    """The services of a variant."""
+class Services:
+    """They have metrics, and a collector to which what is recorded goes."""
 
     driver: StackDriver
     processes: tuple[psutil.Process, ...]
-    metrics: tuple[str, ...] = ()
-    """URLs that are read while it has its turn."""
+    metrics: tuple[str, ...]
+    """URLs."""
 
-    async def take_turn(self, method: str, seed: int, sizes: Sizes) -> dict[str, float]:
+    async def take_turn(self, variant: str, method: str, seed: int, sizes: Sizes) -> dict[str, float]:
         """What some generations at once have measured: SPEED and CPU_TIME. Raises GenerationFailed."""
         prompts = list(itertools.islice(itertools.cycle(default_prompts()), sizes.concurrency))
         requests = [
             Request(prompt.text, 0.7, seed * sizes.concurrency + number, sizes.max_tokens)
             for number, prompt in enumerate(prompts)
         ]
-        scraping = asyncio.create_task(self._scrape())
+        scraping = asyncio.create_task(self._scrape(self.metrics if variant == METRICS else ()))
         try:
             began, busy_s = time.perf_counter(), self._busy_s()
-            made = await asyncio.gather(*(self.driver.generate(each, {"method": method}) for each in requests))
+            made = await asyncio.gather(
+                *(
+                    self.driver.generate(each, {"method": method}, decision(each.seed, RATIOS.get(variant, 0.0)))
+                    for each in requests
+                )
+            )
             num_tokens = sum(len(each.token_ids) for each in made)
             return {
                 SPEED: num_tokens / (time.perf_counter() - began),
@@ -59,11 +65,18 @@ class Contestant:
         times = [process.cpu_times() for process in self.processes]
         return float(sum(each.user + each.system for each in times))
 
-    async def _scrape(self) -> None:
+    async def _scrape(self, urls: tuple[str, ...]) -> None:
         """As Prometheus does, and more often: once a second, beginning with the turn."""
-        while self.metrics:
-            await asyncio.gather(*(asyncio.to_thread(_read, url) for url in self.metrics))
+        while urls:
+            await asyncio.gather(*(asyncio.to_thread(_read, url) for url in urls))
             await asyncio.sleep(SCRAPE_S)
+
+
+def decision(seed: int, ratio: float) -> tuple[tuple[str, str], ...]:
+    """What a caller says who traces, and records that share of its generations: W3C's `traceparent`."""
+    chance = random.Random(seed)
+    is_recorded = chance.random() < ratio
+    return (("traceparent", f"00-{chance.getrandbits(128):032x}-{chance.getrandbits(64):016x}-{is_recorded:02x}"),)
 
 
 @asynccontextmanager
@@ -78,19 +91,13 @@ async def running_sink(folder: Path) -> AsyncIterator[str]:
 
 
 async def start(
-    variant: str, config: ObservabilityConfig, sizes: Sizes, collector: str, folder: Path, stack: AsyncExitStack
-) -> Contestant:
-    """The services of a variant, until the stack is unwound. Raises StackError."""
-    said: tuple[str, ...] = ()
-    arguments: list[tuple[str, ...]] = [(), (), ()]
-    metrics: list[str] = []
-    if variant in RATIOS:
-        said = ("--otlp-endpoint", collector, "--trace-ratio", str(RATIOS[variant]))
-    if variant == METRICS:
-        addresses = [f"{LOOPBACK}:{free_port()}" for _ in arguments]
-        arguments = [("--metrics-listen", address) for address in addresses]
-        metrics = [f"http://{address}/metrics" for address in addresses]
-    verifier, speculator, datastore = (said + own for own in arguments)
+    config: ObservabilityConfig, sizes: Sizes, collector: str, folder: Path, stack: AsyncExitStack
+) -> Services:
+    """The services, until the stack is unwound. Raises StackError."""
+    addresses = [f"{LOOPBACK}:{free_port()}" for _ in range(3)]
+    verifier, speculator, datastore = (
+        ("--otlp-endpoint", collector, "--metrics-listen", address) for address in addresses
+    )
     services = await stack.enter_async_context(
         running_services(
             StackConfig(
@@ -104,7 +111,7 @@ async def start(
         )
     )
     processes = tuple(psutil.Process(child.pid) for child in services.stack.children)
-    return Contestant(services.driver, processes, tuple(metrics))
+    return Services(services.driver, processes, tuple(f"http://{address}/metrics" for address in addresses))
 
 
 def _read(url: str) -> None:

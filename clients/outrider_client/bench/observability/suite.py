@@ -12,9 +12,9 @@ from rich.console import Console
 
 from outrider_client.bench.config import ObservabilityConfig
 from outrider_client.bench.environment import describe_environment
-from outrider_client.bench.observability.plan import METHODS, NOTHING, VARIANTS, order_of, sizes_of
+from outrider_client.bench.observability.plan import METHODS, VARIANTS, order_of, sizes_of
 from outrider_client.bench.observability.report import print_report, write_report
-from outrider_client.bench.observability.services import Contestant, running_sink, start
+from outrider_client.bench.observability.services import Services, running_sink, start
 from outrider_client.bench.observability.verdicts import sections_of
 from outrider_client.bench.suites import Say, attempt, run_suite
 
@@ -28,7 +28,7 @@ class ObservabilitySuite:
         """What went wrong, by what it was."""
         self._sizes = sizes_of(config)
         self._rounds: dict[str, list[dict[str, dict[str, float]]]] = {method: [] for method in METHODS}
-        self._contestants: dict[str, Contestant] = {}
+        self._services: Services | None = None
         self._is_complete = False
 
     @property
@@ -41,13 +41,10 @@ class ObservabilitySuite:
         with tempfile.TemporaryDirectory(prefix="outrider-observability-") as folder:
             async with AsyncExitStack() as stack:
                 collector = await stack.enter_async_context(running_sink(Path(folder)))
-                for number, variant in enumerate(VARIANTS):
-                    say(f"starting services with {variant}")
-                    begin = partial(self._start, variant, collector, Path(folder) / str(number), stack)
-                    await attempt(variant, begin, self.failures)
-                    if NOTHING not in self._contestants:
-                        return  # there is nothing to compare the others with
-                await attempt("turns", partial(self._take_turns, say), self.failures)
+                say("starting the services")
+                await attempt("services", partial(self._start, collector, Path(folder) / "logs", stack), self.failures)
+                if self._services is not None:
+                    await attempt("turns", partial(self._take_turns, self._services, say), self.failures)
         self._is_complete = True
 
     def results(self) -> dict[str, Any]:
@@ -71,22 +68,23 @@ class ObservabilitySuite:
             "rounds": self._rounds,
         }
 
-    async def _start(self, variant: str, collector: str, folder: Path, stack: AsyncExitStack) -> None:
-        contestant = await start(variant, self.config, self._sizes, collector, folder, stack)
-        for method in METHODS:
-            await contestant.take_turn(method, self.config.seed, self._sizes)  # everything is warm from here on
-        self._contestants[variant] = contestant
+    async def _start(self, collector: str, folder: Path, stack: AsyncExitStack) -> None:
+        services = await start(self.config, self._sizes, collector, folder, stack)
+        for variant in VARIANTS:
+            for method in METHODS:
+                # Everything is warm from here on, and `auto` has learned.
+                await services.take_turn(variant, method, self.config.seed, self._sizes)
+        self._services = services
 
-    async def _take_turns(self, say: Say) -> None:
-        present = tuple(self._contestants)
+    async def _take_turns(self, services: Services, say: Say) -> None:
         for number in range(self.config.repeats * self._sizes.rounds_per_repeat):
             say(f"round {number + 1} of {self.config.repeats * self._sizes.rounds_per_repeat}")
             for method in METHODS:
-                speeds = {
-                    variant: await self._contestants[variant].take_turn(method, self.config.seed + number, self._sizes)
-                    for variant in order_of(present, number)
+                turns = {
+                    variant: await services.take_turn(variant, method, self.config.seed + number, self._sizes)
+                    for variant in order_of(VARIANTS, number)
                 }
-                self._rounds[method].append(speeds)
+                self._rounds[method].append(turns)
 
 
 def run_and_report(config: ObservabilityConfig, out: Path | None, console: Console) -> int:

@@ -31,8 +31,8 @@ def _section(method: str, rounds: Sequence[Round]) -> Section:
             section.numbers.append(Number(f"{variant}{SLOWER}", "%", losses, TARGETS.get(variant)))
             section.numbers.append(Number(f"{variant}: more CPU time by", "%", more))
     section.notes = [
-        "A loss is that of a turn against the turn of the services with nothing in the same round; the medians over "
-        "the rounds count, and the quartiles say how far rounds lie apart. What equals lose to each other is noise."
+        "A loss is that of a turn against the turn with nothing in the same round, of the same services; the medians "
+        "over the rounds count, and the quartiles say how far rounds lie apart. What equals lose to each other is noise."
     ]
     return section
 

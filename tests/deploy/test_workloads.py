@@ -41,6 +41,12 @@ def selected(selector: Object, objects: list[Object]) -> list[Object]:
     return [each for each in workloads(objects) if selects(selector, labels_of(each))]
 
 
+def spoken_by(workload: Object) -> str | None:
+    """What a Service says of the port of a workload: HTTP/2 in plaintext; nothing where it is TLS."""
+    variables = [variable["name"] for variable in main_container(workload).get("env", [])]
+    return None if any(name.endswith("_TLS_CERT") for name in variables) else "kubernetes.io/h2c"
+
+
 def complaints_of_services(objects: list[Object]) -> list[str]:
     """Services without pods or with ports that their pods lack; services of ours that are not headless, gRPC by h2c."""
     complaints = []
@@ -57,8 +63,8 @@ def complaints_of_services(objects: list[Object]) -> list[str]:
                     complaints.append(f"{name}: port {port['port']} leads to {number} of {title(each)}")
                 elif ports_of(each).get(port["name"]) != number:
                     complaints.append(f"{name}: port {port['name']} is called otherwise in {title(each)}")
-                if port["name"] == "grpc" and port.get("appProtocol") != "kubernetes.io/h2c":
-                    complaints.append(f"{name}: port grpc is not said to be HTTP/2")
+                if port["name"] == "grpc" and port.get("appProtocol") != spoken_by(each):
+                    complaints.append(f"{name}: port grpc is said to speak {port.get('appProtocol')}")
     for each in services_of_ours(objects):
         found = [s for s in of_kind(objects, "Service") if s["metadata"]["name"] == each["metadata"]["name"]]
         if len(found) != 1 or found[0]["spec"].get("clusterIP") != "None":

@@ -32,7 +32,7 @@ def _section(method: str, rounds: Sequence[Round]) -> Section:
             section.numbers.append(Number(f"{variant}: more CPU time by", "%", more))
     section.notes = [
         "A loss is that of a turn against the turn with nothing in the same round, of the same services; the medians "
-        "over the rounds count, and the quartiles say how far rounds lie apart. What equals lose to each other is noise."
+        "over the rounds count, and the quartiles say how far rounds lie apart. What equals lose is noise."
     ]
     return section
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -57,10 +58,19 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             assert self._changed.wait_for(lambda: condition(self.spans), WAIT_S), [span.name for span in self.spans]
             return list(self.spans)
 
-    def trace(self, trace_id: str, *names: str) -> list[Seen]:
-        """The spans of a trace, once there is one of each name."""
-        spans = self.wait(lambda seen: set(names) <= {span.name for span in seen if span.trace_id == trace_id})
-        return [span for span in spans if span.trace_id == trace_id]
+    def trace(self, trace_id: str, *wanted: str | tuple[str, int]) -> list[Seen]:
+        """The spans of a trace, once there is one of each name, or of each name and kind; several for what is there
+        several times. Spans come in no order."""
+
+        def is_there(seen: list[Seen]) -> bool:
+            spans = [span for span in seen if span.trace_id == trace_id]
+            names, kinds = Counter(span.name for span in spans), Counter((span.name, span.kind) for span in spans)
+            return all(
+                (names[each] if isinstance(each, str) else kinds[each]) >= count
+                for each, count in Counter(wanted).items()
+            )
+
+        return [span for span in self.wait(is_there) if span.trace_id == trace_id]
 
 
 @contextmanager

@@ -112,9 +112,19 @@ async def test_a_generation_is_one_trace_through_all_services(
     async with Client(traced.address, token=TOKEN) as client:
         with app_span(provider) as trace_id:
             result = await client.complete(PROMPT, **OPTIONS)
-    names = ("a page is shown", GENERATE, SPECULATE, LOOKUP, RECORD, REDIS_LOOKUP, REDIS_RECORD)
-    collector[0].wait(lambda spans: any(s.name == SPECULATE and s.kind == SERVER for s in spans))
-    spans = collector[0].trace(trace_id, *names)
+    names = (
+        "a page is shown",
+        "text_completion",
+        "prefill",
+        "decode",
+        GENERATE,
+        SPECULATE,
+        LOOKUP,
+        RECORD,
+        REDIS_LOOKUP,
+        REDIS_RECORD,
+    )
+    spans = collector[0].trace(trace_id, *names, (SPECULATE, SERVER), (SPECULATE, CLIENT))
 
     page, generation = only(spans, "a page is shown", INTERNAL), only(spans, "text_completion", CLIENT)
     served, prefill, decode = only(spans, GENERATE, SERVER), *(only(spans, n, INTERNAL) for n in ("prefill", "decode"))
@@ -167,10 +177,7 @@ def test_the_blocking_client_is_a_part_of_the_same_trace(
         client.complete(PROMPT, **(OPTIONS | {"method": "off"}))
         with pytest.raises(InvalidArgument):
             client.complete(PROMPT, temperature=-1.0)
-    spans = collector[0].wait(
-        lambda seen: sum(span.trace_id == trace_id and span.name == GENERATE for span in seen) == 2
-    )
-    spans = [span for span in spans if span.trace_id == trace_id]
+    spans = collector[0].trace(trace_id, *2 * (GENERATE,), *2 * ("text_completion",))
     generations = {span.span_id: span for span in spans if span.name == "text_completion"}
     served = [span for span in spans if span.name == GENERATE]
     assert {span.parent_id for span in served} == generations.keys()
@@ -223,13 +230,8 @@ async def test_an_edge_passes_the_trace_on_to_the_cloud(
         async with Client(stack.edge_address) as client:
             with app_span(application(True)) as trace_id:
                 await client.complete(PROMPT, **(OPTIONS | {"method": "pearl"}))
-        spans = collector[0].wait(
-            lambda seen: (
-                {GENERATE, COLLABORATE} <= {span.name for span in seen if span.trace_id == trace_id}
-                and any(span.service == "outrider-verifier" for span in seen if span.trace_id == trace_id)
-            )
-        )
-        spans = [span for span in spans if span.trace_id == trace_id]
+        wanted = ("text_completion", CLIENT), (GENERATE, SERVER), (COLLABORATE, CLIENT), (COLLABORATE, SERVER)
+        spans = collector[0].trace(trace_id, *wanted)
     at_edge, sent_up = only(spans, GENERATE, SERVER), only(spans, COLLABORATE, CLIENT)
     in_cloud = only(spans, COLLABORATE, SERVER)
     assert at_edge.service == sent_up.service == "outrider-edge"
@@ -250,10 +252,7 @@ async def test_an_edge_inside_the_application_traces_as_the_application_does(
     async with running_edge(traced.address) as client:
         with app_span(provider) as trace_id:
             await client.complete(PROMPT, **(OPTIONS | {"method": "off"}))
-        spans = collector[0].wait(
-            lambda seen: sum(span.trace_id == trace_id and span.name == GENERATE for span in seen) == 3
-        )
-    spans = [span for span in spans if span.trace_id == trace_id]
+        spans = collector[0].trace(trace_id, *3 * (GENERATE,))
     sent_up = only(spans, GENERATE, CLIENT)
     [at_edge] = [span for span in spans if span.span_id == sent_up.parent_id]
     [in_cloud] = [span for span in spans if span.parent_id == sent_up.span_id]

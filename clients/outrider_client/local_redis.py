@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from outrider_client.tether import tethered
@@ -26,6 +27,9 @@ START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 NUM_ATTEMPTS = 3
 """Between finding a free port and listening on it, another program may take it."""
+QUIET_PORTS = range(20_000, 32_000)
+"""Below those that Linux and macOS give to outgoing connections."""
+NUM_PORTS_TRIED = 100
 
 
 class RedisNotFound(Exception):
@@ -155,10 +159,12 @@ def find_program() -> str:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on just now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A loopback port that nobody listens on just now; no outgoing connection is given it before somebody does."""
+    for port in random.sample(QUIET_PORTS, NUM_PORTS_TRIED):
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise RedisFailed(f"{NUM_PORTS_TRIED} loopback ports in turn are taken, the last one {port}")
 
 
 def process_id_at(port: int) -> int | None:

@@ -14,6 +14,7 @@ import yaml
 
 from tests.deploy.exported import known
 from tests.deploy.promql import Known, labels_of, names_in
+from tests.deploy.rendering import missing
 
 FILE = Path(__file__).parents[2] / "deploy/components/monitoring/rules.yaml"
 UNIT_TESTS = Path(__file__).with_name("alerts_test.yaml")
@@ -69,7 +70,7 @@ def test_an_alert_waits_is_graded_and_says_what_and_where_to_read_on(alert: dict
 def promtool() -> str:
     found = shutil.which("promtool")
     if found is None:
-        pytest.skip("promtool is not installed; on Debian it is in the package prometheus")
+        missing("promtool is not installed; on Debian it is in the package prometheus")
     return found
 
 

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from tests.deploy.exported import TAKEN, exported
+from tests.deploy.exported import TAKEN, exported, known
+from tests.deploy.rendering import DEPLOY
 
 SERVICES = ("verifier", "speculator", "datastore", "edge")
 
@@ -42,3 +43,12 @@ def test_a_name_means_the_same_in_all_services() -> None:
         for name, family in families.items():
             meaning = (family.kind, family.description)
             assert seen.setdefault(name, meaning) == meaning, name
+
+
+@pytest.mark.slow
+def test_the_readme_names_metrics_that_there_are() -> None:
+    text = (DEPLOY / "README.md").read_text(encoding="utf-8")
+    series = known().series.keys()
+    named = set(re.findall(r"`(outrider_\w+)`", text))
+    assert len(named) > 8
+    assert [name for name in named if not any(each == name or each == f"{name}_count" for each in series)] == []

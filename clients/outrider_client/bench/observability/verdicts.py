@@ -24,12 +24,11 @@ def _section(method: str, rounds: Sequence[Round]) -> Section:
     for unit in (SPEED, CPU_TIME):
         section.numbers.append(Number(NOTHING, unit, tuple(turns[NOTHING][unit] for turns in rounds)))
     for variant in VARIANTS[1:]:
-        pairs = [(turns[NOTHING], turns[variant]) for turns in rounds if variant in turns]
-        if pairs:
-            losses = tuple(-change_of(nothing[SPEED], turn[SPEED]) for nothing, turn in pairs)
-            more = tuple(change_of(nothing[CPU_TIME], turn[CPU_TIME]) for nothing, turn in pairs)
-            section.numbers.append(Number(f"{variant}{SLOWER}", "%", losses, TARGETS.get(variant)))
-            section.numbers.append(Number(f"{variant}: more CPU time by", "%", more))
+        pairs = [(turns[NOTHING], turns[variant]) for turns in rounds]
+        losses = tuple(-change_of(nothing[SPEED], turn[SPEED]) for nothing, turn in pairs)
+        more = tuple(change_of(nothing[CPU_TIME], turn[CPU_TIME]) for nothing, turn in pairs)
+        section.numbers.append(Number(f"{variant}{SLOWER}", "%", losses, TARGETS.get(variant)))
+        section.numbers.append(Number(f"{variant}: more CPU time by", "%", more))
     section.notes = [
         "A loss is that of a turn against the turn with nothing in the same round, of the same services; the medians "
         "over the rounds count, and the quartiles say how far rounds lie apart. What equals lose is noise."

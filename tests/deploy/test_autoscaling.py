@@ -1,0 +1,37 @@
+"""KEDA asks Prometheus for what services export, about workloads that there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.deploy.exported import known
+from tests.deploy.objects import named, of_kind
+from tests.deploy.promql import labels_of
+from tests.deploy.rendering import Object, gpu_with, rendered
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def objects() -> list[Object]:
+    return rendered(gpu_with("keda"))
+
+
+def test_each_service_of_a_cluster_is_scaled_by_one_number(objects: list[Object]) -> None:
+    scaled = of_kind(objects, "ScaledObject")
+    assert {each["spec"]["scaleTargetRef"]["name"] for each in scaled} == {
+        "target-verifier",
+        "draft-speculator",
+        "retrieval-datastore",
+    }
+    for each in scaled:
+        (trigger,) = each["spec"]["triggers"]
+        assert labels_of(trigger["metadata"]["query"], known()) == frozenset()
+        assert float(trigger["metadata"]["threshold"]) > 0
+
+
+def test_the_number_of_replicas_is_left_to_it(objects: list[Object]) -> None:
+    for each in of_kind(objects, "ScaledObject"):
+        name = each["spec"]["scaleTargetRef"]["name"]
+        assert "replicas" not in named(objects, "Deployment", name)["spec"]
+        assert each["spec"]["minReplicaCount"] >= 1

@@ -50,7 +50,7 @@ def blocks_of(experiment: Experiment) -> list[Block]:
 
 def suite_of(parts: tuple[str, ...] = PARTS) -> MethodsSuite:
     """A suite that has measured everything, in small sizes."""
-    suite = MethodsSuite(MethodsConfig(parts, repeats=1, cores=(0, 1), is_quick=True))
+    suite = MethodsSuite(MethodsConfig(parts=parts, repeats=1, cores=(0, 1), is_quick=True))
     for experiment in suite.experiments:
         suite.keep(experiment.name, blocks_of(experiment))
     return suite
@@ -157,7 +157,7 @@ def test_a_run_in_which_nothing_could_be_measured_is_a_failure_with_a_report(
         raise StackError("the verifier ended")
 
     monkeypatch.setattr(suite_module, "running_stack", broken)
-    status = run_and_report(MethodsConfig(("rows",), repeats=1, is_quick=True), tmp_path, Console(quiet=True))
+    status = run_and_report(MethodsConfig(parts=("rows",), repeats=1, is_quick=True), tmp_path, Console(quiet=True))
     assert status == FAILED
     text = (tmp_path / "results.md").read_text()
     assert "everything with demo/draft: StackError: the verifier ended" in text
@@ -169,7 +169,7 @@ def test_ctrl_c_ends_the_run_and_not_the_report(monkeypatch: pytest.MonkeyPatch,
         raise KeyboardInterrupt
 
     monkeypatch.setattr(suite_module, "running_stack", interrupted)
-    status = run_and_report(MethodsConfig(("rows",), repeats=1, is_quick=True), tmp_path, Console(quiet=True))
+    status = run_and_report(MethodsConfig(parts=("rows",), repeats=1, is_quick=True), tmp_path, Console(quiet=True))
     assert status == INTERRUPTED
     assert "did not come to its end" in (tmp_path / "results.md").read_text()
 
@@ -182,7 +182,7 @@ def test_one_failure_does_not_take_other_models_with_it(monkeypatch: pytest.Monk
         raise StackError("no")
 
     monkeypatch.setattr(suite_module, "running_stack", broken)
-    run_and_report(MethodsConfig(("auto",), repeats=1, is_quick=True), None, Console(quiet=True))
+    run_and_report(MethodsConfig(parts=("auto",), repeats=1, is_quick=True), None, Console(quiet=True))
     assert started == ["demo/draft", "demo/draft-untrained", "demo/draft-c2.2"]
 
 

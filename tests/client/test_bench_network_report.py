@@ -42,7 +42,7 @@ def seconds_of(experiment: Experiment, label: str) -> float:
 
 def a_suite(parts: tuple[str, ...] = NETWORK_PARTS) -> NetworkSuite:
     """A suite that has measured everything: every method keeps the same share, rounds are of 5 tokens."""
-    suite = NetworkSuite(NetworkConfig(parts, repeats=1, cores=(0, 1)))
+    suite = NetworkSuite(NetworkConfig(parts=parts, repeats=1, cores=(0, 1)))
     for experiment in suite.experiments:
         for one in experiment.contenders:
             for temperature in experiment.temperatures:
@@ -159,7 +159,7 @@ def test_a_part_that_fails_is_told_and_the_others_are_reported(monkeypatch: pyte
 
     monkeypatch.setattr(suite_module, "running_services", broken)
     monkeypatch.setattr(suite_module, "drivers_at_edge", broken)
-    config = NetworkConfig(("bytes", "edge"), repeats=1, is_quick=True)
+    config = NetworkConfig(parts=("bytes", "edge"), repeats=1, is_quick=True)
     assert run_and_report(config, tmp_path, Console(quiet=True)) == FAILED
     text = (tmp_path / "results.md").read_text()
     assert "services: StackError: the verifier did not get ready" in text

@@ -138,10 +138,10 @@ def bench(
             config = ObservabilityConfig(repeats, seed, parse_cores(cores, _available_cores()), quick)
         elif suite == "methods":
             chosen = parse_names("--parts", parts, PARTS) if parts is not None else PARTS
-            config = MethodsConfig(chosen, repeats, seed, parse_cores(cores, _available_cores()), quick)
+            config = MethodsConfig(repeats, seed, parse_cores(cores, _available_cores()), quick, chosen)
         elif suite == "network":
             chosen = parse_names("--parts", parts, NETWORK_PARTS) if parts is not None else NETWORK_PARTS
-            config = NetworkConfig(chosen, repeats, seed, parse_cores(cores, _available_cores()), quick)
+            config = NetworkConfig(repeats, seed, parse_cores(cores, _available_cores()), quick, chosen)
         else:
             config = BenchConfig(
                 target=target,

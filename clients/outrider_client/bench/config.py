@@ -89,34 +89,16 @@ class BenchConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class DatastoreConfig:
-    """A run of the datastore's suite, fully decided."""
+class SuiteConfig:
+    """What a run of any suite but the first is told."""
 
     repeats: int = 3
     seed: int = 0
-    """Of the made-up token streams."""
-    cores: tuple[int, ...] = ()
-    """The core of Redis and the datastore, then that of those who ask; empty = not pinned."""
-    is_quick: bool = False
-    """Smaller sizes: whether it works, not how fast it is."""
-
-    def __post_init__(self) -> None:
-        _require(self.repeats >= 1, "--repeats", ">= 1", self.repeats)
-        _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
-
-
-@dataclass(frozen=True, slots=True)
-class ObservabilityConfig:
-    """A run of the suite of metrics and traces, fully decided."""
-
-    repeats: int = 3
-    """Several rounds each."""
-    seed: int = 0
-    """Keys the sampling."""
+    """Keys what is random: the sampling, or made-up token streams."""
     cores: tuple[int, ...] = ()
     """The target's core, then the core of everything else; empty = not pinned."""
     is_quick: bool = False
-    """Smaller sizes: whether it works, not what it costs."""
+    """Smaller sizes: whether it works, not what it measures."""
 
     def __post_init__(self) -> None:
         _require(self.repeats >= 1, "--repeats", ">= 1", self.repeats)
@@ -124,23 +106,26 @@ class ObservabilityConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class PartsConfig:
+class DatastoreConfig(SuiteConfig):
+    """A run of the datastore's suite, fully decided. Its first core is that of Redis and the datastore, the other that
+    of those who ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservabilityConfig(SuiteConfig):
+    """A run of the suite of metrics and traces, fully decided. A repeat is several rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartsConfig(SuiteConfig):
     """A run of a suite of which parts can be chosen."""
 
     parts: tuple[str, ...] = ()
-    repeats: int = 3
-    seed: int = 0
-    """Keys the sampling."""
-    cores: tuple[int, ...] = ()
-    """The target's core, then the core of everything else; empty = not pinned."""
-    is_quick: bool = False
-    """Smaller sizes: whether it works, not how fast it is."""
 
     def check(self, known: Sequence[str]) -> None:
         """Raises FlagError."""
         _require(bool(self.parts), "--parts", f"some of {', '.join(known)}", _joined(self.parts))
-        _require(self.repeats >= 1, "--repeats", ">= 1", self.repeats)
-        _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
+        SuiteConfig.__post_init__(self)
 
 
 @dataclass(frozen=True, slots=True)

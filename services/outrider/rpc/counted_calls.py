@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -13,8 +13,8 @@ from outrider.core.statistics import Traffic
 class CountedCalls:
     """A channel whose messages are counted, for stubs."""
 
-    def __init__(self, channel: grpc.aio.Channel, traffic: Traffic) -> None:
-        self._channel, self._traffic = channel, traffic
+    def __init__(self, channel: grpc.aio.Channel, traffics: Sequence[Traffic]) -> None:
+        self._channel, self._traffics = channel, traffics
 
     def __getattr__(self, kind: str) -> Any:
         """unary_unary, unary_stream, stream_unary, stream_stream."""
@@ -28,11 +28,13 @@ class CountedCalls:
         ) -> Any:
             def serialized(message: Any) -> bytes:
                 data = request_serializer(message)
-                self._traffic.num_bytes_sent += len(data)
+                for traffic in self._traffics:
+                    traffic.num_bytes_sent += len(data)
                 return data
 
             def parsed(data: bytes) -> Any:
-                self._traffic.num_bytes_received += len(data)
+                for traffic in self._traffics:
+                    traffic.num_bytes_received += len(data)
                 return response_deserializer(data)
 
             return make(method, request_serializer=serialized, response_deserializer=parsed, **options)

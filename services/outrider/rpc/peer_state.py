@@ -72,12 +72,18 @@ class PeerState:
             ],
         )
 
-    def stub(self, kind: Callable[[grpc.aio.Channel], _Stub], more: Sequence[tuple[str, str]] = ()) -> _Stub:
+    def stub(
+        self,
+        kind: Callable[[grpc.aio.Channel], _Stub],
+        more: Sequence[tuple[str, str]] = (),
+        traffic: Traffic | None = None,
+    ) -> _Stub:
         """A stub for a stream that is opened now, by the certificates and the token of now: not to be kept. `more`:
-        metadata of its calls."""
+        metadata of its calls; `traffic`: where its bytes are counted beside those of the peer."""
+        traffics = (self.traffic,) if traffic is None else (self.traffic, traffic)
 
         def counted(channel: grpc.aio.Channel) -> _Stub:
-            return kind(cast(grpc.aio.Channel, CountedCalls(channel, self.traffic)))
+            return kind(cast(grpc.aio.Channel, CountedCalls(channel, traffics)))
 
         return self._channel.stub(counted, more)
 

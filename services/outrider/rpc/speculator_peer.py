@@ -220,13 +220,13 @@ class SpeculationStream:
     async def _listen(self, span: Span) -> None:
         clock = asyncio.get_running_loop().time
         self._silence = Silence(self._peer.usual_answer_s, self._num_silent)
-        call = self._peer.state.stub(speculator_pb2_grpc.SpeculatorServiceStub, span.metadata).Speculate()
+        stub = self._peer.state.stub(speculator_pb2_grpc.SpeculatorServiceStub, span.metadata, self.traffic)
+        call = stub.Speculate()
         writer = asyncio.create_task(self._write(call))
         try:
             async with asyncio.timeout_at(self._silence.open(clock())) as self._timeout:
                 async for message in call:
                     response = readable(message)
-                    self.traffic.num_bytes_received += response.ByteSize()
                     self._timeout.reschedule(None)
                     if response.WhichOneof("event") == "opened":
                         self._is_attached = True
@@ -248,7 +248,6 @@ class SpeculationStream:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             async for request in self._requests():
                 await call.write(request)
-                self.traffic.num_bytes_sent += request.ByteSize()
         # Whoever reads the stream hears of its end, too.
 
     async def _requests(self) -> AsyncIterator[Request]:

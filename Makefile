@@ -45,7 +45,7 @@ proto: $(VENV)/.dev  ## Generates services/outrider/v1 from protos/
 		--grpc_python_out=$(GENERATED) --mypy_grpc_out=$(GENERATED) $(PROTOS)
 
 demo-models: $(VENV)/.demo  ## Trains the demo pair anew, from Python's own library
-	$(BIN)/python -m outrider.models.demo.train $(ARGS)
+	$(BIN)/python -m outrider.models.demo.training.train $(ARGS)
 
 clean:  ## Deletes what was built, the virtual environment included
 	rm -rf $(VENV) $(VENV)-checkov build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis bench-results

@@ -1,9 +1,12 @@
 """Who may import whom. Reads the imports of every file, lazy ones and those for types included.
 
 core  <-  models  <-  {verifier, speculator}
-core  <-  rpc (with v1)  <-  {verifier, speculator, datastore}  <-  nobody: services meet only on the wire
+core, telemetry  <-  wire  <-  security  <-  {peers, server}  <-  {verifier, speculator, datastore}  <-  nobody
 speculator  <-  edge: an edge is a speculator that dials the verifier instead of being dialled
-core, rpc, v1  <-  outrider_client, and edge  <-  its edge.py alone, which runs one in the application's process
+core, wire, security, telemetry  <-  outrider_client  <-  outrider_cli  <-  outrider_bench
+edge  <-  outrider_client.edge alone, which runs one in the application's process
+
+Services meet only on the wire.
 """
 
 from __future__ import annotations
@@ -18,15 +21,24 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SERVICES = ROOT / "services" / "outrider"
 CLIENT = ROOT / "clients" / "outrider_client"
+CLI = ROOT / "clients" / "outrider_cli"
+BENCH = ROOT / "clients" / "outrider_bench"
+
+AROUND_GRPC = {"core", "v1", "telemetry", "wire", "security", "peers", "server"}
+"""What every service stands on, besides models."""
 
 OWN_IMPORTS = {
     "core": {"core"},
     "models": {"core", "models"},
-    "rpc": {"core", "rpc", "v1"},
-    "verifier": {"core", "models", "rpc", "v1", "verifier"},
-    "speculator": {"core", "models", "rpc", "v1", "speculator"},
-    "datastore": {"core", "rpc", "v1", "datastore"},
-    "edge": {"core", "models", "rpc", "v1", "speculator", "edge"},
+    "telemetry": {"core", "v1", "telemetry"},
+    "wire": {"core", "v1", "telemetry", "wire"},
+    "security": {"core", "v1", "telemetry", "wire", "security"},
+    "peers": AROUND_GRPC - {"server"},
+    "server": AROUND_GRPC - {"peers"},
+    "verifier": AROUND_GRPC | {"models", "verifier"},
+    "speculator": AROUND_GRPC | {"models", "speculator"},
+    "datastore": (AROUND_GRPC - {"peers"}) | {"datastore"},
+    "edge": AROUND_GRPC | {"models", "speculator", "edge"},
     "v1": {"v1"},
 }
 """Package below `outrider` -> packages below `outrider` that it may import. `version` is free for all."""
@@ -35,22 +47,22 @@ IMPURE = {"asyncio", "datetime", "logging", "os", "random", "socket", "subproces
 """What would give core a clock, a thread, a file or a chance of its own."""
 
 HOMES = {
-    "torch": ("services/outrider/models/",),
-    "transformers": ("services/outrider/models/",),
+    "torch": ("services/outrider/models/", "clients/outrider_bench/workers/"),
+    "transformers": ("services/outrider/models/", "clients/outrider_bench/workers/"),
     "safetensors": ("services/outrider/models/",),
     "tokenizers": ("services/outrider/models/",),
     "huggingface_hub": ("services/outrider/models/",),
-    "redis": ("services/outrider/datastore/",),
-    "hiredis": ("services/outrider/datastore/",),
-    "pydivsufsort": ("services/outrider/datastore/",),
-    "prometheus_client": ("services/outrider/rpc/metrics.py",),
+    "redis": ("services/outrider/datastore/redis/",),
+    "hiredis": ("services/outrider/datastore/redis/",),
+    "pydivsufsort": ("services/outrider/datastore/", "clients/outrider_bench/workers/"),
+    "prometheus_client": ("services/outrider/telemetry/metrics.py",),
     "opentelemetry": (
-        "services/outrider/rpc/tracing.py",
-        "services/outrider/rpc/trace_export.py",
-        "clients/outrider_client/bench/observability/sink.py",
+        "services/outrider/telemetry/tracing.py",
+        "services/outrider/server/export.py",
+        "clients/outrider_bench/suites/observability/sink.py",
     ),
-    "typer": ("clients/outrider_client/",),
-    "matplotlib": ("clients/outrider_client/bench/",),
+    "typer": ("clients/outrider_cli/", "clients/outrider_bench/"),
+    "matplotlib": ("clients/outrider_bench/",),
 }
 """Third-party package -> where alone it may be imported."""
 
@@ -101,25 +113,49 @@ def test_core_imports_numpy_and_the_standard_library_only() -> None:
 
 @pytest.mark.parametrize("package", HOMES)
 def test_a_third_party_package_has_one_home(package: str) -> None:
-    for path in (*files(SERVICES), *files(CLIENT)):
+    for path in (*files(SERVICES), *files(CLIENT), *files(CLI), *files(BENCH)):
         name = path.relative_to(ROOT).as_posix()
         if not name.startswith(HOMES[package]):
             roots = {name.partition(".")[0] for name in imports_of(path)}
             assert package not in roots, f"{name} imports {package}"
 
 
+CLIENT_IMPORTS = {"core", "wire", "security", "telemetry", "v1"}
+
+
+def client_packages(path: Path) -> set[str]:
+    """Client packages that a file imports."""
+    return {name.partition(".")[0] for name in imports_of(path) if name.startswith("outrider_")}
+
+
 def test_the_client_imports_no_service() -> None:
     for path in files(CLIENT):
-        allowed = {"core", "rpc", "v1"}
-        if path.is_relative_to(CLIENT / "bench"):
-            allowed |= {"models"}  # the baselines run the same models without the services
-        if path == CLIENT / "edge.py":
-            allowed |= {"edge"}  # the drafter runs inside the application there
+        # The drafter runs inside the application there.
+        allowed = CLIENT_IMPORTS | ({"edge", "server"} if path == CLIENT / "edge.py" else set())
+        wrong = own_packages(path) - allowed
+        assert not wrong, f"{path.relative_to(ROOT)} imports outrider.{sorted(wrong)}"
+        assert client_packages(path) <= {"outrider_client"}, f"{path.relative_to(ROOT)} imports what stands on it"
+
+
+def test_commands_stand_on_the_client() -> None:
+    for path in files(CLI):
+        wrong = own_packages(path) - CLIENT_IMPORTS
+        assert not wrong, f"{path.relative_to(ROOT)} imports outrider.{sorted(wrong)}"
+        # `outrider bench` is imported when it is asked for, by the one file that holds all commands.
+        allowed = {"outrider_client", "outrider_cli"} | ({"outrider_bench"} if path == CLI / "app.py" else set())
+        assert client_packages(path) <= allowed, f"{path.relative_to(ROOT)} imports the benchmarks"
+
+
+def test_benchmarks_reach_into_services_in_their_workers_only() -> None:
+    for path in files(BENCH):
+        # Baselines run the same models without the services; a worker measures inside its own process.
+        allowed = CLIENT_IMPORTS | {"models"}
+        if path.is_relative_to(BENCH / "workers"):
+            allowed |= {"datastore", "server"}
         wrong = own_packages(path) - allowed
         assert not wrong, f"{path.relative_to(ROOT)} imports outrider.{sorted(wrong)}"
 
 
-def test_services_do_not_import_the_client() -> None:
+def test_services_do_not_import_the_clients() -> None:
     for path in files(SERVICES):
-        roots = {name.partition(".")[0] for name in imports_of(path)}
-        assert "outrider_client" not in roots, f"{path.relative_to(ROOT)} imports outrider_client"
+        assert not client_packages(path), f"{path.relative_to(ROOT)} imports {sorted(client_packages(path))}"

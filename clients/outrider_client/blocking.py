@@ -6,30 +6,36 @@ reaches the thread that reads. What both clients share is in `requests`, `genera
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeAlias, TypeVar, Unpack
+from typing import Protocol, Self, TypeAlias, TypeVar, Unpack
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
-from outrider_client.attempts import Attempts
-from outrider_client.channel import open_blocking
-from outrider_client.channel_security import ChannelSecurity, SecurityOptions
+from outrider_client.channel import ChannelSecurity, SecurityOptions, open_blocking
 from outrider_client.client import CANCELLED, DEFAULT_TIMEOUT_S, Metadata
 from outrider_client.errors import Cancelled, OutriderError, from_rpc_error
 from outrider_client.generation import Chunk, Result, Transcript
-from outrider_client.replicas import Replicas
 from outrider_client.requests import GenerateOptions, Prompt, generate_request, prompt_message
-from outrider_client.resuming import Course
-from outrider_client.watched_call import Stream, WatchedCall
+from outrider_client.retries import Replicas, ResumableCall, RetryState
 
 _T = TypeVar("_T")
+
+
+class Stream(Protocol):
+    """A running call (the type stubs of gRPC do not name it)."""
+
+    def __iter__(self) -> Iterator[verifier_pb2.GenerateResponse]: ...
+
+    def cancel(self) -> object: ...
 
 
 _OpenCall: TypeAlias = Callable[[int, verifier_pb2.GenerateRequest, float | None], Stream]
@@ -43,7 +49,7 @@ class BlockingGeneration(Transcript):
     generation is still referred to.
     """
 
-    def __init__(self, course: Course, open_call: _OpenCall) -> None:
+    def __init__(self, course: ResumableCall, open_call: _OpenCall) -> None:
         super().__init__()
         self._course = course
         self._open_call = open_call
@@ -69,7 +75,7 @@ class BlockingGeneration(Transcript):
             try:
                 response = self._read()
                 if response is not None:
-                    self._course.hear(response)
+                    self._course.on_message(response)
             except OutriderError as error:
                 self._call.cancel()
                 self._resume(error)
@@ -148,7 +154,7 @@ class BlockingClient:
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> BlockingGeneration:
         """Starts a generation. Returns at once: errors of the server are raised by the first read."""
-        course = Course(generate_request(prompt, options), self._replicas, options)
+        course = ResumableCall(generate_request(prompt, options), self._replicas, options)
         return BlockingGeneration(course, partial(self._generate, course.trace.metadata))
 
     def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Result:
@@ -191,7 +197,7 @@ class BlockingClient:
 
     def _ask(self, calls: Sequence[Callable[..., _T]], request: object, timeout_s: float | None) -> _T:
         """The answer of a replica. `calls`: the method on each of them."""
-        attempts = Attempts(self._replicas, timeout_s)
+        attempts = RetryState(self._replicas, timeout_s)
         while True:
             call = calls[attempts.begin()]
             try:
@@ -209,3 +215,84 @@ class BlockingClient:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+class WatchedCall:
+    """A running call. A thread cancels it when a read takes too long; the call ends when this object is dropped."""
+
+    def __init__(self, call: Stream) -> None:
+        self._call = call
+        self._responses = iter(call)
+        self._watch: _Watch | None = None
+
+    def read(self, timeout_s: float | None) -> verifier_pb2.GenerateResponse | None:
+        """The next message; None at the end. Raises grpc.RpcError, and TimeoutError after which the call is over."""
+        if timeout_s is None:
+            return next(self._responses, None)
+        if self._watch is None:
+            self._watch = _Watch(self._call)
+        watch = self._watch
+        watch.begin(timeout_s)
+        try:
+            response = next(self._responses, None)
+        except grpc.RpcError as error:
+            watch.end()
+            if watch.has_fired:
+                raise TimeoutError from error
+            raise
+        if response is None:
+            watch.end()
+        watch.pause()
+        return response
+
+    def cancel(self) -> None:
+        """Ends the call: a pending read raises grpc.RpcError."""
+        self._call.cancel()
+
+    def __del__(self) -> None:
+        if self._watch is not None:
+            self._watch.end()
+
+
+class _Watch:
+    """The thread behind a call that is being read. It holds no reference to the call: dropping it ends it."""
+
+    def __init__(self, call: Stream) -> None:
+        self.has_fired = False
+        """Whether it has cancelled the call."""
+        self._call = weakref.ref(call)
+        self._condition = threading.Condition()
+        self._deadline = self._wakes_at = math.inf
+        self._is_over = False
+        threading.Thread(target=self._run, name="outrider-stall-watch", daemon=True).start()
+
+    def begin(self, timeout_s: float) -> None:
+        """A read begins."""
+        with self._condition:
+            self._deadline = time.monotonic() + timeout_s
+            if self._deadline < self._wakes_at:
+                self._condition.notify()
+
+    def pause(self) -> None:
+        """The read is over; nobody waits."""
+        with self._condition:
+            self._deadline = math.inf
+
+    def end(self) -> None:
+        """The call is over."""
+        with self._condition:
+            self._is_over = True
+            self._condition.notify()
+
+    def _run(self) -> None:
+        with self._condition:
+            while not self._is_over and not self.has_fired:
+                # Most deadlines are moved before they pass: the thread wakes once in a timeout, not once a message.
+                self._wakes_at = self._deadline
+                wait_s = self._wakes_at - time.monotonic()
+                self.has_fired = wait_s <= 0
+                if not self.has_fired:
+                    self._condition.wait(None if math.isinf(wait_s) else wait_s)
+        call = self._call()
+        if self.has_fired and call is not None:
+            call.cancel()

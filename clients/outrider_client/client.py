@@ -14,14 +14,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
-from outrider_client.attempts import Attempts
-from outrider_client.channel import open_aio
-from outrider_client.channel_security import ChannelSecurity, SecurityOptions
+from outrider_client.channel import ChannelSecurity, SecurityOptions, open_aio
 from outrider_client.errors import Cancelled, Internal, OutriderError, from_rpc_error
 from outrider_client.generation import Chunk, Result, Transcript
-from outrider_client.replicas import Replicas
 from outrider_client.requests import GenerateOptions, Prompt, generate_request, prompt_message
-from outrider_client.resuming import Course
+from outrider_client.retries import Replicas, ResumableCall, RetryState
 
 _T = TypeVar("_T")
 _Call: TypeAlias = "grpc.aio.UnaryStreamCall[verifier_pb2.GenerateRequest, verifier_pb2.GenerateResponse]"
@@ -50,7 +47,7 @@ class Generation(Transcript):
     >>> generation.result.finish_reason                                         # doctest: +SKIP
     """
 
-    def __init__(self, course: Course, open_call: _OpenCall) -> None:
+    def __init__(self, course: ResumableCall, open_call: _OpenCall) -> None:
         super().__init__()
         self._course = course
         self._open_call = open_call
@@ -76,7 +73,7 @@ class Generation(Transcript):
             try:
                 response = await self._read()
                 if response is not None:
-                    self._course.hear(response)
+                    self._course.on_message(response)
             except OutriderError as error:
                 self._call.cancel()
                 await self._resume(error)
@@ -169,7 +166,7 @@ class Client:
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
         """Starts a generation. Returns at once: errors of the server are raised by the first read."""
-        course = Course(generate_request(prompt, options), self._replicas, options)
+        course = ResumableCall(generate_request(prompt, options), self._replicas, options)
         return Generation(course, partial(self._generate, course.trace.metadata))
 
     async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Result:
@@ -213,7 +210,7 @@ class Client:
 
     async def _ask(self, calls: Sequence[Callable[..., Awaitable[_T]]], request: object, timeout_s: float | None) -> _T:
         """The answer of a replica. `calls`: the method on each of them."""
-        attempts = Attempts(self._replicas, timeout_s)
+        attempts = RetryState(self._replicas, timeout_s)
         while True:
             call = calls[attempts.begin()]
             try:

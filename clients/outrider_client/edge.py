@@ -37,8 +37,8 @@ async def running_edge(upstream: str, *, model: str = "demo/draft", **settings: 
     # all other uses of the client get by without the packages that a model needs.
     from outrider.edge.service import EdgeService
     from outrider.edge.settings import EdgeSettings
-    from outrider.rpc.server import CHANNEL_OPTIONS
-    from outrider.rpc.tracing import application_tracer, use_tracer
+    from outrider.telemetry.tracing import application_tracer, use_tracer
+    from outrider.wire.channels import CHANNEL_OPTIONS
 
     use_tracer(application_tracer())
     service = EdgeService(EdgeSettings(upstream=upstream, model=model, **settings))

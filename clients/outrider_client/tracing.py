@@ -6,7 +6,7 @@ has. Both clients use it.
 
 from __future__ import annotations
 
-from outrider.rpc.tracing import CANCELLED, NO_SPAN, Metadata, Span, application_tracer, peer_attributes
+from outrider.telemetry.tracing import CANCELLED, NO_SPAN, Metadata, Span, application_tracer, peer_attributes
 from outrider.v1 import verifier_pb2
 from outrider_client.errors import OutriderError
 
@@ -30,16 +30,16 @@ class GenerationTrace:
     def begin_call(self, address: str) -> None:
         """A replica is asked."""
         if self._span.is_recorded:
-            self._span.say(peer_attributes(address))
+            self._span.set_attributes(peer_attributes(address))
 
-    def hear(self, response: verifier_pb2.GenerateResponse) -> None:
+    def on_message(self, response: verifier_pb2.GenerateResponse) -> None:
         """A message has come."""
         if not self._span.is_recorded:
             return
         match response.WhichOneof("event"):
             case "started":
                 started = response.started
-                self._span.say(
+                self._span.set_attributes(
                     {
                         "gen_ai.request.model": started.model.model_id,
                         "gen_ai.usage.input_tokens": started.num_prompt_tokens,
@@ -49,7 +49,7 @@ class GenerationTrace:
             case "finished":
                 finished = response.finished
                 reason = verifier_pb2.FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_").lower()
-                self._span.say(
+                self._span.set_attributes(
                     {
                         "gen_ai.response.finish_reasons": [reason],
                         "gen_ai.usage.output_tokens": finished.num_output_tokens,
@@ -59,7 +59,7 @@ class GenerationTrace:
 
     def go_on(self, error: OutriderError) -> None:
         """A call has failed, another one will be made."""
-        self._span.note("outrider.call_failed", {"rpc.response.status_code": error.code.name})
+        self._span.add_event("outrider.call_failed", {"rpc.response.status_code": error.code.name})
 
     def fail(self, error: OutriderError) -> None:
         """There will be no other call."""

@@ -11,8 +11,7 @@ from outrider_client import BlockingClient, Client
 from outrider_client.blocking import BlockingGeneration
 from outrider_client.client import Generation
 from outrider_client.errors import Cancelled
-
-from .fakes import FakeVerifier, until_cancelled
+from tests.support.fake_verifier import FakeVerifier, until_cancelled
 
 
 async def test_both_clients_give_the_same_chunks_and_result(verifier: FakeVerifier) -> None:

@@ -9,15 +9,13 @@ from typing import Any
 import grpc
 import pytest
 
-from outrider.core.params import AcceptanceRule, Method, RetrievalScope, Rows, Source
-from outrider.core.speculation import FanOut
+from outrider.core.params import AcceptanceRule, FanOut, Method, RetrievalScope, Rows, Source
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from outrider_client import ChatMessage, Client, FinishReason
 from outrider_client.errors import Cancelled, DeadlineExceeded, Internal, Unavailable
 from outrider_client.requests import method_name
-
-from .fakes import SEED, FakeVerifier, chunk, finished, started, until_cancelled
+from tests.support.fake_verifier import SEED, FakeVerifier, chunk, finished, started, until_cancelled
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from grpc_status import rpc_status
 
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from outrider_client import BlockingClient, Client, OutriderError, errors
-
-from .fakes import FakeVerifier, Script
+from tests.support.fake_verifier import FakeVerifier, Script
 
 FAILURES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider_client.replicas import MAX_AVOID_S, Replicas, addresses_of
+from outrider_client.retries import MAX_AVOID_S, Replicas, addresses_of
 
 
 class Clock:

@@ -12,9 +12,17 @@ import pytest
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from outrider_client import BlockingClient, Client
 from outrider_client.errors import Cancelled, DeadlineExceeded, Internal, ResourceExhausted, Unavailable
-
-from .both_clients import complete
-from .fakes import SEED, FakeVerifier, Script, a_good_generation, chunk, finished, started, until_cancelled
+from tests.client.both_clients import complete
+from tests.support.fake_verifier import (
+    SEED,
+    FakeVerifier,
+    Script,
+    a_good_generation,
+    chunk,
+    finished,
+    started,
+    until_cancelled,
+)
 
 Code = grpc.StatusCode
 NOBODY = "127.0.0.1:9"

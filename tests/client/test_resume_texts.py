@@ -11,10 +11,9 @@ from outrider.v1 import verifier_pb2
 from outrider_client import BlockingClient, Client, FinishReason
 from outrider_client.generation import Chunk, Result
 from outrider_client.requests import GenerateOptions
-from tests.services import RunningVerifier, running_verifier
-
-from .both_clients import PROMPT, complete
-from .cutting_verifier import cutting
+from tests.client.both_clients import PROMPT, complete
+from tests.client.cutting_verifier import cutting
+from tests.support.services import RunningVerifier, running_verifier
 
 
 @pytest.fixture

@@ -13,16 +13,15 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
-from outrider.rpc.security.credentials import credential_book
+from outrider.security.credentials import credential_book
 from outrider.v1 import verifier_pb2_grpc
+from outrider_cli.app import app
 from outrider_client.blocking import BlockingClient
-from outrider_client.channel_security import ChannelSecurity
-from outrider_client.cli import app
+from outrider_client.channel import ChannelSecurity
 from outrider_client.client import Client
 from outrider_client.errors import Unavailable
-from tests.certificates import Authority, replaced
-
-from .fakes import FakeVerifier
+from tests.support.certificates import Authority, replaced
+from tests.support.fake_verifier import FakeVerifier
 
 runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb", "OUTRIDER_ADDRESS": ""})
 

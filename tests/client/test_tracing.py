@@ -13,9 +13,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from outrider.v1 import verifier_pb2
 from outrider_client.errors import InvalidArgument, Unavailable
-from outrider_client.replicas import Replicas
 from outrider_client.requests import generate_request
-from outrider_client.resuming import Course
+from outrider_client.retries import Replicas, ResumableCall
 
 STARTED = verifier_pb2.GenerateResponse(
     started=verifier_pb2.Started(session_id="s", seed=1, num_prompt_tokens=3, model={"model_id": "demo/target"})
@@ -36,8 +35,8 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider.shutdown()
 
 
-def course() -> Course:
-    return Course(generate_request("a secret prompt", {}), Replicas("one:1,two:2"), {})
+def course() -> ResumableCall:
+    return ResumableCall(generate_request("a secret prompt", {}), Replicas("one:1,two:2"), {})
 
 
 def test_a_generation_that_is_resumed_is_one_span_with_an_event(spans: InMemorySpanExporter) -> None:
@@ -45,12 +44,12 @@ def test_a_generation_that_is_resumed_is_one_span_with_an_event(spans: InMemoryS
     generation.begin()
     said = generation.trace.metadata
     for message in (STARTED, CHUNK):
-        generation.hear(message)
+        generation.on_message(message)
     generation.after(Unavailable("the secret prompt broke it"))
     generation.begin()
     assert generation.trace.metadata == said, "both calls are parts of it"
     for message in (STARTED, CHUNK, FINISHED):
-        generation.hear(message)
+        generation.on_message(message)
     generation.trace.cancel()  # as leaving `async with` may
     [span] = spans.get_finished_spans()
     assert said[0][1].split("-")[2] == f"{span.context.span_id:016x}"

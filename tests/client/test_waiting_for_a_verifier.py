@@ -8,13 +8,12 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from outrider.rpc.errors import NotServing, to_status
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
+from outrider.wire.errors import NotServing, to_status
 from outrider_client import BlockingClient, Client
 from outrider_client.errors import Unavailable
-
-from .both_clients import complete
-from .fakes import FakeVerifier, Script, a_good_generation
+from tests.client.both_clients import complete
+from tests.support.fake_verifier import FakeVerifier, Script, a_good_generation
 
 Code = grpc.StatusCode
 LONGER_S = 2.0

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.core.calibration import Calibration
-from outrider.core.guess import Guess
-from outrider.core.ngrams import NgramTier
+from outrider.core.calibration import RetrievalCalibration
 from outrider.core.params import SamplingParams
-from outrider.core.prior import PriorTable
-from outrider.core.retrieval import EVERYTHING, Retriever
-from outrider.core.retrieval_plan import RetrievalPlan
+from outrider.core.retrieval.ngrams import NgramTier
+from outrider.core.retrieval.plan import RetrievalPlan
+from outrider.core.retrieval.prior import PriorTable
+from outrider.core.retrieval.retriever import EVERYTHING, Guess, Retriever
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -27,11 +26,11 @@ def retriever(
     committed: list[int],
     *,
     sampling: SamplingParams = GREEDY,
-    calibration: Calibration | None = None,
+    calibration: RetrievalCalibration | None = None,
     tiers: Tiers | None = None,
     plan: RetrievalPlan = EVERYTHING,
 ) -> Retriever:
-    return Retriever(committed, len(committed), sampling, calibration or Calibration(), tiers, plan)
+    return Retriever(committed, len(committed), sampling, calibration or RetrievalCalibration(), tiers, plan)
 
 
 def prior_of(*documents: list[int]) -> Tiers:

@@ -24,10 +24,9 @@ from outrider.core.acceptance import (
     sampled_candidates,
     sparse_row,
 )
-from outrider.core.growth.policy import Candidate
-from outrider.core.params import AcceptanceRule, Method, SamplingParams
-from outrider.core.sparse_rows import SparseRow
-from outrider.core.speculation import SpeculationParams
+from outrider.core.drafting.policy import Candidate
+from outrider.core.params import AcceptanceRule, Method, SamplingParams, SpeculationParams
+from outrider.core.tree import SparseRow
 from outrider.v1 import types_pb2
 
 WORDS = st.integers(0, 2**64 - 1)

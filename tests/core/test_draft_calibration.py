@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from outrider.core.draft_calibration import DraftCalibration
+from outrider.core.calibration import DraftCalibration
 
 
 def test_without_evidence_a_claim_stands() -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from outrider.core.draft_noise import DraftNoise
-from outrider.core.growth.policy import Expansion
+from outrider.core.acceptance import DraftNoise
+from outrider.core.drafting.policy import Expansion
 from outrider.core.params import Source
 from outrider.core.tree import DraftTree, Node
 

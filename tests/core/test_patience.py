@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.core.params import Method
-from outrider.core.patience import STUCK_AFTER_TIMEOUTS, DraftPace, Waiting, patience_ms, waiting_of
-from outrider.core.speculation import DoubleParams, Fallback, SaguaroParams, SpeculationParams
+from outrider.core.costs import STUCK_AFTER_TIMEOUTS, DraftTimings, Waiting, patience_ms, waiting_of
+from outrider.core.params import DoubleParams, Fallback, Method, SaguaroParams, SpeculationParams
 
-NEAR = DraftPace(latency_ms=2.0, forward_ms=10.0, accepted_per_chain=2.0, num_timeouts=0)
-FAR = DraftPace(latency_ms=42.0, forward_ms=10.0, accepted_per_chain=2.0, num_timeouts=0)
-STUCK = DraftPace(latency_ms=2.0, forward_ms=10.0, accepted_per_chain=2.0, num_timeouts=STUCK_AFTER_TIMEOUTS)
+NEAR = DraftTimings(latency_ms=2.0, forward_ms=10.0, accepted_per_chain=2.0, num_timeouts=0)
+FAR = DraftTimings(latency_ms=42.0, forward_ms=10.0, accepted_per_chain=2.0, num_timeouts=0)
+STUCK = DraftTimings(latency_ms=2.0, forward_ms=10.0, accepted_per_chain=2.0, num_timeouts=STUCK_AFTER_TIMEOUTS)
 
 
 def test_off_never_waits() -> None:
@@ -24,7 +23,7 @@ def test_pearl_waits_for_a_near_drafter_and_not_for_a_far_one() -> None:
 
 
 def test_what_is_never_accepted_is_not_waited_for() -> None:
-    assert patience_ms(Waiting.WORTH, DraftPace(2.0, 10.0, 0.1, 0)) == 0
+    assert patience_ms(Waiting.WORTH, DraftTimings(2.0, 10.0, 0.1, 0)) == 0
 
 
 def test_speculative_waits_for_a_far_drafter_too() -> None:
@@ -38,7 +37,7 @@ def test_nobody_waits_for_a_stuck_drafter() -> None:
 
 
 def test_an_unknown_drafter_gets_a_chance() -> None:
-    assert patience_ms(Waiting.WORTH, DraftPace(None, 10.0, 1.0, 0)) > 0
+    assert patience_ms(Waiting.WORTH, DraftTimings(None, 10.0, 1.0, 0)) > 0
 
 
 def test_only_draft_then_verify_waits_whatever_a_draft_is_worth() -> None:

@@ -13,14 +13,11 @@ import pytest
 
 from outrider.core import acceptance
 from outrider.core.acceptance import draw, first_refused
-from outrider.core.growth.chain import ChainGrowth
-from outrider.core.growth.policy import Candidate, Expansion
-from outrider.core.growth.sampled_chain import SampledChainGrowth
+from outrider.core.drafting.chain import ChainGrowth, SampledChainGrowth
+from outrider.core.drafting.policy import Candidate, Expansion
 from outrider.core.noise import gumbel_of
-from outrider.core.params import Method
-from outrider.core.sparse_rows import SparseRow
-from outrider.core.speculation import SpeculationParams
-from outrider.core.tree import DraftTree, Node
+from outrider.core.params import Method, SpeculationParams
+from outrider.core.tree import DraftTree, Node, SparseRow
 from tests.core.toy_generation import (
     DRAFT,
     PROMPT,

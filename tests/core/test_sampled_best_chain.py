@@ -7,11 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.core.params import AcceptanceRule, Method, SamplingParams, Source
+from outrider.core.params import AcceptanceRule, Method, SamplingParams, Source, SpeculationParams
 from outrider.core.session import Session, SessionSpec
-from outrider.core.sparse_rows import SparseRow
-from outrider.core.speculation import SpeculationParams
-from outrider.core.tree import DraftTree, Node
+from outrider.core.tree import DraftTree, Node, SparseRow
 
 Q = SparseRow([0, 1, 2, 3], [1, 1, 1, 1])
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.params import Method, SamplingParams, Source
+from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
 from outrider.core.session import FinishReason, Session, SessionSpec, ending_of
-from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import TokenId
 
 VOCAB_SIZE = 4

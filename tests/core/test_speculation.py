@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 
-from outrider.core.params import AcceptanceRule, InvalidParameter, Method, RetrievalScope, Rows, Source
-from outrider.core.speculation import (
+from outrider.core.params import (
+    AcceptanceRule,
     BestFirstParams,
     CardParams,
     DoubleParams,
     FanOut,
+    InvalidParameter,
+    Method,
+    RetrievalScope,
+    Rows,
     SaguaroParams,
+    Source,
     SpacelikeParams,
     SpeculationParams,
 )

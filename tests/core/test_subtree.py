@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.params import Method, Rows, SamplingParams, Source
+from outrider.core.params import Method, Rows, SamplingParams, Source, SpeculationParams
 from outrider.core.session import Session, SessionSpec
-from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import DraftTree, Node
 
 VOCAB_SIZE = 4

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.params import Source
-from outrider.core.stream_nodes import StreamNodes
-from outrider.core.tree import Draft, DraftTree, Node, NodeState, expected_num_accepted
+from outrider.core.tree import Draft, DraftTree, Node, NodeState, StreamNodes, expected_num_accepted
 
 VOCAB_SIZE = 3
 TOKENS = st.integers(0, VOCAB_SIZE - 1)

@@ -15,15 +15,12 @@ from typing import Protocol
 import numpy as np
 from scipy import stats
 
-from outrider.core.acceptance import judge, sampled_candidates, sparse_row
-from outrider.core.draft_noise import DraftNoise
-from outrider.core.growth.methods import growth_policy
-from outrider.core.growth.policy import Candidate, Expansion, GrowthPolicy
-from outrider.core.params import AcceptanceRule, Method, SamplingParams, Source
+from outrider.core.acceptance import DraftNoise, judge, sampled_candidates, sparse_row
+from outrider.core.drafting.methods import growth_policy
+from outrider.core.drafting.policy import Candidate, Expansion, GrowthPolicy
+from outrider.core.params import AcceptanceRule, Method, SaguaroParams, SamplingParams, Source, SpeculationParams
 from outrider.core.session import Session, SessionSpec, Verdict
-from outrider.core.sparse_rows import SparseRow
-from outrider.core.speculation import SaguaroParams, SpeculationParams
-from outrider.core.tree import DraftTree, Node, NodeState
+from outrider.core.tree import DraftTree, Node, NodeState, SparseRow
 
 VOCAB_SIZE = 5
 NUM_DRAWN_FROM = 4

@@ -15,16 +15,16 @@ import grpc
 import pytest
 from redis.asyncio import Redis
 
-from outrider.core.prior import PriorTable
-from outrider.datastore.redis_store import RedisStore
+from outrider.core.retrieval.prior import PriorTable
+from outrider.datastore.redis.store import RedisStore
 from outrider.datastore.replica import Replica
 from outrider.datastore.servicer import DatastoreServicer
 from outrider.datastore.settings import DatastoreSettings
-from outrider.datastore.store import ALL_TENANTS, Scope
-from outrider.rpc.malformed import MalformedRequests
+from outrider.datastore.types import ALL_TENANTS, Scope
+from outrider.server.malformed import MalformedRequests
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
-from outrider_client.local_redis import LocalRedis, running_redis, started_redis
+from outrider_cli.local.redis import LocalRedis, running_redis, started_redis
 
 WAIT_S = 10.0
 """Longest that a test waits for what must happen soon."""

@@ -7,8 +7,7 @@ import pytest
 
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import types_pb2
-
-from .conftest import refusal
+from tests.datastore.conftest import refusal
 
 SCOPE = pb.Scope(tokenizer_hash="t", session_id="s")
 WATCHED = pb.Scope(tokenizer_hash="t")

@@ -11,9 +11,8 @@ from redis.asyncio import Redis
 from outrider.core.params import RetrievalScope, Source
 from outrider.datastore.background import Background
 from outrider.datastore.rings import Rings
-from outrider.datastore.store import TIERS, Limits, PriorChange, Rejection, Scope
-
-from .conftest import keys_of, load, until
+from outrider.datastore.types import TIERS, Limits, PriorChange, Rejection, Scope
+from tests.datastore.conftest import keys_of, load, until
 
 LIMITS = Limits(3, 4)
 SESSION, TENANT, GLOBAL = RetrievalScope

@@ -8,9 +8,8 @@ import pytest
 from redis.asyncio import Redis
 
 from outrider.core.params import RetrievalScope
-from outrider.datastore.store import Limits
-
-from .conftest import load, restart, until
+from outrider.datastore.types import Limits
+from tests.datastore.conftest import load, restart, until
 
 LIMITS = Limits(3, 1)
 

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from outrider.core.prior import PriorTable
-from outrider.datastore.redis_layout import LOADING_TTL_S
-from outrider.datastore.store import ALL_TENANTS, CorpusNotFound, Limits, StoreFull, StoreUnavailable
+from outrider.core.retrieval.prior import PriorTable
+from outrider.datastore.redis.layout import LOADING_TTL_S
+from outrider.datastore.types import ALL_TENANTS, CorpusNotFound, Limits, StoreFull, StoreUnavailable
 from outrider.v1 import datastore_pb2 as pb
-
-from .conftest import keys_of, load, load_prior, refusal, to_the_end, until
+from tests.datastore.conftest import keys_of, load, load_prior, refusal, to_the_end, until
 
 LIMITS = Limits(3, 1)
 FORMER = ["prior:", "prior::changes", "prior::documents", "prior::info"]

@@ -11,18 +11,17 @@ import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.core.ngrams import NOTHING, Continuation
 from outrider.core.params import Source
+from outrider.core.retrieval.ngrams import NOTHING, Continuation
 from outrider.datastore.metrics import read_metrics
 from outrider.datastore.replica import Replica
 from outrider.datastore.statistics import DURATION_BOUNDS_S
-from outrider.datastore.store import Health
-from outrider.rpc.metrics import Histogram
+from outrider.datastore.types import Health
+from outrider.telemetry.metrics import HistogramMetric
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from outrider.version import __version__
-
-from .conftest import look_up, record, settings_for
+from tests.datastore.conftest import look_up, record, settings_for
 
 
 async def test_metrics_are_the_statistics_under_other_names(store, redis_url):
@@ -55,7 +54,7 @@ async def test_metrics_are_the_statistics_under_other_names(store, redis_url):
         "ring_tokens": {"": 0},
         "ring_indexed_tokens": {"": 0},
     }
-    assert isinstance(durations, Histogram)
+    assert isinstance(durations, HistogramMetric)
     observed = durations.observed
     assert (observed.counts[DURATION_BOUNDS_S.index(0.0005)], observed.counts[-1], sum(observed.counts)) == (1, 1, 2)
     assert observed.total == pytest.approx(9.0004)

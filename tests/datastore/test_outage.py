@@ -9,15 +9,14 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from outrider.core.ngrams import NOTHING
-from outrider.datastore.conversion import scope_from_proto
+from outrider.core.retrieval.ngrams import NOTHING
+from outrider.datastore.messages import scope_from_proto
 from outrider.datastore.settings import DatastoreSettings
-from outrider.datastore.store import Limits
+from outrider.datastore.types import Limits
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import types_pb2
-from outrider_client.local_redis import LocalRedis
-
-from .conftest import Served, hung, record, refusal, restart, until
+from outrider_cli.local.redis import LocalRedis
+from tests.datastore.conftest import Served, hung, record, refusal, restart, until
 
 RECOVERY_S = 2.0
 LIMITS = Limits(3, 4)

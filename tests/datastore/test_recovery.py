@@ -11,11 +11,10 @@ import pytest
 from redis.asyncio import Redis
 
 from outrider.core.params import RetrievalScope
-from outrider.datastore.store import Limits, Rejection, StoreFull, StoreUnavailable
+from outrider.datastore.types import Limits, Rejection, StoreFull, StoreUnavailable
 from outrider.v1 import datastore_pb2 as pb
-from outrider_client.local_redis import free_port
-
-from .conftest import hung, load, look_up, refusal
+from outrider_cli.local.redis import free_port
+from tests.datastore.conftest import hung, load, look_up, refusal
 
 RECOVERY_S = 2.0
 LIMITS = Limits(3, 4)

@@ -7,14 +7,12 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
-from outrider.core.ngrams import NOTHING
 from outrider.core.params import RetrievalScope, Source
-from outrider.datastore import held_priors
-from outrider.datastore.held_priors import HeldPriors
-from outrider.datastore.replica import Replica
-from outrider.datastore.store import ALL_TENANTS, CorpusNotFound, Limits, StoreUnavailable
-
-from .conftest import load, settings_for, until
+from outrider.core.retrieval.ngrams import NOTHING
+from outrider.datastore import replica as held_priors
+from outrider.datastore.replica import HeldPriors, Replica
+from outrider.datastore.types import ALL_TENANTS, CorpusNotFound, Limits, StoreUnavailable
+from tests.datastore.conftest import load, settings_for, until
 
 LIMITS = Limits(3, 4)
 
@@ -105,7 +103,7 @@ async def test_no_more_priors_are_held_than_may_be_and_two_do_not_push_each_othe
 
 
 async def test_names_of_priors_that_do_not_exist_are_not_kept_without_end(store, scope, monkeypatch):
-    monkeypatch.setattr(held_priors, "MAX_NUM_NAMES", 3)
+    monkeypatch.setattr(held_priors, "MAX_NUM_CORPORA", 3)
     held = HeldPriors(store, 3, 1)
     for number in range(10):
         held.hold(replace(scope, corpus=f"{number}"), ALL_TENANTS)

@@ -13,11 +13,10 @@ from outrider.core.params import RetrievalScope
 from outrider.datastore import rings as rings_module
 from outrider.datastore.background import Background
 from outrider.datastore.rings import Rings
-from outrider.datastore.store import Scope
+from outrider.datastore.types import Scope
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import types_pb2
-
-from .conftest import look_up, record, until
+from tests.datastore.conftest import look_up, record, until
 
 
 @pytest.fixture
@@ -148,7 +147,7 @@ async def test_a_ring_is_indexed_in_the_background_and_answers_the_same(store, s
 
 
 async def test_a_document_longer_than_an_entry_is_one_document(store, scope, redis_url, monkeypatch):
-    monkeypatch.setattr("outrider.datastore.redis_layout.PIECE_LEN", 4)
+    monkeypatch.setattr("outrider.datastore.redis.layout.PIECE_LEN", 4)
     await say(store, scope, "long", *range(1, 11))
     assert await entries_of(redis_url, scope) == [(4, 1, 4), (8, 1, 4), (10, 0, 2)]
     documents = []

@@ -12,8 +12,7 @@ import pytest
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import types_pb2
 from outrider.version import __version__
-
-from .conftest import load_prior, look_up, record, refusal
+from tests.datastore.conftest import load_prior, look_up, record, refusal
 
 
 @pytest.fixture

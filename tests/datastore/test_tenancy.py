@@ -11,18 +11,17 @@ import grpc
 import pytest
 
 from outrider.core.params import RetrievalScope
-from outrider.datastore.redis_store import RedisStore
+from outrider.datastore.redis.store import RedisStore
 from outrider.datastore.replica import Replica
 from outrider.datastore.servicer import DatastoreServicer
-from outrider.datastore.store import Scope
-from outrider.rpc.security.credentials import credential_book
-from outrider.rpc.security.gate import Gate
-from outrider.rpc.security.peer_channel import CallsWithMetadata, bearer
+from outrider.datastore.types import Scope
+from outrider.security.credentials import credential_book
+from outrider.security.gate import Gate
+from outrider.security.peer_channel import CallsWithMetadata, bearer
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
-from tests.certificates import credentials_file, entry
-
-from .conftest import load, load_prior, look_up, record, refusal, settings_for
+from tests.datastore.conftest import load, load_prior, look_up, record, refusal, settings_for
+from tests.support.certificates import credentials_file, entry
 
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 CALLERS = [

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from outrider.datastore.watching import PIECE_LEN, pieces_of
+from outrider.datastore.watch import PIECE_LEN, pieces_of
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import types_pb2
-
-from .conftest import Served, hung, load_prior, record, refusal, until
+from tests.datastore.conftest import Served, hung, load_prior, record, refusal, until
 
 documents = st.lists(st.integers(1, 3) | st.integers(PIECE_LEN - 2, PIECE_LEN + 2) | st.just(2 * PIECE_LEN), max_size=6)
 

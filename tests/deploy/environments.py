@@ -7,7 +7,7 @@ from unittest import mock
 
 from outrider.datastore.settings import DatastoreSettings
 from outrider.edge.settings import EdgeSettings
-from outrider.rpc.settings import ServiceSettings
+from outrider.server.settings import ServiceSettings
 from outrider.speculator.settings import SpeculatorSettings
 from outrider.verifier.settings import VerifierSettings
 from tests.deploy.objects import SERVICES, environment_of, main_container, named

@@ -18,15 +18,15 @@ from outrider.datastore.service import DatastoreService
 from outrider.datastore.settings import DatastoreSettings
 from outrider.edge.service import EdgeService
 from outrider.edge.settings import EdgeSettings
-from outrider.rpc.security.watched_files import WatchedFiles
-from outrider.rpc.server import Service
-from outrider.rpc.service_metrics import ServiceMetrics
+from outrider.security.watched_files import WatchedFiles
+from outrider.server.export import ServiceMetrics
+from outrider.server.run import Service
 from outrider.speculator.service import SpeculatorService
 from outrider.speculator.settings import SpeculatorSettings
 from outrider.verifier.service import VerifierService
 from outrider.verifier.settings import VerifierSettings
+from outrider_cli.local.redis import running_redis
 from outrider_client.client import Client
-from outrider_client.local_redis import running_redis
 from tests.deploy.promql import Known
 
 ANY = "127.0.0.1:0"

@@ -145,7 +145,7 @@ def test_the_datastore_runs_confined_tells_its_health_and_ends_when_told(image: 
         for line in service.stderr:
             if "server.serving" in line:
                 break
-        asked = image.start("python", "-m", "outrider.rpc.health_probe", health, DATASTORE, "--timeout-s", "20")
+        asked = image.start("python", "-m", "outrider.server.health_probe", health, DATASTORE, "--timeout-s", "20")
         assert asked.communicate(timeout=60)[0] == "SERVING\n"
         assert asked.returncode == 0
     finally:

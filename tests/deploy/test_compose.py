@@ -13,13 +13,13 @@ from compose_spec import PyOptions
 from redis import Redis
 
 from outrider.datastore.settings import DatastoreSettings
-from outrider.rpc.health_probe import main as ask_health
-from outrider.rpc.settings import ServiceSettings, parse_settings
+from outrider.server.health_probe import main as ask_health
+from outrider.server.settings import ServiceSettings, parse_settings
 from outrider.speculator.settings import SpeculatorSettings
 from outrider.v1 import datastore_pb2, speculator_pb2, verifier_pb2
 from outrider.verifier.settings import VerifierSettings
 from outrider.version import __version__
-from outrider_client.local_redis import find_program, free_port
+from outrider_cli.local.redis import find_program, free_port
 
 COMPOSE = Path(__file__).parents[2] / "deploy" / "compose.yaml"
 SETTINGS: dict[str, type[ServiceSettings]] = {

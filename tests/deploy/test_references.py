@@ -8,9 +8,9 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from outrider.rpc.security.callers import Role
-from outrider.rpc.security.credentials import credential_book
-from outrider.rpc.security.watched_files import UnusableFile
+from outrider.security.callers import Role
+from outrider.security.credentials import credential_book
+from outrider.security.watched_files import UnusableFile
 from tests.deploy.environments import plant, settings_of
 from tests.deploy.objects import (
     containers_of,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from outrider_cli.local.stack import LocalStack, StackConfig
 from outrider_client.client import Client
-from outrider_client.stack import LocalStack, StackConfig
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,9 @@ import grpc
 import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from outrider_client.child import Child
-from outrider_client.local_redis import free_port, started_redis
-from tests.certificates import Authority, Pair, credentials_file, entry, replaced
+from outrider_cli.local.process import ManagedProcess
+from outrider_cli.local.redis import free_port, started_redis
+from tests.support.certificates import Authority, Pair, credentials_file, entry, replaced
 
 NAMES = ("datastore", "speculator", "verifier")
 REDIS_PASSWORD = "redis-s3cret"
@@ -37,7 +37,7 @@ class SecuredStack:
 
     folder: Path
     authority: Authority
-    children: dict[str, Child]
+    children: dict[str, ManagedProcess]
 
     @property
     def ca(self) -> Path:
@@ -103,7 +103,7 @@ def _start(stack: SecuredStack, exits: ExitStack, name: str, *flags: str) -> str
         secure += ["--peer-ca", str(stack.ca), "--peer-cert", cert, "--peer-key", key]
         secure += ["--peer-token-file", str(stack.service_token)]
     log = stack.folder / f"{name}.log"
-    child = Child(name, f"outrider.{name}", [*flags, *secure], log, listen="127.0.0.1:0")
+    child = ManagedProcess(name, f"outrider.{name}", [*flags, *secure], log, listen="127.0.0.1:0")
     exits.callback(child.stop)
     child.start()
     stack.children[name] = child

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from outrider_cli.local.stack import LocalStack, StackConfig
 from outrider_client.client import Client
 from outrider_client.generation import Result
-from outrider_client.stack import LocalStack, StackConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

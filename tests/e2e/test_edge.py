@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from outrider.core.params import Method
-from outrider_client.bench.prompts import default_prompts
+from outrider_cli.links.line import LinkSettings
+from outrider_cli.local.stack import LocalStack, Service, StackConfig
+from outrider_cli.prompts import default_prompts
 from outrider_client.client import Client
 from outrider_client.edge import running_edge
 from outrider_client.generation import Result
-from outrider_client.link.line import LinkSettings
-from outrider_client.stack import LocalStack, Service, StackConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

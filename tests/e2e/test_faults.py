@@ -13,13 +13,13 @@ import grpc
 import pytest
 
 from outrider.core.params import Method
-from outrider.rpc.convert_speculation import METHODS
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
+from outrider.wire.speculation import METHODS
+from outrider_cli.local.redis import LocalRedis, started_redis
+from outrider_cli.local.stack import LocalStack, StackConfig
 from outrider_client.client import Client
 from outrider_client.generation import Result
-from outrider_client.local_redis import LocalRedis, started_redis
-from outrider_client.stack import LocalStack, StackConfig
-from tests.services import running_verifier, target_model
+from tests.support.services import running_verifier, target_model
 
 pytestmark = pytest.mark.slow
 
@@ -202,7 +202,7 @@ async def test_a_speculator_with_another_tokenizer_is_refused_and_the_text_comes
 ) -> None:
     from dataclasses import replace
 
-    from tests import services
+    from tests.support import services
 
     stranger = replace(services.draft_model(), tokenizer_hash="00ff")
     monkeypatch.setattr(services, "draft_model", lambda: stranger)
@@ -221,7 +221,7 @@ async def test_a_speculator_with_another_tokenizer_is_refused_and_the_text_comes
 
 
 async def test_a_cancelled_generation_ends_on_the_speculator_too() -> None:
-    from tests.services import running_speculator
+    from tests.support.services import running_speculator
 
     async with (
         running_speculator() as speculator,

@@ -14,9 +14,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider_cli.local.stack import ANY_PORT, Service
 from outrider_client.client import Client
 from outrider_client.errors import Unavailable
-from outrider_client.stack import ANY_PORT, Service
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import torch
 from outrider.core.params import Method
 from outrider.models.loading import build_hf_model, load_model
 from outrider.models.runner import Segment
-from outrider_client.bench.prompts import default_prompts
+from outrider_cli.prompts import default_prompts
 from outrider_client.client import Client
 
 # Hundreds of generations each, on machines of any speed.

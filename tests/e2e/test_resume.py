@@ -11,12 +11,12 @@ from contextlib import ExitStack
 
 import pytest
 
+from outrider_cli.local.stack import ANY_PORT, Service
 from outrider_client.blocking import BlockingClient, BlockingGeneration
 from outrider_client.client import Client
 from outrider_client.errors import Unavailable
 from outrider_client.generation import Result
 from outrider_client.requests import GenerateOptions
-from outrider_client.stack import ANY_PORT, Service
 
 pytestmark = pytest.mark.slow
 

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from outrider.core.params import Source
 from outrider.v1 import datastore_pb2, datastore_pb2_grpc
+from outrider_cli.app import app
+from outrider_cli.local.redis import LocalRedis, free_port, started_redis
+from outrider_cli.local.stack import LocalStack, Service, StackConfig
 from outrider_client.blocking import BlockingClient
 from outrider_client.channel import open_blocking
-from outrider_client.cli import app
 from outrider_client.generation import Result
-from outrider_client.local_redis import LocalRedis, free_port, started_redis
-from outrider_client.stack import LocalStack, Service, StackConfig
 
 pytestmark = pytest.mark.slow
 

@@ -17,15 +17,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from outrider.core.params import Source
-from outrider.rpc.security.peer_channel import CallsWithMetadata, bearer
-from outrider.rpc.security.permissions import PERMISSIONS
+from outrider.security.peer_channel import CallsWithMetadata, bearer
+from outrider.security.permissions import PERMISSIONS
 from outrider.v1 import datastore_pb2, datastore_pb2_grpc
 from outrider_client.blocking import BlockingClient
 from outrider_client.errors import ResourceExhausted, Unauthenticated, Unavailable
 from outrider_client.generation import Result
-from tests.certificates import Authority, credentials_file, entry, replaced
-
-from .secured_stack import ENTRIES, NAMES, OUTSIDERS, REDIS_PASSWORD, TOKENS, SecuredStack, secured_stack
+from tests.e2e.secured_stack import ENTRIES, NAMES, OUTSIDERS, REDIS_PASSWORD, TOKENS, SecuredStack, secured_stack
+from tests.support.certificates import Authority, credentials_file, entry, replaced
 
 pytestmark = pytest.mark.slow
 

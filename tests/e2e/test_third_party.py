@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from outrider_cli.local.stack import LocalStack
 from outrider_client.client import Client
-from outrider_client.stack import LocalStack
 
 pytestmark = pytest.mark.slow
 

@@ -19,16 +19,16 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 
-from outrider.rpc import tracing
-from outrider.rpc.trace_export import FLUSH_TIMEOUT_S
-from outrider.rpc.tracing import COLLABORATE, GENERATE, LOOKUP, RECORD, SPECULATE
+from outrider.server.export import FLUSH_TIMEOUT_S
+from outrider.telemetry import tracing
+from outrider.telemetry.tracing import COLLABORATE, GENERATE, LOOKUP, RECORD, SPECULATE
+from outrider_cli.local.redis import running_redis
+from outrider_cli.local.stack import ANY_PORT, LocalStack, Service, StackConfig
 from outrider_client.blocking import BlockingClient
 from outrider_client.client import Client
 from outrider_client.edge import running_edge
 from outrider_client.errors import InvalidArgument
-from outrider_client.local_redis import running_redis
-from outrider_client.stack import ANY_PORT, LocalStack, Service, StackConfig
-from tests.collector import SOON, Collector, Seen, running_collector
+from tests.support.collector import SOON, Collector, Seen, running_collector
 
 pytestmark = pytest.mark.slow
 

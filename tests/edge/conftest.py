@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from outrider_client.client import Client
-from tests.services import RunningEdge, RunningVerifier, draft_model, running_edge, running_verifier
+from tests.support.services import RunningEdge, RunningVerifier, draft_model, running_edge, running_verifier
 
 
 @pytest.fixture

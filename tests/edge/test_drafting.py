@@ -14,8 +14,8 @@ from outrider.v1 import types_pb2, verifier_pb2
 from outrider_client.client import Client
 from outrider_client.generation import Result
 from outrider_client.requests import Prompt
-from tests.edge.scripted_cloud import Collaborate, ScriptedCloud, chunk, finished, serving, started, steering
-from tests.services import RunningVerifier, draft_model, running_edge
+from tests.support.scripted_cloud import Collaborate, ScriptedCloud, chunk, finished, serving, started, steering
+from tests.support.services import RunningVerifier, draft_model, running_edge
 
 PROMPT = list(range(10, 20))
 TEXT = "def add(a, b):\n"

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from outrider.core.params import Source
 from outrider.core.tree import Draft, DraftCost
-from outrider.edge.drafter import Drafter
+from outrider.edge.draft_model import Drafter
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider_client.client import Client
 from outrider_client.errors import (
@@ -24,8 +24,8 @@ from outrider_client.errors import (
     Unavailable,
     from_rpc_error,
 )
-from tests.edge.scripted_cloud import ScriptedCloud, chunk, serving, started
-from tests.services import RunningEdge, RunningVerifier, draft_model, running_edge
+from tests.support.scripted_cloud import ScriptedCloud, chunk, serving, started
+from tests.support.services import RunningEdge, RunningVerifier, draft_model, running_edge
 from tests.verifier.test_bad_input import BAD_REQUESTS, refusal, request, tokens
 
 PROMPT = "def add(a, b):\n"
@@ -125,7 +125,7 @@ async def test_a_cloud_that_is_full_says_when_to_come_back(client: Client, cloud
 async def test_a_chat_that_the_cloud_cannot_render_is_its_error(
     monkeypatch: pytest.MonkeyPatch, client: Client
 ) -> None:
-    from tests.services import target_model
+    from tests.support.services import target_model
 
     monkeypatch.setattr(target_model().tokenizer, "chat_template", None)
     with pytest.raises(FailedPrecondition, match=r"prompt\.chat: the target's tokenizer has no chat template"):

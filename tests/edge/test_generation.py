@@ -7,13 +7,13 @@ import pytest
 
 from outrider.core.params import Method
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from outrider_cli.links.delay_proxy import DelayProxy
+from outrider_cli.links.line import LinkSettings
 from outrider_client.client import Client
 from outrider_client.errors import Unavailable, Unimplemented, from_rpc_error
 from outrider_client.generation import Result
-from outrider_client.link.line import LinkSettings
-from outrider_client.link.proxy import DelayProxy
 from outrider_client.requests import Prompt
-from tests.services import RunningEdge, RunningVerifier, draft_model, running_edge
+from tests.support.services import RunningEdge, RunningVerifier, draft_model, running_edge
 
 TEXT = "class TestParser(unittest.TestCase):\n    def test_"
 NUM_TOKENS = 48

@@ -11,13 +11,13 @@ import grpc
 import pytest
 
 from outrider.v1 import verifier_pb2
+from outrider_cli.links.delay_proxy import DelayProxy
 from outrider_client.client import Client, Generation
 from outrider_client.errors import Unavailable
 from outrider_client.generation import FinishReason, Result
-from outrider_client.link.proxy import DelayProxy
-from tests import services
-from tests.edge.scripted_cloud import ScriptedCloud, chunk, serving, started
-from tests.services import RunningVerifier, draft_model, running_edge, running_verifier
+from tests.support import services
+from tests.support.scripted_cloud import ScriptedCloud, chunk, serving, started
+from tests.support.services import RunningVerifier, draft_model, running_edge, running_verifier
 
 pytestmark = pytest.mark.slow
 

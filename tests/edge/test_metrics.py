@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from outrider_cli.links.delay_proxy import DelayProxy
 from outrider_client.client import Client
-from outrider_client.link.proxy import DelayProxy
-from tests.metric_values import above_0, values_of
-from tests.services import RunningEdge, RunningVerifier, draft_model, running_edge, running_verifier
+from tests.support.metric_values import above_0, values_of
+from tests.support.services import RunningEdge, RunningVerifier, draft_model, running_edge, running_verifier
 
 TEXT = "class TestParser(unittest.TestCase):\n    def test_"
 

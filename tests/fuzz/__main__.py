@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from outrider_client.stack import LocalStack
+from outrider_cli.local.stack import LocalStack
 from tests.fuzz.examples import rpcs
 from tests.fuzz.run import HEADER, Result, fuzz
 from tests.fuzz.servers import Servers, stack_config

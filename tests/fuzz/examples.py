@@ -11,11 +11,11 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from outrider.rpc.convert import PROTOCOL_VERSION
 from outrider.v1 import datastore_pb2 as data
 from outrider.v1 import speculator_pb2 as spec
 from outrider.v1 import types_pb2 as types
 from outrider.v1 import verifier_pb2 as verify
+from outrider.wire.convert import PROTOCOL_VERSION
 
 DRAFTED = (types.METHOD_SPECULATIVE, types.METHOD_PEARL, types.METHOD_CARD, types.METHOD_SAGUARO, types.METHOD_DOUBLE)
 METHODS = (*DRAFTED, types.METHOD_BEST_FIRST)

@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.v1 import datastore_pb2_grpc, speculator_pb2, speculator_pb2_grpc, types_pb2, verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
-from outrider_client.child import Child
-from outrider_client.stack import LocalStack, StackConfig
+from outrider_cli.local.process import ManagedProcess
+from outrider_cli.local.stack import LocalStack, StackConfig
 from tests.fuzz.examples import rpcs
 
 IDLE_S = 15.0
@@ -133,7 +133,7 @@ class Servers:
         return found
 
 
-def _process_of(child: Child) -> psutil.Process:
+def _process_of(child: ManagedProcess) -> psutil.Process:
     """The service itself: the child may be the process that watches over it."""
     process = psutil.Process(child.pid)
     return max([process, *process.children(recursive=True)], key=lambda each: each.memory_info().rss)

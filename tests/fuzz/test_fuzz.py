@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from outrider.v1 import types_pb2, verifier_pb2
-from outrider_client.stack import LocalStack
+from outrider_cli.local.stack import LocalStack
 from tests.fuzz.calls import make_call
 from tests.fuzz.examples import MAX_TOKENS, rpcs, tamed
 from tests.fuzz.mutations import mutated, serialized

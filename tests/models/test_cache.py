@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.models.cache import CacheShape, KVCache
+from outrider.models.packing import CacheShape, KVCache
 
 SHAPE = CacheShape(num_layers=2, num_heads=1, head_dim=4, dtype=torch.float32, device=torch.device("cpu"))
 

@@ -10,11 +10,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider.models import loading
-from outrider.models.bench_forward import main, measure_forward, measure_sessions
 from outrider.models.loading import UnknownModel, build_hf_model, load_model, tokenizer_hash
 from outrider.models.runner import Segment
-
-from .tiny import text
+from outrider.models.timing import measure_forward, measure_sessions
+from outrider_bench.workers.forward import main
+from tests.models.tiny import text
 
 
 def tokenizer(words: list[str]) -> PreTrainedTokenizerFast:

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from outrider.core import acceptance
 from outrider.core.acceptance import TOTAL_WEIGHT, sparse_row
-from outrider.core.growth.policy import Candidate
+from outrider.core.drafting.policy import Candidate
 from outrider.core.params import SamplingParams
-from outrider.core.sparse_rows import SparseRow
+from outrider.core.tree import SparseRow
 from outrider.models.ratio import DraftDraw, Round, candidates, draft_candidates, emitted, judge
-from outrider.models.sampler import Sampler, tempered_and_filtered
+from outrider.models.sampling import Sampler, tempered_and_filtered
 
 VOCAB_SIZE = 12
 NUM_DRAWS = 6000

@@ -14,22 +14,21 @@ from typing import Any
 
 import torch
 
-from outrider.core.draft_calibration import DraftCalibration
-from outrider.core.params import SamplingParams
-from outrider.core.rows import ForwardTimes
+from outrider.core.auto.strategies import opening_params
+from outrider.core.calibration import DraftCalibration
+from outrider.core.costs import ForwardTimes
+from outrider.core.params import SamplingParams, SpeculationParams
 from outrider.core.session import SessionSpec
-from outrider.core.speculation import SpeculationParams
 from outrider.core.statistics import Statistics
 from outrider.core.tree import Node
-from outrider.core.ways import opening_params
-from outrider.models.cache import CacheShape, KVCache
 from outrider.models.loading import LoadedModel
+from outrider.models.packing import CacheShape, KVCache
 from outrider.models.ratio import candidates
 from outrider.models.runner import Segment
-from outrider.models.sampler import Sampler
-from outrider.speculator.drafting import Drafting, DraftingSpec
-from outrider.verifier.job import Job
-from outrider.verifier.pace import Pace
+from outrider.models.sampling import Sampler
+from outrider.speculator.session import DraftSession, DraftSessionSpec
+from outrider.verifier.measurements import EngineTimings
+from outrider.verifier.session import VerifySession
 
 NO_CONTENT = CacheShape(num_layers=1, num_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
 STEP_MS = 0.05
@@ -104,7 +103,7 @@ class Mail:
 class Speculator:
     """One session: forwards one after the other, commits between two of them."""
 
-    def __init__(self, drafting: Drafting, model: LoadedModel, costs: Costs, inbox: Mail, outbox: Mail) -> None:
+    def __init__(self, drafting: DraftSession, model: LoadedModel, costs: Costs, inbox: Mail, outbox: Mail) -> None:
         self._drafting, self._runner, self._costs = drafting, model.runner, costs
         self._inbox, self._outbox = inbox, outbox
         self._sampler = Sampler()
@@ -162,7 +161,7 @@ class Simulation:
     def __init__(self, draft: LoadedModel, costs: Costs) -> None:
         self._draft, self._costs = draft, costs
         self._times = ForwardTimes(costs.target_ms)
-        self._pace = Pace(ForwardTimes(costs.target_ms))
+        self._pace = EngineTimings(ForwardTimes(costs.target_ms))
         self._claims = DraftCalibration()
 
     def generate(
@@ -177,7 +176,7 @@ class Simulation:
         cache = KVCache(NO_CONTENT, len(prompt) + num_tokens + 128)
         cache.length = len(prompt) - 1
         self._pace.set_num_sessions(1)
-        job = Job(spec, _Silent(), cache, self._pace, None, 0.0)
+        job = VerifySession(spec, _Silent(), cache, self._pace, None, 0.0)
         commits, drafts = Mail(self._costs.one_way_ms), Mail(self._costs.one_way_ms)
         speculator = None
         if params.method.has_draft_model:
@@ -199,12 +198,12 @@ class Simulation:
             now = end + self._costs.overhead_ms
         return now, job.session.statistics
 
-    def _drafting(self, spec: SessionSpec) -> Drafting:
+    def _drafting(self, spec: SessionSpec) -> DraftSession:
         prompt = spec.prompt_token_ids
         params = opening_params(spec.speculation)
-        drafting = DraftingSpec("s", prompt, len(prompt), spec.sampling, params, spec.vocab_size)
+        drafting = DraftSessionSpec("s", prompt, len(prompt), spec.sampling, params, spec.vocab_size)
         cache = self._draft.runner.new_cache(len(prompt) + 64)
-        return Drafting(drafting, cache, self._draft.max_context_len, draft_calibration=self._claims)
+        return DraftSession(drafting, cache, self._draft.max_context_len, draft_calibration=self._claims)
 
 
 class _Silent:
@@ -225,14 +224,14 @@ def text_of(model: LoadedModel, prompt: Sequence[int], sampling: SamplingParams,
     return text
 
 
-def _run(job: Job, speculator: Speculator | None, drafts: Mail, until: float) -> None:
+def _run(job: VerifySession, speculator: Speculator | None, drafts: Mail, until: float) -> None:
     if speculator is not None:
         speculator.run_until(until)
     for at, (draft, cost) in drafts.take(until):
         job.add_draft(draft, cost, at / 1e3)
 
 
-def _wait(job: Job, speculator: Speculator | None, drafts: Mail, now: float) -> float:
+def _wait(job: VerifySession, speculator: Speculator | None, drafts: Mail, now: float) -> float:
     """When the next round begins."""
     _run(job, speculator, drafts, now)
     while not job.is_ready(now / 1e3):

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from outrider.core.params import Method, Rows, SamplingParams
-from outrider.core.speculation import CardParams, FanOut, SaguaroParams, SpeculationParams
-from outrider.models.demo.corpus import code_prompts, load_corpus
-from tests.services import draft_model, target_model
+from outrider.core.params import CardParams, FanOut, Method, Rows, SaguaroParams, SamplingParams, SpeculationParams
+from outrider.models.demo.training.corpus import code_prompts, load_corpus
 from tests.simulation.pair import Costs, Outcome, Simulation, text_of
+from tests.support.services import draft_model, target_model
 
 pytestmark = pytest.mark.slow
 

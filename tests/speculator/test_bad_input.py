@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from outrider.rpc.convert import PROTOCOL_VERSION
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
-from tests.services import RunningSpeculator, running_speculator
+from outrider.wire.convert import PROTOCOL_VERSION
+from tests.support.services import RunningSpeculator, running_speculator
 
 Code = grpc.StatusCode
 PROMPT = list(range(10, 20))

@@ -8,16 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from outrider.core.params import Method, SamplingParams
-from outrider.core.speculation import SpeculationParams
+from outrider.core.params import Method, SamplingParams, SpeculationParams
 from outrider.core.tree import Draft, DraftCost
-from outrider.models.fitness import MAX_FAILED_STEPS
+from outrider.models.engine import MAX_FAILED_STEPS
 from outrider.models.runner import Segment
-from outrider.models.sampler import Sampler
-from outrider.speculator.drafting import DraftingSpec
+from outrider.models.sampling import Sampler
 from outrider.speculator.engine import Engine
-from tests.failing_runner import with_failing_runner
-from tests.services import draft_model
+from outrider.speculator.session import DraftSessionSpec
+from tests.support.failing_runner import with_failing_runner
+from tests.support.services import draft_model
 
 PROMPT = tuple(range(100, 130))
 SAMPLING = SamplingParams(seed=9, temperature=0.7)
@@ -44,9 +43,9 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     running.stop()
 
 
-def spec(session_id: str) -> DraftingSpec:
+def spec(session_id: str) -> DraftSessionSpec:
     speculation = SpeculationParams(Method.SPECULATIVE, num_speculative_tokens=3, lookahead=3)
-    return DraftingSpec(session_id, PROMPT, len(PROMPT), SAMPLING, speculation, draft_model().vocab_size)
+    return DraftSessionSpec(session_id, PROMPT, len(PROMPT), SAMPLING, speculation, draft_model().vocab_size)
 
 
 def expected_chain(committed: tuple[int, ...]) -> list[int]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from outrider.core.params import Method, SamplingParams
-from outrider.core.speculation import SpeculationParams
+from outrider.core.params import Method, SamplingParams, SpeculationParams
 from outrider.core.tree import Draft, DraftCost
-from outrider.speculator.drafting import DraftingSpec
 from outrider.speculator.engine import Engine
 from outrider.speculator.metrics import read_drafts
 from outrider.speculator.service import SpeculatorService
+from outrider.speculator.session import DraftSessionSpec
 from outrider.speculator.settings import SpeculatorSettings
 from outrider.version import __version__
 from outrider_client.client import Client
-from tests.metric_values import values_of
-from tests.services import draft_model, running_speculator, running_verifier
+from tests.support.metric_values import values_of
+from tests.support.services import draft_model, running_speculator, running_verifier
 
 PROMPT = "class TestParser(unittest.TestCase):\n    def test_"
 
@@ -61,7 +60,7 @@ def test_a_session_that_begins_with_output_is_a_resync() -> None:
     params = SpeculationParams(Method.SPECULATIVE, num_speculative_tokens=3, lookahead=3)
     for name, num_prompt_tokens in (("new", 4), ("again", 3)):
         vocab_size = draft_model().vocab_size
-        spec = DraftingSpec(name, (5, 6, 7, 8), num_prompt_tokens, SamplingParams(seed=1), params, vocab_size)
+        spec = DraftSessionSpec(name, (5, 6, 7, 8), num_prompt_tokens, SamplingParams(seed=1), params, vocab_size)
         engine.open(spec, Nobody())
         engine.commit(name, (9,))
     engine.close("new")

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from outrider.core.calibration import Calibration
-from outrider.core.ngrams import NgramTier
+from outrider.core.calibration import RetrievalCalibration
 from outrider.core.params import SamplingParams, Source
-from outrider.core.prior import PriorTable
-from outrider.core.retrieval_plan import RetrievalPlan
+from outrider.core.retrieval.ngrams import NgramTier
+from outrider.core.retrieval.plan import RetrievalPlan
+from outrider.core.retrieval.prior import PriorTable
 from outrider.core.tree import DraftTree
 from outrider.speculator.phrases import MAX_SKIPPED, Phrases
 
@@ -29,7 +29,7 @@ def phrases_of(
 ) -> tuple[Phrases, DraftTree]:
     tree = DraftTree(committed, 100)
     greedy = SamplingParams(temperature=0.0)
-    phrases = Phrases(tree, len(committed), greedy, Calibration(), Copies(PriorTable.build([TEXT], 4)))
+    phrases = Phrases(tree, len(committed), greedy, RetrievalCalibration(), Copies(PriorTable.build([TEXT], 4)))
     phrases.use(plan)
     return phrases, tree
 
@@ -62,7 +62,7 @@ def test_after_each_phrase_that_was_refused_one_more_forward_goes_without() -> N
     for _ in range(MAX_SKIPPED + 2):
         assert phrases.behind(tree.root, 10), "else the calibration has given up before"
         phrases.judge(0)
-        phrases._calibration = phrases._retriever._calibration = Calibration()  # type: ignore[union-attr]
+        phrases._calibration = phrases._retriever._calibration = RetrievalCalibration()  # type: ignore[union-attr]
         pause = 0
         while not phrases.behind(tree.root, 10):
             pause += 1

@@ -8,18 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.core.draft_noise import DraftNoise
-from outrider.core.growth.policy import Candidate, Expansion
-from outrider.core.params import AcceptanceRule, Method, SamplingParams
-from outrider.core.speculation import SaguaroParams, SpeculationParams
+from outrider.core.acceptance import DraftNoise
+from outrider.core.drafting.policy import Candidate, Expansion
+from outrider.core.params import AcceptanceRule, Method, SaguaroParams, SamplingParams, SpeculationParams
 from outrider.core.tree import Draft, DraftTree
 from outrider.models.ratio import DraftDraw, draft_candidates
 from outrider.models.runner import Segment
-from outrider.speculator.drafting import Drafting, DraftingSpec
 from outrider.speculator.engine import Engine
-from tests.services import draft_model
+from outrider.speculator.session import DraftSession, DraftSessionSpec
 from tests.speculator.test_engine import PROMPT, Collector, expected_chain
 from tests.speculator.test_engine import spec as match_spec
+from tests.support.services import draft_model
 
 SAMPLING = SamplingParams(seed=9, temperature=0.9, top_p=0.95)
 SPECULATION = SpeculationParams(Method.SPECULATIVE, 3, 3, acceptance_rule=AcceptanceRule.RATIO, shared_noise=False)
@@ -32,9 +31,9 @@ def engine() -> Iterator[Engine]:
     running.stop()
 
 
-def spec(session_id: str, speculation: SpeculationParams = SPECULATION, seed: int = 9) -> DraftingSpec:
+def spec(session_id: str, speculation: SpeculationParams = SPECULATION, seed: int = 9) -> DraftSessionSpec:
     sampling = replace(SAMPLING, seed=seed)
-    return DraftingSpec(session_id, PROMPT, len(PROMPT), sampling, speculation, draft_model().vocab_size)
+    return DraftSessionSpec(session_id, PROMPT, len(PROMPT), sampling, speculation, draft_model().vocab_size)
 
 
 def drawn_chain(committed: tuple[int, ...], seed: int = 9, bias: float = 1.0, num_biased: int = 0) -> list[Candidate]:
@@ -105,7 +104,7 @@ def test_at_temperature_zero_nothing_is_drawn(engine: Engine) -> None:
 def test_nothing_is_ranked_with_the_targets_noise(shared_noise: bool) -> None:
     """Neither the draft model's picks nor what is retrieved: the target's next token is drawn with it."""
     speculation = replace(SPECULATION, shared_noise=shared_noise, retrieval=True)
-    drafting = Drafting(spec("s", speculation), draft_model().runner.new_cache(1), 512)
+    drafting = DraftSession(spec("s", speculation), draft_model().runner.new_cache(1), 512)
     assert drafting.ranking.is_greedy
 
 
@@ -118,7 +117,7 @@ def test_phrases_speed_up_only_those_whose_every_forward_is_a_message(method: Me
         spec("s", replace(SPECULATION, method=method, retrieval=True, lookahead=8)),
         committed_token_ids=(*PROMPT, 5, 6, 7, 8, 9, 5, 6, 7),
     )
-    drafting = Drafting(repeated, draft_model().runner.new_cache(1), 512)
+    drafting = DraftSession(repeated, draft_model().runner.new_cache(1), 512)
     expansion = drafting.next_expansion()
     assert expansion is not None
     assert bool(drafting.with_phrase(expansion).phrase) == has_phrase

@@ -7,19 +7,17 @@ from typing import Any
 import pytest
 from jinja2 import TemplateError
 
-from outrider.core.params import AcceptanceRule, Method, RetrievalScope, Rows
+from outrider.core.auto.strategies import params_of, strategies_of
+from outrider.core.params import AcceptanceRule, Method, RetrievalScope, Rows, SpeculationParams
 from outrider.core.session import SessionSpec
-from outrider.core.speculation import SpeculationParams
-from outrider.core.ways import params_of, ways_of
 from outrider.models.text import TextCodec
-from outrider.rpc.convert_speculation import METHODS_TO_PROTO, speculation_from_proto, speculation_to_proto
-from outrider.rpc.errors import FailedPrecondition, InvalidArgument
-from outrider.rpc.limits import SpeculationLimits
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.verifier.admission import Limits, prompt_token_ids, session_spec
 from outrider.verifier.service import limits_of
 from outrider.verifier.settings import VerifierSettings
-from tests.services import target_model
+from outrider.wire.errors import FailedPrecondition, InvalidArgument
+from outrider.wire.speculation import METHODS_TO_PROTO, SpeculationLimits, speculation_from_proto, speculation_to_proto
+from tests.support.services import target_model
 
 SHARING = SpeculationParams(retrieval_scope=RetrievalScope.TENANT)
 
@@ -114,7 +112,7 @@ def test_the_server_s_settings_become_its_limits_and_defaults() -> None:
 def test_what_auto_opens_a_speculator_with_is_accepted_on_the_wire(min_path_probability: float) -> None:
     defaults = SpeculationParams(min_path_probability=min_path_probability)
     spec = admitted(Method.AUTO, defaults=defaults, has_speculator=True)
-    for way in ways_of(spec.speculation):
+    for way in strategies_of(spec.speculation):
         if way.method.has_draft_model:
             message = speculation_to_proto(params_of(way, spec.speculation))
             assert speculation_from_proto(message, SpeculationParams(), SpeculationLimits()).method is way.method

@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from outrider.rpc.convert import PROTOCOL_VERSION
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
-from tests.services import RunningVerifier, running_verifier
+from outrider.wire.convert import PROTOCOL_VERSION
+from tests.support.services import RunningVerifier, running_verifier
 
 PROMPT = verifier_pb2.Prompt(text="def add(a, b):\n")
 Code = grpc.StatusCode

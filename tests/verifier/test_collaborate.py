@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
-from tests.services import RunningVerifier, running_verifier
+from tests.support.services import RunningVerifier, running_verifier
 from tests.verifier.test_bad_input import handshake
 
 NUM_TOKENS = 48
@@ -318,7 +318,7 @@ async def test_what_comes_in_for_one_session_ends_no_other(
     def fail(*_: Any) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr("outrider.verifier.job.StreamNodes.add", fail)
+    monkeypatch.setattr("outrider.verifier.session.StreamNodes.add", fail)
     first = verifier_pb2.CollaborateOpen(handshake=handshake(verifier), request=request(types_pb2.METHOD_PEARL))
     first.request.sampling.max_tokens = 1500
     call = stub.Collaborate()

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from outrider.models.fitness import MAX_FAILED_STEPS
+from outrider.models.engine import MAX_FAILED_STEPS
 from outrider_client.client import Client
 from outrider_client.errors import Unavailable
-from tests import services
-from tests.failing_runner import FailingRunner, with_failing_runner
-from tests.rpc.waiting import until
-from tests.services import RunningVerifier, running_verifier, target_model
+from tests.support import services
+from tests.support.failing_runner import FailingRunner, with_failing_runner
+from tests.support.services import RunningVerifier, running_verifier, target_model
+from tests.support.waiting import until
 
 
 @pytest.fixture

@@ -11,16 +11,16 @@ import pytest
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from outrider.rpc.handshake import handshake
-from outrider.rpc.security.credentials import credential_book
-from outrider.rpc.security.gate import Gate
-from outrider.rpc.security.quotas import Quotas
+from outrider.security.credentials import credential_book
+from outrider.security.gate import Gate
+from outrider.security.quotas import Quotas
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from outrider.wire.handshake import handshake
 from outrider_client.client import Client
 from outrider_client.errors import OutOfRange, PermissionDenied, ResourceExhausted, Unauthenticated
-from tests.certificates import credentials_file, entry
-from tests.rpc.scripted_datastore import scripted_datastore
-from tests.services import running_verifier, target_model
+from tests.support.certificates import credentials_file, entry
+from tests.support.scripted_datastore import scripted_datastore
+from tests.support.services import running_verifier, target_model
 
 PROMPT = "def add(a, b):\n"
 

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from outrider.rpc.convert_speculation import METHODS
+from outrider.wire.speculation import METHODS
 from outrider_client.client import Client
 from outrider_client.errors import DeadlineExceeded, OutOfRange
 from outrider_client.generation import Result
-from tests.metric_values import above_0, values_of
-from tests.services import RunningVerifier, running_speculator, running_verifier
+from tests.support.metric_values import above_0, values_of
+from tests.support.services import RunningVerifier, running_speculator, running_verifier
 
 PROMPT = "class TestParser(unittest.TestCase):\n    def test_"
 PREFIX = "outrider_spec_decode_num_"

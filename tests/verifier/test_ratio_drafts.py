@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
-from tests.services import RunningVerifier, running_verifier
+from tests.support.services import RunningVerifier, running_verifier
 from tests.verifier.test_bad_input import handshake
 
 NUM_TOKENS = 48

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from outrider.core.params import Source
 from outrider.core.tree import DraftTree, Node
 from outrider.models.runner import Runner, Segment
-from outrider.verifier.segments import segment_of
+from outrider.verifier.round import segment_of
 from tests.models.tiny import VOCAB_SIZE, build, text
 
 

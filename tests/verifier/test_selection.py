@@ -8,14 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from outrider.core.params import Method, Rows, SamplingParams, Source
-from outrider.core.rows import ForwardTimes
+from outrider.core.costs import ForwardTimes
+from outrider.core.params import DoubleParams, Method, Rows, SamplingParams, Source, SpeculationParams
 from outrider.core.session import Session, SessionSpec
-from outrider.core.speculation import DoubleParams, SpeculationParams
 from outrider.core.tree import Draft, DraftCost
-from outrider.verifier.job import Job
-from outrider.verifier.pace import Pace
-from outrider.verifier.selection import select
+from outrider.verifier.measurements import EngineTimings
+from outrider.verifier.round import select
+from outrider.verifier.session import VerifySession
 
 DEAR_ROWS = ForwardTimes({1: 1.0, 32: 8.75})
 """A row costs a quarter of a plain forward."""
@@ -31,7 +30,7 @@ def spec_of(method: Method, prompt: tuple[int, ...] = (1, 2, 3), **fields: Any) 
 def test_a_retrieved_chain_is_verified_as_far_as_it_pays(probability: float, length: int) -> None:
     session = Session(spec_of(Method.RETRIEVAL))
     session.tree.add_path(3, range(10, 18), math.log(probability), Source.RING)
-    pace = Pace(DEAR_ROWS)
+    pace = EngineTimings(DEAR_ROWS)
     pace.overhead_ms.add(0.0)
     assert len(select(session, session.next_chain(), Rows.CHAIN, pace)) == length
 
@@ -39,7 +38,7 @@ def test_a_retrieved_chain_is_verified_as_far_as_it_pays(probability: float, len
 def test_the_draft_model_s_chain_is_verified_as_it_is() -> None:
     session = Session(spec_of(Method.PEARL))
     session.tree.add_path(3, range(10, 18), math.log(0.5), Source.DRAFT)
-    assert len(select(session, session.next_chain(), Rows.CHAIN, Pace(DEAR_ROWS))) == 8
+    assert len(select(session, session.next_chain(), Rows.CHAIN, EngineTimings(DEAR_ROWS))) == 8
 
 
 @pytest.mark.parametrize(("probability", "length"), [(0.99, 8), (0.3, 4)])
@@ -49,14 +48,14 @@ def test_what_was_retrieved_behind_the_draft_model_s_chain_is_verified_as_far_as
     session = Session(spec_of(Method.DOUBLE))
     session.tree.add_path(3, range(10, 14), math.log(0.9), Source.DRAFT)
     session.tree.add_path(3, range(10, 18), math.log(probability), Source.PRIOR)
-    pace = Pace(DEAR_ROWS)
+    pace = EngineTimings(DEAR_ROWS)
     pace.overhead_ms.add(0.0)
     assert len(select(session, session.next_chain(), Rows.CHAIN, pace)) == length
 
 
-def job_of(spec: SessionSpec) -> Job:
+def job_of(spec: SessionSpec) -> VerifySession:
     cache = SimpleNamespace(length=len(spec.prompt_token_ids) - 1)
-    return Job(spec, cast(Any, None), cast(Any, cache), Pace(ForwardTimes({1: 10.0})), None, 0.0)
+    return VerifySession(spec, cast(Any, None), cast(Any, cache), EngineTimings(ForwardTimes({1: 10.0})), None, 0.0)
 
 
 def test_where_draft_and_target_take_turns_the_target_waits_for_the_draft_whatever_is_known() -> None:

@@ -8,23 +8,24 @@ p(x), and the residual is p without x. The text then has exactly the target's di
 * q is what x was drawn from. Nobody can check that: a drafter that says otherwise bends the text. So a draft is drawn
   from small integer weights, and those very integers are sent (`SparseRow`).
 * whether x is tested does not depend on x. So a chain may not end, nor a message be sent, because of the probability of
-  a token that is in it (`DraftTree.best_chain`, `outrider.core.growth.sampled_chain`).
+  a token that is in it (`DraftTree.best_chain`, `outrider.core.drafting.chain`).
 * every number that chance decides by is used once and independent of the others: the draft's
-  (`outrider.core.draft_noise`), one uniform for each output index, and the target's Gumbel noise for the next token.
+  (`outrider.core.acceptance`), one uniform for each output index, and the target's Gumbel noise for the next token.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from outrider.core.growth.policy import Candidate
+import numpy as np
+
+from outrider.core.drafting.policy import Candidate, Expansion
 from outrider.core.noise import acceptance_uniform, gumbel_of
-from outrider.core.params import SamplingParams
-from outrider.core.sparse_rows import SparseRow
-from outrider.core.speculation import SpeculationParams
-from outrider.core.tree import TokenId
+from outrider.core.params import SamplingParams, SpeculationParams
+from outrider.core.tree import DraftTree, Node, SparseRow, TokenId
 
 MAX_ROW_LEN = 64
 """Most tokens that a draft is drawn from: a row of the wire then has at most 260 bytes with a small vocabulary,
@@ -182,3 +183,52 @@ def judge(
             next_token = draw(weights, seed, first_output_index + count)
             return [*(drafted.token_id for drafted in chain[:count]), next_token]
         count += 1  # refused by a rounding error: the target would say nothing else
+
+
+class DraftNoise:
+    """The noise of one session. The same context has the same noise, whatever of it is committed."""
+
+    def __init__(self, seed: int) -> None:
+        key = seed.to_bytes(8, "little")
+        self._hash = hashlib.blake2b(digest_size=8, key=key, person=b"outrider draft")
+        self._num_hashed = 0
+
+    def words(self, tree: DraftTree, expansion: Expansion) -> list[int]:
+        """A word for each draw that an expansion's logits are for: uniform in [0, 2**64).
+
+        The first ones are for the nodes, one each, then one for each token of the phrase.
+        """
+        committed = tree.committed
+        if self._num_hashed < len(committed):
+            self._hash.update(_bytes(committed[self._num_hashed :]))
+            self._num_hashed = len(committed)
+        words, path = [], list[TokenId]()
+        for node in expansion.nodes:
+            path = _path(tree.root, node)
+            words.append(self._word(path))
+        for token_id in expansion.phrase:
+            path.append(token_id)
+            words.append(self._word(path))
+        return words
+
+    def _word(self, path: Sequence[TokenId]) -> int:
+        if not path:
+            return int.from_bytes(self._hash.digest(), "little")
+        context = self._hash.copy()
+        context.update(_bytes(path))
+        return int.from_bytes(context.digest(), "little")
+
+
+def _bytes(token_ids: Sequence[TokenId]) -> bytes:
+    return np.asarray(token_ids, dtype="<u4").tobytes()
+
+
+def _path(root: Node, node: Node) -> list[TokenId]:
+    """The tokens below the root down to a node."""
+    path: list[TokenId] = []
+    above: Node | None = node
+    while above is not None and above is not root:
+        path.append(above.token_id)
+        above = above.parent
+    path.reverse()
+    return path

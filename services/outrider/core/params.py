@@ -1,12 +1,12 @@
 """Parameters of a generation, resolved: every field has a value, and every value is in its range.
 
-`SamplingParams` decide the text. `outrider.core.speculation.SpeculationParams` decide how fast it comes.
+`SamplingParams` decide the text. `outrider.core.params.SpeculationParams` decide how fast it comes.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -142,3 +142,239 @@ class RetrievalScope(Enum):
     """All sessions of the same tenant that ask for it."""
     GLOBAL = 3
     """All sessions of all tenants that ask for it."""
+
+
+MAX_BEAM_WIDTH = 256
+MAX_BUDGET = 256
+MAX_ROWS = 64
+MAX_CHILDREN = 8
+MAX_MATCH_LEN = 10
+MAX_PHRASE_LEN = 16
+
+
+def _check_range(field_name: str, value: float, low: float, high: float) -> None:
+    check(low <= value <= high, f"speculation.{field_name}", f"in [{low:g}, {high:g}]", value)
+
+
+@dataclass(frozen=True, slots=True)
+class CardParams:
+    """CARD: a beam of candidates, queried and corrected."""
+
+    beam_width: int = 16
+    """Candidates kept for each layer (K, the size of the primary cache's layer)."""
+    num_children: int = 8
+    """Children considered for each candidate (top-k)."""
+    correction: bool = True
+    """Whether commits prune the beam and a miss begins it anew at once. False = the paper's ablation, query without
+    correction."""
+
+    def __post_init__(self) -> None:
+        _check_range("card.beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
+        _check_range("card.num_children", self.num_children, 1, MAX_CHILDREN)
+
+
+class FanOut(Enum):
+    """How many next tokens are predicted after each position of a chain. The values are those of the wire."""
+
+    GEOMETRIC = 1
+    """Fewer after later positions (SAGUARO, Theorem 12), from the measured acceptance rate."""
+    UNIFORM = 2
+    """As many after each."""
+    GIVEN = 3
+    """`fan_outs`."""
+
+
+class Fallback(Enum):
+    """What happens after a miss. The values are those of the wire."""
+
+    AUTO = 1
+    """What costs least, by sessions at a time and measured times."""
+    DRAFT = 2
+    """The target waits for a chain that is drafted now."""
+    RETRIEVAL = 3
+    """A retrieved chain."""
+    PLAIN = 4
+    """One plain token."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaguaroParams:
+    """SAGUARO: the outcomes of a verification are predicted, and drafted for before they are known."""
+
+    fan_out: FanOut = FanOut.GEOMETRIC
+    budget: int = 16
+    """Outcomes that are drafted for at a time (B, the sum of the F_k)."""
+    exponent: float = 1.0
+    """How fast the chance of a hit grows with the fan-out: the rejected part falls like F ** -exponent (r)."""
+    fan_outs: tuple[int, ...] = ()
+    """F_k for k = 0, 1, ...; the last one stands for all further ones. Only for GIVEN."""
+    fallback: Fallback = Fallback.AUTO
+    bias: float = 1.0
+    """Factor of the probabilities of the most probable draft tokens before sampling (C of SAGUARO sampling): below 1,
+    what the target says after a refusal is more often among the outcomes. Only under the ratio rule."""
+    num_biased: int = 0
+    """How many tokens that factor is for (F); 0 = as many as the fan-out after the first position."""
+
+    def __post_init__(self) -> None:
+        _check_range("saguaro.budget", self.budget, 1, MAX_BUDGET)
+        check(0 < self.exponent <= 10, "speculation.saguaro.exponent", "in (0, 10]", self.exponent)
+        is_given = self.fan_out is FanOut.GIVEN
+        check(
+            bool(self.fan_outs) == is_given,
+            "speculation.saguaro.fan_outs",
+            "set for FAN_OUT_GIVEN and only for it",
+            list(self.fan_outs),
+        )
+        for index, count in enumerate(self.fan_outs):
+            _check_range(f"saguaro.fan_outs[{index}]", count, 0, MAX_BUDGET)
+        check(0 <= self.bias <= 1, "speculation.saguaro.bias", "in [0, 1]", self.bias)
+        _check_range("saguaro.num_biased", self.num_biased, 0, 64)
+
+
+TIERS = (Source.PRIOR, Source.DYNAMIC, Source.SHARED, Source.REJECTED, Source.RING)
+"""What may be looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoubleParams:
+    """DOUBLE: retrieval on both sides. Its ablations are switches."""
+
+    max_match_len: int = 4
+    """Longest n-gram that is looked up (n)."""
+    max_phrase_len: int = 10
+    """Most retrieved tokens that one draft forward verifies (d)."""
+    draft_retrieval: bool = True
+    """Whether the draft model verifies retrieved phrases."""
+    target_retrieval: bool = True
+    """Whether retrieved tokens stand behind the chain that the target verifies."""
+    tiers: tuple[Source, ...] = TIERS
+    """Which tiers are asked."""
+    serial: bool = False
+    """Whether draft and target take turns, as they must where both share one device (section D.8)."""
+
+    def __post_init__(self) -> None:
+        _check_range("double.max_match_len", self.max_match_len, 1, MAX_MATCH_LEN)
+        _check_range("double.max_phrase_len", self.max_phrase_len, 1, MAX_PHRASE_LEN)
+        for index, tier in enumerate(self.tiers):
+            names = ", ".join(known.name for known in TIERS)
+            check(tier in TIERS, f"speculation.double.tiers[{index}]", f"one of {names}", tier.name)
+
+
+@dataclass(frozen=True, slots=True)
+class SpacelikeParams:
+    """Takeoff's spacelike decoding: everything that was ever said here."""
+
+    max_match_len: int = 10
+    """Longest context that is looked up; shorter ones follow."""
+
+    def __post_init__(self) -> None:
+        _check_range("spacelike.max_match_len", self.max_match_len, 1, MAX_MATCH_LEN)
+
+
+@dataclass(frozen=True, slots=True)
+class BestFirstParams:
+    """best-first: the most probable unexpanded nodes anywhere in the tree."""
+
+    num_expanded: int = 0
+    """Nodes expanded by one draft forward (M); 0 = by the horizon: few while the target waits, more while it works."""
+    num_children: int = 8
+    """Candidates considered for each expanded node; those of improbable paths do not become nodes."""
+
+    def __post_init__(self) -> None:
+        _check_range("best_first.num_expanded", self.num_expanded, 0, MAX_ROWS)
+        _check_range("best_first.num_children", self.num_children, 1, MAX_CHILDREN)
+
+
+MethodParams = CardParams | SaguaroParams | DoubleParams | SpacelikeParams | BestFirstParams
+PARAMS_OF: dict[Method, type[MethodParams]] = {
+    Method.CARD: CardParams,
+    Method.SAGUARO: SaguaroParams,
+    Method.DOUBLE: DoubleParams,
+    Method.SPACELIKE: SpacelikeParams,
+    Method.BEST_FIRST: BestFirstParams,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationParams:
+    """How drafts are made."""
+
+    method: Method = Method.OFF
+    num_speculative_tokens: int = 8
+    """Most tokens of a path verified in one round (gamma)."""
+    lookahead: int = 8
+    """How many tokens beyond the committed ones the speculator may draft."""
+    min_path_probability: float = 0.0
+    """A chain ends where the draft model's probability of the whole path falls below this; 0 = never."""
+    rows: Rows = Rows.CHAIN
+    """What the rows of a target forward are spent on."""
+    max_rows: int = 0
+    """Drafted rows of one target forward, for Rows.TREE; 0 = as many as pay, by the measured times of the forward."""
+    acceptance_rule: AcceptanceRule = AcceptanceRule.MATCH
+    shared_noise: bool = True
+    """Whether the speculator ranks with the target's own noise. False = by its own probabilities alone, to compare."""
+    retrieval: bool = False
+    """Whether retrieved continuations stand behind the chain, and in place of one when there is none."""
+    retrieval_scope: RetrievalScope = RetrievalScope.SESSION
+    """With whom retrieval shares."""
+    contribute: bool = False
+    """Whether the others of the scope may retrieve this session's tokens."""
+    card: CardParams = field(default_factory=CardParams)
+    saguaro: SaguaroParams = field(default_factory=SaguaroParams)
+    double: DoubleParams = field(default_factory=DoubleParams)
+    spacelike: SpacelikeParams = field(default_factory=SpacelikeParams)
+    best_first: BestFirstParams = field(default_factory=BestFirstParams)
+
+    def __post_init__(self) -> None:
+        gamma, method = self.num_speculative_tokens, self.method
+        check(gamma >= 1, "speculation.num_speculative_tokens", ">= 1", gamma)
+        rule = f">= num_speculative_tokens ({gamma})"
+        check(self.lookahead >= gamma, "speculation.lookahead", rule, self.lookahead)
+        probability = self.min_path_probability
+        check(0 <= probability < 1, "speculation.min_path_probability", "in [0, 1)", probability)
+        _check_range("max_rows", self.max_rows, 0, MAX_ROWS)
+        is_ratio = self.acceptance_rule is AcceptanceRule.RATIO
+        is_tree = self.rows is Rows.TREE
+        check(
+            method.has_draft_model or not is_tree,
+            "speculation.rows",
+            "ROWS_CHAIN for a method without a draft model",
+            "ROWS_TREE",
+        )
+        sampled = ", ".join(known.value for known in Method if known.samples)
+        rule = f"ACCEPTANCE_RULE_MATCH for a method other than {sampled}"
+        check(method.samples or not is_ratio, "speculation.acceptance_rule", rule, "ACCEPTANCE_RULE_RATIO")
+        rule = "ROWS_CHAIN under the ratio rule: it judges one sample after the other"
+        check(not (is_ratio and is_tree), "speculation.rows", rule, "ROWS_TREE")
+        rule = "1 under the match rule: the bias is of sampled tokens"
+        check(is_ratio or self.saguaro.bias == 1, "speculation.saguaro.bias", rule, self.saguaro.bias)
+        rule = "false with method off"
+        check(not (self.retrieval and method is Method.OFF), "speculation.retrieval", rule, self.retrieval)
+        check(
+            not (self.contribute and self.retrieval_scope is RetrievalScope.SESSION),
+            "speculation.retrieval_params.contribute",
+            "unset or false with the scope of one session",
+            self.contribute,
+        )
+
+    @property
+    def retrieves(self) -> bool:
+        """Whether continuations are looked up."""
+        return self.retrieval or self.method.always_retrieves
+
+    @property
+    def is_ratio(self) -> bool:
+        """Whether the ratio rule decides. (At temperature 0 both rules say the same, and drafts need no q.)"""
+        return self.acceptance_rule is AcceptanceRule.RATIO
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """Go on differently. What was grown so far stays."""
+
+    speculation: SpeculationParams | None = None
+    """Grow like this from here on; Method.OFF = pause. None = as before."""
+    forward_us: int = 0
+    """What one forward of the target takes; 0 = as before."""
+    round_trip_us: int = 0
+    """From a commit sent to the first draft that answers it, the drafting itself not counted; 0 = as before."""

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from outrider.core.acceptance import decides_by_ratio
-from outrider.core.params import Method, SamplingParams, Source
-from outrider.core.speculation import SpeculationParams
+from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
 from outrider.core.statistics import Statistics
 from outrider.core.tree import DraftTree, Node, TokenId
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from outrider.core.option import Decision
+from outrider.core.auto.strategies import Decision
 from outrider.core.params import Source
 
 
@@ -98,3 +99,28 @@ class RunningMean:
     def get(self, default: float) -> float:
         """The mean, or `default` while there is none."""
         return default if self.value is None else self.value
+
+
+class Histogram:
+    """Observations by size. One thread adds; others may read, and see numbers of about the same time."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        """`bounds` are upper bounds, ascending."""
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        """Observations up to each bound that are beyond the one before; the last number is of those beyond all
+        bounds."""
+        self.total = 0.0
+        """Sum of all observations."""
+
+    def add(self, value: float, count: int = 1) -> None:
+        """Takes in `count` observations of the same size."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.total += value * count
+
+    @property
+    def num_observations(self) -> int:
+        """How many there were."""
+        return sum(self.counts)

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Callable
 
 from outrider.datastore.settings import DatastoreSettings
-from outrider.rpc.launching import launch
-from outrider.rpc.server import Service
+from outrider.server.run import Service, launch
 
 
 def main() -> None:

@@ -9,13 +9,12 @@ from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
 from outrider.core.params import InvalidParameter, check
-from outrider.datastore.conversion import document_from, scope_from
-from outrider.datastore.counting import count
+from outrider.datastore.background import count
+from outrider.datastore.messages import check_manages, document_from, scope_from
 from outrider.datastore.settings import DatastoreSettings
-from outrider.datastore.store import Scope, Store
-from outrider.datastore.tenancy import check_manages
-from outrider.rpc.errors import DeadlineExceeded, ResourceExhausted
+from outrider.datastore.types import Scope, Store
 from outrider.v1 import datastore_pb2 as pb
+from outrider.wire.errors import DeadlineExceeded, ResourceExhausted
 
 RESPONSE_EVERY_NGRAMS = 50_000
 """Between two responses while a corpus is stored."""

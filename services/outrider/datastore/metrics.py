@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outrider.datastore.replica import Replica
-from outrider.rpc.metrics import Histogram, Metric, build_info, counter, counters, gauge
+from outrider.telemetry.metrics import HistogramMetric, Metric, build_info, counter, counters, gauge
 
 PREFIX = "outrider_datastore_"
 
 
-def read_metrics(replica: Replica) -> Iterator[Metric | Histogram]:
+def read_metrics(replica: Replica) -> Iterator[Metric | HistogramMetric]:
     """All metrics, as they are now. Safe to call in any thread."""
     statistics = replica.statistics
     health = statistics.health
@@ -28,7 +28,7 @@ def read_metrics(replica: Replica) -> Iterator[Metric | Histogram]:
         "Retrieved tokens that a target accepted, as verifiers report them.",
         {t: c.num_accepted_tokens for t, c in tiers.items()},
     )
-    yield Histogram(
+    yield HistogramMetric(
         PREFIX + "lookup_duration_seconds",
         "Time from a lookup request to its answer, in the server.",
         statistics.durations,

@@ -10,11 +10,11 @@ from typing import cast
 
 import structlog
 
-from outrider.core.context_index import ContextIndex, Sort, Tokens
 from outrider.core.params import RetrievalScope
-from outrider.core.ring import TokenRing
+from outrider.core.retrieval.ring import TokenRing
+from outrider.core.retrieval.suffix_index import ContextIndex, Sort, Tokens
 from outrider.datastore.background import Background
-from outrider.datastore.store import ALL_TENANTS, Scope, Store, StoreUnavailable
+from outrider.datastore.types import ALL_TENANTS, Scope, Store, StoreUnavailable
 
 log = structlog.get_logger(__name__)
 

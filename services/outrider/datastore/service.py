@@ -5,11 +5,11 @@ from __future__ import annotations
 import grpc
 
 from outrider.datastore.metrics import read_metrics
-from outrider.datastore.redis_store import RedisStore
+from outrider.datastore.redis.store import RedisStore
 from outrider.datastore.replica import Replica
 from outrider.datastore.servicer import DatastoreServicer
 from outrider.datastore.settings import DatastoreSettings
-from outrider.rpc.metrics import Metrics
+from outrider.telemetry.metrics import Metrics
 from outrider.v1 import datastore_pb2_grpc
 
 

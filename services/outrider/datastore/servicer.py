@@ -10,19 +10,19 @@ from typing import Any
 import grpc
 
 from outrider.core.params import check
-from outrider.datastore import conversion as convert
-from outrider.datastore.lasting import LastingStream, LastingStreams
+from outrider.datastore import messages as convert
 from outrider.datastore.loading import PriorLoads
+from outrider.datastore.messages import check_manages, may_see, own_scope
 from outrider.datastore.replica import Replica
 from outrider.datastore.settings import DatastoreSettings
-from outrider.datastore.store import CorpusNotFound, Scope, StoreFull, StoreUnavailable
-from outrider.datastore.tenancy import check_manages, may_see, own_scope
-from outrider.datastore.watching import watch
-from outrider.rpc.errors import DeadlineExceeded, NotFound, NotServing, ResourceExhausted, Unavailable, rpc_errors
-from outrider.rpc.tracing import LOOKUP, RECORD, traced_message
+from outrider.datastore.types import CorpusNotFound, Scope, StoreFull, StoreUnavailable
+from outrider.datastore.watch import watch
+from outrider.server.streams import DrainableStream, DrainableStreams
+from outrider.telemetry.tracing import LOOKUP, RECORD, traced_message
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from outrider.version import __version__
+from outrider.wire.errors import DeadlineExceeded, NotFound, NotServing, ResourceExhausted, Unavailable, rpc_errors
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -51,7 +51,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
         self._loads = PriorLoads(replica.store, settings)
         self.num_watchers = 0
         """Watch streams that are open."""
-        self._lasting = LastingStreams(settings.max_connection_age_s)
+        self._lasting = DrainableStreams(settings.max_connection_age_s)
         self._is_draining = False
 
     def drain(self) -> None:
@@ -71,7 +71,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
                 with traced_message(LOOKUP, request.traceparent) as span:
                     response = await self._look_up(scope, request)
                     if span.is_recorded:
-                        span.say(convert.lookup_attributes(scope, response))
+                        span.set_attributes(convert.lookup_attributes(scope, response))
                 yield response
 
     async def Record(
@@ -86,7 +86,9 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
                 with traced_message(RECORD, request.traceparent) as span:
                     num_tokens = await self._record(scope, request)
                     if span.is_recorded:
-                        span.say({"outrider.session_id": scope.session_id, "outrider.num_tokens": num_tokens})
+                        span.set_attributes(
+                            {"outrider.session_id": scope.session_id, "outrider.num_tokens": num_tokens}
+                        )
                 yield pb.RecordResponse(session_id=scope.session_id, num_tokens=num_tokens)
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:  # type: ignore[override]
@@ -193,7 +195,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
             raise NotServing("the datastore is draining")
 
     @contextmanager
-    def _endless(self, *, ages: bool = True) -> Iterator[LastingStream]:
+    def _endless(self, *, ages: bool = True) -> Iterator[DrainableStream]:
         """Around a stream that `drain` must end."""
         self._check_serving()
         with self._lasting.open(ages=ages) as stream:

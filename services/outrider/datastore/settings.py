@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from outrider.rpc.settings import LISTEN, ServiceSettings, model_config
+from outrider.server.settings import LISTEN, ServiceSettings, model_config
 
 
 class DatastoreSettings(ServiceSettings):

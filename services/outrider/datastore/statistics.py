@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.core.distribution import Distribution
-from outrider.core.ngrams import Continuation
 from outrider.core.params import Source
-from outrider.datastore.store import TIERS, Health
+from outrider.core.retrieval.ngrams import Continuation
+from outrider.core.statistics import Histogram
+from outrider.datastore.types import TIERS, Health
 
 DURATION_BOUNDS_S = (0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.05)
 """Upper bounds of the histogram of lookup durations; longer ones fall behind the last."""
@@ -35,7 +35,7 @@ class Statistics:
     num_local_lookups: int = 0
     """Contexts answered while Redis did not answer."""
     tiers: dict[Source, TierStatistics] = field(default_factory=lambda: {tier: TierStatistics() for tier in TIERS})
-    durations: Distribution = field(default_factory=lambda: Distribution(DURATION_BOUNDS_S))
+    durations: Histogram = field(default_factory=lambda: Histogram(DURATION_BOUNDS_S))
     """Of lookup requests, in seconds."""
     health: Health = field(default_factory=lambda: Health(""))
     """The storage, when it was last asked."""

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from outrider.edge.settings import EdgeSettings
-from outrider.rpc.launching import launch
-from outrider.rpc.server import Service, spare_collector
+from outrider.server.run import Service, freeze_gc, launch
 
 
 def main() -> None:
@@ -18,7 +17,7 @@ def main() -> None:
 def _load() -> Callable[[EdgeSettings], Service]:
     from outrider.edge.service import EdgeService
 
-    return partial(EdgeService, on_loaded=spare_collector)
+    return partial(EdgeService, on_loaded=freeze_gc)
 
 
 if __name__ == "__main__":

@@ -14,20 +14,18 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from outrider.core.params import InvalidParameter, Method
-from outrider.core.speculation import SpeculationParams
+from outrider.core.auto.strategies import opening_params
+from outrider.core.params import InvalidParameter, Method, SpeculationParams
 from outrider.core.tree import Draft, DraftCost, TokenId
-from outrider.core.ways import opening_params
-from outrider.rpc.convert import draft_to_proto, sampling_from_proto
-from outrider.rpc.convert_speculation import METHODS, speculation_from_proto
-from outrider.rpc.errors import InvalidArgument, RpcError
-from outrider.rpc.handshake import handshake
-from outrider.rpc.limits import SpeculationLimits
-from outrider.rpc.steering import check_drafted, steering_from_proto
 from outrider.v1 import types_pb2, verifier_pb2
+from outrider.wire.convert import draft_to_proto, sampling_from_proto
+from outrider.wire.errors import InvalidArgument, RpcError
+from outrider.wire.handshake import handshake
+from outrider.wire.speculation import METHODS, SpeculationLimits, speculation_from_proto
+from outrider.wire.steering import check_drafted, steering_from_proto
 
 if TYPE_CHECKING:  # it imports torch, see there
-    from outrider.edge.drafter import Drafter
+    from outrider.edge.draft_model import Drafter
 
 log = structlog.get_logger(__name__)
 

@@ -17,14 +17,14 @@ import structlog
 from outrider.edge.collaboration import Collaboration
 from outrider.edge.draft_model import DraftModel
 from outrider.edge.upstream import Failure, Upstream, Upstreams, code_of, text_of
-from outrider.rpc.convert_speculation import METHODS
-from outrider.rpc.errors import RpcError, Unavailable
-from outrider.rpc.peer_state import is_overwritten, wait_before_retry
-from outrider.rpc.tracing import COLLABORATE, GENERATE, Metadata, current_span
+from outrider.peers.channel import is_overwritten, wait_before_retry
+from outrider.telemetry.tracing import COLLABORATE, GENERATE, Metadata, current_span
 from outrider.v1 import verifier_pb2
+from outrider.wire.errors import RpcError, Unavailable
+from outrider.wire.speculation import METHODS
 
 if TYPE_CHECKING:  # it imports torch, see there
-    from outrider.edge.drafter import Drafter
+    from outrider.edge.draft_model import Drafter
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,7 @@ from outrider.edge.draft_model import DraftModel
 from outrider.edge.servicer import EdgeServicer
 from outrider.edge.settings import EdgeSettings
 from outrider.edge.upstream import Upstreams
-from outrider.rpc.metrics import Metrics, build_info
+from outrider.telemetry.metrics import Metrics, build_info
 from outrider.v1 import verifier_pb2_grpc
 
 

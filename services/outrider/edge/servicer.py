@@ -14,14 +14,14 @@ from outrider.core.params import Method
 from outrider.edge.draft_model import DraftModel
 from outrider.edge.relay import Relay
 from outrider.edge.upstream import Upstreams
-from outrider.rpc.convert_speculation import METHODS_TO_PROTO
-from outrider.rpc.errors import DeadlineExceeded, NotServing, Unimplemented, rpc_errors
-from outrider.rpc.generation_calls import GenerationCalls, read_calls
-from outrider.rpc.metrics import Metrics, counter, gauge
-from outrider.rpc.peer_metrics import read_peers
-from outrider.rpc.tracing import GENERATE, traced_call
+from outrider.peers.channel import read_peers
 from outrider.speculator.metrics import read_drafts
+from outrider.telemetry.generation_metrics import GenerationCalls, read_calls
+from outrider.telemetry.metrics import Metrics, counter, gauge
+from outrider.telemetry.tracing import GENERATE, traced_call
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
+from outrider.wire.errors import DeadlineExceeded, NotServing, Unimplemented, rpc_errors
+from outrider.wire.speculation import METHODS_TO_PROTO
 
 log = structlog.get_logger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from outrider.rpc.settings import LISTEN, DialingSettings, model_config
+from outrider.server.settings import LISTEN, DialingSettings, model_config
 
 
 class EdgeSettings(DialingSettings):

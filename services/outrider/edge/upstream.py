@@ -7,10 +7,10 @@ from typing import TypeAlias, TypeVar
 
 import grpc
 
-from outrider.rpc.errors import RpcError, Unavailable
-from outrider.rpc.peer_state import PeerState, reason_of, wait_before_retry
-from outrider.rpc.security.peer_channel import PeerSecurity
+from outrider.peers.channel import PeerState, reason_of, wait_before_retry
+from outrider.security.peer_channel import PeerSecurity
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
+from outrider.wire.errors import RpcError, Unavailable
 
 INFO_TIMEOUT_S = 10.0
 """A verifier that takes longer to say what it is counts as lost."""

@@ -12,14 +12,14 @@ the attention stay in float32 even if the weights are bfloat16 (and attention of
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outrider.models.linear import Product, concatenate, make_product
-from outrider.models.plan import Plan
+from outrider.models.packing import Plan
 
 #: Families whose code was compared with this one. Others share the names of modules, but not the arithmetic.
 FUSABLE_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -217,3 +217,51 @@ class RotaryTable:
 def interleave_halves(x: Tensor) -> Tensor:
     """Reorders the last dimension: (0, 1, ..., d-1) to (0, d/2, 1, d/2 + 1, ...)."""
     return x.reshape(*x.shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)
+
+
+#: Maps [rows, in] to [rows, out].
+Product = Callable[[Tensor], Tensor]
+
+#: float32 matrices with fewer entries are faster unpacked.
+MIN_PACKED_ENTRIES = 2**20
+#: How many rows the layout is chosen for.
+PACKED_FOR_ROWS = {torch.bfloat16: 1, torch.float32: 8}
+
+
+def make_product(weight: Tensor, bias: Tensor | None = None) -> Product:
+    """The function `x @ weight.T + bias` for [out, in] weights that will not change."""
+    if not _is_worth_packing(weight):
+        transposed = weight.contiguous().t()
+
+        def plain(x: Tensor) -> Tensor:
+            return torch.mm(x, transposed) if bias is None else torch.addmm(bias, x, transposed)
+
+        return plain
+
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS[weight.dtype])
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+
+    def prepacked(x: Tensor) -> Tensor:
+        product: Tensor = multiply(x, packed, bias, "none", [], "")
+        return product
+
+    return prepacked
+
+
+def concatenate(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of one product that gives the outputs of all `linears` side by side."""
+    weight = torch.cat(tuple(linear.weight for linear in linears))
+    if all(linear.bias is None for linear in linears):
+        return weight, None
+    biases: list[Tensor] = [
+        linear.bias if linear.bias is not None else linear.weight.new_zeros(linear.out_features) for linear in linears
+    ]
+    return weight, torch.cat(biases)
+
+
+def _is_worth_packing(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.enabled:
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32 and weight.numel() >= MIN_PACKED_ENTRIES

@@ -130,3 +130,13 @@ def _eos_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
         if ids is not None:
             return tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)
     return ()
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Sets it for this process; 0 leaves torch's own choice. To be called before the first forward.
+
+    More threads than cores, or two processes with several threads on the same cores, are many times slower than one
+    thread each.
+    """
+    if num_threads:
+        torch.set_num_threads(num_threads)

@@ -20,9 +20,9 @@ from outrider.core.acceptance import (
     sampled_candidates,
     sparse_row,
 )
-from outrider.core.growth.policy import Candidate
+from outrider.core.drafting.policy import Candidate
 from outrider.core.params import SamplingParams
-from outrider.models.sampler import Sampler, tempered_and_filtered
+from outrider.models.sampling import Sampler, tempered_and_filtered
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class DraftDraw:
     sampling: SamplingParams
     """Temperature above 0 and filters; the seed is in the word."""
     word: int
-    """Uniform in [0, 2**64), and of no other use (`outrider.core.draft_noise`)."""
+    """Uniform in [0, 2**64), and of no other use (`outrider.core.acceptance`)."""
     vocab_size: int
     """Token ids of a draft are below it: a model's logits may be padded."""
     bias: float = 1.0

@@ -11,10 +11,8 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
-from outrider.models.cache import CacheShape, KVCache
-from outrider.models.fusion import FusedStack, is_fusable
-from outrider.models.linear import make_product
-from outrider.models.plan import Plan, Segment
+from outrider.models.fusion import FusedStack, is_fusable, make_product
+from outrider.models.packing import CacheShape, KVCache, Plan, Segment
 
 __all__ = ["KVCache", "Runner", "Segment", "UnsupportedModel"]
 

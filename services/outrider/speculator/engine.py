@@ -15,25 +15,23 @@ from typing import Protocol
 import structlog
 
 from outrider.core.acceptance import decides_by_ratio
-from outrider.core.calibration import Calibration
-from outrider.core.draft_calibration import DraftCalibration
-from outrider.core.growth.policy import Expansion
-from outrider.core.retrieval import TierSource
-from outrider.core.speculation import SpeculationParams
-from outrider.core.steering import Steering
+from outrider.core.calibration import DraftCalibration, RetrievalCalibration
+from outrider.core.drafting.policy import Expansion
+from outrider.core.params import SpeculationParams, Steering
+from outrider.core.retrieval.retriever import TierSource
 from outrider.core.tree import Draft, DraftCost, TokenId
-from outrider.models.fitness import Fitness
+from outrider.models.engine import Fitness
 from outrider.models.loading import LoadedModel
 from outrider.models.ratio import candidates
 from outrider.models.runner import Segment
-from outrider.models.sampler import Sampler
-from outrider.speculator.counts import DraftCounts
-from outrider.speculator.drafting import Drafting, DraftingSpec
+from outrider.models.sampling import Sampler
+from outrider.speculator.metrics import DraftCounts
+from outrider.speculator.session import DraftSession, DraftSessionSpec
 
 log = structlog.get_logger(__name__)
 
 
-class DraftSink(Protocol):
+class DraftListener(Protocol):
     """Where a session's drafts go. Called on the engine's thread; must not block."""
 
     def send(self, draft: Draft, cost: DraftCost) -> None:
@@ -45,8 +43,8 @@ class DraftSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    spec: DraftingSpec
-    sink: DraftSink
+    spec: DraftSessionSpec
+    sink: DraftListener
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ class _Steer:
     steering: Steering
 
 
-_Work = tuple[Drafting, DraftSink, Expansion]
+_Work = tuple[DraftSession, DraftListener, Expansion]
 
 WARM_PAUSE_S = 0.0002
 """Between two forwards that keep the model warm: enough for the event loop to run."""
@@ -99,17 +97,17 @@ class Engine:
         self._keep_warm_until = 0.0
         self._scratch = self._runner.new_cache(1)
         self._tiers = tiers
-        self._calibration = Calibration()
+        self._calibration = RetrievalCalibration()
         # What is drawn is claimed with its own probability, which says less than that of a token that is ranked first.
         self._claims = {by_ratio: DraftCalibration() for by_ratio in (False, True)}
         self.counts = DraftCounts()
         self._inbox: queue.SimpleQueue[_Open | _Commit | _Close | _Steer | None] = queue.SimpleQueue()
-        self._sessions: dict[str, tuple[Drafting, DraftSink]] = {}
+        self._sessions: dict[str, tuple[DraftSession, DraftListener]] = {}
         self._fitness = Fitness(model.runner)
         self._thread = threading.Thread(target=self._run, name="speculator-engine", daemon=True)
         self._thread.start()
 
-    def open(self, spec: DraftingSpec, sink: DraftSink) -> None:
+    def open(self, spec: DraftSessionSpec, sink: DraftListener) -> None:
         """Begins a session."""
         self._inbox.put(_Open(spec, sink))
 
@@ -121,7 +119,7 @@ class Engine:
     def steer(
         self, session_id: str, speculation: SpeculationParams | None, forward_us: int, round_trip_us: int
     ) -> None:
-        """Goes on with a session as its caller says (`outrider.core.steering`). For one that is gone: nothing."""
+        """Goes on with a session as its caller says (`outrider.core.params`). For one that is gone: nothing."""
         self._inbox.put(_Steer(session_id, Steering(speculation, forward_us, round_trip_us)))
 
     def close(self, session_id: str) -> None:
@@ -211,7 +209,7 @@ class Engine:
     def _open(self, message: _Open) -> None:
         cache = self._runner.new_cache(len(message.spec.committed_token_ids) + 64)
         claims = self._claims[decides_by_ratio(message.spec.sampling, message.spec.speculation)]
-        drafting = Drafting(
+        drafting = DraftSession(
             message.spec, cache, self._max_context_len, self._calibration, self._tiers, claims, self.counts
         )
         self._sessions[message.spec.session_id] = (drafting, message.sink)
@@ -224,7 +222,7 @@ class Engine:
         if drafting is not None:
             self.counts.num_wasted += drafting.tree.num_nodes
 
-    def _tell(self, message: _Commit | _Steer, drafting: Drafting, sink: DraftSink) -> None:
+    def _tell(self, message: _Commit | _Steer, drafting: DraftSession, sink: DraftListener) -> None:
         if isinstance(message, _Steer):
             drafting.steer(message.steering)
         else:
@@ -270,7 +268,7 @@ class Engine:
             drafting.grow(expansion, children, forward_us)
             self._send(drafting, sink)
 
-    def _send(self, drafting: Drafting, sink: DraftSink) -> None:
+    def _send(self, drafting: DraftSession, sink: DraftListener) -> None:
         """Sends the nodes that are worth a message."""
         message = drafting.take_message(is_idle=drafting.next_expansion() is None)
         if message is None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from outrider.core.calibration import Calibration, Key
+from outrider.core.calibration import RetrievalCalibration, RetrievalKey
 from outrider.core.params import SamplingParams
-from outrider.core.retrieval import Retriever, TierSource
-from outrider.core.retrieval_plan import RetrievalPlan
+from outrider.core.retrieval.plan import RetrievalPlan
+from outrider.core.retrieval.retriever import Retriever, TierSource
 from outrider.core.statistics import RunningMean
 from outrider.core.tree import DraftTree, Node, TokenId
 
@@ -32,7 +32,7 @@ class Phrases:
         tree: DraftTree,
         num_prompt_tokens: int,
         ranking: SamplingParams,
-        calibration: Calibration,
+        calibration: RetrievalCalibration,
         tiers: TierSource | None,
     ) -> None:
         """Without a plan at first (`use`). `ranking` is how the draft model ranks; `tiers` are copies of a datastore's,
@@ -42,7 +42,7 @@ class Phrases:
         self._plan: RetrievalPlan | None = None
         self._retriever: Retriever | None = None
         self._retriever_plan: RetrievalPlan | None = None
-        self._keys: list[Key] = []
+        self._keys: list[RetrievalKey] = []
         self._num_accepted = RunningMean()
         self._num_refused = self._num_skipped = 0
         self._spent_s = 0.0

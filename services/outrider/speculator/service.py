@@ -7,17 +7,16 @@ import asyncio
 import grpc
 
 from outrider.core.params import RetrievalScope
-from outrider.models.loading import LoadedModel, UnknownModel, load_model
+from outrider.models.loading import LoadedModel, UnknownModel, load_model, set_num_threads
 from outrider.models.runner import UnsupportedModel
-from outrider.models.threads import set_num_threads
-from outrider.rpc.metrics import Metrics, build_info
-from outrider.rpc.peer_metrics import read_peers
-from outrider.rpc.retrieval import DatastorePeer
-from outrider.rpc.security.quotas import Quotas
-from outrider.rpc.server import CannotLoad
+from outrider.peers.channel import read_peers
+from outrider.peers.datastore import DatastorePeer
+from outrider.security.quotas import Quotas
+from outrider.server.run import CannotLoad
 from outrider.speculator.engine import Engine
 from outrider.speculator.servicer import SpeculatorServicer
 from outrider.speculator.settings import SpeculatorSettings
+from outrider.telemetry.metrics import Metrics, build_info
 from outrider.v1 import speculator_pb2_grpc
 
 

@@ -9,13 +9,20 @@ from typing import Any
 import grpc
 import structlog
 
-from outrider.core.params import InvalidParameter, Method, check
-from outrider.core.speculation import SpeculationParams
+from outrider.core.params import InvalidParameter, Method, SpeculationParams, check
 from outrider.core.tree import Draft, DraftCost, TokenId
 from outrider.models.loading import LoadedModel
-from outrider.rpc.convert import draft_to_proto, sampling_from_proto, token_ids_from_proto
-from outrider.rpc.convert_speculation import METHODS_TO_PROTO, speculation_from_proto
-from outrider.rpc.errors import (
+from outrider.security.callers import name_of_caller
+from outrider.security.quotas import Quotas
+from outrider.speculator.engine import Engine
+from outrider.speculator.metrics import read_drafts
+from outrider.speculator.session import DraftSessionSpec
+from outrider.telemetry.metrics import Metrics
+from outrider.telemetry.tracing import SPECULATE, current_span, traced_call
+from outrider.v1 import speculator_pb2, speculator_pb2_grpc
+from outrider.version import __version__
+from outrider.wire.convert import draft_to_proto, sampling_from_proto, token_ids_from_proto
+from outrider.wire.errors import (
     DeadlineExceeded,
     InvalidArgument,
     NotServing,
@@ -26,18 +33,9 @@ from outrider.rpc.errors import (
     invalid_argument,
     rpc_errors,
 )
-from outrider.rpc.handshake import check_handshake, model_info
-from outrider.rpc.limits import SpeculationLimits
-from outrider.rpc.metrics import Metrics
-from outrider.rpc.security.callers import name_of_caller
-from outrider.rpc.security.quotas import Quotas
-from outrider.rpc.steering import DRAFTED, check_drafted, steering_from_proto
-from outrider.rpc.tracing import SPECULATE, current_span, traced_call
-from outrider.speculator.drafting import DraftingSpec
-from outrider.speculator.engine import Engine
-from outrider.speculator.metrics import read_drafts
-from outrider.v1 import speculator_pb2, speculator_pb2_grpc
-from outrider.version import __version__
+from outrider.wire.handshake import check_handshake, model_info
+from outrider.wire.speculation import METHODS_TO_PROTO, SpeculationLimits, speculation_from_proto
+from outrider.wire.steering import DRAFTED, check_drafted, steering_from_proto
 
 log = structlog.get_logger(__name__)
 
@@ -182,7 +180,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
 
     async def _draft(
         self,
-        spec: DraftingSpec,
+        spec: DraftSessionSpec,
         requests: AsyncIterator[speculator_pb2.SpeculateRequest],
         context: Context,
         model: LoadedModel,
@@ -211,7 +209,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             self.num_sessions -= 1
             log.info("session.ended", session_id=spec.session_id, num_committed_tokens=len(stream.committed))
             if span.is_recorded:
-                span.say(
+                span.set_attributes(
                     {
                         "gen_ai.request.model": model.model_id,
                         "outrider.session_id": spec.session_id,
@@ -261,7 +259,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         else:
             stream.end()
 
-    def _spec(self, request: speculator_pb2.SpeculateRequest | None, model: LoadedModel) -> DraftingSpec:
+    def _spec(self, request: speculator_pb2.SpeculateRequest | None, model: LoadedModel) -> DraftSessionSpec:
         if request is None or request.WhichOneof("event") != "open":
             raise InvalidArgument("event", "must be open in the first message")
         opening = request.open
@@ -288,7 +286,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         speculation = speculation_from_proto(opening.speculation, DEFAULTS, LIMITS)
         check_drafted(speculation.method)
         self._num_opened += 1
-        return DraftingSpec(
+        return DraftSessionSpec(
             # The caller's name for its logs, made unique here: a stream that is opened again is another session.
             session_id=f"{opening.session_id}/{self._num_opened}",
             committed_token_ids=committed,

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from outrider.rpc.security.settings import SESSIONS_PER_CALLER
-from outrider.rpc.settings import LISTEN, DialingSettings, model_config
+from outrider.security.settings import SESSIONS_PER_CALLER
+from outrider.server.settings import LISTEN, DialingSettings, model_config
 
 
 class SpeculatorSettings(DialingSettings):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outrider.rpc.launching import launch
-from outrider.rpc.server import Service
+from outrider.server.run import Service, launch
 from outrider.verifier.settings import VerifierSettings
 
 

@@ -6,17 +6,15 @@ import secrets
 import uuid
 from dataclasses import dataclass, replace
 
-from outrider.core.params import AcceptanceRule, Method, RetrievalScope, check
+from outrider.core.params import AcceptanceRule, Method, RetrievalScope, SpeculationParams, check
 from outrider.core.session import SessionSpec
-from outrider.core.speculation import SpeculationParams
 from outrider.core.tree import TokenId
 from outrider.models.loading import LoadedModel
 from outrider.models.text import ChatRefused, NoChatTemplate, TextCodec
-from outrider.rpc.convert import sampling_from_proto, token_ids_from_proto
-from outrider.rpc.convert_speculation import speculation_from_proto
-from outrider.rpc.errors import FailedPrecondition, InvalidArgument, OutOfRange
-from outrider.rpc.limits import SpeculationLimits
 from outrider.v1 import verifier_pb2
+from outrider.wire.convert import sampling_from_proto, token_ids_from_proto
+from outrider.wire.errors import FailedPrecondition, InvalidArgument, OutOfRange
+from outrider.wire.speculation import SpeculationLimits, speculation_from_proto
 
 MAX_TOKEN_LEN = 256
 """Characters that no token exceeds: the longest in use, runs of spaces, have half as many."""

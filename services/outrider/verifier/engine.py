@@ -16,20 +16,18 @@ from functools import partial
 
 import structlog
 
-from outrider.core.ngrams import Continuation
-from outrider.core.retrieval import TierSource
-from outrider.core.rows import ForwardTimes
+from outrider.core.costs import ForwardTimes
+from outrider.core.retrieval.ngrams import Continuation
+from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
 from outrider.core.tree import Draft, DraftCost
-from outrider.models.fitness import Fitness
+from outrider.models.engine import Fitness
 from outrider.models.loading import LoadedModel
 from outrider.models.ratio import Round, emitted
-from outrider.models.sampler import Sampler
-from outrider.verifier.counts import RoundCounts
-from outrider.verifier.job import Job
-from outrider.verifier.pace import Pace
-from outrider.verifier.sink import GenerationSink, Wishes
+from outrider.models.sampling import Sampler
+from outrider.verifier.measurements import EngineTimings, RoundCounts
+from outrider.verifier.session import GenerationListener, PeerRequests, VerifySession
 
 log = structlog.get_logger(__name__)
 
@@ -66,8 +64,8 @@ class Engine:
         self._loop = loop
         self._prefill_chunk = prefill_chunk
         self._max_rows = max_rows
-        self._pace = Pace(forward_times, max_num_rows)
-        self._jobs: dict[str, Job] = {}
+        self._pace = EngineTimings(forward_times, max_num_rows)
+        self._jobs: dict[str, VerifySession] = {}
         self._is_over = False
         self._fitness = Fitness(model.runner)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -75,7 +73,7 @@ class Engine:
         self._thread.start()
 
     def open(
-        self, spec: SessionSpec, sink: GenerationSink, tiers: TierSource | None = None, *, has_drafter: bool = True
+        self, spec: SessionSpec, sink: GenerationListener, tiers: TierSource | None = None, *, has_drafter: bool = True
     ) -> None:
         """Begins a generation. `tiers` are copies of the datastore's; None = there is no datastore. `has_drafter`:
         whether drafts will come, if the method wants any."""
@@ -83,11 +81,11 @@ class Engine:
 
     def attach(self, session_id: str) -> None:
         """A drafter's stream begins."""
-        self._post(session_id, Job.attach)
+        self._post(session_id, VerifySession.attach)
 
     def detach(self, session_id: str) -> None:
         """The drafter's stream has ended."""
-        self._post(session_id, Job.detach)
+        self._post(session_id, VerifySession.detach)
 
     def draft(self, session_id: str, draft: Draft, cost: DraftCost = NO_COST) -> None:
         """New nodes. For a session that has ended: nothing."""
@@ -96,7 +94,7 @@ class Engine:
     def call_back(self, session_id: str, taken_in: Callable[[], None]) -> None:
         """Calls on the loop once all that was posted for the session before is taken in. If it has ended: never."""
 
-        def tell(_: Job) -> None:
+        def tell(_: VerifySession) -> None:
             self._loop.call_soon_threadsafe(taken_in)
 
         self._post(session_id, tell)
@@ -104,7 +102,7 @@ class Engine:
     def continuation(self, session_id: str, base_len: int, continuation: Continuation) -> None:
         """What the datastore found for the tokens before base_len, possibly nothing."""
 
-        def add(job: Job) -> None:
+        def add(job: VerifySession) -> None:
             job.add_continuation(base_len, continuation, time.perf_counter())
             question = job.take_question()
             if question is not None:
@@ -114,12 +112,12 @@ class Engine:
 
     def lose_datastore(self, session_id: str) -> None:
         """The datastore does not answer."""
-        self._post(session_id, Job.lose_datastore)
+        self._post(session_id, VerifySession.lose_datastore)
 
     def pause(self, session_id: str, is_paused: bool) -> None:
         """Stops or resumes a generation whose reader is slow."""
 
-        def set_paused(job: Job) -> None:
+        def set_paused(job: VerifySession) -> None:
             job.is_paused = is_paused
 
         self._post(session_id, set_paused)
@@ -153,7 +151,7 @@ class Engine:
         self._inbox.put(None)
         self._thread.join()
 
-    def _post(self, session_id: str, action: Callable[[Job], None]) -> None:
+    def _post(self, session_id: str, action: Callable[[VerifySession], None]) -> None:
         def act() -> None:
             job = self._jobs.get(session_id)
             if job is None:
@@ -168,11 +166,13 @@ class Engine:
 
         self._inbox.put(act)
 
-    def _open(self, spec: SessionSpec, sink: GenerationSink, tiers: TierSource | None, has_drafter: bool) -> None:
+    def _open(self, spec: SessionSpec, sink: GenerationListener, tiers: TierSource | None, has_drafter: bool) -> None:
         try:
             cache = self._runner.new_cache(len(spec.prompt_token_ids) + spec.max_tokens)
             now = time.perf_counter()
-            self._jobs[spec.session_id] = Job(spec, sink, cache, self._pace, tiers, now, has_drafter=has_drafter)
+            self._jobs[spec.session_id] = VerifySession(
+                spec, sink, cache, self._pace, tiers, now, has_drafter=has_drafter
+            )
         except Exception:
             log.exception("engine.session_failed", session_id=spec.session_id)
             self._loop.call_soon_threadsafe(sink.on_failure)
@@ -216,11 +216,11 @@ class Engine:
                 return
             action()
 
-    def _plan(self, now: float) -> tuple[list[Job], float | None]:
+    def _plan(self, now: float) -> tuple[list[VerifySession], float | None]:
         """The jobs whose round begins now; if none, how long to wait (None = until something is posted)."""
         self._pace.set_num_sessions(len(self._jobs))
-        ready: list[Job] = []
-        waiting: list[Job] = []
+        ready: list[VerifySession] = []
+        waiting: list[VerifySession] = []
         for job in self._jobs.values():
             if not job.is_paused:
                 (ready if job.is_ready(now) else waiting).append(job)
@@ -234,7 +234,7 @@ class Engine:
                 return ready, None
         return [], max(0.0, until - now)
 
-    def _step(self, jobs: list[Job]) -> None:
+    def _step(self, jobs: list[VerifySession]) -> None:
         """One forward, one draw for each row, one verdict for each job that is past its prompt."""
         started = time.perf_counter()
         prefill_rows, max_num_nodes = self._prefill_chunk, max(0, self._max_rows // len(jobs) - 1)
@@ -268,7 +268,7 @@ class Engine:
             self._loop.call_soon_threadsafe(_deliver, verdicts)
 
 
-def _round(job: Job) -> Round:
+def _round(job: VerifySession) -> Round:
     session = job.session
     first = session.num_output_tokens
     offset = first - len(session.committed)
@@ -276,6 +276,6 @@ def _round(job: Job) -> Round:
     return Round(session.spec.sampling, indices, job.nodes if session.decides_by_ratio else None)
 
 
-def _deliver(verdicts: list[tuple[GenerationSink, Verdict, Statistics, Wishes]]) -> None:
+def _deliver(verdicts: list[tuple[GenerationListener, Verdict, Statistics, PeerRequests]]) -> None:
     for sink, verdict, statistics, wishes in verdicts:
         sink.on_verdict(verdict, statistics, wishes)

@@ -6,20 +6,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from outrider.core.ngrams import Continuation
-from outrider.core.retrieval import NO_COPIES
-from outrider.core.retrieval_plan import target_plan
+from outrider.core.auto.strategies import opening_params
+from outrider.core.params import Steering
+from outrider.core.retrieval.ngrams import Continuation
+from outrider.core.retrieval.plan import target_plan
+from outrider.core.retrieval.retriever import NO_COPIES
 from outrider.core.session import SessionSpec, Verdict, ending_of
 from outrider.core.statistics import Statistics, Traffic
-from outrider.core.steering import Steering
 from outrider.core.tree import Draft, DraftCost
-from outrider.core.ways import opening_params
-from outrider.rpc.errors import RpcError, Unavailable
-from outrider.rpc.retrieval import DatastorePeer, RetrievalStream
-from outrider.rpc.speculator_peer import SpeculationSpec, SpeculationStream, SpeculatorPeer
-from outrider.verifier.continuations import Question
+from outrider.peers.datastore import DatastorePeer, RetrievalStream
+from outrider.peers.speculator import SpeculationSpec, SpeculationStream, SpeculatorPeer
 from outrider.verifier.engine import Engine
-from outrider.verifier.sink import Wishes
+from outrider.verifier.retrieval import Question
+from outrider.verifier.session import PeerRequests
+from outrider.wire.errors import RpcError, Unavailable
 
 HIGH_WATER = 64
 """Verdicts that a slow reader may be behind before its generation pauses."""
@@ -117,7 +117,7 @@ class Generation:
 
     # From the engine.
 
-    def on_verdict(self, verdict: Verdict, statistics: Statistics, wishes: Wishes) -> None:
+    def on_verdict(self, verdict: Verdict, statistics: Statistics, wishes: PeerRequests) -> None:
         """A round is over: the peers hear of it first, their work takes longest."""
         self.statistics = statistics
         is_over = verdict.finish_reason is not None

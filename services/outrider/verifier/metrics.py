@@ -3,12 +3,11 @@ these names mean, where a draft is what a round verifies."""
 
 from __future__ import annotations
 
-from outrider.rpc.generation_calls import GenerationCalls, read_calls
-from outrider.rpc.metrics import Histogram, Metrics, counter, counters, gauge
-from outrider.rpc.peer_metrics import read_peers
-from outrider.rpc.peer_state import PeerState
-from outrider.verifier.counts import RoundCounts, SessionCounts, num_accepted_at
+from outrider.peers.channel import PeerState, read_peers
+from outrider.telemetry.generation_metrics import GenerationCalls, read_calls
+from outrider.telemetry.metrics import HistogramMetric, Metrics, counter, counters, gauge
 from outrider.verifier.engine import Engine
+from outrider.verifier.measurements import RoundCounts, SessionCounts, num_accepted_at
 
 PREFIX = "outrider_"
 
@@ -28,7 +27,7 @@ def read_sessions(calls: GenerationCalls, counts: SessionCounts, states: list[Pe
         "Generations that came to their end and for part of which a peer was missing that their method needs.",
         counts.num_degraded,
     )
-    yield Histogram(
+    yield HistogramMetric(
         "outrider_request_acceptance_rate",
         "Accepted of the drafted tokens, of each generation that came to its end and had any.",
         counts.acceptance_rates,
@@ -44,7 +43,7 @@ def read_engine(engine: Engine, max_chain_len: int) -> Metrics:
     yield counter("outrider_generation_tokens_total", "Tokens that were generated.", counts.num_generated_tokens)
     yield gauge("outrider_kv_cache_tokens", "Tokens whose keys and values are held, of all sessions.", num_slots)
     yield gauge("outrider_kv_cache_bytes", "Memory held for keys and values, of all sessions.", num_bytes)
-    yield Histogram(
+    yield HistogramMetric(
         "outrider_verify_duration_seconds",
         "A forward of the target, for all sessions that had a round then.",
         counts.forwards,
@@ -118,12 +117,12 @@ def _rounds(counts: RoundCounts) -> Metrics:
 
 
 def _waiting(counts: RoundCounts) -> Metrics:
-    yield Histogram(
+    yield HistogramMetric(
         "outrider_draft_wait_seconds",
         "How long the rounds that waited for a draft or a continuation did so.",
         counts.waits,
     )
-    yield Histogram(
+    yield HistogramMetric(
         "outrider_draft_latency_seconds",
         "From a commit that left nothing to verify to the first draft that answers it.",
         counts.draft_latencies,

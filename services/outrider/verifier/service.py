@@ -6,25 +6,23 @@ import asyncio
 
 import grpc
 
-from outrider.core.params import Method, RetrievalScope
-from outrider.core.rows import ForwardTimes
-from outrider.core.speculation import SpeculationParams
-from outrider.models.bench_forward import measure_forward
-from outrider.models.loading import LoadedModel, UnknownModel, load_model
+from outrider.core.costs import ForwardTimes
+from outrider.core.params import Method, RetrievalScope, SpeculationParams
+from outrider.models.loading import LoadedModel, UnknownModel, load_model, set_num_threads
 from outrider.models.runner import UnsupportedModel
 from outrider.models.text import TextCodec
-from outrider.models.threads import set_num_threads
-from outrider.rpc.limits import SpeculationLimits
-from outrider.rpc.metrics import Metrics, build_info
-from outrider.rpc.retrieval import DatastorePeer
-from outrider.rpc.security.quotas import Quotas
-from outrider.rpc.server import CannotLoad
-from outrider.rpc.speculator_peer import SpeculatorPeer
+from outrider.models.timing import measure_forward
+from outrider.peers.datastore import DatastorePeer
+from outrider.peers.speculator import SpeculatorPeer
+from outrider.security.quotas import Quotas
+from outrider.server.run import CannotLoad
+from outrider.telemetry.metrics import Metrics, build_info
 from outrider.v1 import verifier_pb2_grpc
 from outrider.verifier.admission import Limits
 from outrider.verifier.engine import Engine
 from outrider.verifier.servicer import Serving, VerifierServicer
 from outrider.verifier.settings import VerifierSettings
+from outrider.wire.speculation import SpeculationLimits
 
 MEASURED_ROWS = (*range(1, 13), 14, 16, 20, 24, 32)
 

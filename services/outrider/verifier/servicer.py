@@ -7,42 +7,39 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import grpc
 import structlog
 
-from outrider.core.params import Method
-from outrider.core.session import SessionSpec
-from outrider.core.steering import Steering
+from outrider.core.params import Method, Steering
+from outrider.core.session import SessionSpec, Verdict
 from outrider.models.loading import LoadedModel
 from outrider.models.text import TextCodec
-from outrider.rpc.convert import token_ids_from_proto
-from outrider.rpc.convert_speculation import METHODS_TO_PROTO
-from outrider.rpc.draft_limit import MAX_NODES_PER_S, DraftLimit
-from outrider.rpc.errors import DeadlineExceeded, NotServing, ResourceExhausted, rpc_errors
-from outrider.rpc.generation_calls import GenerationCall, GenerationCalls
-from outrider.rpc.handshake import model_info
-from outrider.rpc.large_requests import beside_the_loop
-from outrider.rpc.metrics import Metrics
-from outrider.rpc.peer_state import PeerState
-from outrider.rpc.retrieval import DatastorePeer
-from outrider.rpc.security.callers import current_caller, name_of_caller
-from outrider.rpc.security.quotas import Quotas, TenantQuota
-from outrider.rpc.speculator_peer import SpeculatorPeer
-from outrider.rpc.steering import steering_to_proto
-from outrider.rpc.tracing import COLLABORATE, GENERATE, current_span, traced_call
-from outrider.v1 import verifier_pb2, verifier_pb2_grpc
-from outrider.verifier import events
+from outrider.peers.channel import PeerState
+from outrider.peers.datastore import DatastorePeer
+from outrider.peers.speculator import MAX_NODES_PER_S, DraftLimit, SpeculatorPeer
+from outrider.security.callers import current_caller, name_of_caller
+from outrider.security.quotas import Quotas, TenantQuota
+from outrider.server.streams import offload_if_large
+from outrider.telemetry.generation_metrics import GenerationCall, GenerationCalls
+from outrider.telemetry.metrics import Metrics
+from outrider.telemetry.tracing import COLLABORATE, GENERATE, Attributes, Span, current_span, traced_call
+from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from outrider.verifier import servicer as events
 from outrider.verifier.admission import Limits, missing_peer, prompt_token_ids, session_spec
-from outrider.verifier.caller_drafts import CallerDrafts, opening_of
-from outrider.verifier.counts import SessionCounts
+from outrider.verifier.collaborate import CallerDrafts, opening_of
 from outrider.verifier.engine import Engine
-from outrider.verifier.events import Event
 from outrider.verifier.generation import Generation
+from outrider.verifier.measurements import SessionCounts
 from outrider.verifier.metrics import read_engine, read_sessions
-from outrider.verifier.spans import SessionSpans, opening_attributes
 from outrider.version import __version__
+from outrider.wire.convert import finish_reason_to_proto, source_to_proto, summary_to_proto, token_ids_from_proto
+from outrider.wire.errors import DeadlineExceeded, NotServing, ResourceExhausted, rpc_errors
+from outrider.wire.handshake import Model, model_info
+from outrider.wire.speculation import METHODS_TO_PROTO
+from outrider.wire.steering import steering_to_proto
 
 log = structlog.get_logger(__name__)
 
@@ -192,7 +189,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             **span.log_fields,
         )
         if span.is_recorded:
-            span.say(opening_attributes(spec, serving.model))
+            span.set_attributes(opening_attributes(spec, serving.model))
         caller = current_caller()
         tenant = caller.tenant or None if caller is not None else None
         return Generation(spec, serving.engine, speculator, serving.datastore, tenant, brings_drafts=brings_drafts)
@@ -251,7 +248,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         with rpc_errors(context):
             serving = self._ready()
             response.token_ids.extend(
-                await beside_the_loop(request, partial(prompt_token_ids, request.prompt, serving.model, serving.codec))
+                await offload_if_large(request, partial(prompt_token_ids, request.prompt, serving.model, serving.codec))
             )
         return response
 
@@ -263,7 +260,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         with rpc_errors(context):
             serving = self._ready()
             token_ids = token_ids_from_proto(request.token_ids, serving.model.vocab_size, "token_ids")
-            response.text = await beside_the_loop(request, partial(serving.codec.decode, token_ids))
+            response.text = await offload_if_large(request, partial(serving.codec.decode, token_ids))
         return response
 
     async def GetInfo(self, request: verifier_pb2.GetInfoRequest, context: Context) -> verifier_pb2.GetInfoResponse:
@@ -292,7 +289,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
 async def _session_spec(request: verifier_pb2.GenerateRequest, serving: Serving, *, brings_drafts: bool) -> SessionSpec:
     resolved = partial(session_spec, request, serving.model, serving.codec, serving.limits, brings_drafts=brings_drafts)
-    return await beside_the_loop(request, resolved)
+    return await offload_if_large(request, resolved)
 
 
 def _peer_info(state: PeerState) -> verifier_pb2.PeerInfo:
@@ -302,3 +299,129 @@ def _peer_info(state: PeerState) -> verifier_pb2.PeerInfo:
         last_error=state.last_error,
         num_shed_tokens=state.num_shed_tokens,
     )
+
+
+Event = verifier_pb2.Started | verifier_pb2.Chunk | verifier_pb2.Finished | types_pb2.Steering
+
+
+def generate_response(event: Event) -> verifier_pb2.GenerateResponse:
+    """For a caller that only reads. Raises TypeError for what only a drafter is told."""
+    match event:
+        case verifier_pb2.Chunk():
+            return verifier_pb2.GenerateResponse(chunk=event)
+        case verifier_pb2.Started():
+            return verifier_pb2.GenerateResponse(started=event)
+        case verifier_pb2.Finished():
+            return verifier_pb2.GenerateResponse(finished=event)
+    raise TypeError("only a caller that brings drafts is told how to")
+
+
+def collaborate_response(event: Event) -> verifier_pb2.CollaborateResponse:
+    """For a caller that brings the drafts."""
+    match event:
+        case verifier_pb2.Chunk():
+            return verifier_pb2.CollaborateResponse(chunk=event)
+        case verifier_pb2.Started():
+            return verifier_pb2.CollaborateResponse(started=event)
+        case verifier_pb2.Finished():
+            return verifier_pb2.CollaborateResponse(finished=event)
+    return verifier_pb2.CollaborateResponse(steering=event)
+
+
+def started(generation: Generation, model: Model, *, shows_prompt: bool) -> verifier_pb2.Started:
+    """The first event."""
+    spec = generation.spec
+    return verifier_pb2.Started(
+        session_id=spec.session_id,
+        seed=spec.sampling.seed,
+        num_prompt_tokens=len(spec.prompt_token_ids),
+        prompt_token_ids=spec.prompt_token_ids if shows_prompt else (),
+        model=model_info(model),
+    )
+
+
+def chunk(verdict: Verdict, text: str, acknowledged_node_id: int) -> verifier_pb2.Chunk:
+    """What a round committed. `text` is that of its tokens as far as it is decided."""
+    return verifier_pb2.Chunk(
+        token_ids=verdict.token_ids,
+        sources=[source_to_proto(source) for source in verdict.sources],
+        text=text,
+        num_drafted=verdict.num_drafted,
+        acknowledged_node_id=acknowledged_node_id,
+    )
+
+
+def finished(generation: Generation, verdict: Verdict) -> verifier_pb2.Finished:
+    """The last event."""
+    spec = generation.spec
+    assert verdict.finish_reason is not None
+    return verifier_pb2.Finished(
+        reason=finish_reason_to_proto(verdict.finish_reason),
+        stop_token_id=verdict.stop_token_id,
+        num_prompt_tokens=len(spec.prompt_token_ids),
+        num_output_tokens=verdict.base_len + len(verdict.token_ids) - len(spec.prompt_token_ids),
+        summary=summary_to_proto(
+            spec.speculation.method, generation.statistics, spec.requested_method, generation.traffic
+        ),
+    )
+
+
+class SessionSpans:
+    """Around the rounds of a session: the spans of its phases, prefill up to the first verdict and decode from there
+    on, and at the end what has come of it."""
+
+    def __init__(self, session: Span, generation: Generation) -> None:
+        """`session`: the span of the call."""
+        self._session, self._generation = session, generation
+        self._phase = session.child("prefill")
+        self._last: Verdict | None = None
+
+    def on_verdict(self, verdict: Verdict) -> None:
+        """A round is over."""
+        if self._last is None:
+            self._phase.end()
+            self._phase = self._session.child("decode")
+        self._last = verdict
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._phase.__exit__(kind, error, traceback)
+        if self._session.is_recorded:
+            self._session.set_attributes(outcome_attributes(self._generation, self._last))
+
+
+def opening_attributes(spec: SessionSpec, model: Model) -> Attributes:
+    """What is known when a session begins. Its prompt is not among it."""
+    return {
+        "gen_ai.request.model": model.model_id,
+        "gen_ai.request.max_tokens": spec.max_tokens,
+        "gen_ai.request.temperature": spec.sampling.temperature,
+        "gen_ai.usage.input_tokens": len(spec.prompt_token_ids),
+        "outrider.session_id": spec.session_id,
+        "outrider.method": spec.speculation.method.value,
+        "outrider.num_resumed_tokens": len(spec.resume_token_ids),
+    }
+
+
+def outcome_attributes(generation: Generation, last: Verdict | None) -> Attributes:
+    """What is known when it ends. `last`: the latest verdict; None = there was none. Of a session that was cut off, the
+    rounds that nobody has heard of may be counted or not."""
+    statistics, num_output_tokens = generation.statistics, len(generation.spec.resume_token_ids)
+    reasons: list[str] = []
+    if last is not None:
+        num_output_tokens = last.base_len + len(last.token_ids) - len(generation.spec.prompt_token_ids)
+        reasons = [] if last.finish_reason is None else [last.finish_reason.name.lower()]
+    return {
+        "gen_ai.usage.output_tokens": num_output_tokens,
+        "gen_ai.response.finish_reasons": reasons,
+        "outrider.num_rounds": statistics.num_rounds,
+        "outrider.num_drafted_tokens": statistics.num_drafted_tokens,
+        "outrider.num_accepted_tokens": statistics.num_accepted_tokens,
+        "outrider.mean_acceptance_length": statistics.mean_acceptance_length,
+        "outrider.num_speculator_losses": statistics.num_speculator_losses,
+        "outrider.degraded": statistics.degraded,
+    }

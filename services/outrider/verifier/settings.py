@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from outrider.core.speculation import MAX_BEAM_WIDTH, MAX_BUDGET, MAX_ROWS
-from outrider.rpc.draft_limit import MAX_NODES_PER_S
-from outrider.rpc.security.settings import SESSIONS_PER_CALLER
-from outrider.rpc.settings import LISTEN, DialingSettings, model_config
+from outrider.core.params import MAX_BEAM_WIDTH, MAX_BUDGET, MAX_ROWS
+from outrider.peers.speculator import MAX_NODES_PER_S
+from outrider.security.settings import SESSIONS_PER_CALLER
+from outrider.server.settings import LISTEN, DialingSettings, model_config
 
 MethodName = Literal[
     "off", "speculative", "pearl", "retrieval", "card", "saguaro", "double", "spacelike", "best-first", "auto"

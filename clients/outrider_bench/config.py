@@ -1,0 +1,255 @@
+"""What was asked for. Every flag is checked here, and every error is one line that names the flag."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from outrider.core.params import Method
+from outrider_cli.failures import FlagError
+from outrider_cli.prompts import Prompt, PromptError, choose, default_prompts, load_prompts
+
+METHODS = (*(method.value for method in Method), "speculative+retrieval", "pearl+retrieval")
+"""`+retrieval` sets `SpeculationParams.retrieval`."""
+BASELINES = ("hf", "bare")
+DTYPES = ("auto", "bfloat16", "float32")
+DTYPE_ALIASES = {"bf16": "bfloat16", "fp32": "float32"}
+SUITES = ("generation", "datastore", "methods", "network", "faults", "observability")
+PARTS = ("methods", "saguaro", "card", "double", "spacelike", "rows", "noise", "auto", "peers")
+"""What the methods' suite measures: all methods, and an ablation of each paper."""
+NETWORK_PARTS = ("rtt", "simulation", "bytes", "wan", "edge")
+"""What the network's suite measures."""
+_SHARED_FLAGS = frozenset({"suite", "repeats", "seed", "cores", "out"})
+_WITH_PARTS = frozenset({"quick", "parts"})
+_OWN_FLAGS = {
+    "datastore": frozenset({"quick"}),
+    "methods": _WITH_PARTS,
+    "network": _WITH_PARTS,
+    "faults": frozenset({"quick", "minutes", "faults", "sessions"}),
+    "observability": frozenset({"quick"}),
+}
+"""Flags of a suite beside the shared ones; all others are those of the first suite."""
+_UNUSED_FLAGS = {"faults": frozenset({"repeats", "cores"})}
+"""Shared flags that a suite has no use for."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchConfig:
+    """A benchmark, fully decided."""
+
+    target: str = "demo/target-100m"
+    draft: str = "demo/draft"
+    dtype: str = "auto"
+    draft_dtype: str = "float32"
+    methods: tuple[str, ...] = ("off", "speculative", "pearl", "retrieval")
+    baselines: tuple[str, ...] = ()
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    concurrencies: tuple[int, ...] = (1,)
+    rtts_ms: tuple[float, ...] = (0.0,)
+    num_speculative_tokens: tuple[int, ...] = ()
+    """Each gives every drafting method a row of its own; empty = the server's default."""
+    lookahead: int | None = None
+    min_path_probability: float | None = None
+    max_tokens: int = 128
+    repeats: int = 3
+    seed: int = 0
+    address: str | None = None
+    """A verifier that runs already; None = a stack of our own."""
+    cores: tuple[int, ...] = ()
+    """The target's core, then the core of everything else; empty = not pinned."""
+    prompts: tuple[Prompt, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        _require(self.max_tokens >= 2, "--max-tokens", ">= 2 (a rate needs two tokens)", self.max_tokens)
+        _require(self.repeats >= 1, "--repeats", ">= 1", self.repeats)
+        _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
+        _require(self.dtype in DTYPES, "--dtype", _one_of(DTYPES), self.dtype)
+        _require(self.draft_dtype in DTYPES, "--draft-dtype", _one_of(DTYPES), self.draft_dtype)
+        _require(self.lookahead is None or self.lookahead >= 1, "--lookahead", ">= 1", self.lookahead)
+        minimum = self.min_path_probability
+        _require(minimum is None or 0 <= minimum < 1, "--min-path-probability", "in [0, 1)", minimum)
+        is_listed = 1 in self.concurrencies or not self.baselines
+        _require(is_listed, "--concurrency", "a list with 1 in it for --baselines", _joined(self.concurrencies))
+        if self.address is not None:
+            # The baselines need the weights, and the delay stands between services that we start: both only in a stack
+            # of our own.
+            _require(not self.baselines, "--baselines", "empty with --address", _joined(self.baselines))
+            _require(self.rtts_ms == (0.0,), "--rtt-ms", "0 with --address", _joined(self.rtts_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteConfig:
+    """What a run of any suite but the first is told."""
+
+    repeats: int = 3
+    seed: int = 0
+    """Keys what is random: the sampling, or made-up token streams."""
+    cores: tuple[int, ...] = ()
+    """The target's core, then the core of everything else; empty = not pinned."""
+    is_quick: bool = False
+    """Smaller sizes: whether it works, not what it measures."""
+
+    def __post_init__(self) -> None:
+        _require(self.repeats >= 1, "--repeats", ">= 1", self.repeats)
+        _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class DatastoreConfig(SuiteConfig):
+    """A run of the datastore's suite, fully decided. Its first core is that of Redis and the datastore, the other that
+    of those who ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservabilityConfig(SuiteConfig):
+    """A run of the suite of metrics and traces, fully decided. A repeat is several rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartsConfig(SuiteConfig):
+    """A run of a suite of which parts can be chosen."""
+
+    parts: tuple[str, ...] = ()
+
+    def check(self, known: Sequence[str]) -> None:
+        """Raises FlagError."""
+        _require(bool(self.parts), "--parts", f"some of {', '.join(known)}", _joined(self.parts))
+        SuiteConfig.__post_init__(self)
+
+
+@dataclass(frozen=True, slots=True)
+class MethodsConfig(PartsConfig):
+    """A run of the methods' suite, fully decided."""
+
+    parts: tuple[str, ...] = PARTS
+
+    def __post_init__(self) -> None:
+        self.check(PARTS)
+        is_measured = "methods" in self.parts or "peers" not in self.parts
+        _require(is_measured, "--parts", "a list with methods in it for peers", _joined(self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig(PartsConfig):
+    """A run of the network's suite, fully decided."""
+
+    parts: tuple[str, ...] = NETWORK_PARTS
+
+    def __post_init__(self) -> None:
+        self.check(NETWORK_PARTS)
+        is_measured = "rtt" in self.parts or "simulation" not in self.parts
+        _require(is_measured, "--parts", "a list with rtt in it for simulation", _joined(self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class FaultsConfig:
+    """A run of the faults' suite, fully decided."""
+
+    minutes: float = 30.0
+    num_faults: int = 200
+    """They begin at equal distances."""
+    num_sessions: int = 8
+    seed: int = 0
+    """Of the faults, and of what is generated meanwhile."""
+    is_quick: bool = False
+    """Few faults of each kind, in under a minute: whether it works, not how often."""
+
+    def __post_init__(self) -> None:
+        _require(0 < self.minutes <= 24 * 60, "--minutes", "in (0, 1440]", self.minutes)
+        _require(self.num_faults >= 1, "--faults", ">= 1", self.num_faults)
+        _require(self.num_sessions >= 1, "--sessions", ">= 1", self.num_sessions)
+        _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
+
+
+def check_suite(suite: str, given: Mapping[str, object]) -> None:
+    """Raises FlagError for an unknown suite, and for a flag that it does not use: none is silently ignored.
+
+    Args:
+        given: The values of the flags on the command line, by parameter name.
+    """
+    _require(suite in SUITES, "--suite", _one_of(SUITES), suite)
+    for name, value in given.items():
+        if suite in _OWN_FLAGS:
+            is_used = name in _SHARED_FLAGS - _UNUSED_FLAGS.get(suite, frozenset()) | _OWN_FLAGS[suite]
+        else:
+            is_used = name not in frozenset().union(*_OWN_FLAGS.values())
+        _require(is_used, f"--{name.replace('_', '-')}", f"unset with --suite {suite}", value)
+
+
+def parse_list(
+    flag: str, text: str, convert: Callable[[str], T], rule: str, allowed: Callable[[T], bool]
+) -> tuple[T, ...]:
+    """The values of a comma-separated flag, in order, each once. `rule` says what one value must be."""
+    values: list[T] = []
+    for part in (part.strip() for part in text.split(",")):
+        try:
+            value = convert(part)
+        except ValueError:
+            raise FlagError(flag, rule, part) from None
+        if not allowed(value):
+            raise FlagError(flag, rule, part)
+        if value not in values:
+            values.append(value)
+    return tuple(values)
+
+
+def parse_names(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """A comma-separated choice of names; an empty text chooses none."""
+    return parse_list(flag, text, str, _one_of(known), lambda name: name in known) if text.strip() else ()
+
+
+def parse_numbers(flag: str, text: str, rule: str, allowed: Callable[[float], bool]) -> tuple[float, ...]:
+    """Comma-separated finite numbers."""
+    return parse_list(flag, text, float, rule, lambda value: math.isfinite(value) and allowed(value))
+
+
+def parse_counts(flag: str, text: str) -> tuple[int, ...]:
+    """Comma-separated whole numbers, each at least 1."""
+    return parse_list(flag, text, int, ">= 1, a whole number", lambda value: value >= 1)
+
+
+def parse_cores(text: str, available: Sequence[int]) -> tuple[int, ...]:
+    """Cores for the target and for everything else.
+
+    "auto" takes the first two that this process may use, "none" pins nothing. One core stands for both.
+    """
+    if text == "none" or (text == "auto" and not available):
+        return ()
+    if text == "auto":
+        return (available[0], available[1 % len(available)])
+    rule = f"auto, none, or one or two of the cores {','.join(map(str, available))}"
+    cores = parse_list("--cores", text, int, rule, lambda core: core in available)
+    _require(len(cores) <= 2, "--cores", rule, text)
+    return (cores[0], cores[-1])
+
+
+def read_prompts(path: Path | None, categories: str, count: int | None) -> tuple[Prompt, ...]:
+    """The prompts that the flags --prompts, --categories and --num-prompts choose."""
+    _require(count is None or count >= 1, "--num-prompts", ">= 1", count)
+    try:
+        prompts = load_prompts(path) if path is not None else default_prompts()
+    except PromptError as error:
+        raise PromptError(f"--prompts: {error}") from None
+    names = tuple(name.strip() for name in categories.split(",") if name.strip())
+    try:
+        return tuple(choose(prompts, names, count))
+    except PromptError as error:
+        raise PromptError(f"--categories: {error}") from None
+
+
+def _joined(values: Sequence[object]) -> str:
+    return ",".join(map(str, values))
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return f"one of {', '.join(names)}"
+
+
+def _require(condition: bool, flag: str, rule: str, value: object) -> None:
+    if not condition:
+        raise FlagError(flag, rule, value)

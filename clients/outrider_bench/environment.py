@@ -1,0 +1,75 @@
+"""Where the benchmark ran: what somebody needs to know who wants to compare."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from outrider_bench.config import BenchConfig
+from outrider_cli.prompts import categories_of
+
+_PACKAGES = ("outrider", "torch", "transformers", "scikit-learn", "grpcio", "protobuf", "redis", "numpy")
+
+
+def describe_environment(models: Mapping[str, Mapping[str, Any]], cores: tuple[int, ...]) -> dict[str, Any]:
+    """The machine, the versions and the models."""
+    return {
+        "cpu": cpu_name(),
+        "num_cores": os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "pinning": {"target": cores[0], "everything_else": cores[1]} if cores else None,
+        "threads_per_process": 1 if cores else None,
+        "models": {role: describe_inflation(model) for role, model in models.items()},
+    }
+
+
+def describe_inflation(model: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's description; of one whose cost is inflated for the measurement, a sentence that says so."""
+    if not model.get("inflated"):
+        return {"inflated": None, **model}
+    note = (
+        f"The cost of {model['model_id']} is inflated: it says what its {model['num_trained_parameters'] / 1e6:.1f} M "
+        f"trained parameters say, at the price of {model['num_parameters'] / 1e6:.0f} M; the others change nothing."
+    )
+    return {**model, "note": note}
+
+
+def describe_config(config: BenchConfig) -> dict[str, Any]:
+    """What was asked for; of the prompts, how many."""
+    values = asdict(config)
+    values.pop("prompts")
+    if config.address is not None:  # the flags say nothing about a server that somebody else has started
+        values |= {"target": None, "draft": None, "dtype": None, "draft_dtype": None, "cores": None}
+    categories = [prompt.category for prompt in config.prompts]
+    values["num_prompts"] = len(categories)
+    values["categories"] = {name: categories.count(name) for name in categories_of(config.prompts)}
+    return values
+
+
+def cpu_name() -> str:
+    """The processor's own name; Python does not know it on Linux."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float:
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,159 @@
+"""An experiment: contenders that take turns on the same prompts, with the same models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.core.params import Method
+from outrider_bench.config import BenchConfig
+from outrider_cli.prompts import Prompt
+
+TARGET = "demo/target-100m"
+DRAFT = "demo/draft"
+DRAFT_UNTRAINED = "demo/draft-untrained"
+_FLOAT32_DRAFTS = (DRAFT, DRAFT_UNTRAINED)
+"""Small ones cost operator calls; the inflated ones are in the target's type, as their names promise a ratio."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """Contenders that take turns on the same prompts. All of them are continued at every temperature."""
+
+    name: str
+    part: str
+    title: str
+    contenders: tuple[Contender, ...]
+    temperatures: tuple[float, ...]
+    prompts: tuple[Prompt, ...]
+    max_tokens: int
+    repeats: int
+    draft: str = DRAFT
+    """The speculator's model. Experiments with the same one share their services."""
+    prior_share: float = 0.0
+    """How much of the prior is loaded; 0 = none."""
+    off_at: frozenset[int] | None = None
+    """Prompts that `off` takes part in; None = all. The prompts come once, in their order, where this is set."""
+    note: str = ""
+    """What must be known to read the numbers."""
+    target: str = TARGET
+    dtype: str = "auto"
+    """Number format of the target."""
+    rtt_ms: float = 0.0
+    """Round trip that is added between verifier and speculator."""
+
+    @property
+    def draft_dtype(self) -> str:
+        """Number format of the draft model."""
+        return "float32" if self.draft in _FLOAT32_DRAFTS else "auto"
+
+    @property
+    def num_generations(self) -> int:
+        """Generations to run, warm-up aside."""
+        if self.off_at is not None:
+            return len(self.off_at) + len(self.prompts) * sum(one.method != OFF for one in self.contenders)
+        return len(self.contenders) * len(self.temperatures) * len(self.prompts) * self.repeats
+
+    def config(self, seed: int, cores: tuple[int, ...]) -> BenchConfig:
+        """The benchmark that this is, for the machinery that takes turns and starts services."""
+        return BenchConfig(
+            target=self.target,
+            draft=self.draft,
+            dtype=self.dtype,
+            draft_dtype=self.draft_dtype,
+            methods=(OFF,),
+            temperatures=self.temperatures,
+            max_tokens=self.max_tokens,
+            repeats=self.repeats,
+            seed=seed,
+            cores=cores,
+            prompts=self.prompts,
+        )
+
+
+def label_of(contender: Contender) -> str:
+    """Method and setting in a few words, as `Condition.label` has them."""
+    return f"{contender.method} {contender.setting}".strip()
+
+
+OFF = "off"
+BARE = "bare"
+HF_GENERATE = "hf-generate"
+HF_ASSISTED = "hf-assisted"
+HF_PROMPT_LOOKUP = "hf-prompt-lookup"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A way to generate. `options` is what its driver must know beside the request."""
+
+    method: str
+    setting: str = ""
+    driver: str = "stack"
+    """Which driver runs it: "stack", "hf" or "bare"."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def contender(method: str, setting: str = "", **fields: Any) -> Contender:
+    """A method with fields of `SpeculationParams`."""
+    return Contender(method, setting, options={"method": method, **fields})
+
+
+PLAIN = contender(OFF)
+
+
+def contenders_of(config: BenchConfig) -> list[Contender]:
+    """All contenders. `off` always takes part: it is what the others are compared with."""
+    contenders = [Contender(OFF, options={"method": OFF})]
+    for method in config.methods:
+        if method != OFF:
+            contenders.extend(_settings_of(method, config))
+    if "bare" in config.baselines:
+        contenders.append(Contender(BARE, driver="bare"))
+    if "hf" in config.baselines:
+        contenders.extend(_hf_contenders())
+    return contenders
+
+
+def _settings_of(method: str, config: BenchConfig) -> list[Contender]:
+    """A method once for each --num-speculative-tokens."""
+    base, _, retrieval = method.partition("+")
+    shared: dict[str, Any] = {"method": base}
+    if retrieval:
+        shared["retrieval"] = True
+    # The server refuses the field for a method that takes nodes as they pay.
+    if config.min_path_probability is not None and base != Method.BEST_FIRST.value:
+        shared["min_path_probability"] = config.min_path_probability
+    # The server refuses the field for a method that does not draft ahead.
+    lookahead = config.lookahead if Method(base).drafts_ahead else None
+    found = []
+    for count in config.num_speculative_tokens or (None,):
+        options = dict(shared)
+        if count is not None:
+            options["num_speculative_tokens"] = count
+        if lookahead is not None:
+            # A lookahead below the chain's length is refused; a sweep over lengths should not stumble over one fixed
+            # lookahead.
+            options["lookahead"] = max(count or 0, lookahead)
+        found.append(Contender(method, "" if count is None else f"k={count}", options=options))
+    return found
+
+
+def _hf_contenders() -> list[Contender]:
+    """transformers' own ways to generate.
+
+    Assisted generation has two schedules worth comparing with: its default, which drafts up to 20 tokens and stops
+    where the draft model is less than 40 % sure (a threshold that moves if scikit-learn is installed), and a constant
+    length, of which the best is not known beforehand.
+    """
+    constant = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+    assisted = [Contender(HF_ASSISTED, "default", "hf", {"assistant": {}})]
+    for count in (3, 5, 8):
+        options = {"assistant": constant | {"num_assistant_tokens": count}}
+        assisted.append(Contender(HF_ASSISTED, f"constant {count}", "hf", options))
+    return [
+        Contender(HF_GENERATE, driver="hf"),
+        *assisted,
+        Contender(HF_PROMPT_LOOKUP, "10 tokens", "hf", {"prompt_lookup_num_tokens": 10}),
+    ]

@@ -1,0 +1,233 @@
+"""One experiment: everybody warms up, then all take turns, as in the generation suite.
+
+A server may refuse what a contender asks, or not answer it: that is the contender's failure, and the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outrider_bench.config import BenchConfig
+from outrider_bench.drivers import Driver, GenerationFailed
+from outrider_bench.experiment import OFF, Contender, Experiment, label_of
+from outrider_bench.samples import Block, Condition, GenerationSample, Request, Sample
+
+GENERATION_TIMEOUT_S = 60.0
+"""Ten times what the longest one takes with `off`."""
+MAX_FAILURES = 2
+"""A contender that has failed so often takes no further part."""
+WARM_UP_PROMPT = """import csv
+
+
+def read_table(path, delimiter=","):
+    \"\"\"Return the rows of a file as lists of their fields.\"\"\"
+    with open(path, newline="") as file:
+"""
+"""Not one that is measured: a service that shares what it has said would know the answer then."""
+WARM_UP_TOKENS = 16
+AUTO_WARM_UPS, AUTO_WARM_UP_TOKENS = 2, 64
+"""Generations that auto learns from at each temperature, before it is measured: it lives in a server, not in one
+request."""
+_WARM_UP_SEED = 2**31
+
+
+class TimedDriver:
+    """A driver whose generations fail when they take too long: one that hangs should not hang the benchmark."""
+
+    def __init__(self, driver: Driver, timeout_s: float = GENERATION_TIMEOUT_S) -> None:
+        self._driver = driver
+        self._timeout_s = timeout_s
+
+    async def generate(self, request: Request, options: Mapping[str, Any]) -> GenerationSample:
+        """See Driver."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._driver.generate(request, options)
+        except TimeoutError:
+            raise GenerationFailed(f"it took longer than {self._timeout_s:g} s") from None
+
+
+class Running:
+    """An experiment that is under way."""
+
+    def __init__(
+        self, experiment: Experiment, config: BenchConfig, drivers: Mapping[str, Driver], keep: Callable[[Block], None]
+    ) -> None:
+        """
+        Args:
+            experiment: What is measured.
+            config: The benchmark that it is.
+            drivers: By the names that contenders call them by.
+            keep: Gets what was measured, at once.
+        """
+        self.failures: dict[str, str] = {}
+        """Why contenders failed, by their label."""
+        self._experiment, self._config, self._keep = experiment, config, keep
+        self._drivers = {name: TimedDriver(driver) for name, driver in drivers.items()}
+        self._counts: Counter[str] = Counter()
+
+    async def warm_up(self, is_cold: Callable[[Contender], bool] = lambda _: True) -> list[Contender]:
+        """Has everyone who is cold generate a little. Returns who can be measured; `off` alone is nobody."""
+        present: list[Contender] = []
+        for one in self._experiment.contenders:
+            try:
+                if is_cold(one):
+                    await self.prepare(one)
+            except GenerationFailed as error:
+                self.failures[label_of(one)] = str(error)
+            else:
+                present.append(one)
+        return [] if all(one.method == OFF for one in present) else present
+
+    async def prepare(self, contender: Contender) -> None:
+        """Has a contender generate a little. Raises GenerationFailed."""
+        for request in _warm_up_requests(contender, self._config):
+            await self._drivers[contender.driver].generate(request, contender.options)
+
+    async def take(self, turns: Iterable[Turn]) -> None:
+        """Runs these turns, but those of contenders that have failed too often."""
+        for turn in turns:
+            label = turn.condition.label
+            if self._counts[label] >= MAX_FAILURES:
+                continue
+            block = await run_turn(turn, self._config, self._drivers[turn.contender.driver], lambda _: None)
+            self._keep(block)
+            for sample in block.samples:
+                if sample.generation is None:
+                    self._counts[label] += 1
+                    self.failures[label] = sample.error
+
+
+async def run_experiment(
+    experiment: Experiment, config: BenchConfig, driver: Driver, keep: Callable[[Block], None]
+) -> dict[str, str]:
+    """Runs an experiment from beginning to end, all on the services; see `Running`.
+
+    Returns:
+        Why contenders failed, by their label. Where nobody is left to be measured, nothing is.
+    """
+    running = Running(experiment, config, {"stack": driver}, keep)
+    await running.take(turns_of(experiment, config, await running.warm_up()))
+    return running.failures
+
+
+def turns_of(experiment: Experiment, config: BenchConfig, contenders: Sequence[Contender]) -> Iterator[Turn]:
+    """All turns, in order: as `schedule` has them, or the prompts once in theirs where `off` sits out at some."""
+    if not contenders:
+        return
+    if experiment.off_at is None:
+        yield from schedule(config, contenders, experiment.rtt_ms)
+        return
+    rotation = itertools.count()
+    for index in range(len(experiment.prompts)):
+        everyone = [one for one in contenders if one.method != OFF or index in experiment.off_at]
+        first = next(rotation) % len(everyone)
+        for one in everyone[first:] + everyone[:first]:
+            condition = Condition(one.method, one.setting, experiment.temperatures[0])
+            yield Turn(one, condition, 0, (index,))
+
+
+def _warm_up_requests(contender: Contender, config: BenchConfig) -> Iterator[Request]:
+    """A few tokens; of `auto`, which learns from what it has measured, more, at every temperature."""
+    yield Request(WARM_UP_PROMPT, config.temperatures[0], _WARM_UP_SEED, min(WARM_UP_TOKENS, config.max_tokens))
+    if contender.method == "auto":
+        tokens = min(AUTO_WARM_UP_TOKENS, config.max_tokens)
+        for temperature, number in itertools.product(config.temperatures, range(AUTO_WARM_UPS)):
+            yield Request(WARM_UP_PROMPT, temperature, _WARM_UP_SEED + number, tokens)
+
+
+_WARM_UP_TOKENS = 32
+_MAX_PROMPTS = 100_000
+"""Seeds of two repeats do not meet below this many prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A contender's turn: these prompts, all at once."""
+
+    contender: Contender
+    condition: Condition
+    repeat: int
+    prompt_indices: tuple[int, ...]
+
+
+def schedule(config: BenchConfig, contenders: Sequence[Contender], rtt_ms: float) -> Iterator[Turn]:
+    """All turns for one round-trip time, in order."""
+    rotation = itertools.count()
+    for repeat, concurrency, temperature in itertools.product(
+        range(config.repeats), config.concurrencies, config.temperatures
+    ):
+        everyone = [c for c in contenders if takes_part(c, config, concurrency, rtt_ms)]
+        indices = range(len(config.prompts))
+        for group in [(index,) for index in indices] if concurrency == 1 else [tuple(indices)]:
+            first = next(rotation) % len(everyone)
+            for contender in everyone[first:] + everyone[:first]:
+                condition = Condition(contender.method, contender.setting, temperature, concurrency, rtt_ms)
+                yield Turn(contender, condition, repeat, group)
+
+
+def takes_part(contender: Contender, config: BenchConfig, concurrency: int, rtt_ms: float) -> bool:
+    """Whether a contender has something to show here. Baselines generate one text at a time, without a network."""
+    return contender.driver == "stack" or (concurrency == 1 and rtt_ms == config.rtts_ms[0])
+
+
+def num_generations(config: BenchConfig, contenders: Sequence[Contender]) -> int:
+    """Generations that a whole benchmark runs, warm-up aside."""
+    turns = itertools.chain.from_iterable(schedule(config, contenders, rtt_ms) for rtt_ms in config.rtts_ms)
+    return sum(len(turn.prompt_indices) for turn in turns)
+
+
+def seed_of(config: BenchConfig, repeat: int, prompt_index: int) -> int:
+    """The seed of a generation: the same for all contenders, another for each repeat and prompt."""
+    return (config.seed + repeat) * _MAX_PROMPTS + prompt_index
+
+
+async def warm_up(config: BenchConfig, contenders: Sequence[Contender], drivers: Mapping[str, Driver]) -> None:
+    """Has everyone generate a little: caches fill, connections open, lazy imports happen. Raises GenerationFailed."""
+    for contender in contenders:
+        temperature = config.temperatures[0]
+        tokens = min(_WARM_UP_TOKENS, config.max_tokens)
+        request = Request(config.prompts[0].text, temperature, config.seed, tokens)
+        try:
+            await drivers[contender.driver].generate(request, contender.options)
+        except GenerationFailed as error:
+            raise GenerationFailed(f"{contender.method} {contender.setting}: {error}") from None
+
+
+async def run_turn(turn: Turn, config: BenchConfig, driver: Driver, on_sample: Callable[[Sample], None]) -> Block:
+    """Runs a turn: `concurrency` generations at a time until all its prompts are done."""
+    waiting = iter(turn.prompt_indices)
+    samples: list[Sample] = []
+
+    async def work() -> None:
+        for index in waiting:
+            sample = await _run_one(turn, index, config, driver)
+            samples.append(sample)
+            on_sample(sample)
+
+    started = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(turn.condition.concurrency, len(turn.prompt_indices))):
+            group.create_task(work())
+    # One generation is timed where its tokens arrive; the tasks around it are ours, not the contender's.
+    duration_s = time.perf_counter() - started
+    if len(samples) == 1 and samples[0].generation is not None:
+        duration_s = samples[0].generation.duration_s
+    return Block(turn.condition, turn.repeat, duration_s, tuple(samples))
+
+
+async def _run_one(turn: Turn, index: int, config: BenchConfig, driver: Driver) -> Sample:
+    prompt = config.prompts[index]
+    seed = seed_of(config, turn.repeat, index)
+    request = Request(prompt.text, turn.condition.temperature, seed, config.max_tokens)
+    sample = Sample(turn.condition, turn.repeat, index, prompt.category, None)
+    try:
+        return replace(sample, generation=await driver.generate(request, turn.contender.options))
+    except GenerationFailed as error:
+        return replace(sample, error=str(error))

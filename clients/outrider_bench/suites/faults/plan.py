@@ -1,0 +1,94 @@
+"""What is hurt, how, when and for how long: decided by the seed, before anything starts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from outrider_bench.config import FaultsConfig
+
+KILL, STOP, RESTART, PARTITION, CUT, GARBAGE, SLOW = "kill", "stop", "restart", "partition", "cut", "garbage", "slow"
+"""SIGKILL, and a start some time later; SIGSTOP for a while; an orderly restart; a wire that carries nothing for a
+while; one that breaks every connection; one that changes bytes; one that takes long."""
+PROCESS_KINDS = (KILL, STOP, RESTART)
+WIRE_KINDS = (PARTITION, CUT, GARBAGE, SLOW)
+SPECULATOR, DATASTORE, REDIS, VERIFIER = "speculator", "datastore", "redis", "verifier"
+CHOICES = (
+    *((SPECULATOR, kind) for kind in (*PROCESS_KINDS, *WIRE_KINDS)),
+    *((part, kind) for part in (DATASTORE, REDIS) for kind in PROCESS_KINDS),
+    *((VERIFIER, kind) for kind in PROCESS_KINDS),
+)
+"""Every kind of fault of every part. The wire is that between verifiers and speculator."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultsSizes:
+    """How much is done besides."""
+
+    num_cases: int
+    """Different prompts, parameters and seeds."""
+    max_tokens: int
+    calm_s: float
+    """Before the faults and after them."""
+    min_lasting_s: float = 0.3
+    max_lasting_s: float = 4.0
+
+
+SIZES = FaultsSizes(num_cases=24, max_tokens=192, calm_s=30.0)
+QUICK_SIZES = FaultsSizes(num_cases=4, max_tokens=48, calm_s=2.0, max_lasting_s=0.6)
+QUICK_NUM_FAULTS = 6
+QUICK_MINUTES = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault."""
+
+    number: int
+    due_s: float
+    """When it begins, in seconds after the calm."""
+    part: str
+    kind: str
+    lasting_s: float
+    """How long it lasts before it is healed; what is restarted takes its own time besides."""
+    replica: int
+    """Which verifier, if it is one."""
+    delay_ms: float
+    """Each way, of a slow wire."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As results.json has it."""
+        return asdict(self)
+
+
+def sizes_of(config: FaultsConfig) -> FaultsSizes:
+    """How much a run does besides its faults."""
+    return QUICK_SIZES if config.is_quick else SIZES
+
+
+def duration_s(config: FaultsConfig) -> float:
+    """How long the faults go on."""
+    return 60 * (min(config.minutes, QUICK_MINUTES) if config.is_quick else config.minutes)
+
+
+def faults_of(config: FaultsConfig) -> list[Fault]:
+    """The faults, in order: every choice about equally often, shuffled, at equal distances."""
+    chosen, sizes = random.Random(config.seed), sizes_of(config)
+    count = min(config.num_faults, QUICK_NUM_FAULTS) if config.is_quick else config.num_faults
+    choices: list[tuple[str, str]] = []
+    while len(choices) < count:
+        choices += chosen.sample(CHOICES, len(CHOICES))
+    distance_s = duration_s(config) / count
+    return [
+        Fault(
+            number=number,
+            due_s=number * distance_s,
+            part=part,
+            kind=kind,
+            lasting_s=chosen.uniform(sizes.min_lasting_s, sizes.max_lasting_s),
+            replica=chosen.randrange(2),
+            delay_ms=chosen.uniform(20, 250),
+        )
+        for number, (part, kind) in enumerate(choices[:count])
+    ]

@@ -1,0 +1,1 @@
+"""The suite of generations: every method and baseline beside plain decoding."""

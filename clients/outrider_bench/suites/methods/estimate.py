@@ -1,0 +1,87 @@
+"""How long a run will take: seconds, roughly, on the machine of the README.
+
+The table is what the methods were measured at; a method that got faster makes the estimate too long, not too short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider_bench.experiment import DRAFT, DRAFT_UNTRAINED, Contender, Experiment
+from outrider_bench.running import AUTO_WARM_UP_TOKENS, AUTO_WARM_UPS, WARM_UP_TOKENS
+from outrider_bench.suites.methods.plan import DRAFT_C2_5, DRAFT_C5, DRAFT_SLOW, MethodsSizes
+
+TOKEN_S = 0.0207
+"""A plain round: 47 tokens a second, prefill aside."""
+PREFILL_TOKEN_S = 0.0012
+CHARACTERS_PER_TOKEN = 2.8
+START_S = 7.0
+"""Of the services, until all models are loaded."""
+WARM_UP_PREFILL_S = 0.08
+MEASURE_S = 6.0
+"""Of the speed ratio of a draft model."""
+BUILD_TOKENS_PER_S = 700.0
+"""Of the small target, eight generations at a time."""
+BUILD_ROUNDS = 2
+LOAD_S = 4.0
+"""Of a prior, until everybody has it."""
+
+_SPEEDUPS = {
+    "off": {0.0: 1.0},
+    "spacelike": {0.0: 1.0},
+    "retrieval": {0.0: 2.8, 0.7: 1.4, 1.0: 1.1},
+    "auto": {0.0: 5.0, 0.7: 3.0, 1.0: 2.2, 1.5: 1.0},
+}
+_DRAFTED = {0.0: 5.5, 0.7: 3.4, 1.0: 2.4, 1.5: 1.2}
+_CEILINGS = {DRAFT: 10.0, DRAFT_C5: 3.0, DRAFT_C2_5: 2.0, DRAFT_SLOW: 1.0, DRAFT_UNTRAINED: 1.0}
+_REPLAY_SPEEDUP = 1.5
+
+
+def seconds_of(experiment: Experiment) -> float:
+    """Of an experiment, its warm-up included, its services not."""
+    warm_up = sum(
+        WARM_UP_TOKENS * TOKEN_S / _speedup(one, 0.0, experiment) + WARM_UP_PREFILL_S for one in experiment.contenders
+    )
+    if any(one.method == "auto" for one in experiment.contenders):
+        tokens = AUTO_WARM_UPS * min(AUTO_WARM_UP_TOKENS, experiment.max_tokens)
+        warm_up += sum(tokens * TOKEN_S / _interpolated(_SPEEDUPS["auto"], t) for t in experiment.temperatures)
+    prefill = sum(_prefill_s(prompt.text) for prompt in experiment.prompts)
+    decode = len(experiment.prompts) * experiment.max_tokens * TOKEN_S
+    if experiment.off_at is not None:
+        each = (prefill + decode) / len(experiment.prompts)
+        return warm_up + len(experiment.off_at) * each + prefill + decode / _REPLAY_SPEEDUP
+    measured = sum(
+        prefill + decode / _speedup(one, temperature, experiment)
+        for one in experiment.contenders
+        for temperature in experiment.temperatures
+    )
+    return warm_up + experiment.repeats * measured
+
+
+def total_seconds(experiments: Sequence[Experiment], sizes: MethodsSizes) -> float:
+    """Of a run: the experiments, their services, the prior, and the speed ratios."""
+    drafts = {experiment.draft for experiment in experiments}
+    total = sum(map(seconds_of, experiments)) + START_S * len(drafts)
+    total += MEASURE_S * len(drafts & {DRAFT_C5, DRAFT_C2_5})
+    priors = {experiment.prior_share for experiment in experiments if experiment.prior_share}
+    if priors:
+        # Twice: what the prompts that are measured say must be known too, to keep it out.
+        num_tokens = BUILD_ROUNDS * sizes.prior_prompts * sizes.prior_tokens
+        total += START_S + num_tokens / BUILD_TOKENS_PER_S + LOAD_S * len(priors)
+    return total
+
+
+def _speedup(contender: Contender, temperature: float, experiment: Experiment) -> float:
+    if contender.method in _SPEEDUPS:
+        usual = _interpolated(_SPEEDUPS[contender.method], temperature)
+        return min(usual, _CEILINGS[experiment.draft]) if contender.method == "auto" else usual
+    return min(_interpolated(_DRAFTED, temperature), _CEILINGS[experiment.draft])
+
+
+def _interpolated(table: dict[float, float], temperature: float) -> float:
+    """The value at the highest temperature of the table that is not above this one."""
+    return table[max(known for known in table if known <= temperature)]
+
+
+def _prefill_s(text: str) -> float:
+    return PREFILL_TOKEN_S * len(text) / CHARACTERS_PER_TOKEN

@@ -1,0 +1,268 @@
+"""The experiments of each part: who takes part, at which temperatures, with which models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from outrider_bench.experiment import DRAFT_UNTRAINED, PLAIN, Experiment, contender
+from outrider_bench.suites.methods.plan import DRAFT_C2_5, DRAFT_C5, DRAFT_SLOW, MethodsSizes
+from outrider_bench.suites.methods.replay import NUM_TOPICS, replay_requests
+from outrider_cli.prompts import Prompt, choose, default_prompts
+
+TEMPERATURES = (0.0, 0.7, 1.0)
+HOT = 1.5
+CODE = "code"
+OTHER_CATEGORIES = ("prose", "repetitive")
+BUDGET = 16
+"""Outcomes that saguaro drafts for, in every setting of it."""
+CHAIN_LEN = 8
+"""Of the chains whose tokens are judged one by one."""
+WHOLE_CHAINS: dict[str, Any] = {"num_speculative_tokens": CHAIN_LEN, "min_path_probability": 0.0}
+"""A chain that ends where it gets improbable would be judged by its good tokens only."""
+RATIO: dict[str, Any] = {"acceptance_rule": "ACCEPTANCE_RULE_RATIO"}
+TIERS = ("PRIOR", "DYNAMIC", "SHARED", "REJECTED", "RING")
+SHARING: dict[str, Any] = {"retrieval_params": {"scope": "RETRIEVAL_SCOPE_TENANT", "contribute": True}}
+FIXED_METHODS = ("pearl", "best-first", "retrieval")
+"""What auto is compared with away from the table of methods."""
+
+QUERY_ONLY = "query only"
+CHAIN = "chain"
+NO_NOISE, GEOMETRIC, UNIFORM = "no shared noise", "geometric", "uniform"
+AS_IN_THE_PAPER = "of the paper"
+SHARED_NOISE, GREEDY_DRAFT, RATIO_RULE = "shared noise", "greedy draft", "ratio rule"
+
+
+def without(*tiers: str) -> dict[str, Any]:
+    """The parameters of double that leave tiers out."""
+    return {"tiers": [f"SOURCE_{tier}" for tier in TIERS if tier not in tiers]}
+
+
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "no draft retrieval": {"draft_retrieval": False},
+    "no target retrieval": {"target_retrieval": False},
+    "no prior": without("PRIOR"),
+    "no rejected tier": without("REJECTED"),
+    "no dynamic tier": without("DYNAMIC"),
+    "no dynamic, no rejected": without("DYNAMIC", "REJECTED"),
+}
+"""Double without some of its parts. What was refused and what the target said instead is in the session's own text too,
+the dynamic tier: so the rejected tier is also judged where that one is missing."""
+
+
+ALL_METHODS = (
+    PLAIN,
+    contender("speculative"),
+    contender("pearl"),
+    contender("card"),
+    contender("saguaro"),
+    contender("double"),
+    contender("retrieval"),
+    contender("best-first", CHAIN, rows="ROWS_CHAIN"),
+    contender("best-first", rows="ROWS_TREE"),
+    contender("auto"),
+)
+"""Of the table of methods. spacelike, which has nothing to say in a new service, has a part of its own."""
+
+
+def experiments_of(parts: Iterable[str], sizes: MethodsSizes, repeats: int) -> list[Experiment]:
+    """All experiments of these parts, those on the same services together."""
+    found = [experiment for part in parts if part in _PARTS for experiment in _PARTS[part](sizes, repeats)]
+    drafts = list(dict.fromkeys(experiment.draft for experiment in found))
+    return sorted(found, key=lambda experiment: drafts.index(experiment.draft))
+
+
+def _code(num_prompts: int) -> tuple[Prompt, ...]:
+    return tuple(choose(default_prompts(), [CODE], num_prompts))
+
+
+def _methods(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
+    note = (
+        "No prior and nothing in the ring: double and retrieval have the session's own text. "
+        "best-first verifies sub-trees, and one chain where it says so."
+    )
+    prompts = _code(sizes.method_prompts)
+    title = "All methods"
+    return [
+        Experiment(
+            "methods", "methods", title, ALL_METHODS, TEMPERATURES, prompts, sizes.max_tokens, repeats, note=note
+        )
+    ]
+
+
+def _saguaro(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
+    prompts, tokens = _code(sizes.num_prompts), sizes.ablation_tokens
+    budget = {"budget": BUDGET}
+    shapes = {
+        shape: {**WHOLE_CHAINS, "saguaro": {"fan_out": f"FAN_OUT_{shape.upper()}", **budget}}
+        for shape in (GEOMETRIC, UNIFORM)
+    }
+    fan_outs = (
+        contender("saguaro"),
+        contender("saguaro", NO_NOISE, shared_noise=False),
+        *(contender("saguaro", shape, **fields) for shape, fields in shapes.items()),
+        *(
+            contender("saguaro", f"{shape} {AS_IN_THE_PAPER}", shared_noise=False, **fields)
+            for shape, fields in shapes.items()
+        ),
+    )
+    note = (
+        f"geometric and uniform: chains of {CHAIN_LEN} tokens, however improbable, as in the paper, whose draft model "
+        "does not share the target's noise; the others are as always."
+    )
+    biases = tuple(
+        contender("saguaro", f"C = {bias:g}", **RATIO, saguaro={"bias": bias, **budget}) for bias in sizes.biases
+    )
+    hot = TEMPERATURES[1:]
+    slow = (PLAIN, contender("speculative"), contender("saguaro"))
+    return [
+        Experiment(
+            "saguaro-fan-out",
+            "saguaro",
+            f"Fan-out, with a budget of {BUDGET} outcomes",
+            fan_outs,
+            hot,
+            prompts,
+            tokens,
+            repeats,
+            note=note,
+        ),
+        Experiment(
+            "saguaro-bias",
+            "saguaro",
+            "SAGUARO sampling under the ratio rule: the probabilities of the likeliest draft tokens times C",
+            biases,
+            (1.0,),
+            prompts,
+            tokens,
+            repeats,
+        ),
+        Experiment(
+            "saguaro-c5",
+            "saguaro",
+            "A draft model at a fifth of the target's cost",
+            slow,
+            (0.0,),
+            prompts,
+            tokens,
+            repeats,
+            DRAFT_C5,
+        ),
+    ]
+
+
+def _card(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
+    prompts, tokens = _code(sizes.num_prompts), sizes.ablation_tokens
+    correction = (PLAIN, contender("card", QUERY_ONLY, card={"correction": False}), contender("card"))
+    widths = tuple(contender("card", f"K = {width}", card={"beam_width": width}) for width in sizes.beam_widths)
+    title = "Cache and correction"
+    return [
+        Experiment("card", "card", title, correction, (0.0, 0.7), prompts, tokens, repeats),
+        Experiment("card-width", "card", "Width of the beam", widths, (0.0,), prompts, sizes.max_tokens, repeats),
+    ]
+
+
+def _double(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
+    prompts, tokens = _code(sizes.num_prompts), sizes.double_tokens
+    ablations = tuple(contender("double", name, double=switches) for name, switches in ABLATIONS.items())
+    everyone = (PLAIN, contender("pearl"), contender("double"), *ablations)
+    sampled = (PLAIN, contender("pearl"), contender("double"))
+    title = "A draft model at two fifths of the target's cost"
+    parts = [
+        Experiment(
+            f"double-prior-{number}",
+            "double",
+            f"{share:.0%} of the prior",
+            (contender("pearl"), contender("double")),
+            (0.0,),
+            prompts,
+            tokens,
+            repeats,
+            draft=DRAFT_C2_5,
+            prior_share=share,
+        )
+        for number, share in enumerate(sizes.prior_shares)
+    ]
+    return [
+        *parts,
+        Experiment("double", "double", title, everyone, (0.0,), prompts, tokens, repeats, DRAFT_C2_5, 1.0),
+        Experiment(
+            "double-sampled", "double", f"{title}, sampled", sampled, (0.7,), prompts, tokens, repeats, DRAFT_C2_5, 1.0
+        ),
+    ]
+
+
+def _spacelike(sizes: MethodsSizes, _: int) -> list[Experiment]:
+    prompts = replay_requests(sizes.replay_requests, sizes.replay_cold)
+    later = range(sizes.replay_cold, len(prompts), sizes.replay_off_every)
+    note = (
+        f"{len(prompts)} requests, once, in their order, to a service that has said nothing before: {CODE} of up to "
+        f"{NUM_TOPICS} held-out modules, greedy, {sizes.replay_tokens} tokens each. A near-repeat is an earlier one "
+        "whose first line is gone. off takes the first of them and then one in so many: its time hardly varies."
+    )
+    return [
+        Experiment(
+            "spacelike",
+            "spacelike",
+            "A service that is used",
+            (PLAIN, contender("spacelike", **SHARING)),
+            (0.0,),
+            prompts,
+            sizes.replay_tokens,
+            repeats=1,
+            off_at=frozenset([*range(sizes.replay_cold), *later]),
+            note=note,
+        )
+    ]
+
+
+def _rows(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
+    trees = (contender("best-first", f"rows = {count}", rows="ROWS_TREE", max_rows=count) for count in sizes.max_rows)
+    everyone = (contender("best-first", CHAIN, rows="ROWS_CHAIN"), *trees)
+    title = "Rows of a target forward"
+    return [
+        Experiment("rows", "rows", title, everyone, (1.0,), _code(sizes.num_prompts), sizes.ablation_tokens, repeats)
+    ]
+
+
+def _noise(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
+    everyone = (
+        contender("speculative", SHARED_NOISE, shared_noise=True, **WHOLE_CHAINS),
+        contender("speculative", GREEDY_DRAFT, shared_noise=False, **WHOLE_CHAINS),
+        contender("speculative", RATIO_RULE, **RATIO, **WHOLE_CHAINS),
+    )
+    title = f"The same draft model, chains of {CHAIN_LEN} tokens"
+    return [
+        Experiment("noise", "noise", title, everyone, (1.0,), _code(sizes.num_prompts), sizes.ablation_tokens, repeats)
+    ]
+
+
+def _auto(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
+    tokens, code = sizes.auto_tokens, _code(sizes.num_prompts)
+    # One of each: the table of methods has the code.
+    others = tuple(choose(default_prompts(), OTHER_CATEGORIES, len(OTHER_CATEGORIES)))
+    fixed = (PLAIN, *map(contender, FIXED_METHODS), contender("auto"))
+    alone = (PLAIN, contender("auto"))
+    return [
+        Experiment("auto", "auto", "Beside fixed methods", fixed, TEMPERATURES, others, tokens, repeats),
+        Experiment("auto-hot", "auto", f"At temperature {HOT:g}", alone, (HOT,), code, tokens, repeats),
+        Experiment(
+            "auto-untrained", "auto", "An untrained draft model", alone, (0.7,), code, tokens, repeats, DRAFT_UNTRAINED
+        ),
+        Experiment(
+            "auto-slow", "auto", "A draft model slowed twenty times", alone, (0.7,), code, tokens, repeats, DRAFT_SLOW
+        ),
+    ]
+
+
+_PARTS: dict[str, Callable[[MethodsSizes, int], list[Experiment]]] = {
+    "methods": _methods,
+    "saguaro": _saguaro,
+    "card": _card,
+    "double": _double,
+    "spacelike": _spacelike,
+    "rows": _rows,
+    "noise": _noise,
+    "auto": _auto,
+}
+"""The part `peers` needs no run of its own."""

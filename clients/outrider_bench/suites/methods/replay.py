@@ -1,0 +1,134 @@
+"""Requests to a service that is used: what spacelike decoding lives on (Takeoff, "spacelike" speculative decoding).
+
+Somebody works on a few modules: requests come from places of the same files, one after the other, and some ask again
+what was asked before, from a line further down. The modules are held-out files of Python's library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from outrider.models.demo.training.corpus import Corpus, code_prompts, load_corpus
+from outrider_bench.drivers import GenerationFailed
+from outrider_bench.experiment import OFF
+from outrider_bench.samples import Block, GenerationSample
+from outrider_cli.prompts import Prompt
+
+NEW, NEAR = "new", "near-repeat"
+NUM_TOPICS = 12
+NEAR_SHARE = 0.4
+"""Of the requests after the cold start."""
+GROUP_LEN = 20
+"""Requests that make a point of the curve."""
+MAX_PLACES = 400
+_SHORTEST, _LONGEST = 100, 180
+"""Characters of a request: about forty tokens."""
+_SEED = 0
+
+
+@cache
+def replay_requests(count: int, num_cold: int) -> tuple[Prompt, ...]:
+    """The requests, in their order; those of the cold start are all new, as far as there are places. The same for a
+    version of Python. GenerationFailed if it has no source to ask about."""
+    random = np.random.default_rng(_SEED)
+    topics = _topics(count)
+    if not topics:
+        raise GenerationFailed("this Python's library has no source code among the files that were held out")
+    asked: list[str] = []
+    requests: list[Prompt] = []
+    while len(requests) < count:
+        places = topics[random.integers(len(topics))]
+        is_cold = len(requests) < num_cold
+        if is_cold and not places:
+            places = next(filter(None, topics), [])
+        is_near = not is_cold and random.random() < NEAR_SHARE
+        if is_near or not places:
+            earlier = asked[random.integers(len(asked))]
+            requests.append(Prompt(earlier.partition("\n")[2], NEAR))
+        else:
+            asked.append(places.pop(0))
+            requests.append(Prompt(asked[-1], NEW))
+    return tuple(requests)
+
+
+def _topics(count: int) -> list[list[str]]:
+    """The places of each topic, from the beginning of its file. Files with many places come first."""
+    # Without training text: held-out files are known to be none of it, and searching it takes seconds.
+    files = (Corpus((), (source,)) for source in load_corpus().heldout)
+    places = (code_prompts(file, MAX_PLACES, shortest=_SHORTEST, longest=_LONGEST) for file in files)
+    # A place needs a second line, to be asked for again without its first one; and files repeat themselves.
+    usable = (list(dict.fromkeys(place for place in group if place.count("\n") > 1)) for group in places)
+    return sorted(filter(None, usable), key=len, reverse=True)[:NUM_TOPICS]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a replay found. Speed-ups are those of tokens a second, prefill included."""
+
+    cold: float
+    """Of the cold start, on the requests that both took."""
+    last_third: float
+    near: float | None
+    """Of the near-repeats; None = there was none."""
+    points: tuple[tuple[int, float], ...]
+    """Of every GROUP_LEN requests: the number of the last one, and the speed-up."""
+    requests: tuple[tuple[int, str, float], ...]
+    """Of every request: its number, its category, the speed-up."""
+
+
+def analyse(blocks: Sequence[Block], num_requests: int, num_cold: int) -> Replay | None:
+    """The replay's numbers, as far as they were measured; None = it did not come to its end.
+
+    `off` took a part of the requests: its time for another one is the mean of its times in the same third.
+    """
+    plain, ours = _by_request(blocks, is_off=True), _by_request(blocks, is_off=False)
+    thirds = [range(num_requests * k // 3, num_requests * (k + 1) // 3) for k in range(3)]
+    means = [_mean([plain[index].duration_s for index in third if index in plain]) for third in thirds]
+    cold = [index for index in range(num_cold) if index in plain and index in ours]
+    if len(ours) < num_requests or not cold or not all(means):
+        return None
+    usual = {index: mean for third, mean in zip(thirds, means, strict=True) for index in third}
+    categories = {sample.prompt_index: sample.category for block in blocks for sample in block.samples}
+
+    def speedup(indices: Sequence[int]) -> float:
+        return sum(usual[index] for index in indices) / sum(ours[index].duration_s for index in indices)
+
+    groups = [range(end - GROUP_LEN, end) for end in range(GROUP_LEN, num_requests + 1, GROUP_LEN)]
+    near = [index for index in range(num_requests) if categories[index] == NEAR]
+    return Replay(
+        cold=sum(plain[index].duration_s for index in cold) / sum(ours[index].duration_s for index in cold),
+        last_third=speedup(thirds[2]),
+        near=speedup(near) if near else None,
+        points=tuple((group[-1] + 1, speedup(group)) for group in groups),
+        requests=tuple((index, categories[index], speedup([index])) for index in range(num_requests)),
+    )
+
+
+def to_json(replay: Replay) -> dict[str, Any]:
+    """As results.json has it."""
+    return {
+        "cold": replay.cold,
+        "last_third": replay.last_third,
+        "near": replay.near,
+        "points": [list(point) for point in replay.points],
+        "requests": [list(request) for request in replay.requests],
+    }
+
+
+def _by_request(blocks: Sequence[Block], *, is_off: bool) -> dict[int, GenerationSample]:
+    return {
+        sample.prompt_index: sample.generation
+        for block in blocks
+        if (block.condition.method == OFF) == is_off
+        for sample in block.samples
+        if sample.generation is not None
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

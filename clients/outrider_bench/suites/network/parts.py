@@ -1,0 +1,140 @@
+"""The experiments of each part: who takes part, at which temperatures, at which round trips."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from outrider_bench.experiment import PLAIN, Contender, Experiment, contender
+from outrider_bench.suites.network.plan import SMALL_TARGET, NetworkSizes
+from outrider_cli.prompts import Prompt, choose, default_prompts
+
+RATIO: dict[str, Any] = {"acceptance_rule": "ACCEPTANCE_RULE_RATIO"}
+RATIO_RULE = "ratio rule"
+WIDE = contender("card", "K = 50", card={"beam_width": 50})
+METHODS = ("speculative", "pearl", "saguaro", "card", "double", "best-first", "auto")
+SAMPLED_METHODS = ("best-first", "auto")
+"""At temperature 1: those that claims are about."""
+RATIO_METHODS = ("pearl", "saguaro", "double", "speculative")
+WAN_METHODS = ("pearl", "best-first", "auto")
+EDGE = Contender("edge", driver="edge", options={"method": "unspecified"})
+"""An application that asks the edge, which does as it likes."""
+WAN, WAN_TEXTS, TRAFFIC = "wan", "wan-texts", "bytes"
+
+
+def rtt_name(rtt_ms: float, temperature: float) -> str:
+    """Name of the experiment at a round trip."""
+    return f"rtt-{rtt_ms:g}-T{temperature:g}"
+
+
+def edge_name(num_tokens: int) -> str:
+    """Name of the experiment with texts of so many tokens."""
+    return f"edge-{num_tokens}"
+
+
+def experiments_of(parts: Iterable[str], sizes: NetworkSizes, repeats: int) -> list[Experiment]:
+    """All experiments of these parts."""
+    return [experiment for part in parts if part in _PARTS for experiment in _PARTS[part](sizes, repeats)]
+
+
+def _round_trips(sizes: NetworkSizes, repeats: int) -> list[Experiment]:
+    everyone = (PLAIN, *map(contender, METHODS))
+    sampled = (PLAIN, *map(contender, SAMPLED_METHODS))
+    wanted = [(rtt_ms, 0.0, everyone) for rtt_ms in sizes.rtts_ms]
+    wanted += [(rtt_ms, 1.0, sampled) for rtt_ms in sizes.sampled_rtts_ms]
+    return [
+        Experiment(
+            rtt_name(rtt_ms, temperature),
+            "rtt",
+            f"Round trip {rtt_ms:g} ms, T = {temperature:g}",
+            contenders,
+            (temperature,),
+            _code(sizes.num_prompts),
+            sizes.max_tokens,
+            repeats,
+            target=sizes.target,
+            rtt_ms=rtt_ms,
+        )
+        for rtt_ms, temperature, contenders in wanted
+    ]
+
+
+def _traffic(sizes: NetworkSizes, _: int) -> list[Experiment]:
+    methods = (contender("pearl"), WIDE, *map(contender, ("best-first", "saguaro", "double", "auto")))
+    by_ratio = tuple(contender(method, RATIO_RULE, **RATIO) for method in RATIO_METHODS)
+    return [
+        Experiment(
+            f"{TRAFFIC}-T{temperature:g}",
+            "bytes",
+            f"Bytes at T = {temperature:g}",
+            contenders,
+            (temperature,),
+            _code(sizes.num_prompts),
+            sizes.max_tokens,
+            repeats=1,
+            target=sizes.target,
+        )
+        for temperature, contenders in ((0.0, methods), (1.0, methods + by_ratio))
+    ]
+
+
+def _wan(sizes: NetworkSizes, repeats: int) -> list[Experiment]:
+    everyone = (PLAIN, *map(contender, WAN_METHODS))
+    texts = _code(sizes.text_prompts)
+    return [
+        Experiment(
+            WAN,
+            "wan",
+            "Speed",
+            everyone,
+            (0.0,),
+            _code(sizes.num_prompts),
+            sizes.max_tokens,
+            repeats,
+            target=sizes.target,
+        ),
+        Experiment(
+            WAN_TEXTS,
+            "wan",
+            "Texts: a small target in float32",
+            everyone,
+            (0.0, 1.0),
+            texts,
+            sizes.max_tokens,
+            repeats=1,
+            target=SMALL_TARGET,
+            dtype="float32",
+        ),
+    ]
+
+
+def _edge(sizes: NetworkSizes, repeats: int) -> list[Experiment]:
+    note = "off: the cloud decodes plainly and every token crosses the way. edge: a speculator beside the application."
+    return [
+        Experiment(
+            edge_name(num_tokens),
+            "edge",
+            f"What an application at the edge sees: texts of {num_tokens} tokens",
+            (PLAIN, EDGE),
+            (0.0,),
+            _code(sizes.num_prompts),
+            num_tokens,
+            repeats,
+            target=sizes.target,
+            note=note,
+        )
+        for num_tokens in sizes.edge_tokens
+    ]
+
+
+def _code(num_prompts: int) -> tuple[Prompt, ...]:
+    return tuple(choose(default_prompts(), ["code"], num_prompts))
+
+
+_PARTS: dict[str, Callable[[NetworkSizes, int], list[Experiment]]] = {
+    "rtt": _round_trips,
+    "bytes": _traffic,
+    "wan": _wan,
+    "edge": _edge,
+}
+"""The part `simulation` runs nothing on services."""

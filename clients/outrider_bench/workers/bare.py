@@ -1,0 +1,102 @@
+"""The bare loop as a baseline of the benchmark, what one forward costs, and how often the draft model is right.
+
+    python -m outrider_bench.workers.bare --target demo/target-100m --draft demo/draft --dtype bf16 --draft-dtype fp32
+
+The same runner and sampler as the verifier's, in one thread: a forward of one row, a draw, the next forward. No
+services, no session, no stream. What the verifier takes longer with speculation off is the price of being a service.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from outrider.core.params import SamplingParams
+from outrider.models.loading import build_hf_model
+from outrider.models.runner import Runner, Segment
+from outrider.models.sampling import Sampler
+from outrider.models.text import TextCodec
+from outrider.models.timing import measure_forward
+from outrider_bench.workers.worker import Handler, Stopwatch, describe_model, pin, serve
+
+
+class BareBaseline:
+    """The two runners, and the loop."""
+
+    def __init__(self, target: Runner, draft: Runner, codec: TextCodec) -> None:
+        self._target, self._draft, self._codec = target, draft, codec
+        self._sampler = Sampler()
+
+    @torch.inference_mode()
+    def generate(self, request: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+        """One generation, timed."""
+        watch = Stopwatch()
+        params = SamplingParams(seed=request["seed"], temperature=request["temperature"])
+        prompt = self._codec.encode(request["prompt"])
+        cache = self._target.new_cache(len(prompt) + request["max_tokens"])
+        rows, token_ids = prompt, list[int]()
+        while len(token_ids) < request["max_tokens"]:
+            logits = self._target.forward([Segment(cache, rows, 1)])
+            rows = self._sampler.draw(logits, [params], [len(token_ids)])
+            token_ids += rows
+            watch.note(1)
+        return {
+            "num_prompt_tokens": len(prompt),
+            "token_ids": token_ids,
+            "chunks": watch.chunks,
+            "duration_s": watch.elapsed_s(),
+            "rounds": {"num_rounds": len(token_ids)},
+        }
+
+    @torch.inference_mode()
+    def ranks(self, request: Mapping[str, Any], num_ranks: int) -> dict[str, Any]:
+        """How the draft model ranks each token of what the target says: 0 = its first choice, -1 = none of the first
+        `num_ranks`. It is given all tokens before, and at a temperature ranks with the target's noise, as a speculator
+        does on the right path."""
+        token_ids = self.generate(request, {})["token_ids"]
+        params = SamplingParams(seed=request["seed"], temperature=request["temperature"])
+        rows = [*self._codec.encode(request["prompt"]), *token_ids[:-1]]
+        segment = Segment(self._draft.new_cache(len(rows)), rows, len(token_ids))
+        logits, indices = self._draft.forward([segment]), range(len(token_ids))
+        found = self._sampler.candidates(logits, [params] * len(token_ids), indices, num_ranks)
+        ranked = [[candidate.token_id for candidate in candidates] for candidates in found]
+        return {
+            "ranks": [
+                choices.index(token_id) if token_id in choices else -1
+                for token_id, choices in zip(token_ids, ranked, strict=True)
+            ]
+        }
+
+    def measure(self, target_rows: list[int], draft_rows: list[int], context: int) -> dict[str, Any]:
+        """Median times of forwards by their number of rows, in milliseconds."""
+        return {
+            "target_forward_ms": measure_forward(self._target, target_rows, context),
+            "draft_forward_ms": measure_forward(self._draft, draft_rows, context),
+        }
+
+
+def main() -> None:
+    """Runs the worker."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("target", "draft", "dtype", "draft-dtype"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--core", type=int)
+    flags = parser.parse_args()
+
+    def load() -> tuple[dict[str, Any], Mapping[str, Handler]]:
+        pin(flags.core)
+        target, tokenizer = build_hf_model(flags.target, flags.dtype)
+        draft, _ = build_hf_model(flags.draft, flags.draft_dtype)
+        # Described first: a runner packs the weights its own way.
+        hello = {"target": describe_model(target, flags.target), "draft": describe_model(draft, flags.draft)}
+        baseline = BareBaseline(Runner(target), Runner(draft), TextCodec(tokenizer))
+        return hello, {"generate": baseline.generate, "measure": baseline.measure, "ranks": baseline.ranks}
+
+    serve(load)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""transformers' own `generate` as a baseline of the benchmark, with the same weights.
+
+    python -m outrider_bench.workers.hf --target demo/target-100m --draft demo/draft --dtype bf16 --draft-dtype fp32
+
+Three ways: plain, assisted by the draft model (`assistant_model`), and prompt lookup. End-of-sequence tokens are
+ordinary tokens in all of them, as they are to our services with `ignore_eos`, so every output has the same length.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.generation.streamers import BaseStreamer
+
+from outrider.models.loading import build_hf_model
+from outrider_bench.workers.worker import Handler, Stopwatch, describe_model, pin, serve
+
+_ASSISTANT_DEFAULTS = {
+    "num_assistant_tokens": None,
+    "num_assistant_tokens_schedule": None,
+    "assistant_confidence_threshold": None,
+}
+"""None = whatever transformers takes for the default."""
+
+
+class _Clock(BaseStreamer):
+    """Notes the time when `generate` hands tokens out: the prompt first, then the tokens of each forward."""
+
+    def __init__(self, watch: Stopwatch) -> None:
+        self._watch = watch
+        self._is_prompt = True
+
+    def put(self, value: Tensor) -> None:
+        """Takes tokens."""
+        if self._is_prompt:
+            self._is_prompt = False
+        else:
+            self._watch.note(value.numel())
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+
+
+class HfBaseline:
+    """The two models, and the three ways."""
+
+    def __init__(self, target: Any, draft: Any, tokenizer: Any) -> None:
+        self._target, self._draft, self._tokenizer = target, draft, tokenizer
+        # Weights come with a generation config of their own: sampling defaults and an end-of-sequence token that nobody
+        # asked for.
+        for model in (target, draft):
+            model.generation_config = GenerationConfig(pad_token_id=0)  # type: ignore[no-untyped-call]
+
+    @torch.inference_mode()
+    def generate(self, request: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+        """One generation, timed."""
+        arguments = dict(options)
+        assistant = arguments.pop("assistant", None)
+        if assistant is not None:
+            # transformers reads these from the assistant's own config, and keeps what it learned there from call to
+            # call.
+            self._draft.generation_config.update(**(_ASSISTANT_DEFAULTS | assistant))
+            arguments["assistant_model"] = self._draft
+        if request["temperature"] > 0:
+            arguments |= {"do_sample": True, "temperature": request["temperature"], "top_k": 0, "top_p": 1.0}
+        torch.manual_seed(request["seed"])
+        watch = Stopwatch()
+        prompt = self._tokenizer(request["prompt"], return_tensors="pt")
+        with _counted_rows(self._target) as rows:
+            output = self._target.generate(
+                input_ids=prompt["input_ids"],
+                attention_mask=prompt["attention_mask"],
+                max_new_tokens=request["max_tokens"],
+                streamer=_Clock(watch),
+                **arguments,
+            )
+        duration_s = watch.elapsed_s()
+        num_prompt_tokens = prompt["input_ids"].shape[1]
+        token_ids = output[0, num_prompt_tokens:].tolist()
+        # Each forward has one row that is no draft; the first has the prompt beside it.
+        num_drafted = sum(rows) - len(rows) - (num_prompt_tokens - 1)
+        return {
+            "num_prompt_tokens": num_prompt_tokens,
+            "token_ids": token_ids,
+            "chunks": watch.chunks,
+            "duration_s": duration_s,
+            "rounds": {
+                "num_rounds": len(rows),
+                "num_drafted": num_drafted,
+                "num_accepted": len(token_ids) - len(rows),
+            },
+        }
+
+
+@contextmanager
+def _counted_rows(model: Any) -> Iterator[list[int]]:
+    """Notes the number of rows of each forward."""
+    rows: list[int] = []
+
+    def note(_module: Any, _arguments: Any, keywords: Mapping[str, Any]) -> None:
+        rows.append(int(keywords["input_ids"].shape[1]))
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield rows
+    finally:
+        handle.remove()
+
+
+def main() -> None:
+    """Runs the worker."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("target", "draft", "dtype", "draft-dtype"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--core", type=int)
+    flags = parser.parse_args()
+
+    def load() -> tuple[dict[str, Any], Mapping[str, Handler]]:
+        pin(flags.core)
+        target, tokenizer = build_hf_model(flags.target, flags.dtype)
+        draft, _ = build_hf_model(flags.draft, flags.draft_dtype)
+        hello = {"target": describe_model(target, flags.target), "draft": describe_model(draft, flags.draft)}
+        return hello, {"generate": HfBaseline(target, draft, tokenizer).generate}
+
+    serve(load)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The `outrider` command: start services, generate, chat, look, measure."""

@@ -1,0 +1,131 @@
+"""What a link does to what crosses it: delay, jitter, loss, rate. Pure: the clock and the chance are the caller's."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+BITS_PER_MBIT = 1e6
+_RULES: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "loss": ("in [0, 1]", lambda value: 0 <= value <= 1),
+}
+_ANY_NUMBER = (">= 0, a number", lambda value: value >= 0)
+
+
+class BadSetting(ValueError):
+    """A setting of a link has a wrong value. The message names the setting, the rule and the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """How a link is. Up is towards the side that is dialled, down the way back. Raises BadSetting."""
+
+    delay_ms: float = 0.0
+    """One way, in milliseconds."""
+    jitter_ms: float = 0.0
+    """At most so much longer, in milliseconds, each time by another part of it. Never reorders."""
+    rate_up_mbit: float = 0.0
+    """Most megabits a second; 0 = no limit."""
+    rate_down_mbit: float = 0.0
+    """Likewise."""
+    loss: float = 0.0
+    """Part of the packets that is lost, each way."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            rule, is_right = _RULES.get(field.name, _ANY_NUMBER)
+            value = getattr(self, field.name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not is_number or not is_right(value):
+                raise BadSetting(f"{field.name} must be {rule}, got {value!r}")
+
+
+class LinkDirection:
+    """One direction of a link: says when what enters comes out. Times in seconds, of any clock that does not run back.
+
+    Bytes enter one after the other, as fast as the rate allows; then all of them travel for the delay and a part of the
+    jitter. What entered first comes out first, also when the settings change in between.
+    """
+
+    def __init__(self, chance: Callable[[], float], max_queue_s: float = math.inf) -> None:
+        """
+        Args:
+            chance: A new number in [0, 1) each time.
+            max_queue_s: What would wait longer for its turn to enter is lost, as at a router.
+        """
+        self.delay_s = self.jitter_s = self.loss = 0.0
+        self.rate_bits = 0.0
+        """Bits a second; 0 = no limit."""
+        self.num_bytes = 0
+        """That have entered."""
+        self.num_lost = 0
+        """Packets that have not."""
+        self._chance, self._max_queue_s = chance, max_queue_s
+        self._is_free_at = self._last_due = -math.inf
+
+    def use(self, settings: LinkSettings, rate_mbit: float) -> None:
+        """How it is from now on; what has entered comes out as it was."""
+        self.delay_s, self.jitter_s, self.loss = settings.delay_ms / 1e3, settings.jitter_ms / 1e3, settings.loss
+        self.rate_bits = rate_mbit * BITS_PER_MBIT
+        if not self.rate_bits:
+            self._is_free_at = -math.inf
+
+    def enter(self, now: float, num_bytes: int) -> float | None:
+        """When bytes that come now come out; None = they are lost."""
+        entered = max(now, self._is_free_at)
+        if entered - now > self._max_queue_s or (self.loss and self._chance() < self.loss):
+            self.num_lost += 1
+            return None
+        if self.rate_bits:
+            entered = self._is_free_at = entered + num_bytes * 8 / self.rate_bits
+        self.num_bytes += num_bytes
+        jitter = self.jitter_s * self._chance() if self.jitter_s else 0.0
+        self._last_due = max(self._last_due, entered + self.delay_s + jitter)
+        return self._last_due
+
+
+def settings_from(known: LinkSettings, changes: dict[str, Any]) -> LinkSettings:
+    """The settings with some of them changed. Raises BadSetting, also for names that there are not."""
+    names = {field.name for field in fields(LinkSettings)}
+    if unknown := sorted(changes.keys() - names):
+        raise BadSetting(f"{unknown[0]} is no setting (there are: {', '.join(sorted(names))})")
+    return LinkSettings(**{name: changes.get(name, getattr(known, name)) for name in names})
+
+
+_HELP = {
+    "delay_ms": "delay each way, in milliseconds",
+    "jitter_ms": "at most so much more, in milliseconds; never reorders",
+    "rate_up_mbit": "megabits a second towards the side that is dialled; 0 = no limit",
+    "rate_down_mbit": "megabits a second on the way back; 0 = no limit",
+    "loss": "part of the packets that is lost, each way",
+}
+
+
+def add_settings(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -> None:
+    """Adds a flag for each setting of a link but those."""
+    for field in fields(LinkSettings):
+        if field.name not in without:
+            parser.add_argument(f"--{_dashed(field.name)}", type=float, default=field.default, help=_HELP[field.name])
+
+
+def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) -> LinkSettings:
+    """The settings that the flags say. A wrong one ends the process with status 2 and a line that names it."""
+    names = [field.name for field in fields(LinkSettings) if hasattr(options, field.name)]
+    try:
+        return LinkSettings(**{name: getattr(options, name) for name in names})
+    except BadSetting as error:
+        name, _, rule = str(error).partition(" ")
+        parser.error(f"--{_dashed(name)} {rule}")
+
+
+def flags_of(settings: LinkSettings) -> list[str]:
+    """The flags that say these settings; what is 0 is left out."""
+    given = [(field.name, getattr(settings, field.name)) for field in fields(settings)]
+    return [word for name, value in given if value for word in (f"--{_dashed(name)}", str(value))]
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,195 @@
+"""A wide-area network between two namespaces: packets, with delay, jitter, loss and a rate, and TCP's own answer to it.
+
+For kernels without netem. Every packet passes through this process, some 30 000 a second at the most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from outrider_cli.links.control import UP, LinkControl, LinkReport, controllable
+from outrider_cli.links.line import (
+    BadSetting,
+    LinkDirection,
+    LinkSettings,
+    add_settings,
+    flags_of,
+    settings_from,
+    settings_of,
+)
+from outrider_cli.links.namespaces import (
+    CLOUD_ADDRESS,
+    EDGE_ADDRESS,
+    Namespace,
+    WanNotPossible,
+    delete,
+    open_tun,
+    two_namespaces,
+    why_no_wan,
+)
+from outrider_cli.local.process import ManagedProcess
+from outrider_cli.local.stack import termination_as_exit
+
+MAX_QUEUE_S = 0.25
+"""What would wait longer for its turn is lost: a router's buffer."""
+_MAX_PACKET_BYTES = 65536
+_MAX_PACKETS_AT_ONCE = 64
+_numbers = count()
+
+
+class WanLink:
+    """Carries packets between two TUN devices. Lives in one event loop; the devices are the caller's."""
+
+    def __init__(self, cloud: int, edge: int, settings: LinkSettings, seed: int | None = None) -> None:
+        """
+        Args:
+            cloud: File descriptor of the side that is dialled: up is towards it.
+            edge: Of the other one.
+            settings: See `LinkSettings`.
+            seed: Of what is lost and how much later it comes; None = another one each time.
+        """
+        chance = random.Random(seed).random
+        self._up, self._down = LinkDirection(chance, MAX_QUEUE_S), LinkDirection(chance, MAX_QUEUE_S)
+        self._ways = ((edge, cloud, self._up), (cloud, edge, self._down))
+        self._use(settings)
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            for source, target, line in self._ways:
+                on_its_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+                loop.add_reader(source, _take, source, line, on_its_way)
+                tasks.create_task(_deliver(on_its_way, target))
+
+    async def change(self, changes: dict[str, Any]) -> None:
+        """See `control.Link`."""
+        if (state := changes.get("state", UP)) != UP:
+            raise BadSetting(f"state must be {UP} for packets (loss can be 1), got {state!r}")
+        self._use(settings_from(self._settings, {name: changes[name] for name in changes.keys() - {"state"}}))
+
+    def report(self) -> LinkReport:
+        """How the link is, and what has crossed it."""
+        up, down = self._up, self._down
+        return LinkReport(self._settings, UP, up.num_bytes, down.num_bytes, up.num_lost + down.num_lost)
+
+    def _use(self, settings: LinkSettings) -> None:
+        self._settings = settings
+        self._up.use(settings, settings.rate_up_mbit)
+        self._down.use(settings, settings.rate_down_mbit)
+
+
+def _take(source: int, line: LinkDirection, on_its_way: asyncio.Queue[tuple[float, bytes]]) -> None:
+    """Reads what is there."""
+    now = asyncio.get_running_loop().time()
+    for _ in range(_MAX_PACKETS_AT_ONCE):
+        try:
+            packet = os.read(source, _MAX_PACKET_BYTES)
+        except BlockingIOError:
+            return
+        due = line.enter(now, len(packet))
+        if due is not None:
+            on_its_way.put_nowait((due, packet))
+
+
+async def _deliver(on_its_way: asyncio.Queue[tuple[float, bytes]], target: int) -> None:
+    now = asyncio.get_running_loop().time
+    while True:
+        due, packet = await on_its_way.get()
+        if (early := due - now()) > 0:
+            await asyncio.sleep(early)
+        # A device that is full, or down, loses packets: that is what networks do.
+        with contextlib.suppress(OSError):
+            os.write(target, packet)
+
+
+@dataclass(frozen=True, slots=True)
+class Wan:
+    """A network that runs."""
+
+    cloud: Namespace
+    edge: Namespace
+    """Up is from here to the cloud."""
+    control: LinkControl
+    carrier: ManagedProcess
+    """The process that carries its packets."""
+
+
+@contextmanager
+def running_wan(settings: LinkSettings, folder: Path) -> Iterator[Wan]:
+    """A network while the block runs, carried by a process of its own, with its log in the folder.
+
+    Processes are put into it with the `namespace` of `ManagedProcess`; they must have ended before the block does.
+
+    Raises WanNotPossible, ChildFailed.
+    """
+    if problem := why_no_wan():
+        raise WanNotPossible(problem)
+    stem = f"outrider-{os.getpid()}-{next(_numbers)}"
+    names = f"{stem}-cloud", f"{stem}-edge"
+    control = folder / f"{stem}.sock"
+    flags = ["--names", ",".join(names), *flags_of(settings)]
+    carrier = ManagedProcess("wan", "outrider_cli.links.wan", flags, folder / "wan.log", listen=str(control))
+    try:
+        carrier.start()
+        cloud, edge = Namespace(names[0], CLOUD_ADDRESS), Namespace(names[1], EDGE_ADDRESS)
+        yield Wan(cloud, edge, LinkControl(control), carrier)
+    finally:
+        carrier.stop()
+        # One that had to be killed has left them.
+        for name in names:
+            delete(name)
+
+
+async def _carry(devices: tuple[int, int], settings: LinkSettings, seed: int | None, listen: Path) -> None:
+    link = WanLink(*devices, settings, seed)
+    async with controllable(link, listen):
+        print("listening", listen, flush=True)
+        await link.run()
+
+
+def _run(names: tuple[str, str], settings: LinkSettings, seed: int | None, listen: Path) -> None:
+    if problem := why_no_wan():
+        raise WanNotPossible(problem)
+    with two_namespaces(names) as (cloud, edge), contextlib.ExitStack() as devices:
+        opened = []
+        for namespace in (cloud, edge):
+            opened.append(open_tun(namespace))
+            devices.callback(os.close, opened[-1])
+        asyncio.run(_carry((opened[0], opened[1]), settings, seed, listen))
+
+
+def main() -> None:
+    """Carries packets until it is interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m outrider_cli.links.wan", description="A network in user space.")
+    parser.add_argument("--names", default="cloud,edge", help="of the namespaces: the one that is dialled, the other")
+    parser.add_argument("--seed", type=int, help="of what is lost, and what comes later; default: another each time")
+    parser.add_argument("--listen", type=Path, help="path of a Unix socket to be asked and told over")
+    add_settings(parser)
+    options = parser.parse_args()
+    names = options.names.split(",")
+    if len(names) != 2 or not all(names):
+        parser.error(f"--names must be two names, like cloud,edge, got {options.names!r}")
+    listen = options.listen or Path(f"/run/outrider-wan-{os.getpid()}.sock")
+    try:
+        with termination_as_exit():
+            _run((names[0], names[1]), settings_of(options, parser), options.seed, listen)
+    except WanNotPossible as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        pass  # that is how it ends
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Services on this machine: processes, a Redis, and the stack of all of them."""

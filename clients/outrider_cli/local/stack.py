@@ -1,0 +1,299 @@
+"""All services on this machine: Redis, the datastore, the speculator or an edge, and the verifier, as processes on
+loopback.
+
+Used by `outrider up`, by the demo, the benchmark and the end-to-end tests. All that is started here is ended here, in
+reverse order, whatever happens; what cannot be ended in order (SIGKILL of this process) dies with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType, TracebackType
+from typing import Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.v1.verifier_pb2 import GetInfoRequest
+from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
+from outrider_cli.links.control import LinkControl
+from outrider_cli.links.line import LinkSettings, flags_of
+from outrider_cli.links.namespaces import Namespace
+from outrider_cli.local.process import ManagedProcess, ProcessFailed, wait_for_end
+from outrider_cli.local.redis import free_port, running_redis
+
+LOAD_TIMEOUT_S = 120.0
+LOOPBACK = "127.0.0.1"
+ANY_PORT = f"{LOOPBACK}:0"
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """What to start."""
+
+    target: str = "demo/target-100m"
+    """The target model, as the verifier's --model."""
+    target_dtype: str = "auto"
+    """Number format of the target: "auto", "bfloat16", "float32"."""
+    draft: str | None = "demo/draft"
+    """The draft model, as --model of the speculator or the edge; None = neither."""
+    draft_dtype: str = "float32"
+    """Number format of the draft model."""
+    edge: bool = False
+    """Whether the draft model is an edge's, which dials the verifier, instead of a speculator's, which is dialled."""
+    datastore: bool = True
+    """Whether there is a datastore (and, without redis_url, a Redis)."""
+    redis_url: str | None = None
+    """A Redis that runs already; None = the one of REDIS_URL, or one of our own."""
+    device: str = "cpu"
+    """Device of both models."""
+    num_threads: int = 1
+    """Threads of each model."""
+    listen: str = ANY_PORT
+    """Address of the verifier."""
+    cores: tuple[int, ...] | None = None
+    """The verifier's core, then that of everything else; one stands for both; () = not pinned; None = the first two."""
+    link: LinkSettings | None = None
+    """The link between verifier and speculator (or edge), which can then be controlled; None = nothing between them."""
+    speculator_at: Namespace | None = None
+    """Network namespace of the speculator, and its address there; None = ours. The datastore has none."""
+    log_folder: Path | None = None
+    """Where the logs go and stay; None = a folder that is deleted at the end."""
+    verifier_arguments: tuple[str, ...] = ()
+    """More flags for the verifier."""
+    speculator_arguments: tuple[str, ...] = ()
+    """More flags for the speculator."""
+    edge_arguments: tuple[str, ...] = ()
+    """More flags for the edge."""
+    datastore_arguments: tuple[str, ...] = ()
+    """More flags for the datastore."""
+
+
+class Service(ManagedProcess):
+    """A child that answers health checks."""
+
+    def wait_serving(self, timeout_s: float = LOAD_TIMEOUT_S) -> None:
+        """Returns when its model is loaded. Raises ProcessFailed if it ends first, or takes longer."""
+        request = health_pb2.HealthCheckRequest(service="")
+        with grpc.insecure_channel(self.address) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=timeout_s)
+            try:
+                for response in watch:
+                    if response.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+            except grpc.RpcError:
+                pass  # it ended, or the time has passed: either way its log says more than the status
+            finally:
+                watch.cancel()
+        raise self.failure("did not get ready")
+
+    def restart(self) -> None:
+        """Starts it again at the same address, after ending it if it runs; returns when it serves."""
+        self.stop()
+        self.start()
+        self.wait_serving()
+
+
+class LocalStack:
+    """The services of one configuration. Use it as a context manager, from a thread that lives as long as they shall.
+
+    >>> with LocalStack(StackConfig()) as stack, BlockingClient(stack.address) as client:    # doctest: +SKIP
+    ...     client.complete("def add(")
+    """
+
+    def __init__(self, config: StackConfig, on_step: Callable[[str], None] = lambda _: None) -> None:
+        """`on_step` is told what is being waited for, in a few words."""
+        self.config = config
+        self.redis_url: str | None = None
+        self.datastore: Service | None = None
+        self.speculator: Service | None = None
+        self.proxy: ManagedProcess | None = None
+        self.link: LinkControl | None = None
+        """Of the link, if there is one."""
+        self.verifier: Service | None = None
+        self.edge: Service | None = None
+        self.log_folder = Path()
+        self._on_step = on_step
+        self._exits = ExitStack()
+
+    @property
+    def address(self) -> str:
+        """Where the verifier listens. Raises ProcessFailed if it was not started."""
+        if self.verifier is None:
+            raise ProcessFailed("the stack is not running")
+        return self.verifier.address
+
+    @property
+    def edge_address(self) -> str:
+        """Where the edge listens. Raises ProcessFailed if it was not started."""
+        if self.edge is None:
+            raise ProcessFailed("the stack has no edge, or is not running")
+        return self.edge.address
+
+    def log_tail(self) -> str:
+        """The last lines of the verifier's log."""
+        return self.verifier.log_tail() if self.verifier is not None else ""
+
+    @property
+    def children(self) -> list[ManagedProcess]:
+        """Everything that has been started, first to last, without Redis."""
+        speculating = (self.speculator, self.proxy, self.verifier)
+        if self.edge is not None:
+            speculating = (self.verifier, self.proxy, self.edge)
+        return [child for child in (self.datastore, *speculating) if child is not None]
+
+    def start(self) -> None:
+        """Returns when all services serve. Raises ProcessFailed, RedisNotFound or RedisFailed; then nothing is left."""
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Ends everything, last started first. An interrupt while it waits turns the rest of the wait into SIGKILL."""
+        self._exits.close()
+
+    def wait(self) -> ManagedProcess:
+        """Blocks until one of the running processes ends; returns it."""
+        return wait_for_end(child for child in self.children if child.is_running)
+
+    def _start(self) -> None:
+        config = self.config
+        self.log_folder = config.log_folder or Path(self._exits.enter_context(TemporaryDirectory(prefix="outrider-")))
+        self.log_folder.mkdir(parents=True, exist_ok=True)
+        verifier_core, other_core = _cores(config.cores)
+        model_arguments = ("--device", config.device, "--num-threads", str(config.num_threads))
+        peers: tuple[str, ...] = ()
+        if config.datastore:
+            self._on_step("starting Redis")
+            self.redis_url = config.redis_url or self._exits.enter_context(running_redis(self.log_folder))
+            self.datastore = self._spawn(
+                "datastore", ("--redis-url", self.redis_url, *config.datastore_arguments), other_core
+            )
+            peers += ("--datastore", self.datastore.address)
+        draft_flags = ("--model", config.draft or "", "--dtype", config.draft_dtype, *model_arguments)
+        if config.draft is not None and not config.edge:
+            flags = (*draft_flags, *peers, *config.speculator_arguments)
+            if config.speculator_at is not None:
+                flags += ("--insecure",)  # another namespace is another machine
+            self.speculator = self._spawn("speculator", flags, other_core, at=config.speculator_at)
+            peers += ("--speculator", self._behind_proxy(self.speculator.address, other_core))
+        flags = ("--model", config.target, "--dtype", config.target_dtype, *model_arguments)
+        flags += peers + config.verifier_arguments
+        if config.speculator_at is not None:
+            flags += ("--peer-insecure",)
+        listen = _chosen(config.listen) if config.edge else config.listen
+        self.verifier = self._spawn("verifier", flags, verifier_core, listen)
+        if config.draft is not None and config.edge:
+            upstream = self._behind_proxy(self.verifier.address, other_core)
+            flags = ("--upstream", upstream, *draft_flags, *config.edge_arguments)
+            self.edge = self._spawn("edge", flags, other_core)
+        for service in (self.datastore, self.speculator, self.verifier, self.edge):
+            if service is not None:
+                self._on_step(f"loading the {service.name}")
+                service.wait_listening()
+                service.wait_serving()
+        if self.edge is not None:
+            wait_drafting(self.edge)
+
+    def _spawn(
+        self,
+        name: str,
+        flags: tuple[str, ...],
+        cores: set[int],
+        listen: str | None = None,
+        at: Namespace | None = None,
+    ) -> Service:
+        """Starts a service without waiting for it: they load at the same time, knowing each other's addresses."""
+        log = self.log_folder / f"{name}.log"
+        listen = listen or _free_address(at.address if at is not None else LOOPBACK)
+        namespace = at.name if at is not None else ""
+        service = Service(name, f"outrider.{name}", flags, log, listen=listen, cores=cores, namespace=namespace)
+        self._exits.callback(service.stop)
+        service.spawn()
+        return service
+
+    def _behind_proxy(self, address: str, cores: set[int]) -> str:
+        """The address to dial for an address: the same, or a proxy before it."""
+        if self.config.link is None:
+            return address
+        self.link = LinkControl(self.log_folder / "proxy.sock")
+        flags = ("--to", address, "--control", str(self.link.path), *flags_of(self.config.link))
+        log = self.log_folder / "proxy.log"
+        self.proxy = ManagedProcess(
+            "proxy", "outrider_cli.links.delay_proxy", flags, log, listen=_free_address(), cores=cores
+        )
+        self._exits.callback(self.proxy.stop)
+        self.proxy.start()
+        return self.proxy.address
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+@contextmanager
+def termination_as_exit() -> Iterator[None]:
+    """Turns SIGTERM and SIGHUP into SystemExit while the block runs, so that its `finally`s run. Main thread only."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _free_address(host: str = LOOPBACK) -> str:
+    """An address that nobody listens on just now. If another program takes it first, the service says so and ends."""
+    return f"{host}:{free_port()}"
+
+
+def _chosen(address: str) -> str:
+    """An address with its port chosen, for a service whose address others are told before it listens there."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{free_port()}" if port == "0" else address
+
+
+def wait_drafting(edge: Service, timeout_s: float = LOAD_TIMEOUT_S) -> None:
+    """Returns when an edge drafts: it serves before. Raises ProcessFailed."""
+    deadline = time.monotonic() + timeout_s
+    reason = ""
+    with grpc.insecure_channel(edge.address) as channel:
+        stub = VerifierServiceStub(channel)
+        while edge.is_running and time.monotonic() < deadline:
+            speculator = stub.GetInfo(GetInfoRequest(), timeout=timeout_s).speculator
+            if speculator.connected:
+                return
+            reason = speculator.last_error
+            if "loading" not in reason:
+                break
+            time.sleep(0.05)
+    raise edge.failure(f"does not draft: {reason}")
+
+
+def _cores(wanted: tuple[int, ...] | None) -> tuple[set[int], set[int]]:
+    """Cores of the verifier, and of everything else. Empty = any: a machine with one core has nothing to share out.
+
+    One each, even where there are more: nodes that share caches and memory anyway should at least not take turns.
+    """
+    if wanted is None:
+        available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        wanted = tuple(available[:2]) if len(available) >= 2 else ()
+    return set(wanted[:1]), set(wanted[-1:])

@@ -1,0 +1,162 @@
+"""best-first: the most probable unexpanded nodes anywhere in the tree.
+
+CARD's beam and SAGUARO's fan-out are special cases: a beam is what best-first grows where all layers are equally sure,
+a fan-out what it grows around a sure chain. It needs neither layers nor outcomes: a node is worth its path's
+probability, and a commit changes all of those by one factor, so their order stays.
+
+**Horizon.** What is drafted now arrives when the target is some tokens further. Until then a node is of no use, so
+nodes are compared by what their best path will be worth where it begins to count: far away, that prefers a deep spine
+to early branches.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from itertools import count
+
+from outrider.core.drafting.policy import Candidate, Child, Expansion, nodes_of, reach
+from outrider.core.params import SpeculationParams
+from outrider.core.statistics import RunningMean
+from outrider.core.tree import DraftTree, Node, NodeState
+
+MIN_EXPANDED = 0.01
+"""A node whose path is less probable is not expanded before a commit makes it more probable."""
+MIN_CHILD = 0.001
+"""A candidate whose path is less probable does not become a node before a commit makes it more probable."""
+READY = 0.3
+"""Once all more probable paths have ended, the target has what it would verify: it is told at once."""
+FIRST_CHAIN = 16
+"""So many nodes are a first message, however probable what comes behind them."""
+NUM_EXPANDED_WAITING = 1
+"""Nodes a forward while the target waits for the first message: further rows cost time."""
+NUM_EXPANDED_WORKING = 8
+"""Nodes a forward while the target works."""
+BATCH = 16
+"""Nodes worth a message while the target works."""
+
+
+class BestFirstGrowth:
+    """The frontier of one session's tree, the most promising node first."""
+
+    def __init__(self, params: SpeculationParams) -> None:
+        self._num_expanded = params.best_first.num_expanded
+        self._num_children = params.best_first.num_children
+        self._chain_len = min(FIRST_CHAIN, params.num_speculative_tokens)
+        self._params = params
+        self._max_depth = params.lookahead
+        self._frontier: list[tuple[float, int, Node]] = []
+        self._ranks = count()
+        self._next: list[Node] = []
+        self._too_deep: list[Node] = []
+        self._grown: list[Child] = []
+        """What is becoming nodes, and is not in the frontier yet."""
+        self._spares: dict[Node, list[Candidate]] = {}
+        """What was found below a node and was too improbable."""
+        self._is_new = True
+        self._is_awaited = True
+        self._num_found = 0
+        """Nodes that forwards have found since the last commit."""
+        self._stale_tokens = 0.0
+        self._best_logprob = RunningMean(0.05)
+        """Of the best child of an expanded node."""
+
+    def known_children(self, tree: DraftTree) -> list[Child]:
+        """What was too improbable before the commit and is not now."""
+        chosen = []
+        for node, candidates in list(self._spares.items()):
+            if node is not tree.root and node.state is not NodeState.LIVE:
+                del self._spares[node]
+                continue
+            chosen += self._choose(tree, node, candidates)
+        self._grown += chosen
+        return chosen
+
+    def foresee(self, stale_tokens: float) -> None:
+        """How many tokens the target will be further when what is drafted now has arrived."""
+        self._stale_tokens = stale_tokens
+        self._max_depth = reach(self._params.lookahead, self._params.num_speculative_tokens, stale_tokens)
+
+    def next_expansion(self, tree: DraftTree) -> Expansion | None:
+        """The most promising nodes; the root alone, while nothing is known below it."""
+        if self._is_new:
+            # What another policy has grown goes on from here.
+            self._is_new = False
+            for node in tree.live_nodes():
+                self._push(tree, node)
+        for node in nodes_of(self._grown):
+            self._push(tree, node)
+        self._grown = []
+        if not self._next:
+            self._take(tree)
+        return Expansion(tuple(self._next), self._num_children) if self._next else None
+
+    def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
+        """Every candidate that is probable enough, and the best one in any case."""
+        self._next, chosen = [], []
+        for node, candidates in zip(expansion.nodes, found, strict=True):
+            if candidates:
+                self._best_logprob.add(candidates[0].logprob)
+                chosen.append(Child(node, candidates[0]))
+                chosen += self._choose(tree, node, candidates[1 : self._num_children])
+        self._num_found += len(chosen)
+        self._grown = chosen
+        return chosen
+
+    def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
+        """What was about to be expanded is compared anew; the target may be waiting."""
+        self._is_awaited, self._num_found = True, 0
+        open_nodes = [*self._next, *self._too_deep, *(entry[-1] for entry in self._frontier), *nodes_of(self._grown)]
+        self._next, self._too_deep, self._grown, self._frontier = [], [], [], []
+        for node in open_nodes:
+            if node.state is NodeState.LIVE:
+                self._push(tree, node)
+
+    def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
+        """The first one after a commit when it holds what the target would verify: a whole chain, or all that is
+        probable; later ones in batches."""
+        if not self._is_awaited:
+            return num_unsent >= BATCH
+        root = tree.root
+        missing = [
+            node
+            for node in self._next
+            if node.path_logprob - root.path_logprob >= math.log(READY)
+            and node.position - root.position < self._chain_len
+        ]
+        self._is_awaited = bool(missing) and self._num_found < self._chain_len
+        return not self._is_awaited
+
+    def _choose(self, tree: DraftTree, node: Node, candidates: Sequence[Candidate]) -> list[Child]:
+        """Those that are probable enough now; the others are spare."""
+        least = tree.root.path_logprob + math.log(MIN_CHILD) - node.path_logprob
+        # One by one: calibrated, a lower rank may be the more probable one.
+        spares = [candidate for candidate in candidates if candidate.logprob < least]
+        if spares:
+            self._spares[node] = spares
+        else:
+            self._spares.pop(node, None)
+        return [Child(node, candidate) for candidate in candidates if candidate.logprob >= least]
+
+    def _take(self, tree: DraftTree) -> None:
+        root = tree.root
+        if not root.is_expanded:
+            self._next = [root]
+            return
+        wanted = self._num_expanded or (NUM_EXPANDED_WAITING if self._is_awaited else NUM_EXPANDED_WORKING)
+        deepest, least = root.position + self._max_depth, root.path_logprob + math.log(MIN_EXPANDED)
+        while self._frontier and len(self._next) < wanted:
+            cost, rank, node = heapq.heappop(self._frontier)
+            if node.is_expanded or node.state is not NodeState.LIVE:
+                continue
+            if node.path_logprob < least:
+                heapq.heappush(self._frontier, (cost, rank, node))
+                return
+            (self._next if node.position < deepest else self._too_deep).append(node)
+
+    def _push(self, tree: DraftTree, node: Node) -> None:
+        """Orders by the log-probability of the node's path where it begins to count."""
+        missing = max(0.0, self._stale_tokens - (node.position - tree.root.position))
+        worth = node.path_logprob + missing * self._best_logprob.get(-0.3)
+        heapq.heappush(self._frontier, (-worth, next(self._ranks), node))

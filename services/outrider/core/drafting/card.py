@@ -1,0 +1,205 @@
+"""CARD: the draft model keeps a beam of candidates, the target queries it and its verdicts correct it (Zhou et al.).
+
+Words of the paper: the primary cache C(l) is the layer of nodes at depth l, the path score of eq. 3 is
+`Node.path_logprob`, and the secondary cache B(l) is what a forward found for a layer. A forward expands a layer (eqs. 1
+and 2), scores all its candidates by the probability of their path (eqs. 3 to 5) and makes the K best the next layer
+(eqs. 6 to 9). The target's query is `DraftTree.best_chain`; section 2.4's correction is `DraftTree.commit`, which drops
+what the target has contradicted, and `committed` here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from heapq import nlargest
+
+from outrider.core.drafting.policy import Candidate, Child, Expansion, all_children, nodes_of, reach
+from outrider.core.params import SpeculationParams
+from outrider.core.tree import DraftTree, Node, NodeState
+
+OPEN_PROBABILITY = 0.25
+"""The target may wait for more of a chain that breaks off at a path at least so probable."""
+MIN_REFILL = 0.01
+"""A candidate whose path is less probable does not come back into a layer."""
+
+
+class CardGrowth:
+    """The beam of one session's tree. It grows a layer with each forward, down to `lookahead` layers.
+
+    **After a commit** it goes on with the layer that it would have expanded next, as far as that survived. Where
+    nothing of that did, the beam has diverged: the deepest layer with survivors has been expanded already. Then the
+    next layer is made of what was found there, the secondary cache, and costs no forward (`known_children`). Where
+    nothing survived at all, the root is the layer.
+
+    **Free places.** A layer was made when much more could be said than what the target said then: of its K candidates
+    few stand above the new root, and what would have stood beside them was cut. So after a commit the places that have
+    become free are given to the most probable candidates of the secondary cache. They cost no forward, and go through
+    one of their own before the beam goes deeper, all layers at once; their children have the next layers' free places.
+
+    **Without correction** (`CardParams.correction`, the ablation of section 3.3: the target queries, the draft model is
+    not told where to go) a commit still drops what it contradicts, because nothing else can be queried; but the beam
+    does not react. The places of contradicted candidates are lost: later layers have at most as many nodes as survived
+    of the layer at which the beam stood. If none survived, the beam stands still, as if it went on below candidates
+    that nobody can use, and the target gets along with what is left above. Only when the committed tokens have come to
+    the beam's last layer, so that no layer lies ahead, does it begin anew from the root, with all its places.
+
+    **Messages.** A layer is a message: a sibling is of use only if the target's side has it when the verdict comes.
+    But a target that has nothing, or whose chain breaks off while it is probable, may be waiting, and takes the first
+    message for all that there is; so that one goes out when the best chain is whole: as long as the target verifies at
+    once, or too improbable, or fallen out of the beam.
+    """
+
+    def __init__(self, params: SpeculationParams) -> None:
+        probability = params.min_path_probability
+        self._min_chain_logprob = math.log(probability) if probability > 0 else -math.inf
+        self._chain_len = params.num_speculative_tokens
+        self._lookahead = self._max_depth = params.lookahead
+        self._beam_width = params.card.beam_width
+        self._num_children = params.card.num_children
+        self._is_corrected = params.card.correction
+        self._num_places = self._beam_width
+        """Most nodes of the next layer."""
+        self._layer: list[Node] | None = None
+        """What is expanded next; None = nobody has looked yet."""
+        self._diverged: list[Node] = []
+        """The deepest layer with survivors, all expanded, while nothing stands below it."""
+        self._chosen: list[Child] = []
+        """The next layer, before it is in the tree."""
+        self._last_position = 0
+        """Position of the last layer."""
+        self._secondary: dict[Node, Sequence[Candidate]] = {}
+        self._refilled: list[Node] = []
+        """Not expanded, in layers that the beam has passed."""
+        self._cut: list[Child] = []
+        """What will be refilled with."""
+        self._is_awaited = True
+
+    def next_expansion(self, tree: DraftTree) -> Expansion | None:
+        """What came back into earlier layers, unless the target may be waiting; then the last layer, until it is
+        `lookahead` deep."""
+        self._take_in(tree)
+        if self._refilled and not self._is_awaited:
+            return Expansion(tuple(self._refilled[: self._beam_width]), self._num_children)
+        # A root of which nothing is known goes through a forward again.
+        layer = [tree.root] if self._diverged == [tree.root] else self._layer
+        if not layer or layer[0].position - tree.root.position >= self._max_depth:
+            return None
+        return Expansion(tuple(layer), self._num_children)
+
+    def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
+        """The K best of all candidates, by the probability of their path (eqs. 5 to 9)."""
+        self._secondary.update(zip(expansion.nodes, found, strict=True))
+        if expansion.nodes[0] in self._refilled:
+            expanded = set(expansion.nodes)
+            self._refilled = [node for node in self._refilled if node not in expanded]
+            self._cut = self._best_cut(tree, expansion.nodes, self._last_position)
+            return self._cut
+        return self._choose(all_children(expansion, found))
+
+    def known_children(self, tree: DraftTree) -> list[Child]:
+        """Where the beam has diverged, the K best of the secondary cache; and what comes back into layers."""
+        kept = [Child(node, candidate) for node in self._diverged for candidate in self._secondary.get(node, ())]
+        chosen = self._choose(kept) if kept else []
+        if self._is_corrected:
+            self._cut = self._best_cut(tree, self._secondary, self._last_position - bool(chosen))
+        return chosen + self._cut
+
+    def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
+        """Correction: the beam goes on where the target did. See the class for what happens without."""
+        self._take_in(tree)
+        root = tree.root
+        self._refilled = [node for node in self._refilled if _is_open(node, tree)]
+        survivors = [node for node in self._layer or () if _is_open(node, tree)]
+        if not self._is_corrected:
+            is_used_up = root.position >= self._last_position
+            self._layer = [root] if is_used_up else survivors
+            self._num_places = self._beam_width if is_used_up else len(survivors)
+        elif survivors:
+            self._layer, self._diverged = survivors, []
+        else:
+            self._find_layer(tree)
+        self._secondary = {
+            node: candidates
+            for node, candidates in self._secondary.items()
+            if node is root or node.state is NodeState.LIVE
+        }
+        self._is_awaited = self._chain_is_open(tree, math.log(OPEN_PROBABILITY))
+
+    def foresee(self, stale_tokens: float) -> None:
+        """The paper's beam is as wide near the root as far from it; but it need not go on for ever."""
+        self._max_depth = reach(self._lookahead, self._chain_len, stale_tokens)
+
+    def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
+        """Every layer; but while the target may be waiting, only with the whole chain."""
+        self._is_awaited = self._is_awaited and self._chain_is_open(tree, -math.inf)
+        return not self._is_awaited
+
+    def _choose(self, candidates: Sequence[Child]) -> list[Child]:
+        self._chosen = nlargest(self._num_places, candidates, key=_path_logprob)
+        self._layer, self._diverged = [], []
+        if self._chosen:
+            self._last_position = self._chosen[0].parent.position + 1
+        return self._chosen
+
+    def _best_cut(self, tree: DraftTree, parents: Iterable[Node], last_position: int) -> list[Child]:
+        """What was found below these nodes and is not in the tree: for each layer down to `last_position`, the best, as
+        many as it has room for."""
+        least = tree.root.path_logprob + math.log(MIN_REFILL)
+        cut: dict[int, list[Child]] = {}
+        for node in parents:
+            position = node.position + 1
+            if node.path_logprob < least or position > last_position:
+                continue
+            for candidate in self._secondary.get(node, ()):
+                if candidate.token_id not in node.children and node.path_logprob + candidate.logprob >= least:
+                    cut.setdefault(position, []).append(Child(node, candidate))
+        if not cut:
+            return []
+        sizes = Counter(node.position for node in tree.live_nodes())
+        best: list[Child] = []
+        for position, children in cut.items():
+            best += nlargest(self._beam_width - sizes[position], children, key=_path_logprob)
+        return best
+
+    def _take_in(self, tree: DraftTree) -> None:
+        """Finds the nodes that were added last."""
+        if self._layer is None:
+            self._find_layer(tree)
+        if self._chosen:
+            self._layer = nodes_of(self._chosen)
+            self._chosen = []
+        if self._cut:
+            for node in nodes_of(self._cut):
+                # Those of the last layer are expanded with it.
+                (self._layer if self._layer and node.position == self._last_position else self._refilled).append(node)
+            self._refilled.sort(key=lambda node: -node.path_logprob)
+            self._cut = []
+
+    def _find_layer(self, tree: DraftTree) -> None:
+        """Where the beam goes on in a tree that anybody may have grown."""
+        layer = [tree.root]
+        while below := [child for node in layer for child in node.children.values()]:
+            layer = below
+        self._last_position = layer[0].position
+        unexpanded = [node for node in layer if _is_open(node, tree)]
+        self._layer = nlargest(self._beam_width, unexpanded, key=lambda node: node.path_logprob)
+        self._refilled = [node for node in self._refilled if node.position != self._last_position]
+        self._diverged = [] if self._layer else layer
+
+    def _chain_is_open(self, tree: DraftTree, min_path_logprob: float) -> bool:
+        """Whether the best chain is shorter than the target would have it, at least so probable, and may yet grow."""
+        chain = tree.best_chain(self._chain_len)
+        end = chain[-1] if chain else tree.root
+        is_probable = end.path_logprob - tree.root.path_logprob >= max(self._min_chain_logprob, min_path_logprob)
+        return len(chain) < self._chain_len and is_probable and not (chain and end.is_expanded)
+
+
+def _is_open(node: Node, tree: DraftTree) -> bool:
+    """Whether a node of the tree waits for its forward."""
+    return not node.is_expanded and (node.state is NodeState.LIVE or node is tree.root)
+
+
+def _path_logprob(child: Child) -> float:
+    """Eq. 3, as a logarithm."""
+    return child.parent.path_logprob + child.candidate.logprob

@@ -1,0 +1,242 @@
+"""SAGUARO: while the target verifies a chain, what it may say is predicted and drafted for (Kumar, Dao, May).
+
+An outcome (k, t) of a verification: the first k tokens of the chain are accepted and t comes next. It is a node, a
+sibling of the chain's own token after position k, and what is drafted for it is a chain below it, a rail. All rails
+grow at once, by one token with each forward. A commit re-roots the tree: on a hit the outcome is the root and its rail
+is the chain under verification, which costs nothing. On a miss a chain is drafted anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.core.drafting.fan_out import AcceptanceRate, fan_outs
+from outrider.core.drafting.policy import Candidate, Child, Expansion, reach
+from outrider.core.params import SpeculationParams
+from outrider.core.tree import DraftTree, Node, NodeState
+
+OPEN_PROBABILITY = 0.25
+"""The target may wait for more of a chain that breaks off at a path at least so probable."""
+MIN_CANDIDATES = 8
+"""Asked of every node. The fan-out of a short chain is wider, and what a rail has to spare may serve one."""
+MAX_ROWS = 64
+"""Most rails that grow in one forward."""
+
+
+@dataclass(slots=True)
+class _Rail:
+    """The chain below an outcome."""
+
+    outcome: Node
+    tip: Node
+
+    def advance(self) -> None:
+        while self.tip.is_expanded and (node := _own_next(self.tip)) is not None:
+            self.tip = node
+
+
+class SaguaroGrowth:
+    """The chain under verification, its outcomes and their rails, for one session.
+
+    **Which outcomes.** After position k < K of a chain of K tokens those F_k candidates that are the most probable
+    beside the chain's own next token; after position K the F_K most probable, of which the chain's own is one: there
+    the chain simply goes on, as one more rail. It does so even if F_K is 0. F_k is `fan_outs`, by Theorem 12 with the
+    acceptance rate that this session has shown. A node's forward finds enough candidates for its outcomes; those are
+    kept until the node stands on a chain under verification, so outcomes cost no forward of their own, neither those
+    of the first chain nor those of a rail that has become the chain.
+
+    **How far.** A rail has as many tokens as the target verifies at once, fewer where its path below the outcome
+    becomes improbable, and none deeper than `lookahead` below the root. Where there are more rails than a forward has
+    rows, those of the more probable outcomes come first.
+
+    **After a miss**, and after a hit with so short a rail that the target may be waiting for more, the chain grows
+    alone and goes out whole. From then on every forward's nodes go out at once.
+
+    **Under the ratio rule** the chain follows the token that was drawn, and outcomes are picks. A token that was drawn
+    is no outcome at its position, which is safe: once refused, it has no residual probability. When a drawn token is
+    sent must not depend on what it is: if improbable chains were sent early, before the target loses patience, and
+    probable ones late, then those that are judged would not be fair samples. So the length of a chain that grows alone
+    is decided before its first token is drawn: so that, at the acceptance rate seen so far, its last token but one is
+    kept with `min_path_probability`. All other decisions are about nodes that have been sent.
+    """
+
+    def __init__(self, params: SpeculationParams) -> None:
+        probability = params.min_path_probability
+        self._min_chain_logprob = math.log(probability) if probability > 0 else -math.inf
+        self._max_chain_len = params.num_speculative_tokens
+        self._lookahead = self._max_depth = params.lookahead
+        self._is_ratio = params.is_ratio
+        self._params = params.saguaro
+        self._acceptance_rate = AcceptanceRate()
+        self._chain: list[Node] = []
+        """The root, and below it the chain under verification as far as it exists; empty = nobody has looked yet."""
+        self._chain_len = self._max_chain_len
+        """How many tokens it will have (K)."""
+        self._num_candidates = MIN_CANDIDATES
+        self._is_alone = False
+        self._wanted: list[int] = []
+        """For each position of the chain, outcomes that are not nodes yet."""
+        self._spares: dict[Node, list[Candidate]] = {}
+        """What a forward found beside a node's child, best first."""
+        self._outcomes: list[Child] = []
+        """Outcomes that are about to become nodes."""
+        self._rails: list[_Rail] = []
+        """The most probable outcome first."""
+
+    def next_expansion(self, tree: DraftTree) -> Expansion | None:
+        """The end of the chain while it grows alone; then the ends of all rails."""
+        if not self._chain:
+            self._begin(tree)
+        self._take_in()
+        end, last_position = self._chain[-1], tree.root.position + self._max_depth
+        nodes = [end] if end.position < last_position and self._may_expand(end) else []
+        if not self._is_alone:
+            nodes += [rail.tip for rail in self._rails if rail.tip.position < last_position and self._is_growing(rail)]
+        return Expansion(tuple(nodes[:MAX_ROWS]), self._num_candidates) if nodes else None
+
+    def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
+        """The next token of each rail, and outcomes."""
+        grown = []
+        for node, candidates in zip(expansion.nodes, found, strict=True):
+            ranked = sorted(candidates, key=_rank)
+            grown += [Child(node, candidate) for candidate in ranked[:1]]
+            self._spares[node] = ranked[1:]
+        if self._is_alone and grown:
+            self._end_chain(tree, grown[-1])
+        end = self._chain[-1] if len(self._chain) > self._chain_len else None
+        self._outcomes += [child for child in grown if child.parent is end and not self._is_alone]
+        return grown + self.known_children(tree)
+
+    def known_children(self, tree: DraftTree) -> list[Child]:
+        """Outcomes after positions that have been through a forward."""
+        outcomes: list[Child] = []
+        for k, node in enumerate(() if self._is_alone else self._chain[: len(self._wanted)]):
+            spares = self._spares.get(node, [])
+            if self._wanted[k] and spares:
+                outcomes += [Child(node, candidate) for candidate in spares[: self._wanted[k]]]
+                self._spares[node] = spares[self._wanted[k] :]
+                self._wanted[k] = 0
+        self._outcomes += outcomes
+        return outcomes
+
+    def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
+        """Learns the acceptance rate; what has survived is the chain under verification now."""
+        if not self._is_alone and self._chain:
+            chain = self._chain[1:]
+            num_accepted = sum(node.state is NodeState.COMMITTED for node in chain)
+            self._acceptance_rate.add(num_accepted, is_refused=num_accepted < min(len(chain), num_tokens))
+        root = tree.root
+        self._spares = {
+            node: spares for node, spares in self._spares.items() if node is root or node.state is NodeState.LIVE
+        }
+        self._begin(tree)
+
+    def foresee(self, stale_tokens: float) -> None:
+        """Outcomes are those of the chain under verification, however far away the target is; their rails and the chain
+        itself end where that is far enough."""
+        self._max_depth = reach(self._lookahead, self._max_chain_len, stale_tokens)
+
+    def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
+        """Everything at once, but a chain that grows alone."""
+        return not self._is_alone
+
+    def _begin(self, tree: DraftTree) -> None:
+        """Finds the chain in a tree that anybody may have grown."""
+        self._take_in()
+        path = [tree.root]
+        while (node := _own_next(path[-1])) is not None:
+            path.append(node)
+        logprobs = [node.path_logprob - tree.root.path_logprob for node in path]
+        is_whole = len(path) > self._whole_len() or (not self._is_ratio and logprobs[-1] < self._min_chain_logprob)
+        self._is_alone = not is_whole and (self._is_alone or logprobs[-1] >= math.log(OPEN_PROBABILITY))
+        self._rails = [rail for rail in self._rails if rail.tip.state is NodeState.LIVE and rail.tip is not path[-1]]
+        if self._is_alone:
+            self._chain = path
+            self._plan(self._whole_len())
+        else:
+            self._verify(path, logprobs)
+
+    def _whole_len(self) -> int:
+        """How long a chain that grows alone will be, if it does not become improbable."""
+        if not self._is_ratio or self._min_chain_logprob == -math.inf:
+            return self._max_chain_len
+        worth = 1 + int(self._min_chain_logprob / math.log(self._acceptance_rate.value))
+        return min(self._max_chain_len, worth)
+
+    def _end_chain(self, tree: DraftTree, child: Child) -> None:
+        """Whether a chain that grows alone is whole with this token."""
+        parent, candidate = child
+        path_logprobs = [node.path_logprob for node in self._chain] + [parent.path_logprob + candidate.logprob]
+        logprobs = [logprob - tree.root.path_logprob for logprob in path_logprobs]
+        is_improbable = not self._is_ratio and logprobs[-1] < self._min_chain_logprob
+        if len(self._chain) >= self._whole_len() or is_improbable:
+            self._is_alone = False
+            self._verify(self._chain, logprobs)
+
+    def _verify(self, path: list[Node], logprobs: Sequence[float]) -> None:
+        """Plans for the chain that the target takes of a path: what it leaves is a rail. `logprobs` are those of the
+        path's nodes relative to the root, and may have one more, of a token that is not a node yet."""
+        chain_len = min(len(logprobs) - 1, self._max_chain_len)
+        for k in range(2, chain_len + 1):  # its first token always stands
+            if logprobs[k - 1 if self._is_ratio else k] < self._min_chain_logprob:
+                chain_len = k - 1
+                break
+        self._chain = path[: chain_len + 1]
+        if len(path) > len(self._chain):
+            self._add_rails([_Rail(path[chain_len + 1], path[-1])])
+        self._plan(chain_len)
+
+    def _plan(self, chain_len: int) -> None:
+        """Which outcomes a chain of so many tokens wants, beside those that there are."""
+        self._chain_len = chain_len
+        counts = fan_outs(self._params, chain_len, self._acceptance_rate.value)
+        self._num_candidates = max(MIN_CANDIDATES, 1 + max(counts))
+        counts[-1] = max(0, counts[-1] - 1)
+        present = [max(0, len(node.children) - 1) for node in self._chain]
+        room = sum(counts) - sum(present)
+        self._wanted = []
+        for k, count in enumerate(counts):
+            missing = count - present[k] if k < len(present) else count
+            self._wanted.append(max(0, min(missing, room)))
+            room -= self._wanted[-1]
+
+    def _take_in(self) -> None:
+        """Finds the nodes that were added last."""
+        while 0 < len(self._chain) <= self._chain_len and (node := _own_next(self._chain[-1])) is not None:
+            self._chain.append(node)
+        if self._outcomes:
+            found = [parent.children.get(candidate.token_id) for parent, candidate in self._outcomes]
+            self._outcomes = []
+            self._add_rails([_Rail(node, node) for node in found if node is not None])
+        for rail in self._rails:
+            rail.advance()
+
+    def _add_rails(self, rails: list[_Rail]) -> None:
+        self._rails = sorted([*self._rails, *rails], key=lambda rail: -rail.outcome.path_logprob)
+
+    def _is_growing(self, rail: _Rail) -> bool:
+        tip, outcome = rail.tip, rail.outcome
+        return (
+            not tip.is_expanded
+            and tip.position - outcome.position < self._max_chain_len
+            and tip.path_logprob - outcome.path_logprob >= self._min_chain_logprob
+        )
+
+    def _may_expand(self, end: Node) -> bool:
+        """A root from whose forward nothing has come goes through another."""
+        is_barren = end.state is NodeState.COMMITTED and not end.children and end not in self._spares
+        return not end.is_expanded or is_barren
+
+
+def _own_next(node: Node) -> Node | None:
+    """The child with which a chain goes on: the drawn one; otherwise the best, as `DraftTree.best_chain` has it."""
+    if len(node.children) < 2:
+        return next(iter(node.children.values()), None)
+    return min(node.children.values(), key=lambda child: (child.q is None, -child.logprob, child.token_id))
+
+
+def _rank(candidate: Candidate) -> tuple[bool, float, int]:
+    """The same order, for candidates."""
+    return candidate.q is None, -candidate.logprob, candidate.token_id

@@ -1,0 +1,71 @@
+"""What each side of a session looks up: in which tiers, after how many tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.core.params import TIERS, Method, Source, SpeculationParams
+
+MAX_MATCH_LEN = 4
+"""Longest n-gram of the copies in process, and of a session's own tiers unless it wants another. The datastore's ring
+knows longer ones."""
+CONTEXT_LEN = 16
+"""Last committed tokens that a lookup may need, here or in the datastore."""
+MAX_PHRASE_LEN = 10
+"""Retrieved tokens that one draft forward verifies, unless the session wants another number."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalPlan:
+    """What one side of a session looks up."""
+
+    max_match_len: int = MAX_MATCH_LEN
+    """Longest n-gram that is looked up in process."""
+    context_len: int = CONTEXT_LEN
+    """Last tokens that the datastore is told: no tier of it matches more."""
+    tiers: tuple[Source, ...] = TIERS
+    """Which are asked, here and in the datastore."""
+    max_phrase_len: int = MAX_PHRASE_LEN
+    """Most retrieved tokens that one draft forward verifies."""
+    is_ranked_by_noise: bool = True
+    """Whether tokens that followed the same n-gram are ranked with the target's noise."""
+    looks_ahead: bool = False
+    """Whether the datastore is asked for what comes behind a continuation before that is used up."""
+
+    @property
+    def is_in_process(self) -> bool:
+        """Whether anything is looked up without the datastore."""
+        return set(self.tiers) != {Source.RING}
+
+
+def target_plan(params: SpeculationParams) -> RetrievalPlan | None:
+    """What the verifier looks up; None = nothing."""
+    by_noise = _is_ranked_by_noise(params)
+    match params.method:
+        case Method.DOUBLE:
+            return _double_plan(params, by_noise) if params.double.target_retrieval else None
+        case Method.SPACELIKE:
+            length = params.spacelike.max_match_len
+            return RetrievalPlan(length, length, (Source.RING,), is_ranked_by_noise=by_noise, looks_ahead=True)
+    return RetrievalPlan(is_ranked_by_noise=by_noise) if params.retrieves else None
+
+
+def draft_plan(params: SpeculationParams) -> RetrievalPlan | None:
+    """What the speculator looks up; None = nothing."""
+    by_noise = _is_ranked_by_noise(params)
+    if params.method is Method.DOUBLE:
+        return _double_plan(params, by_noise) if params.double.draft_retrieval else None
+    if not params.method.has_draft_model:
+        return None
+    return RetrievalPlan(is_ranked_by_noise=by_noise) if params.retrieves else None
+
+
+def _double_plan(params: SpeculationParams, by_noise: bool) -> RetrievalPlan:
+    double = params.double
+    length = double.max_match_len
+    return RetrievalPlan(length, length, double.tiers, double.max_phrase_len, by_noise)
+
+
+def _is_ranked_by_noise(params: SpeculationParams) -> bool:
+    """Under the ratio rule a guess that knew the noise of the target's next token would bend the text."""
+    return params.shared_noise and not params.is_ratio

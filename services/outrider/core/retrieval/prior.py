@@ -1,0 +1,350 @@
+"""A prior as a compact table that never changes: for every process that holds a copy of it beside its engine.
+
+The same n-grams and followers as an `NgramTier` that has learned the same documents, in a tenth of the memory. Two
+things are computed ahead. N-grams are found by a 64-bit hash, in arrays sorted by it. And each n-gram knows the n-gram
+that a walk goes on with (the `goto` of Aho and Corasick 1975), so that a step of a walk is an index into an array.
+
+An n-gram is known if a token followed it. Then so are all n-grams that it begins or ends with, since they stand at the
+same places: hence the longest known suffix of an n-gram and its follower is all that a walk must remember.
+
+A lookup does not compare tokens: an n-gram that is not in the table is taken for one whose hash is the same, with a
+probability of about 5e-14 for a table of a million. The guess is bad then, and nothing else is.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core.noise import GOLDEN_64, MASK_64
+from outrider.core.params import Source, check
+from outrider.core.retrieval.ngrams import (
+    FANOUT,
+    MAX_FOLLOWERS,
+    Continuation,
+    Follower,
+    Ngram,
+    TokenId,
+    continuation_of,
+)
+
+_Words = npt.NDArray[np.uint64]
+
+_SEED = 0x2545F4914F6CDD1D
+"""Hash of no tokens."""
+_FACTOR = GOLDEN_64
+"""Multiplies the hash at each token. Odd, so that no two hashes become one."""
+_WIDTH = 4
+"""Items of a node: the node to go on with after the first follower, or -1; that follower, and its count; where the
+other followers begin. Side by side, so that a step of a walk waits for memory once: little of it is in a cache."""
+
+
+class PriorTable:
+    """What followed each n-gram of some documents. Immutable; any number of threads may read it.
+
+    Gives the answers of an `NgramTier` that has learned the same documents, save where an n-gram has more than
+    MAX_FOLLOWERS different followers: the table counts them all and keeps the most counted, then the latest. The tier
+    drops one for each newcomer, and counts from 1 again when it comes back.
+
+    36 bytes an n-gram, on source code.
+    """
+
+    __slots__ = (
+        "_directories",
+        "_ends",
+        "_first_nodes",
+        "_hashes",
+        "_nodes",
+        "_others",
+        "_shifts",
+        "_tokens",
+        "max_match_len",
+        "num_ngrams",
+        "num_tokens",
+    )
+
+    def __init__(self, text: Text, levels: Sequence[_Level]) -> None:
+        """Called by `build`; levels[n - 1] has the n-grams of n tokens."""
+        self.max_match_len = len(levels)
+        self.num_tokens = len(text)
+        sizes = [len(level.hashes) for level in levels]
+        self.num_ngrams = sum(sizes)
+        self._tokens = text.tokens.astype("<i4").tobytes()
+        # All lengths in a row, the shortest first; _first_nodes[n] is where those of n tokens begin.
+        self._first_nodes = [0, 0, *(_WIDTH * np.cumsum(sizes)).tolist()]
+        self._hashes = _array("Q", [level.hashes for level in levels])
+        self._ends = _array("I", [level.ends for level in levels])
+        self._others = _array("I", [level.others.ravel() for level in levels])
+        offsets = np.cumsum(np.concatenate([[0], *(2 * level.num_others for level in levels)]))
+        nodes = np.concatenate([np.column_stack([level.gotos, level.bests]) for level in levels])
+        nodes = np.column_stack([np.append(nodes, [[-1, 0, 0]], axis=0), offsets])  # one more: where the others end
+        self._nodes = _array("i", [nodes.ravel()])
+        # Where the hashes with the same first bits begin: about three hashes each, so that a search takes two steps.
+        self._shifts = [64, *(64 - max(1, size.bit_length() - 2) for size in sizes)]
+        self._directories = [array("I")]
+        for n, level in enumerate(levels, 1):
+            bounds = np.arange(2 ** (64 - self._shifts[n]), dtype=np.uint64) << np.uint64(self._shifts[n])
+            begins = np.append(np.searchsorted(level.hashes, bounds), len(level.hashes))
+            self._directories.append(_array("I", [begins + self._first_nodes[n] // _WIDTH]))
+
+    @classmethod
+    def build(cls, documents: Sequence[Sequence[TokenId]], max_match_len: int = 4) -> PriorTable:
+        """Counts what follows each n-gram of one to max_match_len tokens. Documents never touch each other; those of
+        fewer than two tokens add nothing, not even to `num_tokens`.
+
+        Half a second for 400 000 tokens, most of it in numpy's sorts, where other threads may run.
+
+        Raises:
+            InvalidParameter: max_match_len is below 1, or a token id is not in [0, 2**31).
+        """
+        check(max_match_len >= 1, "max_match_len", ">= 1", max_match_len)
+        text = join(documents)
+        return cls(text, _levels_of(text, max_match_len))
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the table takes."""
+        arrays = (self._hashes, self._ends, self._nodes, self._others, *self._directories)
+        return len(self._tokens) + sum(len(items) * items.itemsize for items in arrays)
+
+    def followers(self, ngram: Ngram) -> tuple[Follower, ...]:
+        """What followed the n-gram: the most counted first, the latest first among equals."""
+        match_len, node = self.longest(ngram)
+        return self._followers_at(node) if ngram and match_len == len(ngram) else ()
+
+    def longest(self, tail: Ngram, refused: Container[TokenId] = ()) -> tuple[int, int]:
+        """The longest n-gram that the tail ends with and that has a follower which is not refused: its length, and its
+        node for `walk`. 0 and -1 = there is none."""
+        word, words = _SEED, []
+        for token_id in reversed(tail[-self.max_match_len :]):
+            word = ((word ^ token_id) * _FACTOR) & MASK_64
+            words.append(word)
+        for n in range(len(words), 0, -1):
+            node = self._find(words[n - 1], n)
+            if node >= 0 and not (refused and all(token_id in refused for token_id, _ in self._followers_at(node))):
+                return n, node
+        return 0, -1
+
+    def walk(self, match_len: int, node: int, max_len: int) -> Continuation:
+        """Follows the most counted tokens from an n-gram on, as `NgramTier.walk` does.
+
+        Args:
+            match_len: Length of the n-gram.
+            node: Its node.
+            max_len: Tokens on the most counted path, at least 1.
+        """
+        return self._walk(match_len, node, max_len, [], [], [])
+
+    def walk_past(self, refused: Container[TokenId], ngram: Ngram, node: int, max_len: int) -> Continuation:
+        """As `walk`, but some tokens are passed over at the first step. The n-gram has another follower."""
+        (token_id, count), *others = (pair for pair in self._followers_at(node) if pair[0] not in refused)
+        alternatives = [(0, follower) for follower in others[: FANOUT[0] - 1]]
+        _, node = self.longest((*ngram, token_id))
+        return self._walk(len(ngram), node, max_len, [token_id], [count], alternatives)
+
+    def _walk(
+        self,
+        match_len: int,
+        node: int,
+        max_len: int,
+        token_ids: list[TokenId],
+        counts: list[int],
+        alternatives: list[tuple[int, Follower]],
+    ) -> Continuation:
+        nodes, others = self._nodes, self._others
+        least = self._first_nodes[match_len]  # nodes before it are of shorter n-grams; -1, too, is less
+        for place in range(len(token_ids), max_len):
+            if node < least:
+                break
+            if place < len(FANOUT):
+                begin, end = nodes[node + 3], nodes[node + _WIDTH + 3]
+                for at in range(begin, min(end, begin + 2 * FANOUT[place] - 2), 2):
+                    alternatives.append((place, (others[at], others[at + 1])))
+            token_ids.append(nodes[node + 1])
+            counts.append(nodes[node + 2])
+            node = nodes[node]
+        return continuation_of(match_len, Source.PRIOR, token_ids, counts, alternatives)
+
+    def entries(self) -> Iterator[tuple[bytes, bytes]]:
+        """Each n-gram, the shorter ones first: its tokens (4 bytes each) and its followers (token id and count, 4 bytes
+        each; the most counted first, then the latest), all little-endian."""
+        tokens = self._tokens
+        bests = np.frombuffer(self._nodes, np.int32).reshape(-1, _WIDTH)[:, 1:3].astype("<u4").tobytes()
+        others = np.frombuffer(self._others, np.uint32).astype("<u4").tobytes()
+        rows = zip(self._ends, range(0, len(bests), 8), pairwise(self._nodes[3::_WIDTH]), strict=False)
+        for n, (first, last) in enumerate(pairwise(self._first_nodes[1:]), 1):
+            for end, best, (begin, stop) in islice(rows, (last - first) // _WIDTH):
+                yield tokens[4 * (end - n) : 4 * end], bests[best : best + 8] + others[4 * begin : 4 * stop]
+
+    def _find(self, word: int, n: int) -> int:
+        """Node of the n-gram of n tokens with that hash; -1 = there is none."""
+        bucket = word >> self._shifts[n]
+        directory, hashes = self._directories[n], self._hashes
+        end = directory[bucket + 1]
+        index = bisect_left(hashes, word, directory[bucket], end)
+        return _WIDTH * index if index < end and hashes[index] == word else -1
+
+    def _followers_at(self, node: int) -> tuple[Follower, ...]:
+        nodes = self._nodes
+        others = self._others[nodes[node + 3] : nodes[node + _WIDTH + 3]]
+        return ((nodes[node + 1], nodes[node + 2]), *zip(others[::2], others[1::2], strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """The n-grams of one length, sorted by their hashes. The arrays run in parallel."""
+
+    hashes: _Words
+    ends: Ints
+    """Position behind the n-gram's latest occurrence."""
+    gotos: Ints
+    """Node to go on with after the first follower; -1 = none."""
+    bests: Ints
+    """[n-grams, 2]: the first follower and its count."""
+    num_others: Ints
+    others: Ints
+    """[sum of num_others, 2]: the other followers and their counts."""
+
+
+def _levels_of(text: Text, max_match_len: int) -> list[_Level]:
+    """The n-grams of one to max_match_len tokens.
+
+    A run that goes on with one more token is a longer run: so followers are the runs of the next length, and a goto is
+    the longest n-gram that such a run ends with.
+    """
+    lengths = runs_of(text, max_match_len + 1)
+    node_at = np.full(len(text), -1)  # the longest n-gram so far that ends with each token
+    nodes_at, parts = [], []
+    num_ngrams = 0
+    for n, (runs, longer) in enumerate(pairwise(lengths), 1):
+        known = np.flatnonzero(runs.is_followed)
+        ends = runs.lasts[known] + 1
+        words = np.full(len(known), _SEED, np.uint64)
+        for back in range(1, n + 1):  # as in `longest`; the products wrap at 64 bits
+            words ^= text.tokens[ends - back].astype(np.uint64)
+            words *= np.uint64(_FACTOR)
+        order = np.argsort(words)
+        ngram_of = np.full(len(runs.counts) + 1, -1)  # the last is for no run
+        ngram_of[known[order]] = np.arange(len(known))
+        ngram_at = ngram_of[runs.run_at]
+        node_at = np.where(ngram_at < 0, node_at, _WIDTH * (num_ngrams + ngram_at))
+        nodes_at.append(node_at)
+        parts.append((words[order], ends[order], *_followers_of(ngram_at[longer.lasts - 1], longer, len(known))))
+        num_ngrams += len(known)
+    levels = []
+    for n, (words, ends, followers, sizes) in enumerate(parts, 1):
+        is_best = np.zeros(len(followers), np.bool_)
+        is_best[np.cumsum(sizes) - sizes] = True
+        lasts = lengths[n].lasts[followers]
+        gotos = nodes_at[min(n, max_match_len - 1)][lasts[is_best]]
+        pairs = np.column_stack([text.tokens[lasts], lengths[n].counts[followers]])
+        levels.append(_Level(words, ends, gotos, pairs[is_best], sizes - 1, pairs[~is_best]))
+    return levels
+
+
+def _followers_of(ngrams: Ints, runs: Runs, num_ngrams: int) -> tuple[Ints, Ints]:
+    """The runs by the n-gram that they continue, the most counted first, then the latest: MAX_FOLLOWERS of each at
+    most. And how many of each that are."""
+    order = np.lexsort((-runs.lasts, -runs.counts, ngrams))
+    sizes = np.bincount(ngrams, minlength=num_ngrams)
+    ranks = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return order[ranks < MAX_FOLLOWERS], np.minimum(sizes, MAX_FOLLOWERS)
+
+
+def _array(typecode: str, parts: Sequence[npt.NDArray[np.generic]]) -> array[int]:
+    """Parts in a row, as an array whose items are read far more quickly than numpy's."""
+    items: array[int] = array(typecode)
+    for part in parts:
+        items.frombytes(part.astype(f"{'i' if typecode == 'i' else 'u'}{items.itemsize}").tobytes())
+    return items
+
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Documents in a row."""
+
+    tokens: npt.NDArray[np.int32]
+    depths: Ints
+    """For each token the number of its document's tokens up to it: 1 for the first."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The different runs of one length. The last three arrays run in parallel."""
+
+    run_at: Ints
+    """[number of tokens]: the run that ends with each token; -1 = its document is too short up to there."""
+    counts: Ints
+    """How often each run occurs."""
+    lasts: Ints
+    """Position of the last token of its latest occurrence."""
+    is_followed: npt.NDArray[np.bool_]
+    """Whether a token of the same document comes after one of the occurrences."""
+
+
+def join(documents: Sequence[Sequence[int]]) -> Text:
+    """Puts documents in a row, those of fewer than two tokens left out.
+
+    Raises:
+        InvalidParameter: A token id is not in [0, 2**31).
+    """
+    kept = [np.asarray(document, dtype=np.int64) for document in documents if len(document) > 1]
+    if not kept:
+        return Text(np.empty(0, np.int32), np.empty(0, np.int64))
+    tokens = np.concatenate(kept)
+    least, most = int(tokens.min()), int(tokens.max())
+    check(least >= 0 and most < 2**31, "documents", "of token ids in [0, 2**31)", least if least < 0 else most)
+    lengths = np.array([len(document) for document in kept])
+    starts = np.cumsum(lengths) - lengths
+    return Text(tokens.astype(np.int32), np.arange(1, len(tokens) + 1) - np.repeat(starts, lengths))
+
+
+def runs_of(text: Text, max_len: int) -> list[Runs]:
+    """The runs of each length from one to max_len tokens."""
+    order = _sorted_by_past(text, max_len)
+    depths = text.depths[order]
+    has_next = np.append(text.depths[1:] > 1, False)[order]
+    is_new = np.zeros(len(text), np.bool_)
+    is_new[:1] = True
+    found = []
+    for n in range(1, max_len + 1):
+        is_member = depths >= n
+        # Runs of n tokens differ where those of n - 1 do, or where the token farthest back does.
+        tokens = np.where(is_member, text.tokens[np.maximum(order - (n - 1), 0)], -1)
+        is_new[1:] |= tokens[1:] != tokens[:-1]
+        members, begins = order[is_member], is_new[is_member]
+        firsts = np.flatnonzero(begins)
+        run_at = np.full(len(text), -1)
+        run_at[members] = np.cumsum(begins) - 1
+        lasts = np.maximum.reduceat(members, firsts)
+        is_followed = np.logical_or.reduceat(has_next[is_member], firsts)
+        found.append(Runs(run_at, np.diff(firsts, append=len(members)), lasts, is_followed))
+    return found
+
+
+def _sorted_by_past(text: Text, length: int) -> Ints:
+    """The positions, sorted by the last `length` tokens of their documents up to them, the nearest first."""
+    num_bits = (int(text.tokens.max(initial=0)) + 1).bit_length()
+    words, used = np.zeros(len(text), np.uint64), 0
+    for back in range(length):
+        if used + num_bits > 64:  # the words are full: their ranks take fewer bits and say the same
+            order = np.argsort(words)
+            words[order] = np.cumsum(np.diff(words[order], prepend=words[order[:1]]) != 0)
+            used = len(text).bit_length()
+        words <<= np.uint64(num_bits)
+        symbols = text.tokens[: max(0, len(text) - back)].astype(np.uint64) + np.uint64(1)
+        words[back:] |= np.where(text.depths[back:] > back, symbols, np.uint64(0))  # 0 = before the document
+        used += num_bits
+    return np.argsort(words)

@@ -1,0 +1,302 @@
+"""One session's retrieval in process: what its tiers say comes next, as guesses with probabilities.
+
+No message is sent for any of it. The prior and the shared tier are copies that others keep up to date (`TierSource`);
+the dynamic tier learns from the session's own commits, as its original in the datastore does. So it knows what the
+target said instead of a refused token, and nothing is left for a rejected tier but to pass that token over. (Without a
+dynamic tier, which DOUBLE's ablation takes away, the rejected tier learns what was said, too.)
+
+A count says how often a token followed, not how often the target will agree. `RetrievalCalibration` measures that, over
+all sessions of a process. Above temperature 0 the target's draw is known but for its logits: tokens that followed the
+same
+n-gram are ranked by log share + noise, with the noise that the target will draw with (Daliri, Musco, Suresh 2024).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.core.calibration import RetrievalCalibration, RetrievalKey
+from outrider.core.noise import gumbel_of
+from outrider.core.params import SamplingParams, Source
+from outrider.core.retrieval.ngrams import Continuation, NgramTier, num_chained
+from outrider.core.retrieval.plan import CONTEXT_LEN, RetrievalPlan
+from outrider.core.retrieval.prior import PriorTable
+from outrider.core.retrieval.tiers import LocalTiers
+from outrider.core.tree import DraftTree, Node, NodeState, TokenId
+
+MIN_MATCH_LEN = 2
+"""A match of one token is a weak guess: the datastore is asked as well."""
+SHARPNESS = 1.7
+"""Weight of log share + noise: shares are themselves uncertain. As for a draft model's scores."""
+
+
+class TierSource(Protocol):
+    """Where copies of the datastore's wider tiers are found. Both may change at any time."""
+
+    @property
+    def prior(self) -> PriorTable | None:
+        """The prior; None = there is none, or it has not come yet."""
+
+    @property
+    def shared(self) -> NgramTier | None:
+        """The shared tier of the session's scope; None = the scope has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NoCopies:
+    prior: PriorTable | None = None
+    shared: NgramTier | None = None
+
+
+NO_COPIES: TierSource = _NoCopies()
+"""For who asks the datastore alone."""
+
+
+EVERYTHING = RetrievalPlan()
+
+
+class Retriever:
+    """One session's retrieval. Owned by one thread."""
+
+    def __init__(
+        self,
+        committed: Sequence[TokenId],
+        num_prompt_tokens: int,
+        sampling: SamplingParams,
+        calibration: RetrievalCalibration,
+        source: TierSource | None = None,
+        plan: RetrievalPlan = EVERYTHING,
+    ) -> None:
+        self._plan = plan
+        self._is_ranked_by_noise = plan.is_ranked_by_noise and not sampling.is_greedy
+        self._sampling = sampling
+        self._num_prompt_tokens = num_prompt_tokens
+        self._calibration = calibration
+        self._source = source
+        self._tiers = LocalTiers(plan.max_match_len)
+        self._tail: list[TokenId] = []
+        self._length = 0
+        self._pending: dict[Node, RetrievalKey] = {}
+        self.commit(committed, None)
+
+    def commit(self, token_ids: Sequence[TokenId], rejected: TokenId | None, rejected_at: int = -1) -> None:
+        """Learns what the target said. `rejected` is the token that it refused, in whose place it said
+        token_ids[rejected_at]."""
+        known = [*self._tail, *token_ids]
+        if rejected is not None and token_ids:
+            place = len(known) - (len(token_ids) - rejected_at if rejected_at >= 0 else -rejected_at)
+            if place > 0:
+                self._reject(known, place, rejected)
+        if Source.DYNAMIC in self._plan.tiers:
+            self._tiers.record(token_ids)
+        self._tail = known[-CONTEXT_LEN:]
+        self._length += len(token_ids)
+
+    def _reject(self, known: list[TokenId], place: int, rejected: TokenId) -> None:
+        """The target said known[place] and refused a token in its place."""
+        context = known[max(0, place - self._plan.max_match_len) : place]
+        if Source.REJECTED not in self._plan.tiers:
+            return
+        if Source.DYNAMIC in self._plan.tiers:
+            self._tiers.refuse(context, rejected)
+        else:
+            self._tiers.reject(context, [rejected], known[place:])
+
+    def guess(self, behind: Sequence[TokenId], max_len: int) -> Guess | None:
+        """Guesses what follows the committed tokens and the tokens `behind` them: at most max_len tokens in a row.
+        None = nothing is known."""
+        context = [*self._tail, *behind]
+        found = self._look_up(context, max_len)
+        return None if found.tier is None else self._from_tiers(context, found, self._length + len(behind), max_len)
+
+    def _look_up(self, context: Sequence[TokenId], max_len: int) -> Continuation:
+        if self._source is not None:
+            tiers = self._plan.tiers
+            self._tiers.prior = self._source.prior if Source.PRIOR in tiers else None
+            self._tiers.shared = self._source.shared if Source.SHARED in tiers else None
+        return self._tiers.lookup(context, self._plan.max_match_len, max_len)
+
+    def grow(self, tree: DraftTree, tip: Node, behind: Sequence[TokenId], max_len: int) -> int:
+        """Adds a guess below `tip`, the node of the last token `behind`; returns its match length, 0 = none."""
+        guess = self.guess(behind, max_len)
+        if guess is None:
+            return 0
+        self.plant(tree, tip, guess)
+        return guess.match_len
+
+    def plant(self, tree: DraftTree, tip: Node, guess: Guess) -> None:
+        """Adds the tokens of a guess below a node."""
+        nodes: list[Node | None] = []
+        for parent, token_id, key in zip(guess.parents, guess.token_ids, guess.keys, strict=True):
+            above = tip if parent < 0 else nodes[parent]
+            node = None if above is None else tree.add(above, token_id, math.log(self._calibration.rate(key)), key[0])
+            nodes.append(node)
+            if node is not None and node.source is key[0]:
+                self._pending[node] = key
+
+    def from_datastore(self, continuation: Continuation, base_len: int) -> Guess | None:
+        """A datastore's answer for position base_len as a guess; None = it found nothing."""
+        if continuation.tier is None or not continuation.token_ids:
+            return None
+        return self._guess(continuation, base_len)
+
+    def judge(self, chain: Sequence[Node], num_accepted: int) -> None:
+        """The target has judged a chain: the tokens it accepted, and the one it refused."""
+        for index, node in enumerate(chain[: num_accepted + 1]):
+            key = self._pending.get(node)
+            if key is not None and node.source is key[0]:
+                self._calibration.add(key, index < num_accepted)
+        self._pending = {node: key for node, key in self._pending.items() if node.state is NodeState.LIVE}
+
+    def observe(self, position: int, token_id: TokenId) -> None:
+        """The target has said a token without judging what was guessed in its place: the best guess was right or wrong
+        all the same. A guess that nobody verifies any more would never be found to have become better."""
+        guesses = [node for node, key in self._pending.items() if node.position == position and node.source is key[0]]
+        if guesses:
+            best = max(guesses, key=lambda node: node.logprob)
+            self._calibration.add(self._pending[best], best.token_id == token_id)
+
+    def phrase(self, tip: Node, max_len: int, min_probability: float) -> tuple[list[TokenId], list[RetrievalKey]]:
+        """The most probable path of a guess behind a node, as far as its probability does not fall below the bound, and
+        what its tokens are counted under."""
+        context, position = self._context_of(tip), tip.position + 1
+        probability, token_ids, keys = 1.0, list[TokenId](), list[RetrievalKey]()
+        key_of, rate_of = self._calibration.key, self._calibration.rate
+        # A branch that the noise prefers to the most counted path ends it: what follows is looked up anew.
+        while len(token_ids) < max_len:
+            found = self._look_up(context, max_len - len(token_ids))
+            if found.tier is None:
+                break
+            path = self._best_path(found, position + len(token_ids))
+            for place, (token_id, share) in enumerate(path):
+                key = key_of(found.tier, found.match_len + place, share)
+                probability *= rate_of(key)
+                if probability < min_probability:
+                    return token_ids, keys
+                token_ids.append(token_id)
+                keys.append(key)
+            if len(path) == num_chained(found):
+                break
+            context = [*context, *(token_id for token_id, _ in path)]
+        return token_ids, keys
+
+    def _context_of(self, tip: Node) -> list[TokenId]:
+        """The last tokens up to a node."""
+        context: list[TokenId] = []
+        node: Node | None = tip
+        longest = self._plan.max_match_len
+        while node is not None and node.state is NodeState.LIVE and len(context) < longest:
+            context.append(node.token_id)
+            node = node.parent
+        context.reverse()
+        missing = longest - len(context)
+        return [*self._tail[-missing:], *context] if missing else context
+
+    def judge_phrase(self, keys: Sequence[RetrievalKey], num_accepted: int) -> None:
+        """A draft model has judged a phrase."""
+        for index, key in enumerate(keys[: num_accepted + 1]):
+            self._calibration.add(key, index < num_accepted)
+
+    def _best_path(self, found: Continuation, position: int) -> list[tuple[TokenId, float]]:
+        """The most probable tokens in a row and their shares: the most counted path, or its beginning and the branch
+        that the noise prefers there."""
+        length, token_ids = num_chained(found), found.token_ids
+        path = [(token_id, 1.0) for token_id in token_ids[:length]]
+        groups: list[list[int]] = [[0], [1]]
+        for index in range(length, len(token_ids)):
+            # An alternative at the first place follows the context, one at the second the first node.
+            groups[found.parent_offsets[index] > 0].append(index)
+        for place, children in enumerate(groups):
+            if len(children) > 1:
+                best, share = self._ranked(found, children, position + place)[0]
+                path[place] = (token_ids[best], share)
+                if best != place:
+                    return path[: place + 1]
+        return path
+
+    def _from_tiers(self, context: list[TokenId], found: Continuation, position: int, max_len: int) -> Guess:
+        guess = self._guess(found, position)
+        first = guess.token_ids[0]
+        if first != found.token_ids[0] and max_len > 1:
+            # The noise prefers another token than the most counted one: what follows that one is looked up as well.
+            behind = self._tiers.lookup([*context, first], self._plan.max_match_len, max_len - 1)
+            if behind.tier is not None:
+                parent = 0
+                for depth, token_id in enumerate(behind.chain()):
+                    key = self._calibration.key(behind.tier, behind.match_len + depth, 1.0)
+                    parent = guess.add(parent, token_id, key)
+        return guess
+
+    def _guess(self, found: Continuation, position: int) -> Guess:
+        """A continuation with its shares; above temperature 0 the token that the noise prefers stands first."""
+        assert found.tier is not None
+        groups: dict[int, list[int]] = {}
+        for index, offset in enumerate(found.parent_offsets):
+            groups.setdefault(index - offset if offset else -1, []).append(index)
+        guess = Guess(found.match_len, [], [], [])
+        places: dict[int, int] = {-1: -1}
+        depths: dict[int, int] = {-1: 0}
+        waiting = [-1]
+        while waiting:
+            parent = waiting.pop(0)
+            children = groups.get(parent)
+            if not children:
+                continue
+            depth = depths[parent]
+            for child, share in self._ranked(found, children, position + depth):
+                key = self._calibration.key(found.tier, found.match_len + depth, share)
+                places[child] = guess.add(places[parent], found.token_ids[child], key)
+                depths[child] = depth + 1
+                waiting.append(child)
+        return guess
+
+    def _ranked(self, found: Continuation, children: list[int], position: int) -> list[tuple[int, float]]:
+        """Siblings and their shares, the best first."""
+        if len(children) == 1:
+            return [(children[0], 1.0)]
+        total = sum(found.counts[child] for child in children) or 1
+        shares = [(child, max(1, found.counts[child]) / total) for child in children]
+        if not self._is_ranked_by_noise:
+            return shares
+        index = position - self._num_prompt_tokens
+        noise = gumbel_of(self._sampling.seed, index, [found.token_ids[child] for child in children])
+        scores = [SHARPNESS * (math.log(share) + g) for (_, share), g in zip(shares, noise, strict=True)]
+        best = max(scores)
+        weights = [math.exp(score - best) for score in scores]
+        scale = sum(weights)
+        ranked = [(child, weight / scale) for (child, _), weight in zip(shares, weights, strict=True)]
+        ranked.sort(key=lambda pair: -pair[1])
+        return ranked
+
+
+@dataclass(slots=True)
+class Guess:
+    """A guessed path, with alternatives at its beginning. The lists run in parallel; parents come first, and of two
+    siblings the more probable one."""
+
+    match_len: int
+    parents: list[int]
+    """Index of the parent in these lists; -1 = the end of the context."""
+    token_ids: list[TokenId]
+    keys: list[RetrievalKey]
+    """What each is counted under in the calibration."""
+
+    def add(self, parent: int, token_id: TokenId, key: RetrievalKey) -> int:
+        """Adds a token; returns its index."""
+        self.parents.append(parent)
+        self.token_ids.append(token_id)
+        self.keys.append(key)
+        return len(self.token_ids) - 1
+
+    def path(self) -> list[TokenId]:
+        """The most probable tokens in a row."""
+        path: list[TokenId] = []
+        tip = -1
+        for index, parent in enumerate(self.parents):
+            if parent == tip:
+                path.append(self.token_ids[index])
+                tip = index
+        return path

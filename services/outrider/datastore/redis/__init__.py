@@ -1,0 +1,1 @@
+"""The tiers in Redis or Valkey: client, keys, commands."""

@@ -1,0 +1,1 @@
+"""How the demo pair is trained: corpus, recipe, evaluation, model card."""

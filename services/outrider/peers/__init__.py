@@ -1,0 +1,1 @@
+"""Connections to other services: the speculator, the datastore, and what they share."""

@@ -1,0 +1,194 @@
+"""A peer as this process sees it: the way to it, whether it answers, and when it is tried again.
+
+A peer may be missing, die, hang or come back at any time. None of that is an error here: whoever needs it goes on
+without it, and begins anew as soon as it is well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import grpc
+import structlog
+
+from outrider.core.statistics import Traffic
+from outrider.security.peer_channel import PeerChannel, PeerSecurity
+from outrider.telemetry.metrics import Metric, Metrics, counters, gauges
+from outrider.wire.channels import CHANNEL_OPTIONS, doubled
+
+log = structlog.get_logger(__name__)
+
+_Stub = TypeVar("_Stub")
+
+FIRST_RETRY_S = 0.1
+LAST_RETRY_S = 1.0
+ROUND_ROBIN = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
+"""Calls take turns among all addresses that a name has, as far as there is somebody."""
+SENSELESS = (
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+"""Trying again at once would fail in the same way."""
+SPOILT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+"""What a call may come to on a connection that is none any more: what stood between may have forgotten it, which gRPC
+itself takes half a minute to notice; or bytes were changed, and the two ends no longer read the same headers."""
+
+OVERWRITTEN = "Internal error from Core"
+
+
+class PeerState:
+    """A peer as the verifier sees it. It may be several replicas, if the address is a name: see `ROUND_ROBIN`."""
+
+    def __init__(self, name: str, address: str, security: PeerSecurity | None = None) -> None:
+        """`address`: HOST:PORT or another gRPC target, like dns:///NAME:PORT. `security`: None = in plaintext, to this
+        machine only. Raises ValueError where it is none for the address."""
+        self.name = name
+        self.address = address
+        self.is_connected = False
+        self.last_error = ""
+        self.num_shed_tokens = 0
+        """Tokens that were to be recorded and were given up."""
+        self.num_reconnects = 0
+        """Streams that were lost, and tried again."""
+        self.traffic = Traffic()
+        """Of all calls."""
+        self._channel = PeerChannel(
+            address,
+            PeerSecurity() if security is None else security,
+            [
+                *CHANNEL_OPTIONS,
+                ("grpc.service_config", ROUND_ROBIN),
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.min_reconnect_backoff_ms", 2000),
+                ("grpc.max_reconnect_backoff_ms", 1000),
+                # A channel that is dialled anew shall not find the connection of the old one.
+                ("grpc.use_local_subchannel_pool", 1),
+            ],
+        )
+
+    def stub(
+        self,
+        kind: Callable[[grpc.aio.Channel], _Stub],
+        more: Sequence[tuple[str, str]] = (),
+        traffic: Traffic | None = None,
+    ) -> _Stub:
+        """A stub for a stream that is opened now, by the certificates and the token of now: not to be kept. `more`:
+        metadata of its calls; `traffic`: where its bytes are counted beside those of the peer."""
+        traffics = (self.traffic,) if traffic is None else (self.traffic, traffic)
+
+        def counted(channel: grpc.aio.Channel) -> _Stub:
+            return kind(cast(grpc.aio.Channel, CountedCalls(channel, traffics)))
+
+        return self._channel.stub(counted, more)
+
+    def up(self) -> None:
+        """It has answered."""
+        if not self.is_connected:
+            log.info(f"{self.name}.connected", address=self.address)
+        self.is_connected, self.last_error = True, ""
+
+    def down(self, reason: str) -> None:
+        """It has failed."""
+        if self.is_connected or self.last_error != reason:
+            log.warning(f"{self.name}.lost", address=self.address, reason=reason)
+        self.is_connected, self.last_error = False, reason
+
+    def dial_anew(self) -> None:
+        """The calls to come go by another connection, if there is one."""
+        self._channel.dial_anew()
+
+    async def close(self) -> None:
+        """Closes the channel and every stream on it."""
+        await self._channel.close()
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """One line for the logs."""
+    return f"{error.code().name}: {error.details()}"
+
+
+def is_overwritten(failure: Exception) -> bool:
+    """Whether gRPC has lost the status: a call that ends while one of our messages is written fails with one of
+    gRPC's own making."""
+    return (
+        isinstance(failure, grpc.aio.AioRpcError)
+        and failure.code() is grpc.StatusCode.INTERNAL
+        and failure.details() == OVERWRITTEN
+    )
+
+
+async def wait_before_retry(attempt: int) -> None:
+    """Waits before attempt number 1, 2, ...: 0.1 s, then twice as long each time, at most 1 s."""
+    await asyncio.sleep(doubled(FIRST_RETRY_S, LAST_RETRY_S, attempt - 1))
+
+
+class CountedCalls:
+    """A channel whose messages are counted, for stubs."""
+
+    def __init__(self, channel: grpc.aio.Channel, traffics: Sequence[Traffic]) -> None:
+        self._channel, self._traffics = channel, traffics
+
+    def __getattr__(self, kind: str) -> Any:
+        """unary_unary, unary_stream, stream_unary, stream_stream."""
+        make = getattr(self._channel, kind)
+
+        def multi_callable(
+            method: str,
+            request_serializer: Callable[[Any], bytes],
+            response_deserializer: Callable[[bytes], Any],
+            **options: Any,
+        ) -> Any:
+            def serialized(message: Any) -> bytes:
+                data = request_serializer(message)
+                for traffic in self._traffics:
+                    traffic.num_bytes_sent += len(data)
+                return data
+
+            def parsed(data: bytes) -> Any:
+                for traffic in self._traffics:
+                    traffic.num_bytes_received += len(data)
+                return response_deserializer(data)
+
+            return make(method, request_serializer=serialized, response_deserializer=parsed, **options)
+
+        return multi_callable
+
+
+def read_peers(states: Sequence[PeerState], others: Mapping[str, Traffic] | None = None) -> Metrics:
+    """Of each peer: whether it answers, its streams, its bytes. `others` are bytes to and from those that dial us, by
+    what they are. Safe to call in any thread."""
+    names = sorted({state.name for state in states})
+    yield gauges(
+        "outrider_peer_up",
+        "Whether the peer answered when it was last needed; of several that stand in for another, whether any did.",
+        "peer",
+        {name: any(state.is_connected for state in states if state.name == name) for name in names},
+    )
+    yield counters(
+        "outrider_stream_reconnects_total",
+        "Streams to the peer that were lost, and tried again.",
+        "peer",
+        {name: sum(state.num_reconnects for state in states if state.name == name) for name in names},
+    )
+    yield counters(
+        "outrider_shed_tokens_total",
+        "Tokens that the peer was to record, and that were given up.",
+        "peer",
+        {name: sum(state.num_shed_tokens for state in states if state.name == name) for name in names},
+    )
+    yield _wire_bytes([*((state.name, state.traffic) for state in states), *(others or {}).items()])
+
+
+def _wire_bytes(traffics: Sequence[tuple[str, Traffic]]) -> Metric:
+    values: dict[tuple[str, ...], float] = {}
+    for name, traffic in traffics:
+        sent, received = (name, "sent"), (name, "received")
+        values[sent] = values.get(sent, 0) + traffic.num_bytes_sent
+        values[received] = values.get(received, 0) + traffic.num_bytes_received
+    description = "Bytes of the messages to and from the peer, without the frames around them."
+    return Metric("outrider_wire_bytes_total", description, "counter", ("peer", "direction"), values)

@@ -1,0 +1,279 @@
+"""What sessions tell the datastore: one stream for all of them, joined, acknowledged, off the hot path.
+
+A recording remembers what is acknowledged. After a lost stream, and when the datastore says that it has less than was
+sent (its Redis came back older), it goes on from what is there. Only when sessions have ended faster than the
+datastore takes their tokens in, for too long, is something given up: the oldest of them, and it is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+import structlog
+
+from outrider.core.params import Source
+from outrider.core.tree import TokenId
+from outrider.peers.channel import SENSELESS, PeerState, reason_of, wait_before_retry
+from outrider.telemetry.tracing import current_span
+from outrider.v1 import datastore_pb2 as pb
+from outrider.v1 import datastore_pb2_grpc, types_pb2
+from outrider.wire.channels import require_message
+from outrider.wire.convert import source_to_proto
+
+log = structlog.get_logger(__name__)
+
+BATCH_TOKENS = 32
+"""Tokens that make a record worth a message at once."""
+FLUSH_S = 0.05
+"""Fewer tokens wait so long for company."""
+MAX_TOKENS = 4096
+"""Most tokens of one message."""
+MAX_REJECTIONS = 128
+"""Refused drafts that a recording holds; the oldest give way, and are counted."""
+MAX_IN_FLIGHT = 8
+"""Messages that are not acknowledged yet. What comes meanwhile is joined."""
+MAX_BACKLOG_TOKENS = 1 << 20
+"""Tokens of ended sessions that may wait for the datastore."""
+MAX_RESENDS = 3
+"""A datastore that asks for the same tokens again and again does not want them."""
+
+
+class Recording:
+    """One session's tokens on their way to the datastore."""
+
+    def __init__(self, recorder: Recorder, scope: pb.Scope, committed: Sequence[TokenId]) -> None:
+        self.scope = scope
+        self.committed = list(committed)
+        self.num_sent = 0
+        self.num_acknowledged = 0
+        self.num_resends = 0
+        self.is_ended = False
+        self.is_given_up = False
+        self.rejections: list[pb.Rejection] = []
+        self.accepted_by_tier: Counter[Source] = Counter()
+        self.mentions = current_span().mentions()
+        """Of the trace that the session is part of."""
+        self._recorder = recorder
+
+    def commit(self, token_ids: Sequence[TokenId], rejection: pb.Rejection | None, accepted: Counter[Source]) -> None:
+        """What the target said, what it refused, and how many retrieved tokens it accepted, by tier."""
+        self.committed.extend(token_ids)
+        if self.is_given_up:
+            self._recorder.shed(len(token_ids))
+            return
+        self.accepted_by_tier += accepted
+        if rejection is not None:
+            self.rejections.append(rejection)
+            if len(self.rejections) > MAX_REJECTIONS:
+                del self.rejections[0]
+                self._recorder.shed(1)
+        self._recorder.touch(self)
+
+    def end(self) -> None:
+        """The session is over."""
+        self.is_ended = True
+        self._recorder.end(self)
+
+    @property
+    def num_waiting(self) -> int:
+        """Tokens that are not acknowledged."""
+        return len(self.committed) - self.num_acknowledged
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    recording: Recording
+    request: pb.RecordRequest
+    length: int
+    """Tokens of the session that are stored once it is acknowledged."""
+
+
+class Recorder:
+    """The record stream of a process. Lives on the event loop."""
+
+    def __init__(self, state: PeerState) -> None:
+        self._state = state
+        self._due: dict[Recording, None] = {}
+        self._waiting: dict[Recording, asyncio.TimerHandle] = {}
+        self._ended: dict[Recording, None] = {}
+        self._sent: deque[_Sent] = deque()
+        self._wake = asyncio.Event()
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+        self._task = asyncio.create_task(self._run())
+
+    def open(self, scope: pb.Scope, committed: Sequence[TokenId]) -> Recording:
+        """Begins a session with what is committed already."""
+        recording = Recording(self, scope, committed)
+        self.touch(recording)
+        return recording
+
+    def touch(self, recording: Recording) -> None:
+        """Something was added to a recording."""
+        if recording in self._due:
+            return
+        if recording.is_ended or len(recording.committed) - recording.num_sent >= BATCH_TOKENS:
+            self._make_due(recording)
+        elif recording not in self._waiting:
+            loop = asyncio.get_running_loop()
+            self._waiting[recording] = loop.call_later(FLUSH_S, self._make_due, recording)
+
+    def end(self, recording: Recording) -> None:
+        """A session is over; its last tokens are sent in the background."""
+        if recording.is_given_up:
+            return
+        self._ended[recording] = None
+        self._is_empty.clear()
+        self.touch(recording)
+        backlog = sum(ended.num_waiting for ended in self._ended)
+        while backlog > MAX_BACKLOG_TOKENS and len(self._ended) > 1:
+            oldest = next(iter(self._ended))
+            backlog -= oldest.num_waiting
+            self._give_up(oldest, "too much is waiting")
+
+    def shed(self, num_tokens: int) -> None:
+        """Something was given up."""
+        self._state.num_shed_tokens += num_tokens
+
+    async def close(self, timeout_s: float) -> None:
+        """Sends what ended sessions have left, for at most timeout_s; then gives up the rest."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._is_empty.wait()
+        except TimeoutError:
+            for recording in list(self._ended):
+                self._give_up(recording, "the process ends")
+        self._task.cancel()
+        for timer in self._waiting.values():
+            timer.cancel()
+
+    def _make_due(self, recording: Recording) -> None:
+        timer = self._waiting.pop(recording, None)
+        if timer is not None:
+            timer.cancel()
+        self._due[recording] = None
+        self._wake.set()
+
+    def _forget(self, recording: Recording) -> None:
+        self._ended.pop(recording, None)
+        self._due.pop(recording, None)
+        timer = self._waiting.pop(recording, None)
+        if timer is not None:
+            timer.cancel()
+        if not self._ended:
+            self._is_empty.set()
+
+    def _give_up(self, recording: Recording, why: str) -> None:
+        self.shed(recording.num_waiting)
+        log.warning("datastore.tokens_shed", num_tokens=recording.num_waiting, reason=why)
+        recording.is_given_up = True
+        self._forget(recording)
+
+    async def _run(self) -> None:
+        attempt = 0
+        while True:
+            await self._wake.wait()
+            call = self._state.stub(datastore_pb2_grpc.DatastoreServiceStub).Record()
+            writer = asyncio.create_task(self._write(call))
+            try:
+                async for response in call:
+                    num_tokens = require_message(response).num_tokens
+                    attempt = 0
+                    self._acknowledge(num_tokens)
+                log.debug("datastore.record_ended")
+            except grpc.aio.AioRpcError as error:
+                log.debug("datastore.record_failed", reason=reason_of(error))
+                if error.code() in SENSELESS and self._sent:
+                    # Sent again it would be refused again. The others go on.
+                    self._give_up(self._sent.popleft().recording, reason_of(error))
+            finally:
+                writer.cancel()
+                call.cancel()
+            self._take_back()
+            attempt += 1
+            self._state.num_reconnects += 1
+            await wait_before_retry(attempt)
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[pb.RecordRequest, pb.RecordResponse]) -> None:
+        """Sends what is due, as long as not too much is in flight."""
+        scope: pb.Scope | None = None
+        while True:
+            while not self._due or len(self._sent) >= MAX_IN_FLIGHT:
+                self._wake.clear()
+                await self._wake.wait()
+            recording = next(iter(self._due))
+            request, length = self._request(recording)
+            if recording.scope is not scope:
+                scope = recording.scope
+                request.scope.CopyFrom(scope)
+            self._sent.append(_Sent(recording, request, length))
+            try:
+                await call.write(request)
+            except grpc.aio.AioRpcError:
+                return  # whoever reads the stream hears of it, too
+            except asyncio.InvalidStateError:
+                return
+
+    def _request(self, recording: Recording) -> tuple[pb.RecordRequest, int]:
+        """The next message of a recording that is due."""
+        start, end = recording.num_sent, min(len(recording.committed), recording.num_sent + MAX_TOKENS)
+        is_last = end == len(recording.committed)
+        if is_last:
+            del self._due[recording]
+        else:
+            self._due[recording] = self._due.pop(recording)  # the others take turns
+        request = pb.RecordRequest(
+            accepted_token_ids=recording.committed[start:end],
+            rejections=recording.rejections,
+            end_session=recording.is_ended and is_last,
+            base_len=start,
+            traceparent=recording.mentions.next(),
+            accepted_by_tier=[
+                types_pb2.SourceCount(source=source_to_proto(source), num_tokens=count)
+                for source, count in recording.accepted_by_tier.items()
+            ],
+        )
+        recording.rejections, recording.accepted_by_tier, recording.num_sent = [], Counter(), end
+        return request, end
+
+    def _acknowledge(self, num_tokens: int) -> None:
+        """The answer to the first message that is in flight."""
+        if not self._sent:
+            return
+        sent = self._sent.popleft()
+        recording = sent.recording
+        if num_tokens >= sent.length or (sent.request.end_session and num_tokens == 0):
+            recording.num_acknowledged = max(recording.num_acknowledged, sent.length)
+            recording.num_resends = 0
+            if sent.request.end_session:
+                self._forget(recording)
+        elif num_tokens < recording.num_sent:
+            self._resend(recording, num_tokens)
+        self._wake.set()
+
+    def _resend(self, recording: Recording, num_tokens: int) -> None:
+        """The datastore has less than was sent: on from there."""
+        if recording.is_given_up:
+            return
+        recording.num_resends += 1
+        if recording.num_resends > MAX_RESENDS * MAX_IN_FLIGHT:
+            self._give_up(recording, "the datastore does not keep them")
+            return
+        recording.num_acknowledged = recording.num_sent = num_tokens
+        self._make_due(recording)
+
+    def _take_back(self) -> None:
+        """The stream is lost: what it carried without an answer is due again."""
+        while self._sent:
+            sent = self._sent.pop()
+            recording = sent.recording
+            recording.num_sent = min(recording.num_sent, recording.num_acknowledged)
+            for count in sent.request.accepted_by_tier:
+                recording.accepted_by_tier[Source(count.source)] += count.num_tokens
+            recording.rejections = [*sent.request.rejections, *recording.rejections][-MAX_REJECTIONS:]
+            if not recording.is_given_up:
+                self._make_due(recording)

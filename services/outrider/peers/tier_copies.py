@@ -1,0 +1,153 @@
+"""Copies of the wider tiers of many tenants: made when first asked for, dropped when nobody has asked for long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import grpc
+import structlog
+
+from outrider.core.params import InvalidParameter, RetrievalScope
+from outrider.core.retrieval.ngrams import NgramTier
+from outrider.core.retrieval.plan import MAX_MATCH_LEN
+from outrider.core.retrieval.prior import PriorTable
+from outrider.core.tree import TokenId
+from outrider.peers.channel import PeerState, reason_of, wait_before_retry
+from outrider.v1 import datastore_pb2 as pb
+from outrider.v1 import datastore_pb2_grpc, types_pb2
+from outrider.wire.channels import require_message
+
+MAX_NUM_COPIES = 16
+"""Each may take 60 MB, and a prior beside."""
+IDLE_S = 600.0
+"""A copy that no session was begun with for so long is dropped."""
+
+Key = tuple[RetrievalScope, str]
+"""A scope, and the tenant that asks."""
+
+
+class TierCopies:
+    """Lives on the event loop. What a session was given stays with it when it is dropped here, as it is then."""
+
+    def __init__(
+        self,
+        watch: Callable[[RetrievalScope, str], TierWatch],
+        max_num_copies: int = MAX_NUM_COPIES,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        """`watch` begins a copy."""
+        self._watch, self._max_num_copies, self._idle_s = watch, max_num_copies, idle_s
+        self._copies: dict[Key, TierWatch] = {}  # the one that was asked for last is the last
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+
+    def get(self, scope: RetrievalScope, tenant: str) -> TierWatch:
+        """The copy; begins it if there is none."""
+        key = (scope, tenant)
+        copy = self._copies.pop(key, None)
+        if copy is None:
+            while len(self._copies) >= self._max_num_copies:
+                self._drop(next(iter(self._copies)))
+            copy = self._watch(scope, tenant)
+        else:
+            self._timers.pop(key).cancel()
+        self._copies[key] = copy
+        self._timers[key] = asyncio.get_running_loop().call_later(self._idle_s, self._drop, key)
+        return copy
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def stop(self) -> None:
+        """Drops all."""
+        for key in list(self._copies):
+            self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        self._timers.pop(key).cancel()
+        self._copies.pop(key).stop()
+
+
+log = structlog.get_logger(__name__)
+
+MAX_SHARED_NGRAMS = 400_000
+"""N-grams of a copy of a shared tier, about 60 MB; those seen first make room."""
+MAX_PRIOR_TOKENS = 16 << 20
+"""A prior beyond this is not copied: it is looked up in the datastore."""
+
+
+class TierWatch:
+    """A scope's prior and shared tier, as far as they have come. Read by any thread, written on the event loop."""
+
+    def __init__(self, state: PeerState, scope: pb.Scope) -> None:
+        self.prior: PriorTable | None = None
+        """The prior; None = there is none, or it has not come yet."""
+        is_shared = scope.retrieval_scope not in (
+            types_pb2.RETRIEVAL_SCOPE_UNSPECIFIED,
+            types_pb2.RETRIEVAL_SCOPE_SESSION,
+        )
+        self.shared: NgramTier | None = _new_tier() if is_shared else None
+        """The shared tier; None = the scope has none."""
+        self._state, self._scope = state, scope
+        self._documents: list[Sequence[TokenId]] = []
+        self._is_open = False
+        self._num_tokens = 0
+        self._task = asyncio.create_task(self._run())
+
+    def stop(self) -> None:
+        """Ends the stream; what has come stays."""
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        attempt = 0
+        while True:
+            shared = _new_tier() if self.shared is not None else None
+            stub = self._state.stub(datastore_pb2_grpc.DatastoreServiceStub)
+            call = stub.Watch(pb.WatchRequest(scope=self._scope))
+            try:
+                async for message in call:
+                    response = require_message(message)
+                    attempt = 0
+                    self._state.up()
+                    if response.WhichOneof("change") == "prior":
+                        await self._take_prior(response.prior)
+                    elif shared is not None:
+                        # The history comes again on every stream, into a new copy that replaces the old one at once.
+                        self.shared = shared
+                        run = response.shared
+                        shared.learn([*run.context_token_ids, *run.token_ids], len(run.context_token_ids))
+            except grpc.aio.AioRpcError as error:
+                self._state.down(reason_of(error))
+            except InvalidParameter as error:
+                self._state.down(f"it sent a prior that cannot be one: {error}")
+            finally:
+                call.cancel()
+            attempt += 1
+            self._state.num_reconnects += 1
+            await wait_before_retry(attempt)
+
+    async def _take_prior(self, piece: pb.PriorPiece) -> None:
+        if piece.is_first:
+            self._documents, self._is_open, self._num_tokens = [], False, 0
+        for document in piece.documents:
+            token_ids = list(document.token_ids)
+            self._num_tokens += len(token_ids)
+            if self._num_tokens > MAX_PRIOR_TOKENS:
+                self._documents = []
+            elif self._is_open and self._documents:
+                self._documents[-1] = [*self._documents[-1], *token_ids]
+            else:
+                self._documents.append(token_ids)
+            self._is_open = False
+        self._is_open = piece.is_open
+        if not piece.is_last:
+            return
+        documents, self._documents = self._documents, []
+        if self._num_tokens > MAX_PRIOR_TOKENS:
+            log.warning("datastore.prior_too_large", num_tokens=self._num_tokens, limit=MAX_PRIOR_TOKENS)
+        self.prior = await asyncio.to_thread(PriorTable.build, documents, MAX_MATCH_LEN) if documents else None
+        log.info("datastore.prior_copied", num_tokens=self.prior.num_tokens if self.prior is not None else 0)
+
+
+def _new_tier() -> NgramTier:
+    return NgramTier(MAX_MATCH_LEN, MAX_SHARED_NGRAMS)

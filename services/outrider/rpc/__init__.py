@@ -1,1 +1,0 @@
-"""Everything with gRPC: conversion, errors, peers, the server."""

@@ -1,0 +1,71 @@
+"""Certificates and their keys, checked before gRPC sees them: it would say no more than that a handshake failed."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+
+from outrider.security.watched_files import WatchedFiles
+
+
+def check_ca(pem: bytes) -> None:
+    """Raises ValueError if there are no certificates to trust in it."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode("ascii"))
+    except (ssl.SSLError, ValueError):
+        raise ValueError("a CA file must hold certificates in PEM") from None
+
+
+def check_pair(cert: Path, key: Path) -> None:
+    """Raises ValueError if they are no certificate and its key."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(cert, key, password="")
+    except ssl.SSLError as error:
+        rule = "certificate and key must be PEM, belong together, and have no passphrase"
+        raise ValueError(f"{rule} ({(error.reason or 'unreadable').replace('_', ' ').lower()})") from None
+
+
+def server_credentials(cert: str, key: str, client_ca: str = "") -> grpc.ServerCredentials:
+    """TLS for a server, from files that are read again for a handshake after they have changed. With a client CA,
+    callers must show a certificate that it has signed. Raises UnusableFile."""
+    paths = [Path(cert), Path(key), *([Path(client_ca)] if client_ca else [])]
+
+    def configuration(contents: Sequence[bytes]) -> grpc.ServerCertificateConfiguration:
+        check_pair(paths[0], paths[1])
+        roots = contents[2] if client_ca else None
+        if roots is not None:
+            check_ca(roots)
+        return grpc.ssl_server_certificate_configuration([(contents[1], contents[0])], root_certificates=roots)
+
+    files = WatchedFiles("--tls-cert, --tls-key" + (", --tls-client-ca" if client_ca else ""), paths, configuration)
+    known = files.current()
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        """What to use from this handshake on; None = as before. Called by threads of gRPC."""
+        nonlocal known
+        current = files.current()
+        if current is known:
+            return None
+        known = current
+        return current
+
+    # The type stubs do not know of None, the documentation does.
+    return grpc.dynamic_ssl_server_credentials(known, changed, bool(client_ca))  # type: ignore[arg-type]
+
+
+def channel_credentials(ca: Path, cert: Path | None, key: Path | None) -> WatchedFiles[grpc.ChannelCredentials]:
+    """TLS for channels: another object whenever the files have changed. Raises UnusableFile."""
+    pair = (cert, key) if cert is not None and key is not None else None
+
+    def credentials(contents: Sequence[bytes]) -> grpc.ChannelCredentials:
+        check_ca(contents[0])
+        if pair is None:
+            return grpc.ssl_channel_credentials(contents[0])
+        check_pair(*pair)
+        return grpc.ssl_channel_credentials(contents[0], contents[2], contents[1])
+
+    flag = "--peer-ca" if pair is None else "--peer-ca, --peer-cert, --peer-key"
+    return WatchedFiles(flag, [ca, *(pair or ())], credentials)

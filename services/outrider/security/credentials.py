@@ -1,0 +1,126 @@
+"""The file of --credentials: who may call, as whom, and how much.
+
+A JSON list. A token stands there as its SHA-256 only, so that the file lets nobody in who reads it:
+
+    [{"token_sha256": "9f86...", "tenant": "acme", "roles": ["generate"], "limits": {"num_sessions": 4}},
+     {"certificate": "verifier.example", "roles": ["service"]}]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from outrider.security.callers import NO_LIMITS, Caller, Role, TenantLimits
+from outrider.security.watched_files import WatchedFiles
+
+MAX_TENANT_LEN = 256
+
+
+class LimitsEntry(BaseModel):
+    """Limits of a tenant, as the file has them; what is not there is not limited."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    num_sessions: Annotated[int, Field(ge=1)] | None = None
+    requests_per_minute: Annotated[float, Field(gt=0)] | None = None
+    tokens_per_minute: Annotated[float, Field(gt=0)] | None = None
+
+
+class CredentialEntry(BaseModel):
+    """A credential, as the file has it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    token_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    """Of the token as it is sent, in hexadecimal."""
+    certificate: Annotated[str, Field(min_length=1)] | None = None
+    """Common name, or one of the alternative names, of a client certificate."""
+    tenant: Annotated[str, Field(max_length=MAX_TENANT_LEN)] = ""
+    roles: Annotated[list[Role], Field(min_length=1)]
+    limits: LimitsEntry | None = None
+
+    @model_validator(mode="after")
+    def _names_one_thing(self) -> Self:
+        if (self.token_sha256 is None) == (self.certificate is None):
+            raise ValueError("must have token_sha256 or certificate, and not both")
+        return self
+
+
+_ENTRIES = TypeAdapter(list[CredentialEntry])
+
+
+class CredentialBook:
+    """All credentials of a file, to look callers up in."""
+
+    def __init__(self, entries: Iterable[CredentialEntry]) -> None:
+        """Raises ValueError."""
+        self._by_digest: dict[bytes, Caller] = {}
+        self._by_certificate: dict[str, Caller] = {}
+        listed = list(entries)
+        limits = _limits_by_tenant(listed)
+        for index, entry in enumerate(listed):
+            name = entry.token_sha256 or f"certificate {entry.certificate}"
+            caller = Caller(name, entry.tenant, frozenset(entry.roles), limits.get(entry.tenant, NO_LIMITS))
+            if entry.certificate is not None:
+                is_new = self._by_certificate.setdefault(entry.certificate, caller) is caller
+            else:
+                is_new = self._by_digest.setdefault(bytes.fromhex(name), caller) is caller
+            if not is_new:
+                raise ValueError(f"entry {index}: its token or certificate has an entry already")
+
+    @property
+    def has_certificates(self) -> bool:
+        """Whether callers may be known by their certificates."""
+        return bool(self._by_certificate)
+
+    def with_token(self, token: str) -> Caller | None:
+        """Whom a token belongs to. The time that it takes does not depend on the token."""
+        digest = hashlib.sha256(token.encode()).digest()
+        found = None
+        for known, caller in self._by_digest.items():
+            if hmac.compare_digest(known, digest):
+                found = caller
+        return found
+
+    def with_certificate(self, names: Iterable[str]) -> Caller | None:
+        """Whom a certificate belongs to, by the names in it."""
+        return next((self._by_certificate[name] for name in names if name in self._by_certificate), None)
+
+
+def _limits_by_tenant(entries: Iterable[CredentialEntry]) -> dict[str, TenantLimits]:
+    """Limits are of the tenant, whichever of its credentials a caller uses."""
+    found: dict[str, TenantLimits] = {}
+    for entry in entries:
+        if entry.limits is not None:
+            limits = TenantLimits(**entry.limits.model_dump())
+            if found.setdefault(entry.tenant, limits) != limits:
+                raise ValueError(f"the entries of tenant {entry.tenant!r} must not state different limits")
+    return found
+
+
+def credential_book(path: str, *, has_client_certificates: bool) -> WatchedFiles[CredentialBook]:
+    """The credentials of a file. Raises UnusableFile.
+
+    Args:
+        path: The file.
+        has_client_certificates: Whether callers show certificates.
+    """
+
+    def book_from(contents: Sequence[bytes]) -> CredentialBook:
+        try:
+            book = CredentialBook(_ENTRIES.validate_json(contents[0]))
+        except ValidationError as error:
+            # Not its text: that quotes the file.
+            problems = (f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}" for item in error.errors())
+            raise ValueError("; ".join(problems)) from None
+        if book.has_certificates and not has_client_certificates:
+            raise ValueError("entries with a certificate need --tls-client-ca")
+        return book
+
+    return WatchedFiles("--credentials", [Path(path)], book_from)

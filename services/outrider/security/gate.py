@@ -1,0 +1,137 @@
+"""The gate of a server: every call of every service passes here first, those of health and reflection, too.
+
+A token is judged before anything of the call is read. A certificate can be seen only by the handler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing
+from inspect import isasyncgenfunction
+from typing import Any, TypeAlias, cast
+
+import grpc
+import structlog
+
+from outrider.security.callers import Caller, set_current_caller
+from outrider.security.credentials import CredentialBook
+from outrider.security.permissions import permitted_roles
+from outrider.security.watched_files import WatchedFiles
+
+log = structlog.get_logger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class _Refused(Exception):
+    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """Lets those in who are known and may do what they ask for, and says who they are (`current_caller`)."""
+
+    def __init__(self, book: WatchedFiles[CredentialBook], service: str) -> None:
+        """`service`: full name of the service that the server is there for."""
+        self._book, self._service = book, service
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """The handler of the call, or one that refuses it."""
+        method, book = str(handler_call_details.method), self._book.current()
+        handler = await continuation(handler_call_details)
+        try:
+            token = _token_of(handler_call_details)
+            if token is None and book.has_certificates and handler is not None:
+                return self._by_certificate(handler, method, book)
+            caller = book.with_token(token) if token is not None else None
+            set_current_caller(self._checked(caller, method, is_known=handler is not None))
+        except _Refused as refused:
+            return _refusing(refused, method)
+        return cast(Handler, handler)  # None is what gRPC answers UNIMPLEMENTED to
+
+    def _checked(self, caller: Caller | None, method: str, *, is_known: bool = True) -> Caller:
+        if caller is None:
+            raise _Refused(
+                grpc.StatusCode.UNAUTHENTICATED, "credentials of this server are needed: authorization: Bearer TOKEN"
+            )
+        if is_known and not caller.roles & permitted_roles(method, self._service):
+            roles = ", ".join(sorted(role.value for role in caller.roles))
+            raise _Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method} is not for the roles of the caller ({roles})")
+        return caller
+
+    def _by_certificate(self, handler: Handler, method: str, book: CredentialBook) -> Handler:
+        """The handler, behind a look at the caller's certificate."""
+
+        async def check(context: Context) -> None:
+            try:
+                set_current_caller(self._checked(book.with_certificate(_names_of(context)), method))
+            except _Refused as refused:
+                await _refuse(refused, method, context)
+
+        return _behind(handler, check)
+
+
+def _token_of(details: grpc.HandlerCallDetails) -> str | None:
+    """The token of a call; None = it presents none. Raises _Refused for what is no token."""
+    presented = [value for key, value in details.invocation_metadata or () if key == "authorization"]
+    if not presented:
+        return None
+    scheme, _, token = str(presented[0]).partition(" ")
+    if len(presented) > 1 or scheme.lower() != "bearer":
+        raise _Refused(grpc.StatusCode.UNAUTHENTICATED, "authorization must be one: Bearer TOKEN")
+    return token.strip()
+
+
+def _names_of(context: Context) -> Iterator[str]:
+    """The names in the certificate that the caller has shown."""
+    shown = context.auth_context()
+    for field in ("x509_subject_alternative_name", "x509_common_name"):
+        for name in shown.get(field, ()):
+            yield name.decode(errors="replace")
+
+
+async def _refuse(refused: _Refused, method: str, context: Context) -> None:
+    log.info("caller.refused", method=method, peer=context.peer(), code=refused.code.name)
+    await context.abort(refused.code, str(refused))
+
+
+def _refusing(refused: _Refused, method: str) -> Handler:
+    """A handler that refuses without reading anything."""
+
+    async def refuse(requests: AsyncIterator[bytes], context: Context) -> None:
+        await _refuse(refused, method, context)
+
+    return grpc.stream_stream_rpc_method_handler(cast(Any, refuse))
+
+
+def _behind(handler: Handler, check: Callable[[Context], Awaitable[None]]) -> Handler:
+    """The handler, which is called when the check has passed."""
+    parts: Any = handler
+    kinds = ("stream" if handler.request_streaming else "unary", "stream" if handler.response_streaming else "unary")
+    kind = "_".join(kinds)
+    inner = getattr(parts, kind)
+
+    async def streams(request: Any, context: Context) -> None:
+        await check(context)
+        if not isasyncgenfunction(inner):
+            await inner(request, context)
+            return
+        async with aclosing(inner(request, context)) as responses:
+            async for response in responses:
+                await context.write(response)
+
+    async def answers(request: Any, context: Context) -> Any:
+        await check(context)
+        return await inner(request, context)
+
+    make = getattr(grpc, f"{kind}_rpc_method_handler")
+    wrapped: Handler = make(
+        streams if handler.response_streaming else answers, handler.request_deserializer, handler.response_serializer
+    )
+    return wrapped

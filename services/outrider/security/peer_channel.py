@@ -1,0 +1,125 @@
+"""The way to a peer: encrypted and authenticated as the settings say, with the files as they are now.
+
+The credentials of a channel cannot be changed, so a changed file means another channel: streams that are opened from
+then on use it, the old one is closed when the last of its streams is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import grpc
+
+from outrider.security.addresses import is_loopback
+from outrider.security.certificates import channel_credentials
+from outrider.security.watched_files import WatchedFiles
+
+_Stub = TypeVar("_Stub")
+
+LAST_STREAM_S = 7 * 86400.0
+"""Streams of an old channel that are not over by then are cut off."""
+
+
+class PeerSecurity:
+    """How this process dials. Without arguments: in plaintext, to this machine only."""
+
+    def __init__(
+        self, ca: str = "", cert: str = "", key: str = "", token_file: str = "", *, insecure: bool = False
+    ) -> None:
+        """Empty = without. Raises UnusableFile."""
+        self._credentials = None
+        if ca:
+            self._credentials = channel_credentials(Path(ca), *(Path(name) if name else None for name in (cert, key)))
+        self._token = WatchedFiles("--peer-token-file", [Path(token_file)], token_from) if token_file else None
+        self._insecure = insecure
+
+    def credentials(self, address: str) -> grpc.ChannelCredentials | None:
+        """TLS for a channel; None = plaintext. The same object as long as the files are. Raises ValueError where
+        plaintext is not allowed."""
+        if self._credentials is not None:
+            return self._credentials.current()
+        if not (self._insecure or is_loopback(address)):
+            raise ValueError(f"{address} is not on this machine: give --peer-ca for TLS, or --peer-insecure")
+        return None
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes with every call."""
+        return bearer(self._token.current()) if self._token is not None else ()
+
+
+def token_from(contents: Sequence[bytes]) -> str:
+    """The token of a file. Raises ValueError, which does not quote it."""
+    token = contents[0].strip()
+    if not token or not token.isascii() or any(byte <= 32 for byte in token):
+        raise ValueError("a token file must hold one token, in ASCII")
+    return token.decode("ascii")
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    """Metadata that presents a token."""
+    return (("authorization", f"Bearer {token}"),)
+
+
+class CallsWithMetadata:
+    """A channel whose calls carry metadata, for stubs. (Interceptors would put a queue into every stream.)"""
+
+    def __init__(self, channel: grpc.aio.Channel | grpc.Channel, metadata: Sequence[tuple[str, str | bytes]]) -> None:
+        self._channel, self._metadata = channel, tuple(metadata)
+
+    def __getattr__(self, kind: str) -> Any:
+        """unary_unary, unary_stream, stream_unary, stream_stream."""
+        make = getattr(self._channel, kind)
+
+        def multi_callable(*arguments: Any, **options: Any) -> Any:
+            return partial(make(*arguments, **options), metadata=self._metadata)
+
+        return multi_callable
+
+
+class PeerChannel:
+    """The channel to a peer, as the files are. Lives on the event loop."""
+
+    def __init__(self, address: str, security: PeerSecurity, options: Sequence[tuple[str, Any]]) -> None:
+        """Raises ValueError where the security is none for this address."""
+        self._address, self._security, self._options = address, security, list(options)
+        self._credentials = security.credentials(address)
+        self._channel = self._open()
+        self._closing: dict[grpc.aio.Channel, asyncio.Task[None]] = {}
+
+    def stub(self, kind: Callable[[grpc.aio.Channel], _Stub], more: Sequence[tuple[str, str]] = ()) -> _Stub:
+        """A stub for the calls that begin now: not to be kept. `more`: metadata of theirs."""
+        credentials = self._security.credentials(self._address)
+        if credentials is not self._credentials:
+            self._credentials = credentials
+            self._replace()
+        metadata = (*self._security.metadata(), *more)
+        channel = cast(grpc.aio.Channel, CallsWithMetadata(self._channel, metadata)) if metadata else self._channel
+        return kind(channel)
+
+    def dial_anew(self) -> None:
+        """Calls that begin from now on go by another connection. One that is only coming about is waited for."""
+        if self._channel.get_state() is grpc.ChannelConnectivity.READY:
+            self._replace()
+
+    async def close(self) -> None:
+        """Closes every channel, and every stream on them."""
+        for channel, task in self._closing.items():
+            task.cancel()
+            await channel.close()
+        await self._channel.close()
+
+    def _open(self) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self._address, options=self._options)
+        return grpc.aio.secure_channel(self._address, self._credentials, options=self._options)
+
+    def _replace(self) -> None:
+        """The old channel is closed when its last stream is over."""
+        channel, self._channel = self._channel, self._open()
+        task = asyncio.create_task(channel.close(LAST_STREAM_S))
+        self._closing[channel] = task
+        task.add_done_callback(lambda _: self._closing.pop(channel, None))

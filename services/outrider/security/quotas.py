@@ -1,0 +1,135 @@
+"""How much a caller may take: sessions, requests and tokens, in buckets that fill up by the minute."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from outrider.security.callers import Caller, TenantLimits
+from outrider.wire.errors import ResourceExhausted
+
+Clock = Callable[[], float]
+"""Seconds, from anywhere on."""
+SESSION_RETRY_S = 1.0
+"""When to try again where another session must end first: nobody knows."""
+
+
+class TokenBucket:
+    """Allows `rate_per_s` on average, and as much at once as comes together in `burst_s`."""
+
+    def __init__(self, rate_per_s: float, burst_s: float, clock: Clock = time.monotonic) -> None:
+        self._clock, self._burst_s = clock, burst_s
+        self.rate_per_s = rate_per_s
+        self._level = self._capacity = max(1.0, rate_per_s * burst_s)
+        self._at = clock()
+
+    def set_rate(self, rate_per_s: float) -> None:
+        """From now on; what has been taken stays taken."""
+        missing = self._capacity - self.level
+        self.rate_per_s = rate_per_s
+        self._capacity = max(1.0, rate_per_s * self._burst_s)
+        self._level = self._capacity - missing
+
+    @property
+    def level(self) -> float:
+        """What may be taken now; negative = more was taken than there was."""
+        now = self._clock()
+        self._level = min(self._capacity, self._level + (now - self._at) * self.rate_per_s)
+        self._at = now
+        return self._level
+
+    def take(self, amount: float) -> None:
+        """Takes it, whether it is there or not."""
+        self._level = self.level - amount
+
+    def wait_s(self, amount: float) -> float:
+        """How long until so much is there; 0 = it is."""
+        return max(0.0, (min(amount, self._capacity) - self.level) / self.rate_per_s)
+
+
+class TenantQuota:
+    """What a tenant has taken."""
+
+    def __init__(self, tenant: str, clock: Clock) -> None:
+        self.limits = TenantLimits()
+        self.num_sessions = 0
+        self._tenant, self._clock = tenant, clock
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def set_limits(self, limits: TenantLimits) -> None:
+        """From now on: the file of the credentials may have changed."""
+        self.limits = limits
+        for name in ("requests_per_minute", "tokens_per_minute"):
+            per_minute = getattr(limits, name)
+            if per_minute is None:
+                self._buckets.pop(name, None)
+            elif name in self._buckets:
+                self._buckets[name].set_rate(per_minute / 60)
+            else:
+                self._buckets[name] = TokenBucket(per_minute / 60, 60.0, self._clock)
+
+    def begin(self) -> None:
+        """A request. Raises ResourceExhausted, which names the limit and says when to come back."""
+        limit = self.limits.num_sessions
+        if limit is not None and self.num_sessions >= limit:
+            raise self._exhausted("num_sessions", limit, SESSION_RETRY_S)
+        for name, bucket in self._buckets.items():
+            if (wait_s := bucket.wait_s(1)) > 0:
+                raise self._exhausted(name, getattr(self.limits, name), wait_s)
+        if (requests := self._buckets.get("requests_per_minute")) is not None:
+            requests.take(1)
+        self.num_sessions += 1
+
+    def end(self) -> None:
+        """A request that had begun is over."""
+        self.num_sessions -= 1
+
+    def charge(self, num_tokens: int) -> None:
+        """Tokens that were generated. Beyond the limit, too: what is refused is the next request."""
+        if (tokens := self._buckets.get("tokens_per_minute")) is not None:
+            tokens.take(num_tokens)
+
+    def _exhausted(self, name: str, limit: float, retry_after_s: float) -> ResourceExhausted:
+        return ResourceExhausted(f"the limit {name} of tenant {self._tenant!r} is reached: {limit:g}", retry_after_s)
+
+
+class Quotas:
+    """The quotas of all tenants, and of all callers, of a server. Lives on the event loop."""
+
+    def __init__(self, max_sessions_per_caller: int = 0, clock: Clock = time.monotonic) -> None:
+        """`max_sessions_per_caller`: 0 = no limit."""
+        self._max_sessions_per_caller, self._clock = max_sessions_per_caller, clock
+        self._num_sessions: Counter[str] = Counter()
+        self._tenants: dict[str, TenantQuota] = {}
+
+    @contextmanager
+    def session(self, name: str, caller: Caller | None = None) -> Iterator[TenantQuota]:
+        """Around a session of a caller; gives what its tokens are charged to. Raises ResourceExhausted.
+
+        Args:
+            name: What tells this caller from others.
+            caller: None = it has no tenant, and no limits but that of all callers.
+        """
+        limit = self._max_sessions_per_caller
+        if limit and self._num_sessions[name] >= limit:
+            raise ResourceExhausted(f"max_sessions_per_caller is reached: {limit}", SESSION_RETRY_S)
+        quota = self._quota_of(caller)
+        quota.begin()
+        self._num_sessions[name] += 1
+        try:
+            yield quota
+        finally:
+            quota.end()
+            self._num_sessions[name] -= 1
+            if not self._num_sessions[name]:
+                del self._num_sessions[name]
+
+    def _quota_of(self, caller: Caller | None) -> TenantQuota:
+        if caller is None:
+            return TenantQuota("", self._clock)
+        quota = self._tenants.setdefault(caller.tenant, TenantQuota(caller.tenant, self._clock))
+        if quota.limits != caller.limits:
+            quota.set_limits(caller.limits)
+        return quota

@@ -1,0 +1,1 @@
+"""Everything that serves: process, settings, health, streams, exports."""

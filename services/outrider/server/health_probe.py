@@ -1,0 +1,49 @@
+"""Asks a service for its health: ``python -m outrider.server.health_probe HOST:PORT [NAME]``.
+
+For probes where there is no other program to ask with. NAME is that of the gRPC service, like
+``outrider.v1.VerifierService``; without it the server as a whole is asked. In plaintext, which is what
+``--health-listen`` speaks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+SERVING, NOT_SERVING, UNREACHABLE = 0, 1, 3
+"""Exit statuses; 2 is for wrong flags."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints the status, and exits with 0 if it is SERVING, with 1 if it is another, with 3 if there is no answer."""
+    program = "python -m outrider.server.health_probe"
+    parser = argparse.ArgumentParser(prog=program, description="Ask a service for its health.")
+    parser.add_argument("address", metavar="HOST:PORT", help="where --health-listen is")
+    parser.add_argument("name", metavar="NAME", nargs="?", default="", help="gRPC service (default: the whole server)")
+    parser.add_argument(
+        "--timeout-s", type=float, default=2.0, metavar="S", help="longest wait for the answer (default: %(default)s)"
+    )
+    options = parser.parse_args(arguments)
+    sys.exit(ask(options.address, options.name, options.timeout_s))
+
+
+def ask(address: str, name: str, timeout_s: float) -> int:
+    """The exit status for what a server says of a service."""
+    request = health_pb2.HealthCheckRequest(service=name)
+    # A proxy is for what lies outside; a probe asks its own machine.
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            response = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            print(f"error: {address}: {error.code().name}: {error.details()}", file=sys.stderr)
+            return NOT_SERVING if error.code() is grpc.StatusCode.NOT_FOUND else UNREACHABLE
+    print(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
+    return SERVING if response.status == health_pb2.HealthCheckResponse.SERVING else NOT_SERVING
+
+
+if __name__ == "__main__":
+    main()

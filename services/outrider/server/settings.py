@@ -1,0 +1,133 @@
+"""Settings of a service: one class each, read from flags and from OUTRIDER_* variables, flags first.
+
+Every field has a description, which is its line in --help. Flags are the field names with dashes. The value of a field
+with repr=False is never shown.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+from pydantic_settings import CliApp, SettingsConfigDict, SettingsError
+
+from outrider.security.settings import ListenSecuritySettings, PeerSecuritySettings, checked_address
+from outrider.telemetry.logs import without_secrets
+
+LISTEN = "Address to listen on, HOST:PORT; port 0 = any free port."
+
+Settings = TypeVar("Settings", bound="ServiceSettings")
+
+
+def model_config(service: str) -> SettingsConfigDict:
+    """The configuration of a settings class: prefix of its variables, shape of its flags."""
+    return SettingsConfigDict(
+        env_prefix=f"OUTRIDER_{service.upper()}_",
+        cli_prog_name=f"python -m outrider.{service}",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        cli_exit_on_error=False,
+        extra="forbid",
+        frozen=True,
+    )
+
+
+class ServiceSettings(ListenSecuritySettings):
+    """What every service is told."""
+
+    listen: str = Field("127.0.0.1:0", description=LISTEN)
+    metrics_listen: str = Field("", description="Address for Prometheus, HOST:PORT; empty = none.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+    log_format: Literal["text", "json"] = Field("text", description="Format of the log on stderr.")
+    cpu: str = Field("", description="Cores to run on, like 0 or 2,3; empty = all.")
+    drain_timeout_s: float = Field(
+        30.0, ge=0, description="After SIGTERM, seconds that running calls may take to end; then they are cut off."
+    )
+    max_connection_age_s: float = Field(
+        600.0,
+        ge=0,
+        description="After so many seconds a caller is asked to connect anew, by which it finds new replicas and shows "
+        "a certificate that is valid now; calls that run go on. 0 = never.",
+    )
+    max_message_bytes: int = Field(4 << 20, ge=1024, description="Largest message accepted.")
+    otlp_endpoint: str = Field(
+        "", description="Collector of traces, OTLP over gRPC, like http://127.0.0.1:4317; empty = no traces."
+    )
+    trace_ratio: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="Share recorded of the traces that begin here, 0 to 1; what a caller has decided is followed.",
+    )
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_is_an_address(cls, value: str) -> str:
+        return checked_address(value)
+
+    @field_validator("metrics_listen")
+    @classmethod
+    def _metrics_listen_is_an_address(cls, value: str) -> str:
+        return checked_address(value) if value else value
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _otlp_endpoint_is_a_url(cls, value: str) -> str:
+        if not value:
+            return value
+        try:
+            url = urlsplit(value)
+            is_one = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+        except ValueError:
+            is_one = False
+        if not is_one or url.path.strip("/") or url.query or url.fragment or "@" in url.netloc:
+            raise ValueError("must be http://HOST:PORT or https://HOST:PORT, of an OTLP/gRPC collector")
+        return value
+
+    @field_validator("cpu")
+    @classmethod
+    def _cpu_is_a_list(cls, value: str) -> str:
+        if value and not all(part.isdigit() for part in value.split(",")):
+            raise ValueError("must be core numbers separated by commas, like 0 or 2,3")
+        return value
+
+    @property
+    def cores(self) -> set[int]:
+        """The cores of `cpu`; empty = all."""
+        return {int(part) for part in self.cpu.split(",")} if self.cpu else set()
+
+
+class DialingSettings(ServiceSettings, PeerSecuritySettings):
+    """What a service with peers is told."""
+
+
+def parse_settings(cls: type[Settings], arguments: list[str] | None = None) -> Settings:
+    """Reads settings from arguments (default: the command line) and the environment.
+
+    A wrong value ends the process with status 2 and one line for each, naming the flag and the rule.
+    """
+    try:
+        return CliApp.run(cls, cli_args=sys.argv[1:] if arguments is None else arguments)
+    except ValidationError as error:
+        for item in error.errors():
+            print(f"error: {_complaint(cls, item)}", file=sys.stderr)
+    except SettingsError as error:
+        print(f"error: {without_secrets(str(error))}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _complaint(cls: type[ServiceSettings], item: ErrorDetails) -> str:
+    """A flag, the rule, and the value unless the flag is a secret one."""
+    rule = item["msg"].removeprefix("Value error, ")
+    if not item["loc"]:
+        return rule  # about several flags, which it names
+    name = str(item["loc"][0])
+    field = cls.model_fields.get(name)
+    got = "" if field is not None and not field.repr else f", got {item.get('input')!r}"
+    flag, variable = name.replace("_", "-"), f"{cls.model_config['env_prefix']}{name.upper()}"
+    return without_secrets(f"--{flag} (or {variable}): {rule}{got}")

@@ -1,0 +1,302 @@
+"""One session of the speculator: its tree, its keys and values, its place in the packed forward.
+
+**Slots.** The cache holds the trunk first: slot i has committed token i, exact. Behind it stand the nodes that have
+been through a forward, in the order in which that happened, so a parent is always before its children. As long as the
+tree is one chain, slot and position agree and the rows need no mask; with branches, a row sees the trunk, its
+ancestors and itself. On a commit the slots that are still of use (the path that became committed, and what lives
+below it) move together; all others are forgotten. For a chain that is a truncation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from outrider.core.acceptance import DraftNoise, decides_by_ratio
+from outrider.core.calibration import DraftCalibration, PendingClaims, RetrievalCalibration
+from outrider.core.drafting.fan_out import FIRST_RATE, fan_outs
+from outrider.core.drafting.methods import growth_policy
+from outrider.core.drafting.policy import Candidate, Expansion, GrowthPolicy
+from outrider.core.params import Method, SamplingParams, Source, SpeculationParams, Steering
+from outrider.core.retrieval.plan import draft_plan
+from outrider.core.retrieval.retriever import TierSource
+from outrider.core.statistics import RunningMean
+from outrider.core.tree import Draft, DraftCost, DraftTree, Node, NodeState, TokenId
+from outrider.models.ratio import DraftDraw
+from outrider.models.runner import KVCache, Segment
+from outrider.speculator.metrics import DraftCounts
+from outrider.speculator.phrases import Phrases
+from outrider.speculator.send_budget import SendBudget
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSessionSpec:
+    """Everything that is known when a session begins. All values are valid."""
+
+    session_id: str
+    committed_token_ids: tuple[TokenId, ...]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    speculation: SpeculationParams
+    vocab_size: int
+
+
+class DraftSession:
+    """One session. Owned by the engine's thread."""
+
+    def __init__(
+        self,
+        spec: DraftSessionSpec,
+        cache: KVCache,
+        max_context_len: int,
+        calibration: RetrievalCalibration | None = None,
+        tiers: TierSource | None = None,
+        draft_calibration: DraftCalibration | None = None,
+        counts: DraftCounts | None = None,
+    ) -> None:
+        """Calibrations and counts are those of all sessions; `tiers` are copies of a datastore's, None = there is
+        none."""
+        self.spec = spec
+        is_sampled = decides_by_ratio(spec.sampling, spec.speculation)
+        self._noise = DraftNoise(spec.sampling.seed) if is_sampled else None
+        # Without shared noise the draft model ranks as if nothing were drawn. The ratio rule is right only without.
+        shares_noise = spec.speculation.shared_noise and not is_sampled
+        self.ranking = spec.sampling if shares_noise else replace(spec.sampling, temperature=0.0)
+        self.tree = DraftTree(spec.committed_token_ids, spec.vocab_size)
+        self._cache = cache
+        self._counts = counts or DraftCounts()
+        self._policy: GrowthPolicy | None = growth_policy(spec.speculation)
+        self._claims = PendingClaims(draft_calibration or DraftCalibration(), self.ranking.is_greedy)
+        self._tokens_per_round = RunningMean()
+        self._forward_us = self._round_trip_us = 0
+        self._max_context_len = max_context_len
+        self._trunk_len = 0
+        self._slots: dict[Node, int] = {}
+        self._node_ids: dict[Node, int] = {}
+        self._next_node_id = 1
+        self._unsent: list[Node] = []
+        self._unsent_forward_us = 0.0
+        self._allowance = SendBudget()
+        self._phrase_slot = 0
+        self._phrases = Phrases(
+            self.tree, spec.num_prompt_tokens, self.ranking, calibration or RetrievalCalibration(), tiers
+        )
+        self._phrases.use(draft_plan(spec.speculation))
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing shall grow until further notice."""
+        return self._policy is None
+
+    def steer(self, steering: Steering) -> None:
+        """Goes on as the caller says. What was grown stays."""
+        if steering.speculation is not None and steering.speculation.method is Method.OFF:
+            self._policy = None
+        elif steering.speculation is not None:
+            self._policy = growth_policy(steering.speculation)
+            self._phrases.use(draft_plan(steering.speculation))
+        self._forward_us = steering.forward_us or self._forward_us
+        self._round_trip_us = steering.round_trip_us or self._round_trip_us
+        self._allowance.measure(steering.forward_us, steering.round_trip_us)
+
+    def commit(self, token_ids: Sequence[TokenId], acknowledged_node_id: int = 0) -> None:
+        """Appends committed tokens and forgets what they contradict. `acknowledged_node_id` is the latest node that the
+        target had then; 0 = it does not say."""
+        self._allowance.begin_round(acknowledged_node_id)
+        self._claims.judge(self.tree, token_ids)
+        self._phrases.commit(token_ids)
+        num_nodes = self.tree.num_nodes
+        num_known = self.tree.commit(token_ids)
+        self._counts.num_committed += num_known
+        self._counts.num_wasted += num_nodes - num_known - self.tree.num_nodes
+        self._claims.forget()
+        kept = [(node, slot) for node, slot in self._slots.items() if node.state is not NodeState.DEAD]
+        self._cache.keep(self._trunk_len, [slot for _, slot in kept])
+        self._slots = {}
+        for slot, (node, _) in enumerate(kept, start=self._trunk_len):
+            if node.state is NodeState.COMMITTED:
+                self._trunk_len = slot + 1
+            else:
+                self._slots[node] = slot
+        self._node_ids = {node: node_id for node, node_id in self._node_ids.items() if node.state is NodeState.LIVE}
+        self._unsent = [node for node in self._unsent if node.state is NodeState.LIVE]
+        self._tokens_per_round.add(len(token_ids))
+        if self._policy is not None:
+            self._policy.committed(self.tree, len(token_ids), num_known)
+            for parent, candidate in self._policy.known_children(self.tree):
+                self._add(parent, candidate)
+            if self._forward_us:
+                rounds = self._round_trip_us / (self._forward_us + self._round_trip_us)
+                self._policy.foresee(self._tokens_per_round.get(1.0) * rounds)
+
+    def with_phrase(self, expansion: Expansion) -> Expansion:
+        """An expansion of the end of a chain, with what is retrieved behind it."""
+        tip = expansion.nodes[0]
+        if expansion.num_children != 1 or not self._is_chain(expansion.nodes):
+            return expansion
+        if self._noise is not None and self._policy is not None and not self._policy.is_message(self.tree, 1):
+            # A phrase is quick where samples agree with it, and samples may not decide when they are sent.
+            return expansion
+        phrase = self._phrases.behind(tip, min(expansion.max_len - 1, self._max_context_len - tip.position - 2))
+        return replace(expansion, phrase=phrase) if phrase else expansion
+
+    def _is_chain(self, nodes: Sequence[Node]) -> bool:
+        """Whether the rows of these nodes, the slots and the trunk are one path."""
+        branches = [node for node in nodes if node is not self.tree.root]
+        if not branches:
+            return not self._slots
+        return len(branches) == 1 and branches[0].position == len(self.tree.committed) + len(self._slots)
+
+    def output_indices(self, expansion: Expansion) -> list[int]:
+        """The output index of each draw that an expansion's logits are for."""
+        first = 1 - self.spec.num_prompt_tokens
+        indices = [node.position + first for node in expansion.nodes]
+        return [*indices, *range(indices[-1] + 1, indices[-1] + 1 + len(expansion.phrase))]
+
+    def draws(self, expansion: Expansion) -> Sequence[DraftDraw | None]:
+        """How each row of an expansion's logits is drawn from; None = it is ranked."""
+        if self._noise is None:
+            return [None] * (len(expansion.nodes) + len(expansion.phrase))
+        params = self.spec.speculation.saguaro
+        num_biased = params.num_biased
+        if params.bias < 1 and not num_biased:
+            num_biased = fan_outs(params, self.spec.speculation.num_speculative_tokens, FIRST_RATE)[0]
+        return [
+            DraftDraw(self.spec.sampling, word, self.spec.vocab_size, params.bias, num_biased)
+            for word in self._noise.words(self.tree, expansion)
+        ]
+
+    def next_expansion(self) -> Expansion | None:
+        """What the policy wants to grow next; None = nothing until the next commit, or the context is full."""
+        expansion = None if self._policy is None else self._policy.next_expansion(self.tree)
+        if expansion is None:
+            return None
+        nodes = tuple(node for node in expansion.nodes if node.position + 1 < self._max_context_len)
+        if len(nodes) < len(expansion.nodes):
+            expansion = replace(expansion, nodes=nodes)
+        return expansion if nodes else None
+
+    def segment(self, expansion: Expansion, max_rows: int) -> Segment:
+        """The rows of an expansion, its logits in the order of its nodes; or, while much of the trunk is missing, a
+        piece of the trunk."""
+        root, committed = self.tree.root, self.tree.committed
+        branches = [node for node in expansion.nodes if node is not root]
+        expands_root = len(branches) < len(expansion.nodes)
+        if expands_root and self._trunk_len == len(committed):
+            # The root has been through a forward but nothing came of it: once more.
+            self._trunk_len -= 1
+            self._cache.truncate(self._trunk_len)
+        trunk = committed[self._trunk_len :]
+        if len(trunk) > max_rows:
+            self._trunk_len += max_rows
+            return Segment(self._cache, trunk[:max_rows], num_logits=0)
+        rows = [*trunk, *(node.token_id for node in branches), *expansion.phrase]
+        visible = self._visible(branches, len(trunk))
+        positions = None
+        if visible is not None:
+            positions = [*range(self._trunk_len, len(committed)), *(node.position for node in branches)]
+        num_logits = len(expansion.nodes) + len(expansion.phrase)
+        segment = Segment(self._cache, rows, num_logits, positions, visible)
+        self._trunk_len = len(committed)
+        for slot, node in enumerate(branches, start=self._cache.length + len(trunk)):
+            self._slots[node] = slot
+        self._phrase_slot = self._cache.length + len(trunk) + len(branches)
+        return segment
+
+    def _visible(self, branches: Sequence[Node], num_trunk_rows: int) -> np.ndarray | None:
+        """Which slots each row sees, bool [rows, slots + rows]; None while everything is one chain."""
+        num_branch_slots = len(self._slots)
+        if not branches or self._is_chain(branches):
+            return None
+        length = self._cache.length
+        trunk_end = length - num_branch_slots + num_trunk_rows
+        num_rows = num_trunk_rows + len(branches)
+        visible = np.zeros((num_rows, length + num_rows), dtype=bool)
+        for row in range(num_trunk_rows):
+            visible[row, : length + row + 1] = True
+        for row, node in enumerate(branches, start=num_trunk_rows):
+            visible[row, :trunk_end] = True
+            visible[row, length + row] = True
+            ancestor = node.parent
+            while ancestor is not None and ancestor in self._slots:
+                visible[row, self._slots[ancestor]] = True
+                ancestor = ancestor.parent
+        return visible
+
+    def grow(self, expansion: Expansion, found: Sequence[Sequence[Candidate]], forward_us: float) -> None:
+        """Adds what a forward found: for each expanded node its candidates, best first."""
+        self._unsent_forward_us += forward_us
+        for node in expansion.nodes:
+            node.is_expanded = True
+        if self._policy is None:
+            return  # paused while the forward ran
+        if expansion.phrase:
+            self._grow_phrase(expansion, found)
+            return
+        corrected = [
+            self._claims.corrected(self.tree, node, candidates)
+            for node, candidates in zip(expansion.nodes, found, strict=True)
+        ]
+        for parent, candidate in self._policy.children(self.tree, expansion, corrected):
+            self._add(parent, candidate)
+
+    def _add(self, parent: Node, candidate: Candidate) -> Node | None:
+        before = self.tree.num_nodes
+        child = self.tree.add(parent, candidate.token_id, candidate.logprob, Source.DRAFT, candidate.q)
+        if child is not None and self.tree.num_nodes > before:
+            self._unsent.append(child)
+            self._counts.num_nodes += 1
+        return child
+
+    def _grow_phrase(self, expansion: Expansion, candidates: Sequence[Sequence[Candidate]]) -> None:
+        """Adds as many tokens of the phrase as the draft model has drawn itself, and its own next one."""
+        node: Node | None = expansion.nodes[0]
+        num_accepted = 0
+        for index, children in enumerate(candidates):
+            if node is None or not children:
+                break
+            token_id = children[0].token_id
+            node = self._add(node, self._claims.corrected(self.tree, node, children)[0])
+            if node is None or index >= len(expansion.phrase) or token_id != expansion.phrase[index]:
+                break
+            node.is_expanded = True
+            # Its row is in the cache already.
+            self._slots[node] = self._phrase_slot + index
+            num_accepted += 1
+        self._cache.truncate(self._phrase_slot + num_accepted)
+        self._phrases.judge(num_accepted)
+
+    def take_message(self, *, is_idle: bool) -> tuple[Draft, DraftCost] | None:
+        """The unsent nodes and what they have cost, if they are worth a message, always when growth stands still; or
+        the first of them, as many as may go out now."""
+        if not self._unsent or not (
+            is_idle or self._policy is None or self._policy.is_message(self.tree, len(self._unsent))
+        ):
+            return None
+        count = self._allowance.num_affordable(self._unsent)
+        if not count:
+            return None
+        sent, self._unsent = self._unsent[:count], self._unsent[count:]
+        first_node_id = self._next_node_id
+        self._next_node_id += count
+        self._allowance.spend(sent, self._next_node_id - 1)
+        self._node_ids.update(zip(sent, range(first_node_id, self._next_node_id), strict=True))
+        offsets = [
+            0 if node.parent is self.tree.root else self._node_ids[node] - self._node_ids[node.parent]
+            for node in sent
+            if node.parent is not None
+        ]
+        draft = Draft(
+            base_len=len(self.tree.committed),
+            first_node_id=first_node_id,
+            parent_offsets=offsets,
+            token_ids=[node.token_id for node in sent],
+            logprobs=[node.logprob for node in sent],
+            source=Source.DRAFT,
+            q_rows=[node.q for node in sent] if self.spec.speculation.is_ratio else (),
+        )
+        cost = DraftCost(int(self._unsent_forward_us), self._phrases.take_spent_us())
+        self._unsent_forward_us = 0.0
+        return draft, cost

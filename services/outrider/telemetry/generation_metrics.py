@@ -1,0 +1,135 @@
+"""Calls that stream a generation, counted: how they end, and how long their callers wait for what.
+
+Lives on the event loop; another thread may read. What is counted of a round is a few additions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from outrider.core.statistics import Histogram
+from outrider.telemetry.metrics import HistogramMetric, Metric, Metrics, gauge
+from outrider.v1 import verifier_pb2
+
+BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+FINISH_REASONS = {
+    verifier_pb2.FINISH_REASON_LENGTH: "length",
+    verifier_pb2.FINISH_REASON_STOP: "stop",
+}
+CODES = {code.value[0]: code.name for code in grpc.StatusCode}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GenerationCalls:
+    """Since the start."""
+
+    def __init__(self) -> None:
+        self.ended: dict[tuple[str, ...], int] = {("OK", reason): 0 for reason in FINISH_REASONS.values()}
+        """Calls by status code and, where they have come to their end, finish reason."""
+        self.num_running = 0
+        """Of those that were admitted: those that have got tokens."""
+        self.num_waiting = 0
+        """Of those that were admitted: those whose prompt is not processed yet."""
+        self.durations = Histogram(BOUNDS_S)
+        """Of calls that have come to their end, in seconds, as all times here."""
+        self.first_tokens = Histogram(BOUNDS_S)
+        """From the call to its first token."""
+        self.tokens = Histogram(BOUNDS_S)
+        """Between two tokens: those of a chunk share the time since the chunk before."""
+        self.chunks = Histogram(BOUNDS_S)
+        """Between two chunks."""
+
+    @contextmanager
+    def call(self, context: Context) -> Iterator[GenerationCall]:
+        """Around a call. The body must have set its status when it leaves, or be cancelled."""
+        call = GenerationCall(self)
+        code = "OK"
+        try:
+            yield call
+            code = CODES.get(_number(context.code()), "UNKNOWN")
+        except asyncio.CancelledError:
+            time_left_s = context.time_remaining()
+            code = "CANCELLED" if time_left_s is None or time_left_s > 0 else "DEADLINE_EXCEEDED"
+            raise
+        finally:
+            call.end(code)
+
+
+class GenerationCall:
+    """One of them."""
+
+    __slots__ = ("_began", "_calls", "_finish_reason", "_is_admitted", "_last")
+
+    def __init__(self, calls: GenerationCalls) -> None:
+        self._calls = calls
+        self._began = time.perf_counter()
+        self._last: float | None = None
+        self._is_admitted = False
+        self._finish_reason = ""
+
+    def admit(self) -> None:
+        """It is worked on."""
+        self._is_admitted = True
+        self._calls.num_waiting += 1
+
+    def chunk(self, num_tokens: int) -> None:
+        """Tokens are sent; possibly none, when there is nothing more to say."""
+        now, last, calls = time.perf_counter(), self._last, self._calls
+        self._last = now
+        if last is None:
+            calls.num_waiting -= 1
+            calls.num_running += 1
+            if num_tokens:
+                calls.first_tokens.add(now - self._began)
+        elif num_tokens:
+            calls.chunks.add(now - last)
+            calls.tokens.add((now - last) / num_tokens, num_tokens)
+
+    def finish(self, reason: verifier_pb2.FinishReason) -> None:
+        """All is sent."""
+        self._finish_reason = FINISH_REASONS.get(reason, "")
+        self._calls.durations.add(time.perf_counter() - self._began)
+
+    def end(self, code: str) -> None:
+        """The call is over, with this status."""
+        calls, key = self._calls, (code, self._finish_reason if code == "OK" else "")
+        calls.ended[key] = calls.ended.get(key, 0) + 1
+        if self._last is not None:
+            calls.num_running -= 1
+        elif self._is_admitted:
+            calls.num_waiting -= 1
+
+
+def _number(code: Any) -> int:
+    """Of a status, which is a number or a `grpc.StatusCode`, None or 0 = all is well."""
+    return int(code.value[0] if isinstance(code, grpc.StatusCode) else code or 0)
+
+
+def read_calls(calls: GenerationCalls, prefix: str) -> Metrics:
+    """All of it, under names that begin with the prefix. Safe to call in any thread."""
+    yield Metric(
+        prefix + "requests_total",
+        "Generations by how their calls have ended: status code and, of those that came to their end, finish reason.",
+        "counter",
+        ("code", "finish_reason"),
+        {**calls.ended},
+    )
+    yield gauge(prefix + "requests_running", "Generations that have begun to speak, now.", calls.num_running)
+    yield gauge(prefix + "requests_waiting", "Generations whose prompt is not processed yet, now.", calls.num_waiting)
+    yield HistogramMetric(
+        prefix + "request_duration_seconds", "From a call to its end, of those that came to it.", calls.durations
+    )
+    yield HistogramMetric(prefix + "time_to_first_token_seconds", "From a call to its first token.", calls.first_tokens)
+    yield HistogramMetric(
+        prefix + "inter_token_latency_seconds",
+        "From one token to the next: those of a chunk share the time since the chunk before.",
+        calls.tokens,
+    )
+    yield HistogramMetric(prefix + "inter_chunk_latency_seconds", "From one chunk to the next.", calls.chunks)

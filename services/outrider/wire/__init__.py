@@ -1,0 +1,1 @@
+"""Messages to values and back: conversion, handshake, errors, channel options."""

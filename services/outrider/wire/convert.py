@@ -1,0 +1,158 @@
+"""Wire to domain and back: where protobuf messages and core types meet. `outrider.wire.speculation` has the
+parameters of the speculation.
+
+`*_from_proto` raise InvalidParameter naming the field as the wire calls it; nothing is clipped and nothing is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+from outrider.core.params import Method, SamplingParams, Source, check
+from outrider.core.session import FinishReason
+from outrider.core.statistics import Statistics, Traffic, median_or_zero
+from outrider.core.tree import Draft, SparseRow
+from outrider.v1 import types_pb2, verifier_pb2
+from outrider.wire.speculation import METHODS_TO_PROTO
+
+PROTOCOL_VERSION = 1
+
+COST_PER_NAT = 32
+MAX_COST = 1023
+MAX_DRAFT_LEN = 4096
+"""Most nodes in one message: as many as a tree holds."""
+MAX_Q_ROW_LEN = 1024
+"""Most tokens in what one node was drawn from."""
+
+
+def sampling_from_proto(message: types_pb2.SamplingParams, default_seed: int) -> SamplingParams:
+    """How tokens are drawn; unset fields have the defaults that the proto states."""
+    defaults = SamplingParams()
+    return SamplingParams(
+        seed=message.seed if message.HasField("seed") else default_seed,
+        temperature=message.temperature if message.HasField("temperature") else defaults.temperature,
+        top_k=message.top_k if message.HasField("top_k") else defaults.top_k,
+        top_p=message.top_p if message.HasField("top_p") else defaults.top_p,
+        min_p=message.min_p if message.HasField("min_p") else defaults.min_p,
+    )
+
+
+def sampling_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
+    """How tokens are drawn, every field set."""
+    return types_pb2.SamplingParams(
+        seed=params.seed, temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p
+    )
+
+
+def token_ids_from_proto(token_ids: Iterable[int], vocab_size: int, field: str) -> tuple[int, ...]:
+    """Token ids, each inside the vocabulary."""
+    checked = tuple(token_ids)
+    if checked and not 0 <= min(checked) <= max(checked) < vocab_size:
+        for index, token_id in enumerate(checked):
+            check(0 <= token_id < vocab_size, f"{field}[{index}]", f"in [0, {vocab_size}), the vocabulary", token_id)
+    return checked
+
+
+def draft_from_proto(message: types_pb2.Draft) -> Draft:
+    """New nodes. Lists of different lengths are cut to the shortest: the content rule needs no more."""
+    for name in ("parent_offsets", "token_ids", "costs", "q_rows"):
+        length = len(getattr(message, name))
+        check(length <= MAX_DRAFT_LEN, f"draft.{name}", f"at most {MAX_DRAFT_LEN} long", length)
+    source = message.source if message.source in Source._value2member_map_ else Source.DRAFT.value
+    return Draft(
+        base_len=message.base_len,
+        first_node_id=message.first_node_id,
+        parent_offsets=message.parent_offsets,
+        token_ids=message.token_ids,
+        logprobs=[-cost / COST_PER_NAT for cost in message.costs],
+        source=Source(source),
+        q_rows=[_sparse_row(row) for row in message.q_rows],
+    )
+
+
+def last_node_id(draft: types_pb2.Draft) -> int:
+    """The latest node of a draft, to be acknowledged; a drafter may have written anything."""
+    return min(max(0, draft.first_node_id + len(draft.token_ids) - 1), 2**31 - 1)
+
+
+def _sparse_row(message: types_pb2.SparseRow) -> SparseRow | None:
+    """What a token was drawn from; None = it was picked. A row that is no distribution is none."""
+    length = max(len(message.token_ids), len(message.weights))
+    check(length <= MAX_Q_ROW_LEN, "draft.q_rows", f"at most {MAX_Q_ROW_LEN} tokens each", length)
+    token_ids, weights = tuple(message.token_ids), tuple(message.weights)
+    is_whole = len(token_ids) == len(weights) == len(set(token_ids)) and min(weights, default=0) >= 1
+    return SparseRow(token_ids, weights) if is_whole else None
+
+
+def source_to_proto(source: Source) -> types_pb2.Source:
+    """Where a token came from; the numbers are those of the wire."""
+    return cast(types_pb2.Source, source.value)
+
+
+def finish_reason_to_proto(reason: FinishReason) -> verifier_pb2.FinishReason:
+    """Why a generation ended; the numbers are those of the wire."""
+    return cast(verifier_pb2.FinishReason, reason.value)
+
+
+def draft_to_proto(draft: Draft) -> types_pb2.Draft:
+    """New nodes, about 6 bytes each."""
+    return types_pb2.Draft(
+        base_len=draft.base_len,
+        first_node_id=draft.first_node_id,
+        parent_offsets=draft.parent_offsets,
+        token_ids=draft.token_ids,
+        costs=[round(min(MAX_COST, max(0.0, -logprob * COST_PER_NAT))) for logprob in draft.logprobs],
+        source=source_to_proto(draft.source),
+        q_rows=[
+            types_pb2.SparseRow(token_ids=row.token_ids, weights=row.weights) if row else types_pb2.SparseRow()
+            for row in draft.q_rows
+        ],
+    )
+
+
+def summary_to_proto(
+    method: Method, statistics: Statistics, requested_method: Method | None = None, traffic: Traffic | None = None
+) -> verifier_pb2.SpeculationSummary:
+    """What speculation did in one generation. `requested_method` is the one that `method` replaces, if it does;
+    `traffic` what crossed the way to the drafter, if there was one."""
+    traffic = traffic or Traffic()
+    times = statistics.round_times
+    return verifier_pb2.SpeculationSummary(
+        method=METHODS_TO_PROTO[method],
+        requested_method=None if requested_method is None else METHODS_TO_PROTO[requested_method],
+        num_rounds=statistics.num_rounds,
+        num_drafted_tokens=statistics.num_drafted_tokens,
+        num_accepted_tokens=statistics.num_accepted_tokens,
+        num_empty_rounds=statistics.num_empty_rounds,
+        num_hits=statistics.num_hits,
+        accepted_by_source=[
+            types_pb2.SourceCount(source=source_to_proto(source), num_tokens=count)
+            for source, count in sorted(statistics.accepted_by_source.items(), key=lambda item: item[0].value)
+        ],
+        num_speculator_losses=statistics.num_speculator_losses,
+        degraded=statistics.degraded,
+        num_bytes_sent=traffic.num_bytes_sent,
+        num_bytes_received=traffic.num_bytes_received,
+        decisions=[
+            verifier_pb2.Decision(
+                method=METHODS_TO_PROTO[decision.way.method],
+                rows=cast(types_pb2.Rows, decision.way.rows.value),
+                retrieval=decision.way.retrieval,
+                num_rounds=decision.num_rounds,
+                num_tokens=decision.num_tokens,
+                time_ms=decision.time_ms,
+            )
+            for decision in statistics.decisions
+        ],
+        times_p50=verifier_pb2.RoundTimes(
+            round_ms=median_or_zero([time.round_ms for time in times]),
+            forward_ms=median_or_zero([time.forward_ms for time in times]),
+            wait_ms=median_or_zero([time.wait_ms for time in times]),
+            overhead_ms=median_or_zero([time.overhead_ms for time in times]),
+            draft_latency_ms=median_or_zero(statistics.draft_latencies_ms),
+            draft_forward_ms=median_or_zero(statistics.draft_forwards_ms),
+            retrieval_ms=median_or_zero([time.retrieval_ms for time in times]),
+            draft_retrieval_ms=median_or_zero(statistics.draft_retrievals_ms),
+        ),
+    )

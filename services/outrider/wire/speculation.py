@@ -1,0 +1,388 @@
+"""`SpeculationParams`, on the wire and in the domain.
+
+A value outside its range, and a field that is set where it has no meaning, raise InvalidParameter with the name that
+the wire gives it; nothing is clipped and nothing is ignored. `allow_fallback` is not among the resolved parameters: it
+says what may be done where they cannot be served, which is for `outrider.verifier.admission` to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol, TypeVar, cast
+
+from outrider.core.params import (
+    MAX_BEAM_WIDTH,
+    MAX_BUDGET,
+    MAX_ROWS,
+    TIERS,
+    AcceptanceRule,
+    BestFirstParams,
+    CardParams,
+    DoubleParams,
+    Fallback,
+    FanOut,
+    Method,
+    RetrievalScope,
+    Rows,
+    SaguaroParams,
+    SpacelikeParams,
+    SpeculationParams,
+    check,
+)
+from outrider.v1 import types_pb2
+
+METHODS = {
+    types_pb2.METHOD_OFF: Method.OFF,
+    types_pb2.METHOD_SPECULATIVE: Method.SPECULATIVE,
+    types_pb2.METHOD_PEARL: Method.PEARL,
+    types_pb2.METHOD_RETRIEVAL: Method.RETRIEVAL,
+    types_pb2.METHOD_CARD: Method.CARD,
+    types_pb2.METHOD_SAGUARO: Method.SAGUARO,
+    types_pb2.METHOD_DOUBLE: Method.DOUBLE,
+    types_pb2.METHOD_SPACELIKE: Method.SPACELIKE,
+    types_pb2.METHOD_BEST_FIRST: Method.BEST_FIRST,
+    types_pb2.METHOD_AUTO: Method.AUTO,
+}
+METHODS_TO_PROTO = {method: value for value, method in METHODS.items()}
+
+_OWN_ROWS = {Method.BEST_FIRST: Rows.TREE, Method.AUTO: Rows.TREE}
+"""What a method's rows are spent on where the request does not say; all others': one chain."""
+
+
+def method_from_proto(value: int, default: Method) -> Method:
+    """The method; unset = the default. A number this server does not know is invalid."""
+    if value == types_pb2.METHOD_UNSPECIFIED:
+        return default
+    known = ", ".join(types_pb2.Method.Name(number) for number in METHODS)
+    check(value in METHODS, "speculation.method", f"one of {known}", value)
+    return METHODS[cast(types_pb2.Method, value)]
+
+
+def speculation_from_proto(
+    message: types_pb2.SpeculationParams, defaults: SpeculationParams, limits: SpeculationLimits
+) -> SpeculationParams:
+    """How drafts are made. Unset fields come from the server's defaults, or have those that the proto states."""
+    method = method_from_proto(message.method, defaults.method)
+    max_gamma = limits.max_num_speculative_tokens
+    # Where rows are taken as they pay, only the limit bounds a path.
+    own_gamma = max_gamma if method in _OWN_ROWS else defaults.num_speculative_tokens
+    gamma = limited(message, "num_speculative_tokens", "speculation", own_gamma, max_gamma)
+    retrieves = _retrieves_from_proto(message, method)
+    scope, contribute = _sharing_from_proto(message, method, retrieves, defaults, limits)
+    rule = enum_from_proto(
+        message.acceptance_rule,
+        AcceptanceRule,
+        types_pb2.AcceptanceRule,
+        "speculation.acceptance_rule",
+        AcceptanceRule.MATCH,
+    )
+    is_ratio = rule is AcceptanceRule.RATIO
+    own_rows = _OWN_ROWS.get(method, Rows.CHAIN)
+    rows = enum_from_proto(message.rows, Rows, types_pb2.Rows, "speculation.rows", own_rows)
+    params = SpeculationParams(
+        method=method,
+        num_speculative_tokens=gamma,
+        lookahead=_lookahead_from_proto(message, method, max(defaults.lookahead, gamma), limits),
+        min_path_probability=_min_path_probability_from_proto(message, method, rows, defaults.min_path_probability),
+        rows=rows,
+        max_rows=_max_rows_from_proto(message, rows, limits),
+        acceptance_rule=rule,
+        shared_noise=_shared_noise_from_proto(message, method, is_ratio),
+        retrieval=retrieves,
+        retrieval_scope=scope,
+        contribute=contribute,
+        **method_params_from_proto(message, method, gamma, is_ratio, limits),
+    )
+    check(
+        retrieves or params.saguaro.fallback is not Fallback.RETRIEVAL,
+        "speculation.saguaro.fallback",
+        "another than FALLBACK_RETRIEVAL where retrieval is unset",
+        "FALLBACK_RETRIEVAL",
+    )
+    return params
+
+
+def _lookahead_from_proto(
+    message: types_pb2.SpeculationParams, method: Method, default: int, limits: SpeculationLimits
+) -> int:
+    if not message.HasField("lookahead"):
+        return default
+    field, lookahead = "speculation.lookahead", message.lookahead
+    check(method.drafts_ahead, field, "unset for a method that does not draft ahead", lookahead)
+    is_serial = method is Method.DOUBLE and message.double.serial
+    check(not is_serial, field, "unset where draft and target take turns (double.serial)", lookahead)
+    limit = limits.max_lookahead
+    check(lookahead <= limit, field, f"at most {limit}, this server's limit", lookahead)
+    return lookahead
+
+
+def _min_path_probability_from_proto(
+    message: types_pb2.SpeculationParams, method: Method, rows: Rows, default: float
+) -> float:
+    value = message.min_path_probability
+    if method is Method.BEST_FIRST and rows is Rows.TREE:
+        rule = "unset or 0 for METHOD_BEST_FIRST with ROWS_TREE, which takes nodes as they pay"
+        check(value == 0, "speculation.min_path_probability", rule, value)
+        return 0.0
+    return value if message.HasField("min_path_probability") else default
+
+
+def _max_rows_from_proto(message: types_pb2.SpeculationParams, rows: Rows, limits: SpeculationLimits) -> int:
+    """0 = as many as pay."""
+    if not message.HasField("max_rows"):
+        return 0
+    check(rows is Rows.TREE, "speculation.max_rows", "unset for rows other than ROWS_TREE", message.max_rows)
+    return limited(message, "max_rows", "speculation", limits.max_num_rows, limits.max_num_rows)
+
+
+def _shared_noise_from_proto(message: types_pb2.SpeculationParams, method: Method, is_ratio: bool) -> bool:
+    field, is_given = "speculation.shared_noise", message.HasField("shared_noise")
+    check(not is_given or method is not Method.OFF, field, "unset with method off", message.shared_noise)
+    rule = "unset or false under ACCEPTANCE_RULE_RATIO: its drafts are independent of the target's noise"
+    check(not (is_ratio and message.shared_noise), field, rule, message.shared_noise)
+    return message.shared_noise if is_given else not is_ratio
+
+
+def _retrieves_from_proto(message: types_pb2.SpeculationParams, method: Method) -> bool:
+    """Whether continuations are looked up: asked for, or a part of the method."""
+    if not method.always_retrieves:
+        return message.retrieval
+    is_refused = message.HasField("retrieval") and not message.retrieval
+    rule = f"unset or true for method {method.value}, which always retrieves"
+    check(not is_refused, "speculation.retrieval", rule, message.retrieval)
+    return True
+
+
+def _sharing_from_proto(
+    message: types_pb2.SpeculationParams,
+    method: Method,
+    retrieves: bool,
+    defaults: SpeculationParams,
+    limits: SpeculationLimits,
+) -> tuple[RetrievalScope, bool]:
+    """With whom retrieval shares, and whether the session contributes."""
+    given, params = message.HasField("retrieval_params"), message.retrieval_params
+    check(retrieves or not given, "speculation.retrieval_params", "unset where nothing is retrieved", "a message")
+    default = limits.spacelike_scope if method is Method.SPACELIKE else defaults.retrieval_scope
+    field = "speculation.retrieval_params.scope"
+    scope = enum_from_proto(params.scope, RetrievalScope, types_pb2.RetrievalScope, field, default)
+    if not retrieves:
+        return RetrievalScope.SESSION, False
+    is_session = scope is RetrievalScope.SESSION
+    rule = "RETRIEVAL_SCOPE_TENANT or RETRIEVAL_SCOPE_GLOBAL for method spacelike, which lives on what others said"
+    check(method is not Method.SPACELIKE or not is_session, field, rule, "RETRIEVAL_SCOPE_SESSION")
+    return scope, params.contribute if params.HasField("contribute") else not is_session
+
+
+def retrieval_scope_to_proto(scope: RetrievalScope) -> types_pb2.RetrievalScope:
+    """With whom retrieval shares; the numbers are those of the wire."""
+    return cast(types_pb2.RetrievalScope, scope.value)
+
+
+def speculation_to_proto(params: SpeculationParams) -> types_pb2.SpeculationParams:
+    """How drafts are made, every field set that has a meaning for the method."""
+    method = params.method
+    message = types_pb2.SpeculationParams(
+        method=METHODS_TO_PROTO[method],
+        num_speculative_tokens=params.num_speculative_tokens,
+        rows=cast(types_pb2.Rows, params.rows.value),
+        acceptance_rule=cast(types_pb2.AcceptanceRule, params.acceptance_rule.value),
+    )
+    if not (method is Method.BEST_FIRST and params.rows is Rows.TREE):
+        message.min_path_probability = params.min_path_probability
+    if method.drafts_ahead and not (method is Method.DOUBLE and params.double.serial):
+        message.lookahead = params.lookahead
+    if params.rows is Rows.TREE and params.max_rows:
+        message.max_rows = params.max_rows
+    if method is not Method.OFF and not params.is_ratio:
+        message.shared_noise = params.shared_noise
+    if params.retrieval:
+        message.retrieval = True
+    if params.retrieves:
+        message.retrieval_params.scope = retrieval_scope_to_proto(params.retrieval_scope)
+        message.retrieval_params.contribute = params.contribute
+    method_params_to_proto(params, message)
+    return message
+
+
+PARAMS_FIELDS = {
+    Method.CARD: "card",
+    Method.SAGUARO: "saguaro",
+    Method.DOUBLE: "double",
+    Method.SPACELIKE: "spacelike",
+    Method.BEST_FIRST: "best_first",
+}
+"""Where a method's own parameters stand, on the wire and in `SpeculationParams`."""
+
+_E = TypeVar("_E", bound=Enum)
+
+
+class _Names(Protocol):
+    """A generated enum."""
+
+    def Name(self, number: Any) -> str: ...
+
+
+def enum_from_proto(number: int, kind: type[_E], names: _Names, field: str, default: _E) -> _E:
+    """A member of an enum whose values are those of the wire; 0 = the default."""
+    if number == 0:
+        return default
+    known = {member.value: member for member in kind}
+    check(number in known, field, f"one of {_names_of(names, known)}", number)
+    return known[number]
+
+
+def _names_of(names: _Names, numbers: Iterable[int]) -> str:
+    return ", ".join(names.Name(number) for number in numbers)
+
+
+def limited(message: Any, name: str, prefix: str, default: int, limit: int) -> int:
+    """A number from 1 to the server's limit; unset = the default, or the limit if that is less."""
+    if not message.HasField(name):
+        return min(default, limit)
+    value: int = getattr(message, name)
+    check(1 <= value <= limit, f"{prefix}.{name}", f"in [1, {limit}], this server's limit", value)
+    return value
+
+
+def _check_unset(message: Any, name: str, prefix: str, rule: str) -> None:
+    check(not message.HasField(name), f"{prefix}.{name}", rule, getattr(message, name))
+
+
+def _given(message: Any, *names: str) -> dict[str, Any]:
+    """The fields that are set."""
+    return {name: getattr(message, name) for name in names if message.HasField(name)}
+
+
+def method_params_from_proto(
+    message: types_pb2.SpeculationParams, method: Method, gamma: int, is_ratio: bool, limits: SpeculationLimits
+) -> dict[str, Any]:
+    """The method's own parameters as keyword arguments of `SpeculationParams`. Those of another method are invalid."""
+    given, own = message.WhichOneof("method_params"), PARAMS_FIELDS.get(method)
+    check(given is None or given == own, f"speculation.{given}", f"unset for method {method.value}", "a message")
+    match method:
+        case Method.CARD:
+            return {"card": _card_from_proto(message.card, limits)}
+        case Method.SAGUARO:
+            return {"saguaro": _saguaro_from_proto(message.saguaro, gamma, is_ratio, limits)}
+        case Method.DOUBLE:
+            return {"double": _double_from_proto(message.double)}
+        case Method.SPACELIKE:
+            return {"spacelike": SpacelikeParams(**_given(message.spacelike, "max_match_len"))}
+        case Method.BEST_FIRST:
+            return {"best_first": BestFirstParams(**_given(message.best_first, "num_expanded", "num_children"))}
+    return {}
+
+
+def _card_from_proto(message: types_pb2.CardParams, limits: SpeculationLimits) -> CardParams:
+    width = limited(message, "beam_width", "speculation.card", CardParams().beam_width, limits.max_beam_width)
+    return CardParams(beam_width=width, **_given(message, "num_children", "correction"))
+
+
+def _saguaro_from_proto(
+    message: types_pb2.SaguaroParams, gamma: int, is_ratio: bool, limits: SpeculationLimits
+) -> SaguaroParams:
+    prefix, defaults = "speculation.saguaro", SaguaroParams()
+    fan_out = enum_from_proto(message.fan_out, FanOut, types_pb2.FanOut, f"{prefix}.fan_out", defaults.fan_out)
+    if fan_out is FanOut.GIVEN:
+        _check_unset(message, "budget", prefix, "unset for FAN_OUT_GIVEN: fan_outs say it")
+        _check_fan_outs(message.fan_outs, gamma, limits.max_budget)
+    if fan_out is not FanOut.GEOMETRIC:
+        _check_unset(message, "exponent", prefix, "unset for another fan-out than FAN_OUT_GEOMETRIC")
+    if not is_ratio:
+        _check_unset(message, "bias", prefix, "unset under ACCEPTANCE_RULE_MATCH: the bias is of sampled tokens")
+    if not message.HasField("bias"):
+        _check_unset(message, "num_biased", prefix, "unset where bias is unset")
+    return SaguaroParams(
+        fan_out=fan_out,
+        budget=limited(message, "budget", prefix, defaults.budget, limits.max_budget),
+        fan_outs=tuple(message.fan_outs),
+        fallback=enum_from_proto(
+            message.fallback, Fallback, types_pb2.Fallback, f"{prefix}.fallback", defaults.fallback
+        ),
+        **_given(message, "exponent", "bias", "num_biased"),
+    )
+
+
+def _check_fan_outs(fan_outs: Iterable[int], gamma: int, max_budget: int) -> None:
+    """Each stands for a position of the chain or behind it, the last one for all further positions."""
+    counts, num_positions = list(fan_outs), gamma + 1
+    field = "speculation.saguaro.fan_outs"
+    check(len(counts) <= num_positions, field, f"at most num_speculative_tokens + 1 ({num_positions})", len(counts))
+    budget = sum(counts) + (num_positions - len(counts)) * (counts[-1] if counts else 0)
+    rule = f"at most {max_budget} in all, this server's limit, over {num_positions} positions"
+    check(budget <= max_budget, field, rule, budget)
+
+
+def _double_from_proto(message: types_pb2.DoubleParams) -> DoubleParams:
+    prefix, tiers = "speculation.double", {tier.value: tier for tier in TIERS}
+    for index, number in enumerate(message.tiers):
+        check(number in tiers, f"{prefix}.tiers[{index}]", f"one of {_names_of(types_pb2.Source, tiers)}", number)
+    if message.HasField("draft_retrieval") and not message.draft_retrieval:
+        _check_unset(message, "max_phrase_len", prefix, "unset where draft_retrieval is false")
+    asked = tuple(dict.fromkeys(tiers[number] for number in message.tiers))
+    return DoubleParams(
+        tiers=asked or TIERS,
+        **_given(message, "max_match_len", "max_phrase_len", "draft_retrieval", "target_retrieval", "serial"),
+    )
+
+
+def method_params_to_proto(params: SpeculationParams, message: types_pb2.SpeculationParams) -> None:
+    """Sets the method's own parameters, every field that has a meaning."""
+    match params.method:
+        case Method.CARD:
+            card = params.card
+            message.card.beam_width, message.card.num_children = card.beam_width, card.num_children
+            message.card.correction = card.correction
+        case Method.SAGUARO:
+            _saguaro_to_proto(params.saguaro, message.saguaro, params.is_ratio)
+        case Method.DOUBLE:
+            _double_to_proto(params.double, message.double)
+        case Method.SPACELIKE:
+            message.spacelike.max_match_len = params.spacelike.max_match_len
+        case Method.BEST_FIRST:
+            message.best_first.num_expanded = params.best_first.num_expanded
+            message.best_first.num_children = params.best_first.num_children
+
+
+def _saguaro_to_proto(params: SaguaroParams, message: types_pb2.SaguaroParams, is_ratio: bool) -> None:
+    message.fan_out = params.fan_out.value  # type: ignore[assignment]  # the values are those of the wire
+    message.fallback = params.fallback.value  # type: ignore[assignment]
+    if params.fan_out is FanOut.GIVEN:
+        message.fan_outs.extend(params.fan_outs)
+    else:
+        message.budget = params.budget
+    if params.fan_out is FanOut.GEOMETRIC:
+        message.exponent = params.exponent
+    if is_ratio:
+        message.bias, message.num_biased = params.bias, params.num_biased
+
+
+def _double_to_proto(params: DoubleParams, message: types_pb2.DoubleParams) -> None:
+    message.max_match_len = params.max_match_len
+    message.draft_retrieval, message.target_retrieval = params.draft_retrieval, params.target_retrieval
+    if params.draft_retrieval:
+        message.max_phrase_len = params.max_phrase_len
+    message.tiers.extend(tier.value for tier in params.tiers)  # type: ignore[misc]
+    message.serial = params.serial
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationLimits:
+    """Limits of a request's parameters: what goes beyond is refused, and the message has the limit."""
+
+    max_num_speculative_tokens: int = 64
+    max_num_rows: int = MAX_ROWS
+    """Of `max_rows`."""
+    max_beam_width: int = MAX_BEAM_WIDTH
+    max_budget: int = MAX_BUDGET
+    """Of the outcomes that SAGUARO drafts for at a time."""
+    spacelike_scope: RetrievalScope = RetrievalScope.TENANT
+    """Of METHOD_SPACELIKE where the request does not say: alone with itself, a session has nothing to look up."""
+
+    @property
+    def max_lookahead(self) -> int:
+        """Limit of `lookahead`: sixteen full chains in flight hide any round trip that is worth hiding."""
+        return 16 * self.max_num_speculative_tokens

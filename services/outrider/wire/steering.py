@@ -1,0 +1,65 @@
+"""`Steering`, on the wire and in the domain: what a drafter is told in the middle of a generation.
+
+A drafter is a speculator that the verifier dials, or one at the edge that dials the verifier; what both accept is
+decided here.
+"""
+
+from __future__ import annotations
+
+from outrider.core.params import Method, SpeculationParams, Steering, check
+from outrider.v1 import types_pb2
+from outrider.wire.errors import Unimplemented
+from outrider.wire.speculation import SpeculationLimits, speculation_from_proto, speculation_to_proto
+
+DRAFTED = tuple(method for method in Method if method.needs_draft_model)
+"""What there is a growth policy for. METHOD_AUTO is not: the verifier chooses, and says what."""
+
+
+def steering_to_proto(steering: Steering) -> types_pb2.Steering:
+    """What is unset means: as before."""
+    message = types_pb2.Steering(forward_us=steering.forward_us, round_trip_us=steering.round_trip_us)
+    if steering.speculation is not None:
+        message.speculation.CopyFrom(speculation_to_proto(steering.speculation))
+    return message
+
+
+def steering_from_proto(message: types_pb2.Steering, opened: SpeculationParams, limits: SpeculationLimits) -> Steering:
+    """How to go on; Method.OFF = pause. What the message leaves open is as `opened`, what the drafting began with.
+
+    Raises:
+        InvalidParameter: a field is outside its range, or changes what must stay as it was opened.
+        Unimplemented: the method is none that can be drafted for.
+    """
+    return Steering(_speculation(message, opened, limits), message.forward_us, message.round_trip_us)
+
+
+def _speculation(
+    steering: types_pb2.Steering, opened: SpeculationParams, limits: SpeculationLimits
+) -> SpeculationParams | None:
+    if not steering.HasField("speculation"):
+        return None
+    message = types_pb2.SpeculationParams()
+    message.CopyFrom(steering.speculation)
+    if message.method != types_pb2.METHOD_OFF:
+        rule, known = message.acceptance_rule, opened.acceptance_rule
+        _check_as_opened("acceptance_rule", rule or known.value, known.value)
+        message.acceptance_rule = known.value  # type: ignore[assignment]  # the values are those of the wire
+        if not opened.is_ratio and not message.HasField("shared_noise"):
+            message.shared_noise = opened.shared_noise
+    speculation = speculation_from_proto(message, opened, limits)
+    if speculation.method is not Method.OFF:
+        check_drafted(speculation.method)
+        _check_as_opened("shared_noise", speculation.shared_noise, opened.shared_noise)
+    return speculation
+
+
+def check_drafted(method: Method) -> None:
+    """Raises Unimplemented unless there is a growth policy for the method."""
+    if method is Method.AUTO:
+        raise Unimplemented("speculation.method auto: the verifier chooses, and says what it has chosen")
+    if method not in DRAFTED:
+        raise Unimplemented(f"speculation.method {method.value} needs no speculator")
+
+
+def _check_as_opened(field: str, value: object, opened: object) -> None:
+    check(value == opened, f"speculation.{field}", f"{opened}, as the stream was opened", value)

@@ -1,0 +1,206 @@
+"""What the methods' suite says about measurements: its claims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from outrider_bench.claims import (
+    MET,
+    MISSED,
+    NOT_MEASURED,
+    Claim,
+    above,
+    at_least,
+    beside_the_best,
+    counts_of,
+    reported,
+    share_of,
+)
+from outrider_bench.config import PARTS
+from outrider_bench.experiment import label_of
+from outrider_bench.measured import Measured
+from outrider_bench.samples import Block
+from outrider_bench.suites.methods.asked import AT_BEST, claims_of
+from outrider_bench.suites.methods.parts import ALL_METHODS
+from outrider_bench.suites.methods.peers import LLAMA_CPP
+from outrider_bench.suites.methods.plan import DRAFT_C2_5, MethodsSizes
+from outrider_bench.suites.methods.replay import analyse
+from tests.bench.methods_samples import evidence, made, ran, replayed
+
+TEMPERATURES = (0.0, 0.7, 1.0)
+
+
+def claim(claims: Sequence[Claim], what: str) -> Claim:
+    [found] = [each for each in claims if each.what == what]
+    return found
+
+
+def methods_run(seconds: dict[str, float]) -> dict[str, list[Block]]:
+    """Every method of the table at every temperature, `off` taking 10 s and the others 5 s unless said."""
+    labels = [label_of(one) for one in ALL_METHODS]
+    usual = dict.fromkeys(labels, 5.0) | {"off": 10.0}
+    blocks = [ran(label, t, made((usual | seconds)[label])) for label in labels for t in TEMPERATURES]
+    return {"methods": blocks}
+
+
+@pytest.mark.parametrize(
+    ("claim_", "verdict"),
+    [
+        (at_least("p", "w", 1.12, 1.12), MET),
+        (at_least("p", "w", 1.119, 1.12), MISSED),
+        (above("p", "w", 1.0, 1.0), MISSED),
+        (above("p", "w", 1.001, 1.0), MET),
+        (Claim("p", "w", 2.5, "<", 2.5), MISSED),
+        (Claim("p", "w", 2.4, "<", 2.5), MET),
+        (Claim("p", "w", 0.5, "<=", 0.5), MET),
+        (at_least("p", "w", None, 1.12), NOT_MEASURED),
+        (above("p", "w", 2.0, None), NOT_MEASURED),
+        (reported("p", "w", 0.7), ""),
+        (reported("p", "w", None), NOT_MEASURED),
+    ],
+)
+def test_a_claim_is_met_missed_or_not_measured(claim_: Claim, verdict: str) -> None:
+    assert claim_.verdict == verdict
+    assert claim_.to_json()["verdict"] == verdict
+
+
+def test_what_was_never_run_is_not_measured_and_claims_nothing() -> None:
+    claims = claims_of(PARTS, evidence({}))
+    assert {claim.part for claim in claims} == set(PARTS)
+    assert {claim.verdict for claim in claims} == {NOT_MEASURED}
+    assert counts_of([claim.to_json() for claim in claims])[NOT_MEASURED] == len(claims)
+
+
+def test_a_share_of_what_is_missing_is_missing() -> None:
+    assert share_of(1.0, 2.0) == 0.5
+    assert share_of(None, 2.0) is None
+    assert share_of(1.0, None) is None
+    assert share_of(1.0, 0.0) is None
+
+
+def test_best_first_stands_beside_the_fastest_other_method_and_not_beside_itself() -> None:
+    run = methods_run({"best-first": 4.0, "best-first chain": 1.0, "card": 3.96, "auto": 0.5})
+    claims = claims_of(["methods"], evidence(run))
+    found = claim(claims, "T = 0.7: best-first by every other method")
+    assert found.measured == pytest.approx(0.99)
+    assert (found.verdict, found.remark) == (MET, "best of them: card")
+    assert claim(claims, "T = 1: best-first by off").measured == pytest.approx(2.5)
+    assert [claim(claims, f"T = {t:g}: best-first by off").asked for t in TEMPERATURES] == list(AT_BEST.values())
+
+
+def test_auto_stands_beside_the_best_of_all_fixed_methods() -> None:
+    run = methods_run({"best-first chain": 2.0, "auto": 2.05})
+    found = claim(claims_of(["methods"], evidence(run)), "T = 0: auto by the best fixed method")
+    assert found.measured == pytest.approx(2.0 / 2.05)
+    assert (found.verdict, found.remark) == (MET, "best of them: best-first chain")
+
+
+def test_a_method_that_was_refused_is_named_where_the_others_are_compared() -> None:
+    blocks = [block for block in methods_run({})["methods"] if block.condition.method != "double"]
+    found = claim(claims_of(["methods"], evidence({"methods": blocks})), "T = 0: best-first by every other method")
+    assert found.measured == 1.0
+    assert "not measured: double" in found.remark
+
+
+def test_nobody_is_beside_the_best_of_nobody() -> None:
+    assert beside_the_best(Measured({}), "e", "auto", ["pearl"], 0.0) == (None, "")
+
+
+def test_saguaro_is_compared_with_draft_then_verify() -> None:
+    claims = claims_of(["methods"], evidence(methods_run({"saguaro": 4.4, "speculative": 5.0})))
+    assert claim(claims, "T = 0: saguaro by speculative").measured == pytest.approx(5 / 4.4)
+    assert claim(claims, "T = 0: saguaro by speculative").verdict == MET
+    assert claim(claims, "T = 1: saguaro by off").verdict == MISSED
+
+
+def test_the_ceiling_of_double_is_the_measured_speed_ratio() -> None:
+    blocks = [
+        ran(label, 0.0, made(seconds))
+        for label, seconds in (("off", 10.0), ("pearl", 5.0), ("double", 10 / 2.7), ("double no prior", 5.0))
+    ]
+    claims = claims_of(["double"], evidence({"double": blocks}, speed_ratios={DRAFT_C2_5: 2.5}))
+    assert claim(claims, "T = 0: pearl by off stays below C").verdict == MET
+    assert claim(claims, "T = 0: double by off exceeds C").verdict == MET
+    assert claim(claims, "T = 0: double by off exceeds C").asked == 2.5
+    assert claim(claims, "T = 0: double by pearl").measured == pytest.approx(1.35)
+    assert claim(claims, "T = 0: double by double with no prior").verdict == MET
+    assert claim(claims, "T = 0: double by double with no rejected tier").verdict == NOT_MEASURED
+    unknown = claims_of(["double"], evidence({"double": blocks}))
+    assert claim(unknown, "T = 0: pearl by off stays below C").verdict == NOT_MEASURED
+
+
+@pytest.mark.parametrize(("at_a_quarter", "verdict"), [(35, MET), (30, MET), (25, MISSED)])
+def test_a_prior_saturates_where_its_last_part_brings_little(at_a_quarter: int, verdict: str) -> None:
+    blocks = {
+        "double": [
+            ran("pearl", 0.0, made(1.0)),
+            ran("double no prior", 0.0, made(1 / 2.0)),
+            ran("double", 0.0, made(1 / 4.0)),
+        ],
+        "double-prior-1": [ran("pearl", 0.0, made(3.0)), ran("double", 0.0, made(30.0 / at_a_quarter))],
+    }
+    found = claims_of(["double"], evidence(blocks))[-1]
+    assert found.measured == pytest.approx((40 - at_a_quarter) / 20)
+    assert found.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("speeds", "rises", "falls"),
+    [([5.0, 4.0, 3.0, 4.0, 5.0], MET, MET), ([3.0, 4.0, 5.0, 6.0, 7.0], MISSED, MET), ([5, 4, 3, 2, 1], MET, MISSED)],
+)
+def test_a_wider_beam_pays_up_to_a_point(speeds: list[float], rises: str, falls: str) -> None:
+    widths = MethodsSizes().beam_widths
+    blocks = [
+        ran(f"card K = {width}", 0.0, made(seconds, num_hits=5 + place))
+        for place, (width, seconds) in enumerate(zip(widths, speeds, strict=True))
+    ]
+    claims = claims_of(["card"], evidence({"card-width": blocks}))
+    assert claim(claims, "T = 0: tokens/s, the best K by K = 5 (rises)").verdict == rises
+    assert claim(claims, "T = 0: tokens/s, the best K by K = 200 (falls)").verdict == falls
+    assert claim(claims, "T = 0: hit rate, the highest by K = 5").measured == pytest.approx(9 / 5)
+    assert claim(claims, "T = 0: highest hit rate").measured == pytest.approx(0.9)
+    assert claim(claims, "T = 0: highest hit rate").verdict == MET
+
+
+def test_sixteen_rows_are_claimed_and_the_others_reported() -> None:
+    blocks = [ran("best-first chain", 1.0, made(1.0, num_accepted=20))]
+    blocks += [ran(f"best-first rows = {rows}", 1.0, made(1.0, num_accepted=26)) for rows in MethodsSizes().max_rows]
+    claims = claims_of(["rows"], evidence({"rows": blocks}))
+    assert {claim.verdict for claim in claims} == {MET, ""}
+    assert [claim.verdict for claim in claims].count(MET) == 1
+    assert all(claim.measured == pytest.approx(3.6 / 3) for claim in claims)
+
+
+def test_auto_is_asked_about_every_kind_of_prompt_at_every_temperature_and_where_drafting_cannot_pay() -> None:
+    labels = {"off": 10.0, "pearl": 5.0, "best-first": 4.0, "retrieval": 8.0, "auto": 4.1}
+    blocks = [
+        ran(label, t, made(seconds), prompt=place, category=category)
+        for label, seconds in labels.items()
+        for t in TEMPERATURES
+        for place, category in enumerate(("prose", "repetitive"))
+    ]
+    alone = [ran("off", 0.7, made(10.0)), ran("auto", 0.7, made(10.5))]
+    claims = claims_of(["auto"], evidence({"auto": blocks, "auto-slow": alone}))
+    assert len(claims) == 2 * 6 + 3
+    assert claim(claims, "T = 0.7, prose: auto by the best of three").measured == pytest.approx(4 / 4.1)
+    assert claim(claims, "draft model slowed twenty times, T = 0.7: auto by off").verdict == MISSED
+    assert claim(claims, "T = 1.5: auto by off").verdict == NOT_MEASURED
+
+
+def test_a_peer_is_compared_by_its_ratio_to_plain_decoding() -> None:
+    assert [round(peer.speedup, 2) for peer in LLAMA_CPP] == [3.48, 2.0, 1.42]
+    claims = claims_of(["peers"], evidence(methods_run({"double": 2.5})))
+    assert [each.asked for each in claims] == [1.0, 1.1, 1.3]
+    assert claims[0].measured == pytest.approx(4 / (355 / 102))
+    assert claims[0].remark.startswith("double: 4.00; llama.cpp: 3.48")
+    assert [each.verdict for each in claims] == [MET, MET, MET]
+
+
+def test_the_claims_of_spacelike_are_those_of_the_replay() -> None:
+    seconds = [10.2] * 20 + [8.0] * 20 + [6.0] * 20
+    replay = analyse(replayed(seconds, off_at=[0, 1, 2, 30, 45], near=[58]), 60, num_cold=3)
+    claims = claims_of(["spacelike"], evidence({}, replay=replay))
+    assert [each.verdict for each in claims] == [MET, MISSED, MET]
+    assert claims[2].measured == pytest.approx(1 / 1.02)

@@ -1,0 +1,228 @@
+"""The command: what it prints where, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from typer.testing import CliRunner
+
+from outrider.v1 import types_pb2
+from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
+from outrider_cli.app import app
+from tests.support.fake_verifier import FakeVerifier, until_cancelled
+
+COMMANDS = ("generate", "chat", "up", "info", "demo")
+NOBODY = "127.0.0.1:1"
+
+runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb", "OUTRIDER_ADDRESS": ""})
+
+
+def test_help_lists_every_command() -> None:
+    result = runner.invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert all(f" {name} " in result.stdout for name in (*COMMANDS, "bench"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_has_a_line_of_help(command: str) -> None:
+    result = runner.invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    flags = [line for line in result.stdout.splitlines() if line.startswith("│ --")]
+    assert flags
+    for line in flags:
+        assert len(line.strip("│ ").split("  ", 1)[-1].strip()) > 10, line
+
+
+def test_every_parameter_of_the_protocol_has_a_flag() -> None:
+    text = runner.invoke(app, ["generate", "--help"]).stdout
+    for message in (types_pb2.SamplingParams, types_pb2.SpeculationParams):
+        for field in message.DESCRIPTOR.fields:
+            if field.message_type is not None:  # its own fields have flags, or are named below them
+                if field.containing_oneof is not None:
+                    assert all(parameter.name in text for parameter in field.message_type.fields)
+                continue
+            name = field.name.removesuffix("s") if field.is_repeated else field.name
+            assert f"--{name.replace('_', '-')}" in text
+    assert [field.name for field in types_pb2.RetrievalParams.DESCRIPTOR.fields] == ["scope", "contribute"]
+    assert "--retrieval-scope" in text
+    assert "--contribute" in text
+
+
+@pytest.mark.parametrize("line", ["generate hi --topk 3", "generate hi --method fast", "dance"])
+def test_a_wrong_flag_shows_the_usage(line: str) -> None:
+    result = runner.invoke(app, line.split())
+    assert result.exit_code == 2
+    assert "Usage: outrider" in result.stderr
+
+
+def test_generated_text_goes_to_stdout_and_the_rest_to_stderr(verifier: FakeVerifier) -> None:
+    result = runner.invoke(app, ["generate", "hello", "--address", verifier.address])
+    assert result.exit_code == 0
+    assert result.stdout == "a b c d\n"
+    assert "pearl: 4 tokens" in result.stderr
+    assert "acceptance length 2.00" in result.stderr
+
+
+def test_plain_shows_the_text_alone(verifier: FakeVerifier) -> None:
+    result = runner.invoke(app, ["generate", "hello", "--plain", "--address", verifier.address])
+    assert (result.stdout, result.stderr) == ("a b c d\n", "")
+
+
+def test_a_prompt_comes_from_stdin_as_it_is(verifier: FakeVerifier) -> None:
+    assert runner.invoke(app, ["generate", "-", "--address", verifier.address], input="a\nb\n").exit_code == 0
+    assert verifier.requests[0].prompt.text == "a\nb\n"
+
+
+def test_flags_reach_the_server_and_unset_ones_do_not(verifier: FakeVerifier) -> None:
+    flags = ["--temperature", "0", "--stop-token-id", "4", "--stop-token-id", "5", "--method", "off", "--no-retrieval"]
+    assert runner.invoke(app, ["generate", "hello", "--address", verifier.address, *flags]).exit_code == 0
+    request = verifier.requests[0]
+    assert request.sampling == types_pb2.SamplingParams(temperature=0, stop_token_ids=[4, 5])
+    assert request.speculation == types_pb2.SpeculationParams(method=types_pb2.METHOD_OFF, retrieval=False)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_every_parameter_of_a_method_arrives_in_its_field(verifier: FakeVerifier, command: str) -> None:
+    said = ["fan_out=given", "fan_outs=3,2,0", "fallback=draft", "bias=0.5", "num-biased=2"]
+    flags = ["--method", "saguaro", "--acceptance-rule", "ratio", "--rows", "tree", "--max-rows", "8", "--shared-noise"]
+    flags += ["--allow-fallback", *(word for pair in said for word in ("--method-param", pair))]
+    prompt = ["hello"] if command == "generate" else []
+    result = runner.invoke(app, [command, *prompt, "--address", verifier.address, *flags], input="hi\n/exit\n")
+    assert result.exit_code == 0, result.output
+    own = types_pb2.SaguaroParams(
+        fan_out=types_pb2.FAN_OUT_GIVEN,
+        fan_outs=[3, 2, 0],
+        fallback=types_pb2.FALLBACK_DRAFT,
+        bias=0.5,
+        num_biased=2,
+    )
+    assert verifier.requests[0].speculation == types_pb2.SpeculationParams(
+        method=types_pb2.METHOD_SAGUARO,
+        rows=types_pb2.ROWS_TREE,
+        max_rows=8,
+        acceptance_rule=types_pb2.ACCEPTANCE_RULE_RATIO,
+        shared_noise=True,
+        allow_fallback=True,
+        saguaro=own,
+    )
+
+
+def test_a_flag_of_two_words_may_be_said_no_to(verifier: FakeVerifier) -> None:
+    flags = ["--method", "best-first", "--no-shared-noise", "--method-param", "num_children=2"]
+    assert runner.invoke(app, ["generate", "hello", "--address", verifier.address, *flags]).exit_code == 0
+    speculation = verifier.requests[0].speculation
+    assert speculation.method == types_pb2.METHOD_BEST_FIRST
+    assert speculation.HasField("shared_noise")
+    assert not speculation.shared_noise
+    assert not speculation.allow_fallback
+    assert speculation.best_first == types_pb2.BestFirstParams(num_children=2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--method-param budget=3", "needs a --method with parameters of its own (card, saguaro, double"),
+        ("--method pearl --method-param budget=3", "needs a --method with parameters of its own"),
+        ("--method card --method-param beam_width", "must be NAME=VALUE, got 'beam_width'"),
+        ("--method card --method-param width=3", "must name one of beam_width, num_children, correction"),
+        ("--method card --method-param beam_width=wide", "beam_width must be a whole number, got 'wide'"),
+        ("--method card --method-param beam_width=99999999999", "card.beam_width: "),
+        ("--method card --method-param correction=maybe", "correction must be true or false, got 'maybe'"),
+        ("--method saguaro --method-param exponent=big", "exponent must be a number, got 'big'"),
+        (
+            "--method saguaro --method-param fan_out=wide",
+            "fan_out must be one of geometric, uniform, given, got 'wide'",
+        ),
+        ("--method double --method-param tiers=prior,all", "tiers must be one of target, draft, prior, "),
+        ("--method card --method-param beam_width=1 --method-param beam-width=2", "must name beam_width once"),
+    ],
+)
+def test_a_wrong_parameter_of_a_method_names_the_flag_the_rule_and_the_value(flags: str, message: str) -> None:
+    result = runner.invoke(app, ["generate", "hello", "--address", NOBODY, *flags.split()])
+    assert result.exit_code == 2
+    assert "Invalid value for --method-param" in result.stderr
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_the_address_comes_from_the_environment(verifier: FakeVerifier) -> None:
+    assert runner.invoke(app, ["info"], env={"OUTRIDER_ADDRESS": verifier.address}).exit_code == 0
+
+
+@pytest.mark.parametrize("command", [["generate", "hello"], ["info"], ["chat"]], ids=lambda command: command[0])
+def test_nobody_listening_is_one_clear_line(command: list[str]) -> None:
+    result = runner.invoke(app, [*command, "--address", NOBODY])
+    assert result.exit_code == 3
+    assert result.stderr.count("\n") == 1
+    assert f"cannot reach a verifier at {NOBODY} (connection refused)" in result.stderr
+    assert "outrider up" in result.stderr
+
+
+def test_an_error_of_the_server_is_one_line(verifier: FakeVerifier) -> None:
+    def refuses(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "sampling.top_p must be in (0, 1], got 2")
+        yield GenerateResponse()
+
+    verifier.script = refuses
+    result = runner.invoke(app, ["generate", "hello", "--top-p", "2", "--address", verifier.address])
+    assert result.exit_code == 2
+    assert result.stderr == "error: sampling.top_p must be in (0, 1], got 2 (INVALID_ARGUMENT)\n"
+
+
+def test_a_seed_that_does_not_fit_is_wrong_usage() -> None:
+    assert runner.invoke(app, ["generate", "hello", "--seed", "-1", "--address", NOBODY]).exit_code == 2
+
+
+def test_info_shows_what_the_server_is(verifier: FakeVerifier) -> None:
+    result = runner.invoke(app, ["info", "--address", verifier.address])
+    assert result.exit_code == 0
+    lines = dict(line.split(None, 1) for line in result.stdout.splitlines())
+    assert lines["model"].strip() == "fake"
+    assert lines["speculator"].strip() == "127.0.0.1:1 (not connected: no answer)"
+    assert lines["datastore"].strip() == "none"
+
+
+def test_a_chat_remembers_until_it_is_reset(verifier: FakeVerifier) -> None:
+    typed = "hi\nagain\n/reset\nnew\n/exit\n"
+    result = runner.invoke(app, ["chat", "--system", "Be brief.", "--address", verifier.address], input=typed)
+    assert result.exit_code == 0
+    spoken = [[message.content for message in request.prompt.chat.messages] for request in verifier.requests]
+    assert spoken == [["Be brief.", "hi"], ["Be brief.", "hi", "a b c d", "again"], ["Be brief.", "new"]]
+
+
+def test_ctrl_c_cancels_the_generation_and_exits_with_130(verifier: FakeVerifier) -> None:
+    verifier.script = until_cancelled(verifier)
+    command = [sys.executable, "-m", "outrider_cli", "generate", "hello", "--plain", "--address", verifier.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(3) == b"a b"
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors == b""
+    assert rest == b"\n"
+    assert verifier.ended.wait(10)
+
+
+def test_replicas_are_named_with_commas_and_those_that_are_gone_are_passed_over(verifier: FakeVerifier) -> None:
+    replicas = f"{NOBODY},{verifier.address}"
+    result = runner.invoke(app, ["generate", "hello", "--plain", "--address", replicas])
+    assert (result.exit_code, result.stdout) == (0, "a b c d\n")
+    result = runner.invoke(app, ["info", "--address", replicas])
+    assert result.exit_code == 0
+    assert f"address  {NOBODY}\nstate    UNAVAILABLE" in result.stdout
+    assert "fake" in result.stdout
+    result = runner.invoke(app, ["info", "--address", f"{NOBODY},127.0.0.1:2"])
+    assert result.exit_code == 3
+    assert "cannot reach a verifier at" in result.stderr
+
+
+def test_an_address_of_nobody_is_wrong_usage() -> None:
+    for command in (["generate", "hello"], ["info"]):
+        result = runner.invoke(app, [*command, "--address", " , "])
+        assert result.exit_code == 2
+        assert "address must name at least one server" in result.stderr

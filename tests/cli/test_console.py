@@ -1,0 +1,97 @@
+"""Text by source: colours may be off, the text is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from outrider.core.params import Source
+from outrider.v1 import types_pb2, verifier_pb2
+from outrider_cli.console import legend, pieces, summary
+from outrider_client.generation import Chunk, FinishReason, Result
+
+DRAFT, RETRIEVED, PLAIN = "green", "cyan", "default"
+
+
+def bytes_to_text(token_ids: Sequence[int]) -> str:
+    """A tokenizer whose tokens are bytes."""
+    return bytes(token_ids).decode(errors="replace")
+
+
+def chunk_of(text: str, *sources: Source | None) -> Chunk:
+    token_ids = tuple(text.encode())
+    assert len(token_ids) == len(sources)
+    return Chunk(token_ids, sources, text, 0)
+
+
+def test_a_chunk_is_split_where_the_source_changes() -> None:
+    chunk = chunk_of("abcd", Source.DRAFT, Source.DRAFT, Source.PRIOR, Source.TARGET)
+    assert list(pieces(chunk, bytes_to_text)) == [(DRAFT, "ab"), (RETRIEVED, "c"), (PLAIN, "d")]
+
+
+def test_all_tiers_are_one_colour() -> None:
+    chunk = chunk_of("abcd", Source.PRIOR, Source.DYNAMIC, Source.REJECTED, Source.RING)
+    assert list(pieces(chunk, bytes_to_text)) == [(RETRIEVED, "abcd")]
+
+
+def test_a_chunk_of_one_source_needs_no_tokenizer() -> None:
+    def never(token_ids: Sequence[int]) -> str:
+        raise AssertionError("asked for text that was known")
+
+    assert list(pieces(chunk_of("a", Source.TARGET), never)) == [(PLAIN, "a")]
+
+
+def test_a_source_of_a_newer_server_has_no_colour() -> None:
+    assert list(pieces(chunk_of("ab", None, Source.DRAFT), bytes_to_text)) == [(PLAIN, "a"), (DRAFT, "b")]
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        pytest.param(chunk_of("é", Source.DRAFT, Source.TARGET), id="the source changes inside a character"),
+        pytest.param(Chunk((195, 97), (Source.DRAFT, Source.TARGET), "", 0), id="nothing is decided yet"),
+        pytest.param(Chunk((169, 97), (Source.DRAFT, Source.TARGET), "éa", 0), id="a character began earlier"),
+        pytest.param(Chunk((97, 98), (Source.DRAFT, Source.TARGET), " ab", 0), id="a leading space is dropped"),
+    ],
+)
+def test_joined_pieces_are_the_text_of_the_chunk(chunk: Chunk) -> None:
+    assert "".join(text for _, text in pieces(chunk, bytes_to_text)) == chunk.text
+
+
+def summary_of(**fields: Any) -> str:
+    counts = verifier_pb2.SpeculationSummary(num_rounds=2, **fields)
+    finished = Result("ab", (1, 2), FinishReason.LENGTH, None, 7, 3, 2, counts)
+    return summary(finished, 0.5).plain
+
+
+def test_the_summary_says_which_method_was_replaced() -> None:
+    pearl, best_first = types_pb2.METHOD_PEARL, types_pb2.METHOD_BEST_FIRST
+    assert summary_of(method=pearl).startswith("pearl: 2 tokens")
+    replaced = summary_of(method=types_pb2.METHOD_OFF, requested_method=best_first)
+    assert replaced.startswith("off (for best-first): 2 tokens")
+
+
+def test_the_summary_shows_what_auto_has_decided() -> None:
+    decisions = [
+        verifier_pb2.Decision(
+            method=types_pb2.METHOD_BEST_FIRST,
+            rows=types_pb2.ROWS_TREE,
+            retrieval=True,
+            num_rounds=4,
+            num_tokens=10,
+            time_ms=20,
+        ),
+        verifier_pb2.Decision(method=types_pb2.METHOD_OFF, rows=types_pb2.ROWS_CHAIN, num_rounds=3, num_tokens=3),
+    ]
+    first, *rest = summary_of(method=types_pb2.METHOD_AUTO, decisions=decisions).splitlines()
+    assert first.startswith("auto: 2 tokens")
+    assert rest == [
+        "  best-first tree + retrieval: 4 rounds, 2.50 tokens a round, 500 tokens/s",
+        "  off: 3 rounds, 1.00 tokens a round",
+    ]
+
+
+def test_the_legend_names_three_sources() -> None:
+    assert all(name in legend().plain for name in ("target", "draft", "retrieval"))

@@ -1,0 +1,106 @@
+"""`outrider up` with everything real: starts, serves, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from outrider_client import BlockingClient
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+COMMAND = [sys.executable, "-m", "outrider_cli"]
+SMALL = ["--target", "demo/target", "--target-dtype", "float32", "--port", "0"]
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """`outrider up` with a small target; its logs are kept for a test that fails."""
+    command = [*COMMAND, "up", *SMALL, "--log-folder", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, process_group=0
+    ) as process:
+        yield process
+        process.kill()
+
+
+def addresses(process: subprocess.Popen[str]) -> dict[str, str]:
+    """What the command printed about its services; returns when all of them serve."""
+    assert process.stdout is not None
+    found: dict[str, str] = {}
+    while "redis" not in found:
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        name, address = line.split()
+        found[name] = address
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of the direct children."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def opened(exits: ExitStack, pid: int) -> int:
+    """A handle that becomes readable when the process ends, even if another takes its id."""
+    handle = os.pidfd_open(pid)
+    exits.callback(os.close, handle)
+    return handle
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_no_process_outlives_the_command(up: subprocess.Popen[str], number: signal.Signals) -> None:
+    found = addresses(up)
+    assert list(found) == ["verifier", "speculator", "datastore", "redis"]
+    children = children_of(up.pid)
+    assert len(children) == 4
+    with ExitStack() as exits:
+        selector = exits.enter_context(selectors.DefaultSelector())
+        for child in children:
+            selector.register(opened(exits, child), selectors.EVENT_READ)
+        os.killpg(up.pid, number)  # as the terminal does
+        assert up.wait(60) == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
+        while selector.get_map():
+            ready = selector.select(timeout=30)
+            assert ready, "a child is still there"
+            for key, _ in ready:
+                selector.unregister(key.fileobj)
+
+
+def test_it_generates_the_same_text_with_and_without_drafts(up: subprocess.Popen[str]) -> None:
+    address = addresses(up)["verifier"]
+    with BlockingClient(address) as client:
+        off, waiting, *others = (
+            client.complete("def add(", method=method, temperature=0.7, seed=1, max_tokens=48, ignore_eos=True)
+            for method in ("off", "speculative", "pearl", "retrieval")
+        )
+        assert off.summary.num_rounds == 48
+        assert {result.text for result in (waiting, *others)} == {off.text}
+        assert waiting.acceptance_length > 1  # the others do not wait for a drafter that is slower than this target
+    shown = subprocess.run(
+        [*COMMAND, "generate", "def add(", "--seed", "1", "--temperature", "0.7", "--max-tokens", "48", "--ignore-eos"],
+        env={**os.environ, "OUTRIDER_ADDRESS": address},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout == off.text + "\n"
+    assert shown.stderr.startswith("auto: 48 tokens in ")
+
+
+def test_a_service_that_cannot_start_is_explained() -> None:
+    command = [*COMMAND, "up", "--target", "demo/nothing", "--port", "0"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert run.returncode == 1
+    assert run.stdout == ""
+    assert "error: verifier did not get ready" in run.stderr
+    assert "demo/nothing" in run.stderr

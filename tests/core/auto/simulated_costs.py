@@ -1,0 +1,239 @@
+"""Worlds in which a controller is tried: what a round of each way takes and brings, by text. Times in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from outrider.core.auto.controller import Controller
+from outrider.core.auto.history import Strategy, StrategyHistory
+from outrider.core.auto.strategies import Decision
+from outrider.core.params import Method, Rows
+
+OFF = Strategy(Method.OFF)
+RETRIEVAL = Strategy(Method.RETRIEVAL, retrieval=True)
+PEARL = Strategy(Method.PEARL, retrieval=True)
+BEST_FIRST = Strategy(Method.BEST_FIRST, Rows.TREE)
+DOUBLE = Strategy(Method.DOUBLE, retrieval=True)
+WAYS = (BEST_FIRST, PEARL, DOUBLE, RETRIEVAL, OFF)
+"""The order in which a server would prefer them."""
+
+PLAIN_MS = 10.0
+NUM_TOKENS = 128
+"""Of a generation."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a way's rounds."""
+
+    acceptance: float
+    """Probability of each further token, given those before it."""
+    rounds_ms: float
+    max_chain_len: int = 8
+    restart: int = 1
+    """Rounds after a switch to it that bring one token: the drafter begins anew."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What rounds cost and bring. Constant; a run may go from one to another."""
+
+    costs: dict[Strategy, Cost]
+    by_category: Sequence[dict[Strategy, float]] = ({},)
+    """What the acceptance is multiplied with in the sessions of each category, in turn."""
+    jitter: float = 0.05
+    """Relative standard deviation of a round's time."""
+    hiccup: float = 0.0
+    """Probability that the host makes a round take five times as long."""
+    text_deviation: float = 0.05
+    """Standard deviation of a session's acceptance: texts differ."""
+
+
+@dataclass
+class Trace:
+    """What happened, round by round, in the order of the process."""
+
+    sessions: list[int] = field(default_factory=list)
+    ways: list[Strategy] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    times_ms: list[float] = field(default_factory=list)
+    decisions: dict[int, list[Decision]] = field(default_factory=dict)
+
+    def tokens_per_ms(self, first: int = 0, last: int | None = None) -> float:
+        """Of a range of rounds."""
+        return sum(self.tokens[first:last]) / sum(self.times_ms[first:last])
+
+    @property
+    def num_rounds(self) -> int:
+        return len(self.ways)
+
+    def runs(self) -> list[list[tuple[Strategy, int, int, float]]]:
+        """For each session, its runs of rounds of one way: (way, rounds, their tokens, their time)."""
+        runs: dict[int, list[tuple[Strategy, int, int, float]]] = {}
+        rounds = zip(self.sessions, self.ways, self.tokens, self.times_ms, strict=True)
+        for session, way, num_tokens, time_ms in rounds:
+            known = runs.setdefault(session, [])
+            last = known.pop() if known and known[-1][0] == way else (way, 0, 0, 0.0)
+            known.append((way, last[1] + 1, last[2] + num_tokens, last[3] + time_ms))
+        return list(runs.values())
+
+    @property
+    def num_switches(self) -> int:
+        return sum(len(runs) - 1 for runs in self.runs())
+
+    def excursions(self, rates: Mapping[Strategy, float]) -> list[tuple[float, int, float]]:
+        """Short runs (at most 64 rounds) from which a session went back to where it was: their time in milliseconds,
+        their tokens, and the rate of the way that they were an excursion from."""
+        found = []
+        for runs in self.runs():
+            for before, (_, num_rounds, num_tokens, time_ms), after in zip(runs, runs[1:], runs[2:], strict=False):
+                if before[0] == after[0] and num_rounds <= 64:
+                    found.append((time_ms, num_tokens, rates[before[0]]))
+        return found
+
+
+class Steady:
+    """A controller that always goes the same way."""
+
+    def __init__(self, way: Strategy) -> None:
+        self._way = way
+
+    def way(self) -> Strategy:
+        return self._way
+
+    def observe(self, num_tokens: int, round_ms: float) -> None:
+        pass
+
+    def decisions(self) -> list[Decision]:
+        return []
+
+
+class _Session:
+    """A generation in a world: its text, and how it goes on."""
+
+    def __init__(self, number: int, controller: Controller | Steady, seed: int) -> None:
+        self.number, self.controller = number, controller
+        self.num_left = NUM_TOKENS
+        self._random = np.random.default_rng((seed, number))
+        self._text = float(self._random.standard_normal())
+        self._way: Strategy | None = None
+        self._since_switch = 0
+
+    def round(self, world: World) -> tuple[Strategy, int, float]:
+        way = self.controller.way()
+        self._since_switch = self._since_switch + 1 if way == self._way else 0
+        self._way = way
+        cost = world.costs[way]
+        factor = world.by_category[self.number % len(world.by_category)].get(way, 1.0)
+        acceptance = min(0.97, max(0.0, cost.acceptance * factor * (1 + world.text_deviation * self._text)))
+        chances = self._random.random(cost.max_chain_len)
+        noise, hiccup = self._random.standard_normal(), self._random.random()
+        num_accepted = int(np.argmax(np.append(chances >= acceptance, True)))
+        if self._since_switch < cost.restart:
+            num_accepted = 0
+        num_tokens = min(1 + num_accepted, self.num_left)
+        time_ms = cost.rounds_ms * max(0.5, 1 + world.jitter * noise) * (5 if hiccup < world.hiccup else 1)
+        self.num_left -= num_tokens
+        self.controller.observe(num_tokens, time_ms)
+        return way, num_tokens, time_ms
+
+
+def run(
+    world: Callable[[int], World],
+    begin: Callable[[int], Controller | Steady],
+    num_sessions: int,
+    num_parallel: int = 1,
+    seed: int = 0,
+    num_tokens: int = NUM_TOKENS,
+) -> Trace:
+    """Generations one after the other, so many at a time, a round of each in turn.
+
+    Args:
+        world: By the number of tokens that the process has committed.
+        begin: The controller of a session, by its number.
+        num_sessions: All of them.
+        num_parallel: At a time.
+        seed: Decides the texts and the noise.
+        num_tokens: Of each.
+    """
+    trace, waiting, running, num_committed = Trace(), list(range(num_sessions)), [], 0
+    while waiting or running:
+        while waiting and len(running) < num_parallel:
+            number = waiting.pop(0)
+            session = _Session(number, begin(number), seed)
+            session.num_left = num_tokens
+            running.append(session)
+        for session in list(running):
+            way, count, time_ms = session.round(world(num_committed))
+            num_committed += count
+            trace.sessions.append(session.number)
+            trace.ways.append(way)
+            trace.tokens.append(count)
+            trace.times_ms.append(time_ms)
+            if session.num_left <= 0:
+                running.remove(session)
+                trace.decisions[session.number] = session.controller.decisions()
+    return trace
+
+
+def run_fixed(world: Callable[[int], World], way: Strategy, num_sessions: int, **options: int) -> Trace:
+    """The same generations, always the same way."""
+    return run(world, lambda _: Steady(way), num_sessions, **options)
+
+
+def run_auto(
+    world: Callable[[int], World],
+    num_sessions: int,
+    ways: Sequence[Strategy] = WAYS,
+    temperature: float = 0.0,
+    experience: StrategyHistory | None = None,
+    **options: int,
+) -> Trace:
+    """The same generations, as a new process goes on with them."""
+    experience = experience or StrategyHistory(PLAIN_MS)
+    return run(world, lambda number: Controller(experience, temperature, ways, number), num_sessions, **options)
+
+
+PLAIN = Cost(0, PLAIN_MS)
+GOOD = World(
+    {
+        OFF: PLAIN,
+        RETRIEVAL: Cost(0.15, 1.03 * PLAIN_MS, restart=0),
+        PEARL: Cost(0.68, 1.15 * PLAIN_MS),
+        BEST_FIRST: Cost(0.78, 1.2 * PLAIN_MS),
+        DOUBLE: Cost(0.7, 1.2 * PLAIN_MS),
+    }
+)
+UNTRAINED = World(
+    {
+        OFF: PLAIN,
+        RETRIEVAL: Cost(0.02, 1.05 * PLAIN_MS, restart=0),
+        PEARL: Cost(0.0, 1.12 * PLAIN_MS),
+        BEST_FIRST: Cost(0.01, 1.25 * PLAIN_MS),
+        DOUBLE: Cost(0.01, 1.2 * PLAIN_MS),
+    }
+)
+
+
+def slowed(factor: float, retrieval: float) -> World:
+    """A draft so slow that a round with it takes so many times a plain one."""
+    drafted = Cost(0.35, factor * PLAIN_MS)
+    retrieved = Cost(retrieval, 1.03 * PLAIN_MS, restart=0)
+    return World({OFF: PLAIN, RETRIEVAL: retrieved, PEARL: drafted, BEST_FIRST: drafted, DOUBLE: drafted})
+
+
+WORLDS = {
+    "best-first is clearly best": GOOD,
+    "untrained draft": UNTRAINED,
+    "only retrieval pays": slowed(3, retrieval=0.3),
+    "nothing pays": slowed(3, retrieval=0.0),
+    "categories differ": World(
+        GOOD.costs | {BEST_FIRST: Cost(0.72, 1.2 * PLAIN_MS)},
+        by_category=({BEST_FIRST: 0.95, PEARL: 1.06}, {BEST_FIRST: 1.05, PEARL: 0.97}),
+    ),
+    "noise": World(GOOD.costs, jitter=0.15, hiccup=0.02),
+    "noise and an untrained draft": World(UNTRAINED.costs, jitter=0.15, hiccup=0.02),
+}

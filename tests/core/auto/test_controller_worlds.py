@@ -1,0 +1,226 @@
+"""The controller of `Method.AUTO` in simulated worlds: how near it comes to the best fixed way, and what it risks."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+
+import pytest
+
+from outrider.core.auto.controller import MIN_ROUNDS
+from outrider.core.auto.history import PROBE_ALLOWANCE, Strategy, StrategyHistory
+from tests.core.auto.simulated_costs import (
+    BEST_FIRST,
+    DOUBLE,
+    GOOD,
+    NUM_TOKENS,
+    OFF,
+    PEARL,
+    PLAIN,
+    PLAIN_MS,
+    RETRIEVAL,
+    UNTRAINED,
+    WAYS,
+    WORLDS,
+    Cost,
+    Steady,
+    Trace,
+    World,
+    run,
+    run_auto,
+    run_fixed,
+)
+
+SEEDS = range(3)
+
+
+@cache
+def _fixed(name: str, num_sessions: int, seed: int) -> dict[Strategy, float]:
+    """Tokens for the time of a plain round, of each fixed way."""
+    return {
+        way: PLAIN_MS * run_fixed(lambda _: WORLDS[name], way, num_sessions, seed=seed).tokens_per_ms() for way in WAYS
+    }
+
+
+@cache
+def _auto(name: str, num_sessions: int, seed: int, num_parallel: int = 1, ways: tuple[Strategy, ...] = WAYS) -> Trace:
+    world = WORLDS[name]
+    return run_auto(lambda _: world, num_sessions, ways, num_parallel=num_parallel, seed=seed)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+class TestThroughput:
+    @pytest.mark.parametrize("name", WORLDS)
+    @pytest.mark.parametrize("num_sessions", [9, pytest.param(40, marks=pytest.mark.slow)])
+    def test_a_new_process_comes_near_the_best_fixed_way_and_is_never_much_slower_than_off(
+        self, name: str, num_sessions: int
+    ) -> None:
+        to_best, to_off = [], []
+        for seed in SEEDS:
+            rate = PLAIN_MS * _auto(name, num_sessions, seed).tokens_per_ms()
+            fixed = _fixed(name, num_sessions, seed)
+            to_best.append(rate / max(fixed.values()))
+            to_off.append(rate / fixed[OFF])
+        assert _mean(to_best) >= 0.96
+        assert min(to_best) >= 0.95
+        assert min(to_off) >= 0.98
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", ["best-first is clearly best", "categories differ", "noise"])
+    def test_a_wrong_preference_is_found_out(self, name: str) -> None:
+        """It stays with its first preference for a few hundred rounds, and is paid back later."""
+        ways = (PEARL, DOUBLE, BEST_FIRST, RETRIEVAL, OFF)
+        shares = []
+        for seed in SEEDS:
+            rate = PLAIN_MS * _auto(name, 150, seed, ways=ways).tokens_per_ms()
+            shares.append(rate / max(_fixed(name, 150, seed).values()))
+        assert _mean(shares) >= 0.95
+
+    @pytest.mark.parametrize("name", ["best-first is clearly best", "untrained draft", "only retrieval pays"])
+    def test_many_sessions_at_a_time_learn_together(self, name: str) -> None:
+        rate = PLAIN_MS * _auto(name, 60, 0, num_parallel=16).tokens_per_ms()
+        fixed = _fixed(name, 60, 0)
+        assert rate >= 0.95 * max(fixed.values())
+        assert rate >= 0.98 * fixed[OFF]
+
+    @pytest.mark.parametrize("estimate", [0.85, 1.15, 1.3])
+    def test_a_wrong_estimate_of_plain_rounds_is_measured_right(self, estimate: float) -> None:
+        for seed in SEEDS:
+            experience = StrategyHistory(estimate * PLAIN_MS)
+            trace = run_auto(lambda _: UNTRAINED, 9, experience=experience, seed=seed)
+            assert PLAIN_MS * trace.tokens_per_ms() >= 0.98
+
+    @pytest.mark.slow
+    def test_long_texts_go_the_way_that_suits_them(self) -> None:
+        """Half of the texts suit only the one, half only the other: no fixed way is as good as a choice by text."""
+        world = World(
+            GOOD.costs | {PEARL: Cost(0.7, 1.2 * PLAIN_MS), BEST_FIRST: Cost(0.7, 1.2 * PLAIN_MS)},
+            by_category=({PEARL: 0.5}, {BEST_FIRST: 0.5}),
+        )
+        ways = (PEARL, BEST_FIRST, OFF)
+        fixed = max(run_fixed(lambda _: world, way, 16, num_tokens=4096).tokens_per_ms() for way in ways)
+        auto = run_auto(lambda _: world, 16, ways, num_tokens=4096).tokens_per_ms()
+        assert auto >= 1.1 * fixed
+
+    @pytest.mark.parametrize("slowdown", [1.05, 1.1, 1.15, 1.25])
+    def test_an_untrained_draft_costs_less_than_two_percent_of_a_bench(self, slowdown: float) -> None:
+        drafted = Cost(0.0, slowdown * PLAIN_MS)
+        world = World(UNTRAINED.costs | {PEARL: drafted, BEST_FIRST: drafted, DOUBLE: drafted})
+        for seed in SEEDS:
+            rate = run_auto(lambda _: world, 9, seed=seed).tokens_per_ms()
+            assert rate >= 0.98 * run_fixed(lambda _: world, OFF, 9, seed=seed).tokens_per_ms()
+
+
+class TestChange:
+    NUM_COMMITTED = 30 * NUM_TOKENS
+
+    @pytest.mark.parametrize("kind", ["dead", "ten times slower", "half as slow again"])
+    def test_a_draft_that_fails_is_left_and_taken_again_when_it_comes_back(self, kind: str) -> None:
+        drafted = {"dead": Cost(0.0, 12.0), "ten times slower": Cost(0.3, 100.0), "half as slow again": Cost(0.3, 15.0)}
+        bad = World(GOOD.costs | dict.fromkeys((PEARL, BEST_FIRST, DOUBLE), drafted[kind]))
+        trace = run_auto(lambda n: bad if self.NUM_COMMITTED <= n < 2 * self.NUM_COMMITTED else GOOD, 140)
+        change, back = self._round_of(trace, self.NUM_COMMITTED), self._round_of(trace, 2 * self.NUM_COMMITTED)
+        is_drafted = [way.method.has_draft_model for way in trace.ways]
+        assert _mean(is_drafted[change - 200 : change]) >= 0.9
+        assert _mean(is_drafted[change + 200 : back]) <= 0.1
+        assert _mean(is_drafted[back + 2000 :]) >= 0.9
+        assert PLAIN_MS * trace.tokens_per_ms(change + 200, back) >= 1.0
+        # What the change itself costs: a few dozen plain rounds, not hundreds.
+        lost = sum(trace.times_ms[change : change + 200]) / PLAIN_MS - sum(trace.tokens[change : change + 200])
+        assert lost <= 120
+
+    @staticmethod
+    def _round_of(trace: Trace, num_tokens: int) -> int:
+        count = 0
+        for index, tokens in enumerate(trace.tokens):
+            count += tokens
+            if count >= num_tokens:
+                return index
+        raise AssertionError("the trace is too short")
+
+
+class TestHysteresis:
+    @pytest.mark.parametrize("name", ["best-first is clearly best", "categories differ", "noise"])
+    def test_a_session_rarely_changes_its_way(self, name: str) -> None:
+        for seed in SEEDS:
+            assert _auto(name, 40, seed).num_switches <= 0.8 * 40
+
+    def test_between_ways_of_one_worth_it_changes_only_to_try(self) -> None:
+        same = Cost(0.7, 1.2 * PLAIN_MS)
+        world = World(GOOD.costs | {PEARL: same, BEST_FIRST: same, DOUBLE: same})
+        trace = run_auto(lambda _: world, 1, num_tokens=10_000)
+        assert trace.num_switches <= 0.02 * trace.num_rounds
+
+    def test_a_way_that_is_not_worse_than_off_is_used_for_some_rounds_at_least(self) -> None:
+        trace = _auto("best-first is clearly best", 40, 0)
+        lengths = [num_rounds for runs in trace.runs() for way, num_rounds, _, _ in runs[:-1] if way == BEST_FIRST]
+        assert lengths
+        assert min(lengths) >= MIN_ROUNDS
+
+
+class TestProbes:
+    @pytest.mark.parametrize("name", WORLDS)
+    @pytest.mark.parametrize("num_parallel", [1, 8])
+    def test_excursions_lose_little_time(self, name: str, num_parallel: int) -> None:
+        """Measured from outside: what short runs of another way took longer than the usual one for their tokens."""
+        trace = _auto(name, 150, 0, num_parallel=num_parallel)
+        lost_ms = sum(
+            max(0.0, time_ms - num_tokens / (rate / PLAIN_MS))
+            for time_ms, num_tokens, rate in trace.excursions(_fixed(name, 40, 0))
+        )
+        allowance_ms = (PROBE_ALLOWANCE + 20) * PLAIN_MS
+        assert lost_ms <= 0.02 * sum(trace.times_ms) + allowance_ms
+
+    @pytest.mark.parametrize("name", ["best-first is clearly best", "untrained draft", "nothing pays"])
+    def test_little_time_goes_into_ways_that_lose(self, name: str) -> None:
+        trace, fixed = _auto(name, 150, 0), _fixed(name, 40, 0)
+        losers = {way for way in WAYS if fixed[way] < 0.9 * max(fixed.values())}
+        pairs = list(zip(trace.ways, trace.times_ms, strict=True))
+        assert sum(time_ms for way, time_ms in pairs if way in losers) <= 0.05 * sum(trace.times_ms)
+
+    def test_a_way_that_is_far_worse_than_off_is_tried_less_and_less_often(self) -> None:
+        world = World({OFF: PLAIN, PEARL: Cost(0.0, 1.5 * PLAIN_MS)})
+        trace = run_auto(lambda _: world, 1, (PEARL, OFF), num_tokens=6000)
+        begins = [
+            index
+            for index, way in enumerate(trace.ways)
+            if way == PEARL and (index == 0 or trace.ways[index - 1] != PEARL)
+        ]
+        gaps = [after - before for before, after in pairwise(begins)]
+        assert len(begins) >= 3
+        assert gaps[1] > 1.5 * gaps[0]
+        assert len(begins) <= 12
+
+
+def test_a_dear_switch_does_not_hide_a_better_way() -> None:
+    world = World(GOOD.costs | {BEST_FIRST: Cost(0.85, 1.2 * PLAIN_MS)})
+    trace = run_auto(lambda _: world, 60, (PEARL, BEST_FIRST, OFF))
+    assert _mean([way == BEST_FIRST for way in trace.ways[-500:]]) >= 0.9
+
+
+@pytest.mark.parametrize("name", ["best-first is clearly best", "untrained draft"])
+def test_decisions_add_up_in_the_order_of_first_use(name: str) -> None:
+    trace = _auto(name, 9, 0)
+    for session, decisions in trace.decisions.items():
+        rounds = [index for index, number in enumerate(trace.sessions) if number == session]
+        assert sum(decision.num_rounds for decision in decisions) == len(rounds)
+        assert sum(decision.num_tokens for decision in decisions) == NUM_TOKENS
+        assert sum(decision.time_ms for decision in decisions) == pytest.approx(
+            sum(trace.times_ms[index] for index in rounds)
+        )
+        assert [decision.way for decision in decisions] == list(dict.fromkeys(trace.ways[i] for i in rounds))
+
+
+def test_the_same_rounds_give_the_same_ways() -> None:
+    first, second = (run_auto(lambda _: GOOD, 12, num_parallel=4, seed=7) for _ in range(2))
+    assert first.ways == second.ways
+
+
+def test_the_simulation_itself_brings_what_its_costs_say() -> None:
+    """Tokens of a chain of 8 with acceptance a: (1 - a**9) / (1 - a)."""
+    world = World({PEARL: Cost(0.6, 15.0, restart=0)}, text_deviation=0.0)
+    trace = run(lambda _: world, lambda _: Steady(PEARL), 20, num_tokens=2000)
+    assert trace.tokens_per_ms() == pytest.approx((1 - 0.6**9) / (1 - 0.6) / 15.0, rel=0.02)

@@ -1,0 +1,277 @@
+"""CARD: a beam of the K best candidates for each layer, pruned by what the target says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.core.drafting.policy import Candidate
+from outrider.core.params import Source
+from outrider.core.tree import DraftTree, Node
+from tests.core.drafting.toy_beam import diverged_session, policy
+from tests.core.drafting.toy_speculator import (
+    VOCAB_SIZE,
+    DraftModel,
+    ToySpeculator,
+    a_missing_token,
+    layers,
+    one_after_another,
+    path_of,
+    paths,
+    toy_model,
+)
+
+
+def beam(
+    model: DraftModel, context: Sequence[int], start: Sequence[Sequence[int]], width: int, top: int
+) -> list[float]:
+    """Scores of the best paths one token longer than those of `start`, by definition (eqs. 1 to 7)."""
+
+    def score(path: Sequence[int]) -> float:
+        total = 0.0
+        for end in range(len(path)):
+            known = {c.token_id: c.logprob for c in model([*context, *path[:end]], top)}
+            total += known[path[end]]
+        return total
+
+    longer = [[*path, c.token_id] for path in start for c in model([*context, *path], top)]
+    return sorted(map(score, longer), reverse=True)[:width]
+
+
+def scores(tree: DraftTree, nodes: Sequence[Node]) -> list[float]:
+    return sorted((node.path_logprob - tree.root.path_logprob for node in nodes), reverse=True)
+
+
+@pytest.mark.parametrize("width", [1, 3, 8, 200])
+def test_a_layer_holds_the_best_of_all_candidates_of_the_layer_above(width: int) -> None:
+    session = ToySpeculator(policy(width, 3, lookahead=4), toy_model())
+    session.grow()
+    start: list[list[int]] = [[]]
+    for layer in layers(session.tree):
+        assert scores(session.tree, layer) == pytest.approx(beam(session.model, [1], start, width, 3))
+        start = [path_of(session.tree, node) for node in layer]
+    assert len(start[0]) == 4
+    if width == 200:  # nothing is left out: the whole tree of the three best
+        assert session.tree.num_nodes == 3 + 9 + 27 + 81
+
+
+def test_a_forward_expands_a_whole_layer() -> None:
+    session = ToySpeculator(policy(4, 3), toy_model())
+    session.grow()
+    assert session.num_rows == [1, 3, 4, 4, 4, 4]
+    assert [len(layer) for layer in layers(session.tree)] == [3, 4, 4, 4, 4, 4]
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data(), width=st.integers(1, 7), correction=st.booleans())
+def test_layers_stay_narrow_and_growth_ends_whatever_is_committed(
+    data: st.DataObject, width: int, correction: bool
+) -> None:
+    session = ToySpeculator(policy(width, 3, correction=correction), toy_model())
+    for _ in range(data.draw(st.integers(1, 6))):
+        session.grow(data.draw(st.sampled_from([0, 1, 2, 3, 50])))
+        followed = data.draw(st.sampled_from([None, *session.tree.live_nodes()]))
+        tokens = [] if followed is None else path_of(session.tree, followed)
+        tokens += data.draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=0 if tokens else 1, max_size=2))
+        session.commit(tokens)
+        assert all(len(layer) <= width for layer in layers(session.tree))
+    assert session.grow() < 1000
+    assert all(len(layer) <= width for layer in layers(session.tree))
+    if correction:
+        assert len(layers(session.tree)) == 6  # the beam never stops above the lookahead
+
+
+def test_growth_goes_on_with_what_a_hit_leaves_and_fills_the_layers_again() -> None:
+    session = ToySpeculator(policy(), toy_model(0.3))  # an unsure model: several children of the root have survivors
+    session.grow()
+    assert session.policy.next_expansion(session.tree) is None
+    deepest = layers(session.tree)[-1]
+    followed = path_of(session.tree, deepest[-1])[0]
+    survivors = [node for node in deepest if path_of(session.tree, node)[0] == followed]
+    assert session.commit([followed]) == 1
+    expansion = session.forward()
+    while expansion is not None and expansion.nodes[0].position < deepest[0].position:
+        expansion = session.forward()  # what came back into the layers above
+    assert expansion is not None
+    assert set(survivors) <= set(expansion.nodes)
+    start = [path_of(session.tree, node) for node in expansion.nodes]
+    expected = beam(session.model, session.tree.committed, start, 4, 3)
+    assert scores(session.tree, layers(session.tree)[-1]) == pytest.approx(expected)
+
+
+def narrowed_session() -> ToySpeculator:
+    """A hit on the best child of the root, which has lost children to the beam."""
+    for seed in range(100):
+        session = ToySpeculator(policy(4, 3), toy_model(1.0, seed))
+        session.grow()
+        best = session.tree.best_chain(1)[0]
+        if 0 < len(best.children) < 3:
+            session.commit([best.token_id])
+            return session
+    raise AssertionError("no beam has narrowed")
+
+
+def test_the_places_that_a_commit_frees_are_given_to_what_had_been_cut_without_a_forward() -> None:
+    session = narrowed_session()
+    best = {candidate.token_id for candidate in session.model(session.tree.committed, 3)}
+    assert set(session.tree.root.children) == best
+    assert all(len(layer) <= 4 for layer in layers(session.tree))
+
+
+def test_what_came_back_is_expanded_before_the_beam_goes_deeper() -> None:
+    session = narrowed_session()
+    last = layers(session.tree)[-1][0].position
+    came_back = {node for node in session.tree.live_nodes() if not node.is_expanded and node.position < last}
+    assert came_back
+    expansion = session.forward()
+    assert expansion is not None
+    assert set(expansion.nodes) <= came_back
+    session.grow()
+    assert all(node.is_expanded for node in came_back)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_came_back_and_is_the_last_layer_after_the_next_commit_is_expanded_once(seed: int) -> None:
+    session = ToySpeculator(policy(4, 3), toy_model(1.0, seed))
+    session.grow()
+    session.commit([session.tree.best_chain(1)[0].token_id])
+    session.commit([min(session.tree.root.children.values(), key=lambda child: child.logprob).token_id])
+    session.grow()  # `ToySpeculator` looks at every node of every forward
+    assert len(layers(session.tree)) == 6
+
+
+def test_an_improbable_candidate_does_not_come_back() -> None:
+    session = ToySpeculator(policy(1, 3), one_after_another(0.9, 0.009))
+    session.grow()
+    session.commit([2, 2])
+    assert {node.token_id for node in session.tree.live_nodes()} == {2}
+    assert session.grow() == 2  # the two layers that are missing, and nothing else
+
+
+def test_after_a_miss_the_beam_begins_anew_from_what_the_target_said() -> None:
+    session = ToySpeculator(policy(), toy_model())
+    session.grow()
+    missing = a_missing_token(session.tree)
+    assert session.commit([missing]) == 0
+    expansion = session.forward()
+    assert expansion is not None
+    assert expansion.nodes == (session.tree.root,)
+    assert [len(layer) for layer in layers(session.tree)] == [3]
+
+
+def test_where_the_beam_has_diverged_the_secondary_cache_makes_the_next_layer_without_a_forward() -> None:
+    session, survivors = diverged_session()
+    assert all(node.is_expanded for node in survivors)
+    layer = layers(session.tree)[-1]
+    assert all(node.parent in survivors for node in layer)
+    start = [path_of(session.tree, node) for node in survivors]
+    expected = beam(session.model, session.tree.committed, start, 4, 3)
+    assert scores(session.tree, layer) == pytest.approx(expected)
+    expansion = session.forward()
+    while expansion is not None and expansion.nodes[0].position < layer[0].position:
+        expansion = session.forward()  # what came back into the layers above
+    assert expansion is not None
+    assert set(layer) <= set(expansion.nodes)
+
+
+# The published code declares misses that are none, because it names a node by its place in a ring of layers.
+# `ToySpeculator.commit` checks that the verifier's mirror knows just what the speculator knows.
+
+
+def test_a_present_token_is_a_hit_after_a_miss() -> None:
+    session = ToySpeculator(policy(), toy_model())
+    session.grow()
+    session.commit([a_missing_token(session.tree)])
+    for _ in range(4):
+        session.grow(3)
+        present = list(session.tree.root.children)[-1]
+        assert session.commit([present]) == 1
+        assert session.mirror.root.token_id == session.tree.root.token_id == present
+        assert paths(session.mirror) <= paths(session.tree)
+
+
+def test_a_present_token_is_a_hit_after_a_divergence() -> None:
+    session, _ = diverged_session()
+    session.grow(2)
+    while session.tree.root.children:
+        present = list(session.tree.root.children)[-1]
+        assert session.commit([present]) == 1
+
+
+def test_when_a_hit_empties_the_tree_growth_goes_on_from_the_accepted_node() -> None:
+    session = ToySpeculator(policy(), toy_model())
+    session.grow(1)
+    best, *_, worst = session.tree.root.children.values()
+    assert session.commit([best.token_id]) == 1
+    assert session.tree.num_nodes == 0
+    expansion = session.forward()
+    assert expansion is not None
+    assert expansion.nodes == (best,)
+    assert worst is not best
+    expected = {candidate.token_id for candidate in session.model([1, best.token_id], 3)}
+    assert set(session.tree.root.children) == expected
+
+
+def test_a_hit_on_a_node_whose_children_all_fell_out_of_the_beam_is_no_dead_end() -> None:
+    def model(context: Sequence[int], count: int) -> list[Candidate]:
+        # 1 is followed by 2 or 3; what follows 3 is always improbable.
+        is_doubtful = 3 in context
+        return [Candidate(2 + rank, math.log(0.01 if is_doubtful else 0.45) - 0.1 * rank) for rank in range(count)]
+
+    session = ToySpeculator(policy(2, 2), model)
+    session.grow(3)
+    assert session.tree.root.children[3].is_expanded
+    assert session.commit([3]) == 1
+    assert set(session.tree.root.children) == {2, 3}
+    expansion = session.forward()
+    assert expansion is not None
+    assert expansion.nodes == tuple(session.tree.root.children.values())
+
+
+# Bad circumstances.
+
+
+def test_a_full_tree_ends_growth_and_a_commit_lets_it_go_on() -> None:
+    session = ToySpeculator(policy(), toy_model(), max_num_nodes=9)
+    assert session.grow() < 6
+    assert session.tree.num_nodes == 9
+    session.commit([session.tree.best_chain(1)[0].token_id])
+    assert session.grow() > 0
+
+
+def test_candidates_that_no_tree_takes_end_growth() -> None:
+    session = ToySpeculator(policy(), lambda context, count: [Candidate(VOCAB_SIZE, -0.1)])
+    assert session.grow() == 1
+
+
+def test_the_beam_goes_on_in_a_tree_that_another_policy_has_grown() -> None:
+    session = ToySpeculator(policy(2, 2), toy_model())
+    node = session.tree.root
+    for token_id in (5, 6, 7):
+        node.is_expanded = True
+        added = session.tree.add(node, token_id, -0.1, Source.DRAFT)
+        assert added is not None
+        node = added
+    expansion = session.policy.next_expansion(session.tree)
+    assert expansion is not None
+    assert expansion.nodes == (node,)
+
+
+def test_the_beam_goes_on_with_the_best_of_what_another_policy_has_grown() -> None:
+    session = ToySpeculator(policy(2, 2), toy_model())
+    session.tree.root.is_expanded = True
+    for token_id, logprob in ((5, -3.0), (6, -1.0), (7, -2.0)):
+        session.tree.add(session.tree.root, token_id, logprob, Source.DRAFT)
+    expansion = session.policy.next_expansion(session.tree)
+    assert expansion is not None
+    assert [node.token_id for node in expansion.nodes] == [6, 7]
+
+
+def test_a_root_that_went_through_a_forward_in_vain_goes_through_another() -> None:
+    session = ToySpeculator(policy(), toy_model())
+    session.tree.root.is_expanded = True  # a pause began while the forward ran
+    assert session.grow() == 6

@@ -1,0 +1,46 @@
+"""How deep a tree grows follows the distance of the target."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from outrider.core.drafting.methods import growth_policy
+from outrider.core.drafting.policy import Candidate, GrowthPolicy, reach
+from outrider.core.params import CardParams, Method, Source, SpeculationParams
+from outrider.core.tree import DraftTree
+
+GAMMA, LOOKAHEAD = 2, 30
+
+
+def depth(policy: GrowthPolicy) -> int:
+    """Of the deepest node when growth stands still; every node has one sure child."""
+    tree = DraftTree([0], 50)
+    for _ in range(500):
+        expansion = policy.next_expansion(tree)
+        if expansion is None:
+            break
+        found = [[Candidate(node.position % 50, math.log(0.99))] for node in expansion.nodes]
+        for parent, candidate in policy.children(tree, expansion, found):
+            tree.add(parent, candidate.token_id, candidate.logprob, Source.DRAFT)
+        for node in expansion.nodes:
+            node.is_expanded = True
+    return max(node.position for node in tree.live_nodes())
+
+
+@pytest.mark.parametrize("method", [Method.PEARL, Method.CARD, Method.BEST_FIRST])
+def test_a_tree_grows_as_deep_as_the_distance_asks_and_the_lookahead_allows(method: Method) -> None:
+    params = SpeculationParams(method, GAMMA, LOOKAHEAD, 0.0, card=CardParams(beam_width=1))
+    depths = []
+    for stale_tokens in (None, 0.0, 2.0, 100.0):
+        policy = growth_policy(params)
+        if stale_tokens is not None:
+            policy.foresee(stale_tokens)
+        depths.append(depth(policy))
+    assert depths == [LOOKAHEAD, 3 * GAMMA, 3 * GAMMA + 10, LOOKAHEAD]
+
+
+def test_the_lookahead_is_never_passed() -> None:
+    assert reach(5, 8, 0.0) == 5
+    assert reach(64, 8, 0.1) == 25

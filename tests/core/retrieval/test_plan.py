@@ -1,0 +1,57 @@
+"""What each side of a session looks up."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.core.params import TIERS, AcceptanceRule, DoubleParams, Method, Source, SpacelikeParams, SpeculationParams
+from outrider.core.retrieval.plan import CONTEXT_LEN, MAX_MATCH_LEN, RetrievalPlan, draft_plan, target_plan
+
+
+@pytest.mark.parametrize("method", [method for method in Method if not method.always_retrieves])
+def test_a_method_that_does_not_always_retrieve_does_so_where_it_is_asked_to(method: Method) -> None:
+    assert target_plan(SpeculationParams(method)) is None
+    assert draft_plan(SpeculationParams(method)) is None
+    if method is not Method.OFF:
+        asked = SpeculationParams(method, retrieval=True)
+        assert target_plan(asked) == draft_plan(asked) == RetrievalPlan(MAX_MATCH_LEN, CONTEXT_LEN, TIERS)
+
+
+def test_without_a_draft_model_nothing_is_looked_up_on_the_draft_s_side() -> None:
+    for method in (Method.RETRIEVAL, Method.SPACELIKE):
+        assert target_plan(SpeculationParams(method)) is not None
+        assert draft_plan(SpeculationParams(method)) is None
+
+
+def test_double_looks_up_on_both_sides_as_its_parameters_say() -> None:
+    tiers = (Source.PRIOR, Source.REJECTED)
+    double = DoubleParams(max_match_len=7, max_phrase_len=3, tiers=tiers)
+    params = SpeculationParams(Method.DOUBLE, double=double)
+    plan = RetrievalPlan(7, 7, tiers, 3)
+    assert target_plan(params) == draft_plan(params) == plan
+    assert plan.is_in_process
+
+
+def test_each_side_of_double_can_do_without() -> None:
+    params = SpeculationParams(Method.DOUBLE, double=DoubleParams(draft_retrieval=False))
+    assert draft_plan(params) is None
+    assert target_plan(params) is not None
+    params = SpeculationParams(Method.DOUBLE, double=DoubleParams(target_retrieval=False))
+    assert draft_plan(params) is not None
+    assert target_plan(params) is None
+
+
+def test_spacelike_asks_the_ring_alone_and_looks_ahead() -> None:
+    plan = target_plan(SpeculationParams(Method.SPACELIKE, spacelike=SpacelikeParams(6)))
+    assert plan == RetrievalPlan(6, 6, (Source.RING,), looks_ahead=True)
+    assert not plan.is_in_process
+
+
+@pytest.mark.parametrize("method", [Method.PEARL, Method.DOUBLE])
+def test_guesses_know_the_target_s_noise_only_where_they_may(method: Method) -> None:
+    for rule in AcceptanceRule:
+        for shared_noise in (False, True):
+            params = SpeculationParams(method, retrieval=True, acceptance_rule=rule, shared_noise=shared_noise)
+            for plan in (target_plan(params), draft_plan(params)):
+                assert plan is not None
+                assert plan.is_ranked_by_noise == (shared_noise and rule is AcceptanceRule.MATCH)

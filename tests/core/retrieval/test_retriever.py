@@ -1,0 +1,192 @@
+"""Retrieval in process: what is guessed, how probable it is called, and what is learned from the verdicts."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from outrider.core.calibration import LEAST, RetrievalCalibration
+from outrider.core.noise import gumbel
+from outrider.core.params import SamplingParams, Source
+from outrider.core.retrieval.ngrams import NOTHING, Continuation, NgramTier
+from outrider.core.retrieval.prior import PriorTable
+from outrider.core.retrieval.retriever import Retriever
+from outrider.core.tree import DraftTree, Node
+from tests.core.retrievers import Tiers, path_of, prior_of, retriever
+
+
+def test_what_the_session_has_said_before_is_guessed_again() -> None:
+    guess = retriever([1, 2, 3, 4, 5, 9, 1, 2, 3]).guess((), 3)
+    assert path_of(guess) == [4, 5, 9]
+    assert guess is not None
+    assert guess.match_len == 3
+    assert {key[0] for key in guess.keys} == {Source.DYNAMIC}
+
+
+def test_the_tokens_behind_the_committed_ones_belong_to_the_context() -> None:
+    assert path_of(retriever([1, 2, 3, 4, 5, 9, 1]).guess([2, 3], 2)) == [4, 5]
+
+
+def test_the_prior_is_found_as_soon_as_it_has_come() -> None:
+    tiers = Tiers()
+    session = retriever([7, 8], tiers=tiers)
+    assert session.guess((), 4) is None
+    tiers.prior = PriorTable.build([[7, 8, 1, 2]], 4)
+    guess = session.guess((), 4)
+    assert path_of(guess) == [1, 2]
+    assert guess is not None
+    assert guess.keys[0][0] is Source.PRIOR
+
+
+def test_the_shared_tier_is_asked_as_well() -> None:
+    shared = NgramTier(4)
+    shared.learn([7, 8, 1])
+    guess = retriever([7, 8], tiers=Tiers(shared=shared)).guess((), 4)
+    assert guess is not None
+    assert [key[0] for key in guess.keys] == [Source.SHARED]
+
+
+def test_where_the_prior_was_refused_the_target_s_own_token_is_guessed() -> None:
+    session = retriever([5, 6, 7, 8], tiers=prior_of([5, 6, 7, 8, 1], [5, 6, 7, 8, 1]))
+    assert path_of(session.guess((), 1)) == [1]
+    session.commit([2], 1)
+    session.commit([5, 6, 7, 8], None)
+    assert path_of(session.guess((), 1)) == [2]
+
+
+def test_a_token_that_was_refused_in_the_middle_of_a_commit_is_marked_where_it_stood() -> None:
+    documents = [[1, 2, 3, 4, 5], [2, 3, 4, 6, 7]]
+    in_one = retriever([1, 2, 3], tiers=prior_of(*documents))
+    in_one.commit([4, 6, 7, 1, 2, 3, 4], 5, 1)
+    in_two = retriever([1, 2, 3], tiers=prior_of(*documents))
+    in_two.commit([4, 6], 5)
+    in_two.commit([7, 1, 2, 3, 4], None)
+    assert path_of(in_one.guess((), 1)) == path_of(in_two.guess((), 1)) == [6]
+    assert path_of(retriever([1, 2, 3, 4], tiers=prior_of(*documents)).guess((), 1)) == [5]
+
+
+def test_nothing_is_known_of_an_unseen_context() -> None:
+    assert retriever([1, 2, 3]).guess((), 5) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_above_temperature_0_the_noise_decides_between_tokens_that_followed(seed: int) -> None:
+    documents = [[5, 7, 8, token, 50 + token] for token in (1, 2, 3)]
+    sampling = SamplingParams(seed=seed, temperature=1.0)
+    guess = retriever([5, 7, 8], sampling=sampling, tiers=prior_of(*documents)).guess((), 2)
+    noise = gumbel(seed, 0, np.array([1, 2, 3]))
+    best = 1 + int(np.argmax(noise))
+    assert path_of(guess) == [best, 50 + best], "and what follows the preferred one is known, too"
+
+
+def test_a_frequent_token_needs_less_noise() -> None:
+    documents = [[5, 7, 8, 1]] * 9 + [[5, 7, 8, 2]]
+    tiers = prior_of(*documents)
+    firsts = [
+        path_of(retriever([5, 7, 8], sampling=SamplingParams(seed=seed), tiers=tiers).guess((), 1))[0]
+        for seed in range(300)
+    ]
+    assert 0.8 < firsts.count(1) / 300 < 0.97
+
+
+def planted(session: Retriever, committed: list[int], max_len: int = 4) -> tuple[DraftTree, list[Node]]:
+    tree = DraftTree(committed, 100)
+    session.grow(tree, tree.root, (), max_len)
+    return tree, tree.best_chain(max_len)
+
+
+def test_guesses_become_nodes_of_their_tier_with_calibrated_probabilities() -> None:
+    calibration = RetrievalCalibration()
+    committed = [1, 2, 3, 4, 9, 1, 2, 3]
+    _, chain = planted(retriever(committed, calibration=calibration), committed)
+    assert [node.token_id for node in chain] == [4, 9, 1, 2]
+    assert {node.source for node in chain} == {Source.DYNAMIC}
+    assert chain[0].logprob == pytest.approx(math.log(calibration.rate(calibration.key(Source.DYNAMIC, 3, 1.0))))
+
+
+def test_what_the_target_accepts_becomes_more_probable_and_what_it_refuses_less() -> None:
+    calibration = RetrievalCalibration()
+    committed = [1, 2, 3, 4, 9, 1, 2, 3]
+    session = retriever(committed, calibration=calibration)
+    _, chain = planted(session, committed)
+    keys = [calibration.key(Source.DYNAMIC, 3 + depth, 1.0) for depth in range(3)]
+    before = [calibration.rate(key) for key in keys]
+    session.judge(chain, 1)
+    after = [calibration.rate(key) for key in keys]
+    assert after[0] > before[0]
+    assert after[1] < before[1]
+    assert after[2] == before[2], "the target never judged what stood behind the refused one"
+
+
+def test_a_node_that_the_draft_model_has_taken_over_is_not_counted_as_retrieved() -> None:
+    calibration = RetrievalCalibration()
+    committed = [1, 2, 3, 4, 9, 1, 2, 3]
+    session = retriever(committed, calibration=calibration)
+    tree, chain = planted(session, committed)
+    tree.add(tree.root, chain[0].token_id, -0.1, Source.DRAFT)
+    key = calibration.key(Source.DYNAMIC, 3, 1.0)
+    before = calibration.rate(key)
+    session.judge(chain, 1)
+    assert calibration.rate(key) == before
+
+
+def test_rates_never_become_certain() -> None:
+    calibration = RetrievalCalibration(weight=0.5)
+    key = calibration.key(Source.PRIOR, 3, 0.95)
+    for agreed, bound in ((True, 1 - LEAST), (False, LEAST)):
+        for _ in range(100):
+            calibration.add(key, agreed)
+        assert calibration.rate(key) == bound
+
+
+def test_a_phrase_ends_where_its_path_gets_improbable_and_learns_from_the_draft_model() -> None:
+    calibration = RetrievalCalibration(weight=1.0)
+    committed = [1, 2, 3, 4, 9, 1, 2, 3]
+    session, root = retriever(committed, calibration=calibration), DraftTree(committed, 100).root
+    token_ids, keys = session.phrase(root, 4, 0.45)
+    assert token_ids == [4, 9, 1]
+    session.judge_phrase(keys, 0)
+    assert session.phrase(root, 4, 0.45) == ([], [])
+
+
+def test_a_phrase_behind_a_chain_has_the_chain_in_its_context() -> None:
+    committed = [1, 2, 3, 4, 9, 8, 1]
+    tree = DraftTree(committed, 100)
+    tip = tree.root
+    for token_id in (2, 3):
+        child = tree.add(tip, token_id, -0.1, Source.DRAFT)
+        assert child is not None
+        tip = child
+    assert retriever(committed).phrase(tip, 3, 0.01)[0] == [4, 9, 8]
+
+
+def test_a_datastore_s_answer_is_a_guess_like_any_other() -> None:
+    session = retriever([1, 2])
+    found = Continuation(6, Source.RING, (0, 1, 2), (7, 8, 5), (9, 4, 1))
+    guess = session.from_datastore(found, 2)
+    assert guess is not None
+    tree = DraftTree([1, 2], 100)
+    session.plant(tree, tree.root, guess)
+    assert [node.token_id for node in tree.best_chain(3)] == [7, 8]
+    assert sorted(node.token_id for node in tree.live_nodes()) == [5, 7, 8]
+    assert session.from_datastore(NOTHING, 2) is None
+
+
+def test_a_guess_that_nobody_verified_is_right_or_wrong_all_the_same() -> None:
+    calibration = RetrievalCalibration()
+    committed = [1, 2, 3, 4, 9, 1, 2, 3]
+    key = calibration.key(Source.DYNAMIC, 3, 1.0)
+    session = retriever(committed, calibration=calibration)
+    tree, _ = planted(session, committed)
+    before = calibration.rate(key)
+    session.observe(len(committed), 4)
+    assert calibration.rate(key) > before
+    before = calibration.rate(key)
+    session.observe(len(committed), 5)
+    assert calibration.rate(key) < before
+    before = calibration.rate(key)
+    session.observe(len(committed) + 20, 4)
+    assert calibration.rate(key) == before, "nothing was guessed there"
+    assert tree.num_nodes == 4

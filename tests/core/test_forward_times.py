@@ -1,0 +1,72 @@
+"""Rows: as many as bring the most tokens in the time of the round."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.costs import ForwardTimes, num_worth
+
+FLAT = ForwardTimes({1: 20.0, 8: 20.0, 9: 25.0, 32: 40.0})
+
+
+def test_times_between_two_measurements_lie_on_a_line_and_go_on_behind_the_last() -> None:
+    times = ForwardTimes({1: 10.0, 5: 14.0, 9: 22.0})
+    assert [times.of(rows) for rows in (1, 3, 5, 7, 9, 10)] == pytest.approx([10, 12, 14, 18, 22, 24])
+
+
+def test_a_size_that_is_cheaper_than_a_smaller_one_is_preferred() -> None:
+    times = ForwardTimes({1: 20.0, 2: 22.0, 4: 18.0, 8: 25.0})
+    assert num_worth([0.3, 0.01, 0.01, 0.01], times, overhead_ms=0.0) == 3
+
+
+def test_times_follow_what_is_observed_and_a_hiccup_does_little() -> None:
+    times = ForwardTimes({1: 20.0, 8: 40.0, 16: 30.0})
+    for _ in range(200):
+        times.observe(8, 22.0)
+    assert times.of(8) == pytest.approx(22.0, abs=0.1)
+    assert (times.of(1), times.of(16)) == (20.0, 30.0)
+    times.observe(8, 500.0)
+    assert times.of(8) < 23.5
+
+
+def test_without_a_measurement_there_are_no_times() -> None:
+    for wrong in ({}, {1: 0.0}, {0: 1.0}):
+        with pytest.raises(ValueError, match="forward times must be positive"):
+            ForwardTimes(wrong)
+
+
+def test_free_rows_are_taken_however_improbable() -> None:
+    assert num_worth([0.5, 0.1, 0.01], FLAT) == 3
+
+
+def test_costly_rows_are_taken_only_by_probable_paths() -> None:
+    times = ForwardTimes({1: 10.0, 2: 11.0, 33: 42.0})
+    # A row more is a tenth of the time: worth it while it brings a tenth of the tokens.
+    assert num_worth([0.9, 0.8, 0.05, 0.04], times, overhead_ms=0.0) == 2
+
+
+def test_a_step_is_climbed_where_enough_waits_behind_it() -> None:
+    probable, improbable = [0.95] * 14, [0.95] * 7 + [0.05] * 7
+    assert num_worth(probable, FLAT, overhead_ms=0.0) == 14
+    assert num_worth(improbable, FLAT, overhead_ms=0.0) == 7
+
+
+def test_sessions_that_share_a_forward_take_fewer_rows_each() -> None:
+    probabilities = [0.6, 0.4, 0.25, 0.15, 0.1, 0.06]
+    times = ForwardTimes({1: 20.0, 8: 21.0, 64: 100.0})
+    assert num_worth(probabilities, times, 1) > num_worth(probabilities, times, 8)
+
+
+@given(
+    st.lists(st.floats(0, 1), max_size=20).map(lambda values: sorted(values, reverse=True)),
+    st.floats(0, 5),
+    st.integers(1, 4),
+)
+def test_no_other_number_of_rows_brings_more(probabilities: list[float], overhead_ms: float, num_sharing: int) -> None:
+    def rate(count: int) -> float:
+        return (1 + sum(probabilities[:count])) / (FLAT.of(num_sharing * (1 + count)) + overhead_ms)
+
+    count = num_worth(probabilities, FLAT, num_sharing, overhead_ms)
+    assert rate(count) >= max(rate(other) for other in range(len(probabilities) + 1)) - 1e-12

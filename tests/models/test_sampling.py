@@ -1,0 +1,240 @@
+"""Draws: exact in distribution, and the same whatever they are batched with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from scipy import stats
+
+from outrider.core.noise import gumbel, hash_tokens
+from outrider.core.params import SamplingParams
+from outrider.models.ratio import DraftDraw, draft_candidates
+from outrider.models.sampling import GREEDY_SHARPNESS, SAMPLED_SHARPNESS, NoiseRows, Sampler, gumbel_tensor, hash_tensor
+
+CPU = torch.device("cpu")
+NUM_DRAWS = 200_000
+COMBINATIONS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7},
+    {"temperature": 1.8},
+    {"top_k": 5},
+    {"top_p": 0.8},
+    {"min_p": 0.1},
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.9},
+    {"temperature": 1.3, "top_p": 0.95, "min_p": 0.05},
+    {"temperature": 1.5, "top_k": 12, "top_p": 0.85, "min_p": 0.08},
+]
+
+
+def toy_logits() -> npt.NDArray[np.float64]:
+    """Fifty logits, with ties among the likely and the unlikely ones."""
+    logits = np.random.default_rng(0).normal(0, 1.5, 50).round(1)
+    return logits.astype(np.float64)
+
+
+def exact_distribution(
+    logits: npt.NDArray[np.float64], temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> npt.NDArray[np.float64]:
+    """The definition, token by token, in float64."""
+    tempered = np.exp(logits / temperature)
+    tempered /= tempered.sum()
+    ranking = sorted(range(len(logits)), key=lambda t: (-logits[t], t))
+    kept = ranking[:top_k] if top_k else ranking
+    total, before, nucleus = sum(tempered[t] for t in kept), 0.0, []
+    for token in kept:
+        if top_p == 1.0 or before < top_p * total or not nucleus:
+            nucleus.append(token)
+        before += tempered[token]
+    final = [t for t in nucleus if tempered[t] >= min_p * tempered.max() * (1 - 1e-6)]
+    result = np.zeros(len(logits))
+    result[final] = tempered[final] / tempered[final].sum()
+    return result
+
+
+EXTREMES: list[dict[str, Any]] = [
+    {"temperature": temperature, **filters}
+    for temperature in (5e-324, 1e-300, 1e-45, 1e-38, 1e-9, 3.5e38, 1.7e308)
+    for filters in (
+        {},
+        {"top_p": 0.5},
+        {"top_p": 5e-324},
+        {"top_k": 40, "top_p": 0.9},
+        {"min_p": 5e-324},
+        {"min_p": 1.0},
+    )
+]
+
+
+@pytest.mark.parametrize("extreme", EXTREMES, ids=str)
+def test_every_valid_temperature_has_a_draw_and_candidates(extreme: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = 30 * torch.randn(2, 2048, generator=generator)
+    params = [SamplingParams(seed=4, **extreme), SamplingParams(seed=5, temperature=0.7)]
+    sampler = Sampler()
+    drawn, other = sampler.draw(logits, params, [0, 1])
+    assert other == sampler.draw(logits[1:], params[1:], [1])[0], "nobody else's draw is another one"
+    if extreme["temperature"] < 1:
+        assert drawn == int(logits[0].argmax()), "what is almost greedy says the same as what is"
+    ranked = sampler.candidates(logits, params, [0, 1], 8)[0]
+    assert ranked[0].token_id == drawn
+    sampled = draft_candidates(logits[:1], [DraftDraw(params[0], 7 << 60, 2048)], 8)[0]
+    for candidate in (*ranked, *sampled):
+        assert -math.inf < candidate.logprob <= 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("filters", COMBINATIONS, ids=str)
+def test_draws_follow_the_exact_distribution(filters: dict[str, Any]) -> None:
+    logits = toy_logits()
+    expected = exact_distribution(logits, **filters)
+    sampler, batch = Sampler(), 1000
+    rows = torch.from_numpy(logits).float().expand(batch, -1)
+    counts = np.zeros(50, dtype=np.int64)
+    for seed in range(NUM_DRAWS // batch):
+        params = [SamplingParams(seed=seed, **filters)] * batch
+        counts += np.bincount(sampler.draw(rows, params, range(batch)), minlength=50)
+    assert not counts[expected == 0].any()
+    assert stats.chisquare(counts[expected > 0], NUM_DRAWS * expected[expected > 0]).pvalue > 1e-3
+
+
+def allowed_tokens(logits: list[float], **filters: Any) -> set[int]:
+    """Which tokens come up in many draws."""
+    params = [SamplingParams(seed=seed, **filters) for seed in range(3000)]
+    return set(Sampler().draw(torch.tensor([logits] * 3000), params, [0] * 3000))
+
+
+def test_top_k_breaks_ties_by_the_lower_id() -> None:
+    assert allowed_tokens([1.0, 2.0, 1.0, 1.0], top_k=2) == {0, 1}
+
+
+def test_top_p_breaks_ties_by_the_lower_id() -> None:
+    assert allowed_tokens([0.0, 0.0, 0.0, 0.0], top_p=0.5) == {0, 1}
+    assert allowed_tokens([0.0, 0.0, 0.0, 0.0], top_p=0.51) == {0, 1, 2}
+
+
+def test_top_p_renormalises_what_top_k_left() -> None:
+    logits = np.log([0.4, 0.3, 0.2, 0.1]).tolist()
+    assert allowed_tokens(logits, top_p=0.6) == {0, 1}
+    assert allowed_tokens(logits, top_k=2, top_p=0.55) == {0}
+
+
+def test_min_p_is_relative_to_the_most_probable_token() -> None:
+    logits = np.log([0.5, 0.3, 0.15, 0.05]).tolist()
+    assert allowed_tokens(logits, min_p=0.29) == {0, 1, 2}
+    assert allowed_tokens(logits, temperature=0.5, min_p=0.29) == {0, 1}
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}], ids=str)
+def test_the_most_probable_token_always_stays(filters: dict[str, Any]) -> None:
+    assert allowed_tokens([0.0, 0.3, 0.1], **filters) == {1}
+
+
+def test_top_k_beyond_the_vocabulary_keeps_all() -> None:
+    assert allowed_tokens([0.0, 0.0, 0.0], top_k=99) == {0, 1, 2}
+
+
+def test_a_nucleus_wider_than_the_first_look_is_sorted_completely() -> None:
+    logits = torch.zeros(1, 2048)
+    logits[0, 2000] = -0.5
+    tokens = {Sampler().draw(logits, [SamplingParams(seed=s, top_p=0.5)], [0])[0] for s in range(200)}
+    assert max(tokens) < 1024
+    assert max(tokens) > 512
+
+
+def random_rows(num_rows: int, vocab_size: int = 2048) -> torch.Tensor:
+    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(4)) * 3
+
+
+def test_a_draw_does_not_depend_on_the_rows_beside_it() -> None:
+    params = [SamplingParams(seed=10 * i, **filters) for i, filters in enumerate(COMBINATIONS)]
+    params += [SamplingParams(temperature=0), SamplingParams(seed=1, temperature=0.7)]
+    logits = random_rows(len(params))
+    indices = [7 * i for i in range(len(params))]
+    together = Sampler().draw(logits, params, indices)
+    alone = [Sampler().draw(logits[i : i + 1], [p], [indices[i]])[0] for i, p in enumerate(params)]
+    assert together == alone
+
+
+def test_a_draw_is_repeatable_and_depends_on_seed_and_output_index() -> None:
+    logits = torch.zeros(64, 2048)
+    draw = Sampler().draw(logits, [SamplingParams(seed=1)] * 64, range(64))
+    assert Sampler().draw(logits, [SamplingParams(seed=1)] * 64, range(64)) == draw
+    assert Sampler().draw(logits, [SamplingParams(seed=2)] * 64, range(64)) != draw
+    assert len(set(draw)) > 50
+
+
+def test_a_draw_is_the_best_of_tempered_logits_plus_noise() -> None:
+    logits = random_rows(1)
+    noise = gumbel(5, 77, np.arange(2048))
+    expected = int(np.argmax(logits[0].numpy() / np.float32(0.7) + noise))
+    assert Sampler().draw(logits, [SamplingParams(seed=5, temperature=0.7)], [77]) == [expected]
+
+
+def test_greedy_ties_go_to_the_lowest_id() -> None:
+    logits = torch.zeros(3, 1000)
+    logits[:, [900, 400, 401]] = 1.0
+    greedy = SamplingParams(temperature=0)
+    assert Sampler().draw(logits, [greedy] * 3, [0, 1, 2]) == [400] * 3
+    assert Sampler().draw(logits, [greedy, SamplingParams(seed=1), greedy], [0, 1, 2])[::2] == [400, 400]
+
+
+def test_the_logits_are_left_as_they_are() -> None:
+    logits = random_rows(2)
+    before = logits.clone()
+    Sampler().draw(logits, [SamplingParams(top_k=3), SamplingParams(temperature=0)], [0, 1])
+    assert (logits == before).all()
+
+
+@pytest.mark.parametrize("filters", [*COMBINATIONS, {"temperature": 0}], ids=str)
+def test_the_first_candidate_is_the_draw(filters: dict[str, Any]) -> None:
+    logits = random_rows(20)
+    params = [SamplingParams(seed=i, **filters) for i in range(20)]
+    sampler = Sampler()
+    candidates = sampler.candidates(logits, params, range(20), 4)
+    assert [row[0][0] for row in candidates] == sampler.draw(logits, params, range(20))
+    assert all(row == sorted(row, key=lambda c: -c[1]) for row in candidates)
+
+
+def test_candidates_carry_the_log_softmax_of_the_best_eight_sharpened_scores() -> None:
+    logits = random_rows(1)
+    scores = logits[0].double().numpy() / 0.7 + gumbel(5, 3, np.arange(2048))
+    best = np.sort(scores)[::-1][:8] * SAMPLED_SHARPNESS
+    expected = best[:3] - np.log(np.exp(best).sum())
+    row = Sampler().candidates(logits, [SamplingParams(seed=5, temperature=0.7)], [3], 3)[0]
+    assert [c.logprob for c in row] == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_greedy_candidates_are_sharpened_logits_beside_sampled_ones() -> None:
+    logits = random_rows(2)
+    greedy, sampled = SamplingParams(temperature=0), SamplingParams(seed=1)
+    rows = Sampler().candidates(logits, [greedy, sampled], [0, 0], 8)
+    best = logits[0].topk(8)
+    assert [c.token_id for c in rows[0]] == best.indices.tolist()
+    expected = (best.values * GREEDY_SHARPNESS).log_softmax(-1).tolist()
+    assert [c.logprob for c in rows[0]] == pytest.approx(expected, abs=1e-4)
+    assert [sum(math.exp(c.logprob) for c in row) for row in rows] == pytest.approx([1, 1])
+
+
+def test_candidates_are_only_tokens_that_can_be_drawn() -> None:
+    row = Sampler().candidates(random_rows(1), [SamplingParams(top_k=2)], [0], 5)[0]
+    assert len(row) == 2
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63, 2**64 - 1])
+def test_torch_and_numpy_hash_to_the_same_bits(seed: int) -> None:
+    for index in (0, 1, 4095):
+        expected = hash_tokens(seed, index, np.arange(5000)).astype(np.int64)
+        assert (hash_tensor(seed, index, 5000, CPU).numpy() == expected).all()
+        assert (gumbel_tensor(seed, index, 5000, CPU).numpy() == gumbel(seed, index, np.arange(5000))).all()
+
+
+@pytest.mark.parametrize("vocab_size", [50, 2048, 151_936])
+def test_noise_rows_are_the_noise_of_their_index(vocab_size: int) -> None:
+    rows = NoiseRows(vocab_size, CPU, capacity_bytes=1)
+    for index in (0, 15, 16, 1000, 3, 0):
+        assert (rows.row(6, index).numpy() == gumbel(6, index, np.arange(vocab_size))).all()

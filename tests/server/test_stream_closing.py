@@ -1,0 +1,42 @@
+"""A session's stream to a speculator, as the verifier opens and closes it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from outrider.core.params import Method, SamplingParams, SpeculationParams
+from outrider.core.tree import Draft, DraftCost
+from outrider.peers.speculator import SpeculationSpec, SpeculatorPeer
+from tests.support.services import running_speculator
+
+pytestmark = pytest.mark.slow
+
+
+class Nobody:
+    """Does not care."""
+
+    def on_attached(self) -> None: ...
+
+    def on_draft(self, draft: Draft, cost: DraftCost) -> None: ...
+
+    def on_detached(self) -> None: ...
+
+
+async def test_a_stream_that_is_closed_leaves_no_session_whenever_that_is() -> None:
+    async with running_speculator(max_num_sessions=400) as speculator:
+        peer = SpeculatorPeer(speculator.address, speculator.model)
+        spec = SpeculationSpec("s", 2, SamplingParams(), SpeculationParams(Method.SPECULATIVE))
+        gc.disable()  # it would close what was forgotten, some time
+        try:
+            for num_steps in range(150):
+                stream = peer.speculate(spec, [1, 2], Nobody())
+                for _ in range(num_steps):
+                    await asyncio.sleep(0)
+                stream.close()
+            assert await speculator.is_idle()
+        finally:
+            gc.enable()
+        await peer.state.close()

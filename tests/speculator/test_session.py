@@ -1,0 +1,274 @@
+"""A drafting session: whatever was committed and pruned before, the draft model sees each node's own path
+and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.core.calibration import DraftCalibration, DraftKey
+from outrider.core.drafting.policy import Candidate, Child, Expansion, all_children
+from outrider.core.params import Method, SamplingParams, SpeculationParams
+from outrider.core.retrieval.prior import PriorTable
+from outrider.core.tree import DraftTree, Node, StreamNodes
+from outrider.models.runner import Runner, Segment
+from outrider.models.sampling import Sampler
+from outrider.speculator.session import DraftSession, DraftSessionSpec
+from tests.models.tiny import VOCAB_SIZE, build
+
+SAMPLING = SamplingParams(seed=3, temperature=0.7)
+
+
+@dataclass
+class Bushy:
+    """Expands every leaf above a depth at once, two children each: a policy whose tree has branches everywhere."""
+
+    max_depth: int = 3
+
+    def next_expansion(self, tree: DraftTree) -> Expansion | None:
+        def leaves(node: Node, depth: int) -> list[Node]:
+            if not node.children:
+                return [node] if depth < self.max_depth else []
+            return [leaf for child in node.children.values() for leaf in leaves(child, depth + 1)]
+
+        nodes = leaves(tree.root, 0)
+        return Expansion(tuple(nodes), 2) if nodes else None
+
+    def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
+        return all_children(expansion, found)
+
+    def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
+        pass
+
+    def known_children(self, tree: DraftTree) -> list[Child]:
+        return []
+
+    def foresee(self, stale_tokens: float) -> None:
+        pass
+
+    def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
+        return False
+
+
+@pytest.fixture(scope="module")
+def runner() -> Runner:
+    return Runner(build("llama"))
+
+
+def reference_logits(runner: Runner, token_ids: Sequence[int]) -> torch.Tensor:
+    """The logits after a path that was never drafted: one fresh forward."""
+    return runner.forward([Segment(runner.new_cache(), list(token_ids), 1)])[0]
+
+
+def path_to(tree: DraftTree, node: Node) -> list[int]:
+    path: list[int] = []
+    while node is not tree.root and node.parent is not None:
+        path.append(node.token_id)
+        node = node.parent
+    return [*tree.committed, *reversed(path)]
+
+
+def grow_once(drafting: DraftSession, runner: Runner, max_rows: int = 64) -> bool:
+    """One forward of a session, checked row by row against fresh forwards. False = nothing to grow."""
+    expansion = drafting.next_expansion()
+    if expansion is None:
+        return False
+    expansion = drafting.with_phrase(expansion)
+    segment = drafting.segment(expansion, max_rows)
+    logits = runner.forward([segment])
+    if segment.num_logits:
+        paths = [path_to(drafting.tree, node) for node in expansion.nodes]
+        paths += [[*paths[-1], *expansion.phrase[: count + 1]] for count in range(len(expansion.phrase))]
+        for path, row in zip(paths, logits, strict=True):
+            torch.testing.assert_close(row, reference_logits(runner, path), rtol=1e-4, atol=1e-4)
+        indices = drafting.output_indices(expansion)
+        assert indices == [len(path) - drafting.spec.num_prompt_tokens for path in paths]
+        found = Sampler().candidates(logits, [SAMPLING] * len(logits), indices, expansion.num_children)
+        drafting.grow(expansion, found, 1.0)
+    return True
+
+
+METHODS = [Method.PEARL, Method.CARD, Method.SAGUARO, Method.BEST_FIRST]
+
+
+def make_drafting(runner: Runner, *, bushy: bool = False, method: Method = Method.PEARL) -> DraftSession:
+    spec = DraftSessionSpec("s", (1, 2, 3, 4), 4, SAMPLING, SpeculationParams(method, 3, 6), VOCAB_SIZE)
+    drafting = DraftSession(spec, runner.new_cache(), runner.max_context_len)
+    if bushy:
+        drafting._policy = Bushy()
+    return drafting
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), method=st.sampled_from([None, *METHODS]))
+def test_every_row_sees_its_own_path_whatever_was_committed_before(
+    runner: Runner, data: st.DataObject, method: Method | None
+) -> None:
+    drafting = make_drafting(runner, bushy=method is None, method=method or Method.PEARL)
+    for _ in range(data.draw(st.integers(1, 5))):
+        for _ in range(data.draw(st.integers(0, 4))):
+            grow_once(drafting, runner)
+        live = list(drafting.tree.live_nodes())
+        followed = data.draw(st.sampled_from(live)) if live and data.draw(st.booleans()) else None
+        tokens = path_to(drafting.tree, followed)[len(drafting.tree.committed) :] if followed else []
+        tokens += data.draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=0 if tokens else 1, max_size=2))
+        drafting.commit(tokens)
+    assert grow_once(drafting, runner)
+
+
+def test_a_long_prompt_goes_through_in_pieces(runner: Runner) -> None:
+    spec = DraftSessionSpec("s", tuple(range(1, 24)), 23, SAMPLING, SpeculationParams(Method.PEARL, 3, 6), VOCAB_SIZE)
+    drafting = DraftSession(spec, runner.new_cache(), runner.max_context_len)
+    for _ in range(3):
+        grow_once(drafting, runner, max_rows=8)
+    assert drafting.tree.num_nodes == 1
+
+
+@pytest.mark.parametrize("bushy", [False, True])
+def test_what_is_sent_builds_the_same_tree_at_the_other_end(runner: Runner, bushy: bool) -> None:
+    drafting = make_drafting(runner, bushy=bushy)
+    mirror = DraftTree(drafting.tree.committed, VOCAB_SIZE)
+    nodes = StreamNodes(mirror)
+
+    def tokens(node: Node) -> dict[int, object]:
+        return {child.token_id: tokens(child) for child in node.children.values()}
+
+    for step in range(4):
+        while grow_once(drafting, runner):
+            message = drafting.take_message(is_idle=step % 2 == 0)
+            if message is not None:
+                nodes.add(message[0])
+        chain = drafting.tree.best_chain(2)
+        commit = [node.token_id for node in chain] + ([5] if step == 2 else [])
+        drafting.commit(commit)
+        mirror.commit(commit)
+    while grow_once(drafting, runner):
+        pass
+    message = drafting.take_message(is_idle=True)
+    if message is not None:
+        nodes.add(message[0])
+    assert tokens(mirror.root) == tokens(drafting.tree.root)
+    assert mirror.num_nodes > 0
+
+
+def test_growth_ends_at_the_end_of_the_draft_models_context(runner: Runner) -> None:
+    spec = DraftSessionSpec("s", (1, 2, 3, 4), 4, SAMPLING, SpeculationParams(Method.PEARL, 3, 6), VOCAB_SIZE)
+    drafting = DraftSession(spec, runner.new_cache(), max_context_len=6)
+    while grow_once(drafting, runner):
+        pass
+    assert max(node.position for node in drafting.tree.live_nodes()) == 5
+
+
+@dataclass
+class Tiers:
+    """Copies of a datastore's tiers."""
+
+    prior: PriorTable | None
+    shared: None = None
+
+
+class Untaught(DraftCalibration):
+    """Lets every claim stand: two drafters can be compared whatever they have seen."""
+
+    def add(self, claims: Sequence[tuple[DraftKey, float]], agreed: int) -> None:
+        pass
+
+
+def assert_same_chain(one: DraftSession, other: DraftSession) -> None:
+    chain, expected = one.tree.best_chain(100), other.tree.best_chain(100)
+    assert [node.token_id for node in chain] == [node.token_id for node in expected]
+    assert [node.logprob for node in chain] == pytest.approx([node.logprob for node in expected], abs=1e-3)
+
+
+def chain_of(drafting: DraftSession) -> list[int]:
+    return [node.token_id for node in drafting.tree.best_chain(100)]
+
+
+def retrieving(runner: Runner, *documents: list[int], lookahead: int = 16) -> DraftSession:
+    params = SpeculationParams(Method.PEARL, 3, lookahead, retrieval=True)
+    spec = DraftSessionSpec("s", (1, 2, 3, 4), 4, SAMPLING, params, VOCAB_SIZE)
+    tiers = Tiers(PriorTable.build(documents, 4))
+    return DraftSession(spec, runner.new_cache(), runner.max_context_len, tiers=tiers, draft_calibration=Untaught())
+
+
+def plain(runner: Runner, lookahead: int = 16) -> DraftSession:
+    spec = DraftSessionSpec("s", (1, 2, 3, 4), 4, SAMPLING, SpeculationParams(Method.PEARL, 3, lookahead), VOCAB_SIZE)
+    return DraftSession(spec, runner.new_cache(), runner.max_context_len, draft_calibration=Untaught())
+
+
+def grow_all(drafting: DraftSession, runner: Runner) -> int:
+    """Grows to the end; returns the number of forwards."""
+    num_forwards = 0
+    while grow_once(drafting, runner):
+        num_forwards += 1
+    return num_forwards
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 3, 6, 15])
+def test_phrases_change_the_number_of_forwards_but_not_the_chain(runner: Runner, num_right: int) -> None:
+    alone = plain(runner)
+    grow_all(alone, runner)
+    chain = chain_of(alone)
+    wrong = [(token_id + 1) % VOCAB_SIZE for token_id in chain]
+    drafting = retrieving(runner, [1, 2, 3, 4, *chain[:num_right], *wrong[num_right:]])
+    num_forwards = grow_all(drafting, runner)
+    assert_same_chain(drafting, alone)
+    assert num_forwards <= 16 - num_right + (num_right > 0) or num_right == 0
+    if num_right == 15:
+        assert num_forwards <= 4, "ten tokens of a phrase and one more, in one forward"
+
+
+@settings(deadline=None, max_examples=20)
+@given(data=st.data())
+def test_after_any_commit_a_retrieving_drafter_has_the_chain_of_one_that_never_retrieves(
+    runner: Runner, data: st.DataObject
+) -> None:
+    alone = plain(runner, lookahead=8)
+    documents = [
+        data.draw(st.lists(st.integers(0, 5), min_size=2, max_size=30)) for _ in range(data.draw(st.integers(1, 3)))
+    ]
+    drafting = retrieving(runner, *documents, lookahead=8)
+    for _ in range(data.draw(st.integers(1, 4))):
+        for _ in range(data.draw(st.integers(0, 8))):
+            grow_once(alone, runner)
+        for _ in range(data.draw(st.integers(0, 4))):
+            grow_once(drafting, runner)
+        chain = chain_of(alone)
+        commit = chain[: data.draw(st.integers(0, len(chain)))]
+        commit += data.draw(st.lists(st.integers(0, 5), min_size=not commit, max_size=2))
+        alone.commit(commit)
+        drafting.commit(commit)
+    grow_all(alone, runner)
+    grow_all(drafting, runner)
+    assert_same_chain(drafting, alone)
+
+
+def test_no_phrase_goes_beyond_the_lookahead_or_the_context(runner: Runner) -> None:
+    alone = plain(runner)
+    grow_all(alone, runner)
+    document = [1, 2, 3, 4, *chain_of(alone)]
+    drafting = retrieving(runner, document, lookahead=6)
+    grow_all(drafting, runner)
+    assert len(drafting.tree.best_chain(100)) == 6
+    params = SpeculationParams(Method.PEARL, 3, 16, retrieval=True)
+    spec = DraftSessionSpec("s", (1, 2, 3, 4), 4, SAMPLING, params, VOCAB_SIZE)
+    short = DraftSession(spec, runner.new_cache(), 9, tiers=Tiers(PriorTable.build([document], 4)))
+    grow_all(short, runner)
+    assert max(node.position for node in short.tree.live_nodes()) == 8
+
+
+def test_what_the_target_said_in_place_of_a_draft_is_guessed_next_time(runner: Runner) -> None:
+    drafting = retrieving(runner, [9, 9])
+    grow_once(drafting, runner)
+    drafted = drafting.tree.best_chain(1)[0].token_id
+    said = (drafted + 1) % VOCAB_SIZE
+    drafting.commit([said, 1, 2, 3, 4])
+    expansion = drafting.next_expansion()
+    assert expansion is not None
+    assert drafting.with_phrase(expansion).phrase[0] == said

@@ -1,0 +1,115 @@
+"""A verifier that does what a test tells it to: for faults that a real one cannot be made to show."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
+
+Script = Callable[[GenerateRequest, grpc.ServicerContext], Iterator[GenerateResponse]]
+
+SEED = 2**63 + 1
+
+
+def started(model_id: str = "", dtype: str = "") -> GenerateResponse:
+    model = types_pb2.ModelInfo(model_id=model_id, dtype=dtype)
+    return GenerateResponse(started=verifier_pb2.Started(session_id="s-1", seed=SEED, num_prompt_tokens=3, model=model))
+
+
+def chunk(*token_ids: int, text: str = "", source: int = types_pb2.SOURCE_DRAFT) -> GenerateResponse:
+    """A round's tokens: all from one source but the last, which is the target's."""
+    sources = [source] * (len(token_ids) - 1) + [types_pb2.SOURCE_TARGET]
+    return GenerateResponse(chunk=verifier_pb2.Chunk(token_ids=token_ids, sources=sources, text=text, num_drafted=8))
+
+
+def finished(num_output_tokens: int = 4) -> GenerateResponse:
+    summary = verifier_pb2.SpeculationSummary(
+        method=types_pb2.METHOD_PEARL,
+        num_rounds=2,
+        num_drafted_tokens=16,
+        num_accepted_tokens=2,
+        num_bytes_sent=40,
+        num_bytes_received=100,
+    )
+    return GenerateResponse(
+        finished=verifier_pb2.Finished(
+            reason=verifier_pb2.FINISH_REASON_STOP,
+            stop_token_id=0,
+            num_output_tokens=num_output_tokens,
+            summary=summary,
+        )
+    )
+
+
+def a_good_generation(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+    yield started()
+    yield chunk(5, 6, 7, text="a b c")
+    yield chunk(8, text=" d")
+    yield finished()
+
+
+class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
+    """Follows a script and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.health = health.HealthServicer()
+        self.requests: list[GenerateRequest] = []
+        self.ended = threading.Event()
+        """Set when a call of Generate is over, for whatever reason."""
+        self.script: Script = a_good_generation
+
+    def Generate(self, request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        self.requests.append(request)
+        context.add_callback(self.ended.set)
+        yield from self.script(request, context)
+
+    def Tokenize(
+        self, request: verifier_pb2.TokenizeRequest, context: grpc.ServicerContext
+    ) -> verifier_pb2.TokenizeResponse:
+        return verifier_pb2.TokenizeResponse(token_ids=request.prompt.text.encode())
+
+    def Detokenize(
+        self, request: verifier_pb2.DetokenizeRequest, context: grpc.ServicerContext
+    ) -> verifier_pb2.DetokenizeResponse:
+        return verifier_pb2.DetokenizeResponse(text=bytes(request.token_ids).decode())
+
+    def GetInfo(
+        self, request: verifier_pb2.GetInfoRequest, context: grpc.ServicerContext
+    ) -> verifier_pb2.GetInfoResponse:
+        model = types_pb2.ModelInfo(model_id="fake", vocab_size=256, max_context_len=2048)
+        peer = verifier_pb2.PeerInfo(address="127.0.0.1:1", last_error="no answer")
+        return verifier_pb2.GetInfoResponse(model=model, methods=[1, 2, 3, 4], speculator=peer, version="1")
+
+
+def until_cancelled(fake: FakeVerifier) -> Script:
+    """Says one chunk, then nothing more until the caller is gone."""
+
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        yield started()
+        yield chunk(5, 6, text="a b")
+        fake.ended.wait(30)
+
+    return script
+
+
+@pytest.fixture
+def verifier() -> Iterator[FakeVerifier]:
+    """A fake verifier that listens on loopback and is healthy."""
+    fake = FakeVerifier()
+    fake.health.set("", health_pb2.HealthCheckResponse.SERVING)
+    with futures.ThreadPoolExecutor(max_workers=4) as pool:
+        server = grpc.server(pool, options=[("grpc.so_reuseport", 0)])
+        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(fake, server)
+        health_pb2_grpc.add_HealthServicer_to_server(fake.health, server)
+        fake.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        yield fake
+        server.stop(None).wait()

@@ -1,0 +1,140 @@
+"""A speculator that does what a test wants, on a real gRPC server, and what a session of its hears."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.core.params import Method, SamplingParams, SpeculationParams
+from outrider.core.tree import Draft, DraftCost
+from outrider.peers.speculator import SpeculationSpec, SpeculationStream, SpeculatorPeer
+from outrider.v1 import speculator_pb2 as pb
+from outrider.v1 import speculator_pb2_grpc, types_pb2
+
+Context = grpc.aio.ServicerContext[object, object]
+Status = health_pb2.HealthCheckResponse.ServingStatus
+
+
+class ScriptedSpeculator(speculator_pb2_grpc.SpeculatorServiceServicer, health_pb2_grpc.HealthServicer):
+    """Answers the opening and every commit with a node. What it does besides is set by the test."""
+
+    def __init__(self) -> None:
+        self.opened: list[pb.SpeculateOpen] = []
+        self.commits: list[types_pb2.Commit] = []
+        self.steerings: list[pb.Steering] = []
+        self.num_streams = 0
+        """Open ones."""
+        self.num_checks = 0
+        self.callers: set[str] = set()
+        """Connections that streams came by."""
+        self.num_bytes_heard = self.num_bytes_said = 0
+        self.health: Status = health_pb2.HealthCheckResponse.SERVING
+        self.is_silent = False
+        """Takes everything, answers nothing."""
+        self.refusal: grpc.StatusCode | None = None
+        self.is_garbage = False
+
+    async def Check(  # type: ignore[override]
+        self, request: health_pb2.HealthCheckRequest, context: Context
+    ) -> health_pb2.HealthCheckResponse:
+        self.num_checks += 1
+        return health_pb2.HealthCheckResponse(status=self.health)
+
+    async def Speculate(
+        self, requests: AsyncIterator[pb.SpeculateRequest], context: Context
+    ) -> AsyncIterator[pb.SpeculateResponse | bytes]:
+        self.num_streams += 1
+        self.callers.add(context.peer())
+        try:
+            async for request in requests:
+                self.num_bytes_heard += request.ByteSize()
+                match request.WhichOneof("event"):
+                    case "open":
+                        self.opened.append(request.open)
+                        if self.refusal is not None:
+                            await context.abort(self.refusal, "as the test wants it")
+                        if not self.is_silent:
+                            yield b"\xff\xff\xff" if self.is_garbage else self._said(pb.SpeculateResponse(opened={}))
+                    case "commit":
+                        self.commits.append(request.commit)
+                    case "steering":
+                        self.steerings.append(request.steering)
+                if not self.is_silent:
+                    draft = pb.SpeculatorDraft(draft=types_pb2.Draft(base_len=1))
+                    yield self._said(pb.SpeculateResponse(draft=draft))
+        finally:
+            self.num_streams -= 1
+
+    def _said(self, response: pb.SpeculateResponse) -> pb.SpeculateResponse:
+        self.num_bytes_said += response.ByteSize()
+        return response
+
+
+@asynccontextmanager
+async def serving(servicer: ScriptedSpeculator, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
+    """Its address, while it serves there."""
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.Speculate,
+        request_deserializer=pb.SpeculateRequest.FromString,
+        response_serializer=lambda message: message if isinstance(message, bytes) else message.SerializeToString(),
+    )
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    handlers = grpc.method_handlers_generic_handler("outrider.v1.SpeculatorService", {"Speculate": handler})
+    server.add_generic_rpc_handlers((handlers,))
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    port = server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+class Listener:
+    """Notes what a session hears."""
+
+    def __init__(self) -> None:
+        self.num_attached = self.num_detached = self.num_drafts = 0
+
+    def on_attached(self) -> None:
+        self.num_attached += 1
+
+    def on_draft(self, draft: Draft, cost: DraftCost) -> None:
+        self.num_drafts += 1
+
+    def on_detached(self) -> None:
+        self.num_detached += 1
+
+
+@dataclass(frozen=True)
+class AModel:
+    """A target, as handshakes need it."""
+
+    model_id: str = "target"
+    tokenizer_hash: str = "hash"
+    vocab_size: int = 100
+    max_context_len: int = 100
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: str = "float32"
+
+
+SPEC = SpeculationSpec("s", 2, SamplingParams(seed=1), SpeculationParams(Method.PEARL, 8, 32))
+
+
+@asynccontextmanager
+async def dialling(address: str) -> AsyncIterator[SpeculatorPeer]:
+    """A peer that dials it."""
+    peer = SpeculatorPeer(address, AModel())
+    try:
+        yield peer
+    finally:
+        await peer.close()
+
+
+def speculate(peer: SpeculatorPeer, listener: Listener) -> SpeculationStream:
+    """A session's stream, after two tokens."""
+    return peer.speculate(SPEC, [1, 2], listener)

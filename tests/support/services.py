@@ -1,0 +1,178 @@
+"""Real services inside the test process: real gRPC on loopback, real models, and their insides within reach."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import grpc
+
+from outrider.core.costs import ForwardTimes
+from outrider.core.params import Method, RetrievalScope, SpeculationParams
+from outrider.edge.draft_model import Drafter
+from outrider.edge.service import EdgeService
+from outrider.edge.settings import EdgeSettings
+from outrider.models.loading import LoadedModel, load_model
+from outrider.models.text import TextCodec
+from outrider.peers.datastore import DatastorePeer
+from outrider.peers.speculator import MAX_NODES_PER_S, SpeculatorPeer
+from outrider.security.quotas import Quotas
+from outrider.server.malformed import MalformedRequests
+from outrider.speculator.engine import Engine as SpeculatorEngine
+from outrider.speculator.servicer import SpeculatorServicer
+from outrider.v1 import speculator_pb2_grpc, verifier_pb2_grpc
+from outrider.verifier.admission import Limits
+from outrider.verifier.engine import Engine as VerifierEngine
+from outrider.verifier.servicer import Serving, VerifierServicer
+from outrider.wire.speculation import SpeculationLimits
+
+DEFAULTS = SpeculationParams(Method.OFF, num_speculative_tokens=8, lookahead=32, min_path_probability=0.1)
+
+
+@cache
+def target_model() -> LoadedModel:
+    """The demo target. Shared: a runner keeps no state between forwards."""
+    return load_model("demo/target", dtype="float32")
+
+
+@cache
+def draft_model() -> LoadedModel:
+    """The demo draft model."""
+    return load_model("demo/draft", dtype="float32")
+
+
+@dataclass
+class RunningVerifier:
+    """A verifier that serves."""
+
+    address: str
+    servicer: VerifierServicer
+    engine: VerifierEngine
+    model: LoadedModel
+    server: grpc.aio.Server
+
+    async def is_idle(self) -> bool:
+        """Whether no session is left anywhere, after the loop and the engine have had a moment."""
+        return await _settles(lambda: self.servicer.num_sessions == 0 and self.engine.num_sessions == 0)
+
+
+@dataclass
+class RunningSpeculator:
+    """A speculator that serves."""
+
+    address: str
+    servicer: SpeculatorServicer
+    engine: SpeculatorEngine
+    model: LoadedModel
+
+    async def is_idle(self) -> bool:
+        """As `RunningVerifier.is_idle`."""
+        return await _settles(lambda: self.servicer.num_sessions == 0 and self.engine.num_sessions == 0)
+
+
+@dataclass
+class RunningEdge:
+    """An edge that serves."""
+
+    address: str
+    service: EdgeService
+    settings: EdgeSettings
+
+    async def is_idle(self) -> bool:
+        """As `RunningVerifier.is_idle`."""
+        drafter = self.service.draft_model.drafter
+        return await _settles(
+            lambda: self.service.servicer.num_sessions == 0 and (drafter is None or drafter.num_sessions == 0)
+        )
+
+
+async def _settles(condition: object) -> bool:
+    assert callable(condition)
+    for _ in range(200):
+        if condition():
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+@asynccontextmanager
+async def running_verifier(
+    *,
+    speculator: str = "",
+    datastore: str = "",
+    max_num_sessions: int = 16,
+    stall_timeout_s: float = 30.0,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    quotas: Quotas | None = None,
+    max_draft_nodes_per_s: float = MAX_NODES_PER_S,
+    max_prompt_tokens: int = 0,
+) -> AsyncIterator[RunningVerifier]:
+    """A verifier with the demo target, on a free port."""
+    model = target_model()
+    engine = VerifierEngine(model, asyncio.get_running_loop(), forward_times=ForwardTimes({1: 2.0}))
+    servicer = VerifierServicer(max_num_sessions, stall_timeout_s, quotas, max_draft_nodes_per_s)
+    speculator_peer = SpeculatorPeer(speculator, model, max_nodes_per_s=max_draft_nodes_per_s) if speculator else None
+    datastore_peer = DatastorePeer(datastore, model.tokenizer_hash, model.vocab_size) if datastore else None
+    allowed = SpeculationLimits(max_num_speculative_tokens=32, max_num_rows=32)
+    limits = Limits(DEFAULTS, allowed, bool(speculator), bool(datastore), max_prompt_tokens)
+    servicer.ready(
+        Serving(model, TextCodec(model.tokenizer), engine, limits, speculator_peer, datastore_peer, {1: 2.0})
+    )
+    server = grpc.aio.server(interceptors=[*interceptors, MalformedRequests()])
+    verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield RunningVerifier(f"127.0.0.1:{port}", servicer, engine, model, server)
+    finally:
+        await server.stop(0)
+        if speculator_peer is not None:
+            await speculator_peer.close()
+        if datastore_peer is not None:
+            await datastore_peer.close()
+        engine.stop()
+
+
+@asynccontextmanager
+async def running_speculator(max_num_sessions: int = 16, datastore: str = "") -> AsyncIterator[RunningSpeculator]:
+    """A speculator with the demo draft model, on a free port."""
+    model = draft_model()
+    peer = DatastorePeer(datastore, model.tokenizer_hash, model.vocab_size) if datastore else None
+    engine = SpeculatorEngine(model, tiers=peer.tiers(RetrievalScope.SESSION) if peer is not None else None)
+    servicer = SpeculatorServicer(max_num_sessions)
+    servicer.ready(model, engine)
+    server = grpc.aio.server(interceptors=[MalformedRequests()])
+    speculator_pb2_grpc.add_SpeculatorServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield RunningSpeculator(f"127.0.0.1:{port}", servicer, engine, model)
+    finally:
+        await server.stop(0)
+        if peer is not None:
+            await peer.close()
+        engine.stop()
+
+
+@asynccontextmanager
+async def running_edge(
+    *upstreams: str, model: LoadedModel | None = None, settings_model: str = "demo/draft", **settings: Any
+) -> AsyncIterator[RunningEdge]:
+    """An edge with this draft model on a free port; None = one that loads for as long as the test."""
+    told = EdgeSettings(upstream=",".join(upstreams), model=settings_model, **settings)
+    service = EdgeService(told)
+    if model is not None:
+        service.draft_model.drafter = Drafter(model, told)
+    server = grpc.aio.server()
+    service.register(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield RunningEdge(f"127.0.0.1:{port}", service, told)
+    finally:
+        await server.stop(0)
+        await service.close()

@@ -1,0 +1,43 @@
+"""Why a round verifies nothing is told apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.core.auto.history import Strategy
+from outrider.core.params import Method
+from outrider.verifier.measurements import EmptyRoundReason
+from outrider.verifier.round import why_nothing
+
+PEARL, RETRIEVAL, OFF = Strategy(Method.PEARL), Strategy(Method.RETRIEVAL), Strategy(Method.OFF)
+WAITED_IN_VAIN = {
+    "has_drafter": True,
+    "is_attached": True,
+    "has_drafted": True,
+    "is_answered": False,
+    "was_awaited": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "changed", "reason"),
+    [
+        (PEARL, {}, EmptyRoundReason.DRAFT_TIMEOUT),
+        (PEARL, {"was_awaited": False}, EmptyRoundReason.NOT_AWAITED),
+        (PEARL, {"is_answered": True}, EmptyRoundReason.NO_DRAFT),
+        (PEARL, {"has_drafted": False}, EmptyRoundReason.DRAFT_PENDING),
+        (PEARL, {"is_attached": False}, EmptyRoundReason.DRAFT_DOWN),
+        (PEARL, {"is_attached": False, "has_drafter": False}, None),
+        (RETRIEVAL, {"has_drafter": False}, EmptyRoundReason.NO_MATCH),
+        (RETRIEVAL, {}, EmptyRoundReason.NO_MATCH),
+        # What auto goes over to when its drafter is gone has the same reason.
+        (RETRIEVAL, {"is_attached": False}, EmptyRoundReason.DRAFT_DOWN),
+        (OFF, {"is_attached": False}, EmptyRoundReason.DRAFT_DOWN),
+        (OFF, {}, None),
+        (OFF, {"has_drafter": False}, None),
+    ],
+)
+def test_a_round_without_a_draft_has_a_reason(
+    way: Strategy, changed: dict[str, bool], reason: EmptyRoundReason | None
+) -> None:
+    assert why_nothing(way, **(WAITED_IN_VAIN | changed)) is reason

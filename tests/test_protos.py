@@ -1,4 +1,4 @@
-"""The protos: generated code is fresh, everything has a comment, enums begin with UNSPECIFIED, buf has no complaint."""
+"""The protos: generated code is fresh, all is commented, enums begin with UNSPECIFIED, v1 has only grown."""
 
 from __future__ import annotations
 
@@ -61,12 +61,33 @@ def test_every_enum_begins_with_unspecified(described: list[FileDescriptorProto]
             assert zero.name.endswith("_UNSPECIFIED"), name
 
 
-def test_buf_has_no_complaint() -> None:
-    buf = os.environ.get("OUTRIDER_BUF") or shutil.which("buf") or shutil.which(ROOT / "node_modules/.bin/buf")
-    if buf is None:
+def buf(*arguments: str, protos: Path = PROTOS) -> subprocess.CompletedProcess[str]:
+    """Runs buf on a folder of protos; skips the test where there is none."""
+    program = os.environ.get("OUTRIDER_BUF") or shutil.which("buf") or shutil.which(ROOT / "node_modules/.bin/buf")
+    if program is None:
         pytest.skip("buf is not installed: npm install @bufbuild/buf, or name it in OUTRIDER_BUF")
-    run = subprocess.run([buf, "lint"], cwd=PROTOS, capture_output=True, text=True, check=False)
+    return subprocess.run([program, *arguments], cwd=protos, capture_output=True, text=True, check=False)
+
+
+def test_buf_has_no_complaint() -> None:
+    run = buf("lint")
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_v1_has_only_grown_since_the_last_release() -> None:
+    run = buf("breaking", "--against", str(PROTOS / "released.binpb"))
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_a_field_that_changes_its_number_is_found(tmp_path: Path) -> None:
+    protos = tmp_path / "protos"
+    shutil.copytree(PROTOS, protos)
+    types = protos / "outrider" / "v1" / "types.proto"
+    before = types.read_text(encoding="utf-8")
+    types.write_text(before.replace("int32 top_k = 2;", "int32 top_k = 22;"), encoding="utf-8")
+    run = buf("breaking", "--against", str(PROTOS / "released.binpb"), protos=protos)
+    assert run.returncode != 0
+    assert 'name "top_k"' in run.stdout
 
 
 def uncommented(file: FileDescriptorProto) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any
@@ -17,12 +16,13 @@ from outrider.datastore.replica import Replica
 from outrider.datastore.settings import DatastoreSettings
 from outrider.datastore.types import CorpusNotFound, Scope, StoreFull, StoreUnavailable
 from outrider.datastore.watch import watch
+from outrider.server import streams
 from outrider.server.streams import DrainableStream, DrainableStreams
 from outrider.telemetry.tracing import LOOKUP, RECORD, traced_message
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from outrider.version import __version__
-from outrider.wire.errors import DeadlineExceeded, NotFound, NotServing, ResourceExhausted, Unavailable, rpc_errors
+from outrider.wire.errors import NotFound, NotServing, ResourceExhausted, Unavailable, rpc_errors
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -92,14 +92,13 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
                 yield pb.RecordResponse(session_id=scope.session_id, num_tokens=num_tokens)
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:  # type: ignore[override]
-        # The stubs know only generators; a method that writes to its context can put a deadline on each write.
         # It does not age: its caller would be sent everything again.
         with errors_as_status(context), self._watching(), self._endless(ages=False):
             scope = own_scope(convert.watched_scope_from(request, self._settings), request.scope.tenant)
             await self._replica.check_exists(scope)
             async with aclosing(watch(self._store, scope)) as responses:
                 async for response in responses:
-                    await self._write(context, response)
+                    await streams.write(context, response, self._settings.stall_timeout_s, "watcher")
 
     async def LoadPrior(
         self, request_iterator: AsyncIterator[pb.LoadPriorRequest], context: Context
@@ -181,14 +180,6 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
         if request.end_session and position == end:
             position = await self._store.end_session(scope, end)
         return position
-
-    async def _write(self, context: Context, response: pb.WatchResponse) -> None:
-        try:
-            async with asyncio.timeout(self._settings.stall_timeout_s):
-                await context.write(response)
-        except TimeoutError:
-            limit = self._settings.stall_timeout_s
-            raise DeadlineExceeded(f"the watcher has read nothing for {limit:g} s") from None
 
     def _check_serving(self) -> None:
         if self._is_draining:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,12 +14,13 @@ from outrider.edge.draft_model import DraftModel
 from outrider.edge.relay import Relay
 from outrider.edge.upstream import Upstreams
 from outrider.peers.channel import read_peers
+from outrider.server import streams
 from outrider.speculator.metrics import read_drafts
 from outrider.telemetry.generation_metrics import GenerationCalls, read_calls
 from outrider.telemetry.metrics import Metrics, counter, gauge
 from outrider.telemetry.tracing import GENERATE, traced_call
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
-from outrider.wire.errors import DeadlineExceeded, NotServing, Unimplemented, rpc_errors
+from outrider.wire.errors import NotServing, Unimplemented, rpc_errors
 from outrider.wire.speculation import METHODS_TO_PROTO
 
 log = structlog.get_logger(__name__)
@@ -78,11 +78,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
                     case "finished":
                         call.finish(response.finished.reason)
                         self.num_degraded += response.finished.summary.degraded
-                try:
-                    async with asyncio.timeout(self._stall_timeout_s):
-                        await context.write(response)
-                except TimeoutError:
-                    raise DeadlineExceeded(f"the client has read nothing for {self._stall_timeout_s:g} s") from None
+                await streams.write(context, response, self._stall_timeout_s, "client")
 
             try:
                 await Relay(

@@ -64,6 +64,12 @@ def current_caller() -> Caller | None:
     return _caller.get()
 
 
+def current_tenant() -> str | None:
+    """The tenant of that caller; None means that it has none, or that this server asks for no credentials."""
+    caller = current_caller()
+    return caller.tenant if caller and caller.tenant else None
+
+
 def set_current_caller(caller: Caller) -> None:
     """For the call that is being served: each has a context of its own."""
     _caller.set(caller)

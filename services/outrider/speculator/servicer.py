@@ -14,6 +14,7 @@ from outrider.core.tree import Draft, DraftCost, TokenId
 from outrider.models.loading import LoadedModel
 from outrider.security.callers import name_of_caller
 from outrider.security.quotas import Quotas
+from outrider.server import streams
 from outrider.speculator.engine import Engine
 from outrider.speculator.metrics import read_drafts
 from outrider.speculator.session import DraftSessionSpec
@@ -23,7 +24,6 @@ from outrider.v1 import speculator_pb2, speculator_pb2_grpc
 from outrider.version import __version__
 from outrider.wire.convert import draft_to_proto, sampling_from_proto, token_ids_from_proto
 from outrider.wire.errors import (
-    DeadlineExceeded,
     InvalidArgument,
     NotServing,
     OutOfRange,
@@ -171,7 +171,6 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         self, requests: AsyncIterator[speculator_pb2.SpeculateRequest], context: Context
     ) -> None:
         """One generation."""
-        # The stubs know only generators; a method that writes to its context can put a deadline on each write.
         with traced_call(SPECULATE, context), rpc_errors(context):
             model, engine = self._loaded()
             spec = self._spec(await anext(aiter(requests), None), model)
@@ -199,9 +198,10 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         reader = asyncio.create_task(self._read(requests, stream, model, engine, spec.speculation))
         try:
             opened = speculator_pb2.SpeculateOpened(model=model_info(model))
-            await self._write(context, speculator_pb2.SpeculateResponse(opened=opened))
+            response = speculator_pb2.SpeculateResponse(opened=opened)
+            await streams.write(context, response, self._stall_timeout_s, "caller")
             async for response in stream.responses():
-                await self._write(context, response)
+                await streams.write(context, response, self._stall_timeout_s, "caller")
         finally:
             reader.cancel()
             self._streams.discard(stream)
@@ -219,13 +219,6 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
                         "outrider.num_drafted_tokens": stream.num_nodes,
                     }
                 )
-
-    async def _write(self, context: Context, response: speculator_pb2.SpeculateResponse) -> None:
-        try:
-            async with asyncio.timeout(self._stall_timeout_s):
-                await context.write(response)
-        except TimeoutError:
-            raise DeadlineExceeded(f"the caller has read nothing for {self._stall_timeout_s:g} s") from None
 
     async def _read(
         self,

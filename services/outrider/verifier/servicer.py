@@ -20,8 +20,9 @@ from outrider.models.text import TextCodec
 from outrider.peers.channel import PeerState
 from outrider.peers.datastore import DatastorePeer
 from outrider.peers.speculator import MAX_NODES_PER_S, DraftLimit, SpeculatorPeer
-from outrider.security.callers import current_caller, name_of_caller
+from outrider.security.callers import current_caller, current_tenant, name_of_caller
 from outrider.security.quotas import Quotas, TenantQuota
+from outrider.server import streams
 from outrider.server.streams import offload_if_large
 from outrider.telemetry.generation_metrics import GenerationCall, GenerationCalls
 from outrider.telemetry.metrics import Metrics
@@ -36,7 +37,7 @@ from outrider.verifier.measurements import SessionCounts
 from outrider.verifier.metrics import read_engine, read_sessions
 from outrider.version import __version__
 from outrider.wire.convert import finish_reason_to_proto, source_to_proto, summary_to_proto, token_ids_from_proto
-from outrider.wire.errors import DeadlineExceeded, NotServing, ResourceExhausted, rpc_errors
+from outrider.wire.errors import NotServing, ResourceExhausted, rpc_errors
 from outrider.wire.handshake import Model, model_info
 from outrider.wire.speculation import METHODS_TO_PROTO
 from outrider.wire.steering import steering_to_proto
@@ -44,7 +45,6 @@ from outrider.wire.steering import steering_to_proto
 log = structlog.get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
-# The stubs know only generators; a method that writes to its context can put a deadline on each write.
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             call.admit()
 
             def write(event: Event) -> Awaitable[None]:
-                return context.write(events.generate_response(event))
+                return streams.write(context, events.generate_response(event), self._stall_timeout_s, "client")
 
             try:
                 await self._stream(generation, serving, quota, call, write)
@@ -157,7 +157,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             num_bytes = response.ByteSize()
             for traffic in traffics:
                 traffic.num_bytes_sent += num_bytes
-            return context.write(response)
+            return streams.write(context, response, self._stall_timeout_s, "client")
 
         try:
             await self._stream(
@@ -190,9 +190,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         )
         if span.is_recorded:
             span.set_attributes(opening_attributes(spec, serving.model))
-        caller = current_caller()
-        tenant = caller.tenant or None if caller is not None else None
-        return Generation(spec, serving.engine, speculator, serving.datastore, tenant, brings_drafts=brings_drafts)
+        return Generation(
+            spec, serving.engine, speculator, serving.datastore, current_tenant(), brings_drafts=brings_drafts
+        )
 
     def _dismiss(self, generation: Generation) -> None:
         self.num_sessions -= 1
@@ -211,13 +211,13 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         shows_prompt: bool = False,
     ) -> None:
         """Started, a chunk for each round, Finished; between them what a caller that brings drafts should know."""
-        await self._write(write, events.started(generation, serving.model, shows_prompt=shows_prompt))
+        await write(events.started(generation, serving.model, shows_prompt=shows_prompt))
         text = serving.codec.stream()
         text.step(generation.spec.resume_token_ids)
         with SessionSpans(current_span(), generation) as spans:
             async for event in generation.events():
                 if isinstance(event, Steering):
-                    await self._write(write, steering_to_proto(event))
+                    await write(steering_to_proto(event))
                     continue
                 spans.on_verdict(event)
                 quota.charge(len(event.token_ids))
@@ -225,22 +225,15 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 piece = text.step(event.token_ids)
                 if event.token_ids:
                     acknowledged_node_id = 0 if drafts is None else drafts.last_node_id
-                    await self._write(write, events.chunk(event, piece, acknowledged_node_id))
+                    await write(events.chunk(event, piece, acknowledged_node_id))
                 if event.finish_reason is not None:
                     # A message of its own: whoever resumes behind it knows that this text has come.
                     if rest := text.finish():
-                        await self._write(write, verifier_pb2.Chunk(text=rest))
+                        await write(verifier_pb2.Chunk(text=rest))
                     finished = events.finished(generation, event)
                     self.counts.end(generation.statistics)
-                    await self._write(write, finished)
+                    await write(finished)
                     call.finish(finished.reason)
-
-    async def _write(self, write: Callable[[Event], Awaitable[None]], event: Event) -> None:
-        try:
-            async with asyncio.timeout(self._stall_timeout_s):
-                await write(event)
-        except TimeoutError:
-            raise DeadlineExceeded(f"the client has read nothing for {self._stall_timeout_s:g} s") from None
 
     async def Tokenize(self, request: verifier_pb2.TokenizeRequest, context: Context) -> verifier_pb2.TokenizeResponse:
         """Text to token ids."""

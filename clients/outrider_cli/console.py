@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.core.params import Source
+from outrider.core.statistics import COUNTS
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider_client.generation import Chunk, Result
 from outrider_client.requests import method_name
@@ -81,7 +82,7 @@ def summary(result: Result, seconds: float) -> Text:
     counts = result.summary
     parts = [
         f"{len(result.token_ids)} tokens in {seconds:.1f} s ({len(result.token_ids) / seconds:.0f} tokens/s)",
-        f"{counts.num_rounds} rounds",
+        *_phrases(counts, is_trouble=False),
     ]
     if counts.num_drafted_tokens:
         parts.append(f"acceptance length {result.acceptance_length:.2f}")
@@ -95,10 +96,19 @@ def summary(result: Result, seconds: float) -> Text:
     for decision in counts.decisions:
         line.append(f"\n  {_decision(decision)}", "not bold")
     if counts.degraded:
-        lost = counts.num_speculator_losses
-        losses = f" (the speculator was lost {lost} times)" if lost else ""
-        line.append(f"\ndegraded: a peer was missing for a part of it{losses}; the text is the same", "not bold yellow")
+        troubles = ", ".join(_phrases(counts, is_trouble=True))
+        why = f" ({troubles})" if troubles else ""
+        line.append(f"\ndegraded: a peer was missing for a part of it{why}; the text is the same", "not bold yellow")
     return line
+
+
+def _phrases(counts: verifier_pb2.SpeculationSummary, *, is_trouble: bool) -> list[str]:
+    """The counts that have words of their own; a trouble that did not occur is left out."""
+    return [
+        info.phrase.format(getattr(counts, name))
+        for name, info in COUNTS.items()
+        if info.phrase and info.is_trouble is is_trouble and (getattr(counts, name) or not is_trouble)
+    ]
 
 
 def _decision(decision: verifier_pb2.Decision) -> str:

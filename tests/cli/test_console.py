@@ -93,5 +93,13 @@ def test_the_summary_shows_what_auto_has_decided() -> None:
     ]
 
 
+def test_the_summary_says_how_often_the_speculator_was_lost() -> None:
+    assert summary_of(method=types_pb2.METHOD_OFF).startswith("off: 2 tokens in 0.5 s (4 tokens/s) · 2 rounds · ended")
+    missing = "degraded: a peer was missing for a part of it"
+    assert summary_of(degraded=True).splitlines()[1] == f"{missing}; the text is the same"
+    lost = summary_of(degraded=True, num_speculator_losses=2).splitlines()[1]
+    assert lost == f"{missing} (the speculator was lost 2 times); the text is the same"
+
+
 def test_the_legend_names_three_sources() -> None:
     assert all(name in legend().plain for name in ("target", "draft", "retrieval"))

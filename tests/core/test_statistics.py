@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.core.params import Source
-from outrider.core.statistics import RoundTime, RunningMean, Statistics
+from outrider.core.statistics import Counts, RoundTime, RunningMean, Statistics
 
 
 def test_the_acceptance_length_counts_the_next_token() -> None:
@@ -16,6 +16,22 @@ def test_the_acceptance_length_counts_the_next_token() -> None:
     assert statistics.mean_acceptance_length == 1 + 3 / 2
     assert (statistics.num_empty_rounds, statistics.num_hits, statistics.num_drafted_tokens) == (1, 1, 4)
     assert statistics.accepted_by_source == {Source.DRAFT: 2, Source.RING: 1}
+
+
+def test_what_a_generation_counts_is_counted_in_the_totals() -> None:
+    totals = Counts()
+    first, second = Statistics(totals=totals), Statistics(totals=totals)
+    first.count_round(4, [Source.DRAFT], is_hit=True)
+    second.count_round(2, [Source.DRAFT, Source.RING], is_hit=False)
+    second.add(num_speculator_losses=1)
+    assert (first.num_rounds, first.num_speculator_losses) == (1, 0)
+    assert (totals.num_rounds, totals.num_drafted_tokens, totals.num_speculator_losses) == (2, 6, 1)
+    assert totals.accepted_by_source == {Source.DRAFT: 2, Source.RING: 1}
+
+
+def test_a_count_that_is_not_declared_is_refused() -> None:
+    with pytest.raises(AttributeError, match="num_rouns"):
+        Statistics().add(num_rouns=1)
 
 
 def test_overhead_is_what_neither_forward_nor_waiting_explains() -> None:

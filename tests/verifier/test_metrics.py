@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from outrider.core.statistics import COUNTS
 from outrider.wire.speculation import METHODS
 from outrider_client.client import Client
 from outrider_client.errors import DeadlineExceeded, OutOfRange
@@ -54,6 +55,9 @@ async def test_counters_say_what_the_summaries_say(client: Client, verifier: Run
     num_accepted = sum(s.num_accepted_tokens for s in summaries)
     assert values[f"{PREFIX}accepted_tokens_total"][""] == num_accepted > 0
     assert values["outrider_hit_rounds_total"][""] == sum(s.num_hits for s in summaries)
+    for name, info in COUNTS.items():
+        if info.metric:
+            assert values[info.metric] == {"": sum(getattr(s, name) for s in summaries)}, name
     at_position = list(values[f"{PREFIX}accepted_tokens_per_pos_total"].values())
     assert sum(at_position) == num_accepted
     assert at_position == sorted(at_position, reverse=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
+from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.params import Method, SamplingParams, Source
-from outrider.core.statistics import Statistics
+from outrider.core.statistics import COUNTS, DraftTime, RoundTime, Statistics, Traffic
 from outrider.core.tree import Draft
-from outrider.v1 import types_pb2
+from outrider.v1 import types_pb2, verifier_pb2
 from outrider.wire.convert import (
     COST_PER_NAT,
     draft_from_proto,
@@ -67,3 +69,22 @@ def test_a_summary_says_what_was_asked_for_only_where_it_was_replaced() -> None:
     assert summary_to_proto(Method.PEARL, Statistics()).requested_method == types_pb2.METHOD_UNSPECIFIED
     summary = summary_to_proto(Method.OFF, Statistics(), Method.BEST_FIRST)
     assert (summary.method, summary.requested_method) == (types_pb2.METHOD_OFF, types_pb2.METHOD_BEST_FIRST)
+
+
+def test_every_count_of_the_summary_has_its_counterpart() -> None:
+    integers = (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64)
+    declared = verifier_pb2.SpeculationSummary.DESCRIPTOR.fields
+    numbers = {field.name for field in declared if field.cpp_type in integers}
+    assert numbers == COUNTS.keys() | {field.name for field in fields(Traffic)}
+
+
+def test_a_summary_has_every_count_and_every_time() -> None:
+    statistics = Statistics(round_times=[RoundTime(10.0, 6.0, 3.0, 0.5)], draft_times=[DraftTime(4.0, 2.0, 0.25)])
+    statistics.add(**{name: value for value, name in enumerate(COUNTS, start=1)})
+    summary = summary_to_proto(Method.PEARL, statistics, traffic=Traffic(70, 80))
+    assert [getattr(summary, name) for name in COUNTS] == list(range(1, len(COUNTS) + 1))
+    assert (summary.num_bytes_sent, summary.num_bytes_received) == (70, 80)
+    times = summary.times_p50
+    assert (times.round_ms, times.forward_ms, times.wait_ms, times.overhead_ms) == (10.0, 6.0, 3.0, 1.0)
+    assert (times.draft_latency_ms, times.draft_forward_ms) == (4.0, 2.0)
+    assert (times.retrieval_ms, times.draft_retrieval_ms) == (0.5, 0.25)

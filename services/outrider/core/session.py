@@ -16,7 +16,7 @@ from enum import Enum
 
 from outrider.core.acceptance import decides_by_ratio
 from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
-from outrider.core.statistics import Statistics
+from outrider.core.statistics import Counts, Statistics
 from outrider.core.tree import DraftTree, Node, TokenId
 
 
@@ -96,10 +96,11 @@ def ending_of(spec: SessionSpec) -> Verdict | None:
 class Session:
     """One generation. The caller owns the model, the clock and the streams."""
 
-    def __init__(self, spec: SessionSpec) -> None:
+    def __init__(self, spec: SessionSpec, totals: Counts | None = None) -> None:
+        """`totals` are those of the process; its statistics are added to them. None means that there are none."""
         self.spec = spec
         self.tree = DraftTree(spec.prompt_token_ids + spec.resume_token_ids, spec.vocab_size)
-        self.statistics = Statistics()
+        self.statistics = Statistics(totals=totals)
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: TokenId | None = None
         self.decides_by_ratio = decides_by_ratio(spec.sampling, spec.speculation)

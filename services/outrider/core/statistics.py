@@ -1,11 +1,11 @@
-"""What speculation did in one generation: counts, and where the time of its rounds went."""
+"""Statistics of the speculation: counts of a generation and of a process, and where the time of rounds went."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from statistics import median
 
 from outrider.core.auto.strategies import Decision
@@ -31,6 +31,18 @@ class RoundTime:
         return max(0.0, self.round_ms - self.forward_ms - self.wait_ms)
 
 
+@dataclass(frozen=True, slots=True)
+class DraftTime:
+    """The first draft after a commit that left nothing to verify, in milliseconds."""
+
+    draft_latency_ms: float
+    """From the commit to the draft."""
+    draft_forward_ms: float
+    """The part of it that the draft model's forwards took."""
+    draft_retrieval_ms: float
+    """The time that the drafter spent on continuations, beside its forwards."""
+
+
 @dataclass(slots=True)
 class Traffic:
     """Bytes of the messages between a target and whoever drafts for it, in one generation, without the frames around
@@ -42,35 +54,103 @@ class Traffic:
     """From the drafter."""
 
 
-@dataclass(slots=True)
-class Statistics:
-    """Counts of one generation. Its owner writes, others read."""
+@dataclass(frozen=True, slots=True)
+class CountInfo:
+    """The description of a count, from which everything that shows the count is derived.
 
-    num_rounds: int = 0
-    num_drafted_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_empty_rounds: int = 0
-    num_hits: int = 0
-    """Rounds after which the tree had the committed next token as a node."""
-    num_speculator_losses: int = 0
-    degraded: bool = False
-    """Whether a peer that the method needs was missing for part of the generation."""
+    A new count of the speculation summary is a field of `SpeculationSummary`, a field of `Counts` with that name, and
+    the line that adds to it. The summary copies it by its name, spans carry it as `outrider.<name>`, and this
+    description decides the rest.
+    """
+
+    description: str
+    """The help text of the metric."""
+    metric: str = ""
+    """Name of the Prometheus counter, its unit included. Empty means not exported as a metric of its own."""
+    phrase: str = ""
+    """Words of the line that sums a generation up for people, with {} for the number. Empty means not shown."""
+    is_trouble: bool = False
+    """True if the phrase belongs into the line about a degraded generation, and only if the count is not 0."""
+
+
+def count(description: str, *, metric: str = "", phrase: str = "", is_trouble: bool = False) -> int:
+    """Declares a field of `Counts`. See `CountInfo` for the arguments."""
+    info = CountInfo(description, metric, phrase, is_trouble)
+    return field(default=0, metadata={CountInfo: info})
+
+
+@dataclass(slots=True)
+class Counts:
+    """Numbers that speculation adds to: those of one generation, or the totals of a process.
+
+    Its owner writes; other threads may read, and see numbers of about the same time.
+    """
+
+    num_rounds: int = count("Target forwards that verified or decoded.", phrase="{} rounds")
+    num_drafted_tokens: int = count(
+        "Drafted tokens that were verified.", metric="outrider_spec_decode_num_draft_tokens_total"
+    )
+    num_accepted_tokens: int = count(
+        "Drafted tokens that were accepted.", metric="outrider_spec_decode_num_accepted_tokens_total"
+    )
+    num_empty_rounds: int = count("Rounds that verified nothing.")
+    num_hits: int = count(
+        "Rounds after which the tree had the committed next token.", metric="outrider_hit_rounds_total"
+    )
+    num_speculator_losses: int = count(
+        "Times that a session lost its drafter: the speculator's stream, or the drafts of its caller.",
+        metric="outrider_speculator_losses_total",
+        phrase="the speculator was lost {} times",
+        is_trouble=True,
+    )
     accepted_by_source: Counter[Source] = field(default_factory=Counter)
-    round_times: list[RoundTime] = field(default_factory=list)
-    draft_latencies_ms: list[float] = field(default_factory=list)
-    draft_forwards_ms: list[float] = field(default_factory=list)
-    draft_retrievals_ms: list[float] = field(default_factory=list)
-    decisions: Sequence[Decision] = ()
-    """What `Method.AUTO` has used."""
+    totals: Counts | None = None
+    """The counts that these are a part of: what is added here is added there, too. None means that there are none."""
+
+    def add(self, **amounts: int) -> None:
+        """Adds to counts by their names. Raises AttributeError for a name that is none."""
+        for name, amount in amounts.items():
+            setattr(self, name, getattr(self, name) + amount)
+        if self.totals is not None:
+            self.totals.add(**amounts)
 
     def count_round(self, num_drafted: int, accepted_sources: Sequence[Source], is_hit: bool) -> None:
-        """Counts a verdict."""
-        self.num_rounds += 1
-        self.num_drafted_tokens += num_drafted
-        self.num_accepted_tokens += len(accepted_sources)
-        self.num_empty_rounds += num_drafted == 0
-        self.num_hits += is_hit
+        """Counts a verdict.
+
+        Args:
+            num_drafted: Drafted tokens that were verified.
+            accepted_sources: Where those of them came from that were kept.
+            is_hit: True if the tree had the committed next token as a node.
+        """
+        self.add(
+            num_rounds=1,
+            num_drafted_tokens=num_drafted,
+            num_accepted_tokens=len(accepted_sources),
+            num_empty_rounds=num_drafted == 0,
+            num_hits=is_hit,
+        )
         self.accepted_by_source.update(accepted_sources)
+        if self.totals is not None:
+            self.totals.accepted_by_source.update(accepted_sources)
+
+
+COUNTS: Mapping[str, CountInfo] = {
+    each.name: each.metadata[CountInfo] for each in fields(Counts) if CountInfo in each.metadata
+}
+"""The counts by their names, which are those of `SpeculationSummary` in the proto."""
+
+
+@dataclass(slots=True)
+class Statistics(Counts):
+    """Everything that is known of the speculation in one generation. Its owner writes, others read."""
+
+    degraded: bool = False
+    """True if a peer that the method needs was missing for part of the generation."""
+    round_times: list[RoundTime] = field(default_factory=list)
+    draft_times: list[DraftTime] = field(default_factory=list)
+    """Of the drafts that were waited for and whose time is known."""
+    decisions: Sequence[Decision] = ()
+    """Strategies that `Method.AUTO` has used."""
 
     @property
     def mean_acceptance_length(self) -> float:

@@ -9,9 +9,9 @@ from enum import Enum
 from outrider.core.auto.history import StrategyHistory
 from outrider.core.calibration import RetrievalCalibration
 from outrider.core.costs import ForwardTimes
-from outrider.core.params import Method, Source
+from outrider.core.params import Method
 from outrider.core.session import SessionSpec, Verdict
-from outrider.core.statistics import Histogram, RoundTime, RunningMean, Statistics, Traffic
+from outrider.core.statistics import Counts, Histogram, RoundTime, RunningMean, Statistics, Traffic
 
 
 class EmptyRoundReason(Enum):
@@ -41,8 +41,11 @@ STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 
 
 
 @dataclass(slots=True)
-class RoundCounts:
-    """Since the start. Written by the engine's thread; others may read, and see numbers of about the same time."""
+class RoundCounts(Counts):
+    """Counts since the start: the totals of all sessions, and what no summary shows.
+
+    The engine's thread writes; others may read, and see numbers of about the same time.
+    """
 
     forwards: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS_S))
     """Target forwards that a round came of, in seconds."""
@@ -53,23 +56,15 @@ class RoundCounts:
     auto_rounds: dict[Method, int] = field(default_factory=lambda: dict.fromkeys(Method, 0))
     """What `Method.AUTO` chose."""
     fallback_rounds: dict[EmptyRoundReason, int] = field(default_factory=lambda: dict.fromkeys(EmptyRoundReason, 0))
-    num_hits: int = 0
-    """Rounds after which the tree had the committed next token as a node."""
     num_prompt_tokens: int = 0
     """Of prompts that are processed."""
     num_generated_tokens: int = 0
-    num_draft_tokens: int = 0
-    """Drafted tokens that were verified."""
     accepted_lengths: list[int] = field(default_factory=lambda: [0])
     """Rounds that verified a draft, by how many of its tokens were kept."""
-    accepted_by_source: dict[Source, int] = field(
-        default_factory=lambda: {source: 0 for source in Source if source is not Source.TARGET}
-    )
     waits: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS_S))
     """Of the rounds that waited for a draft or a continuation, how long, in seconds."""
     draft_latencies: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS_S))
     """From a commit that left nothing to verify to the first draft that answers it, in seconds."""
-    num_speculator_losses: int = 0
     prefill_s: float = 0.0
     """Time of the first rounds of all sessions, from their opening on."""
     forward_s: float = 0.0
@@ -78,29 +73,23 @@ class RoundCounts:
     retrieval_s: float = 0.0
     overhead_s: float = 0.0
 
-    def add_round(
-        self, spec: SessionSpec, method: Method, verdict: Verdict, fallback: EmptyRoundReason | None, *, is_hit: bool
-    ) -> None:
+    def add_round(self, spec: SessionSpec, method: Method, verdict: Verdict, fallback: EmptyRoundReason | None) -> None:
         """A verdict, of a round that went by `method`. `fallback`: why nothing was verified, if something should."""
         self.rounds[method] += 1
         if spec.speculation.method is Method.AUTO:
             self.auto_rounds[method] += 1
         if fallback is not None:
             self.fallback_rounds[fallback] += 1
-        self.num_hits += is_hit
         self.num_generated_tokens += len(verdict.token_ids)
         if verdict.base_len == len(spec.prompt_token_ids) + len(spec.resume_token_ids):
             self.num_prompt_tokens += len(spec.prompt_token_ids)
         if not verdict.num_drafted:
             return
-        self.num_draft_tokens += verdict.num_drafted
         # Tokens at and behind a stop are not kept.
         num_kept = min(verdict.num_accepted, len(verdict.sources))
         while len(self.accepted_lengths) <= num_kept:
             self.accepted_lengths.append(0)
         self.accepted_lengths[num_kept] += 1
-        for source in verdict.sources[:num_kept]:
-            self.accepted_by_source[source] += 1
 
     def add_times(self, times: RoundTime, *, is_first: bool, has_waited: bool) -> None:
         """Where the time of a round went; all of the first one went to the prompt."""

@@ -3,6 +3,8 @@ these names mean, where a draft is what a round verifies."""
 
 from __future__ import annotations
 
+from outrider.core.params import Source
+from outrider.core.statistics import COUNTS
 from outrider.peers.channel import PeerState, read_peers
 from outrider.telemetry.generation_metrics import GenerationCalls, read_calls
 from outrider.telemetry.metrics import HistogramMetric, Metrics, counter, counters, gauge
@@ -49,6 +51,9 @@ def read_engine(engine: Engine, max_chain_len: int) -> Metrics:
         counts.forwards,
     )
     yield counter("outrider_verify_rows_total", "Rows of these forwards, those of prompts included.", counts.num_rows)
+    for name, info in COUNTS.items():
+        if info.metric:
+            yield counter(info.metric, info.description, getattr(counts, name))
     yield from _drafts(counts, max_chain_len)
     yield from _rounds(counts)
     yield from _waiting(counts)
@@ -58,14 +63,6 @@ def _drafts(counts: RoundCounts, max_chain_len: int) -> Metrics:
     lengths = list(counts.accepted_lengths)
     at_position = [*num_accepted_at(lengths), *[0] * (max_chain_len + 1 - len(lengths))]
     yield counter("outrider_spec_decode_num_drafts_total", "Rounds that verified a draft.", sum(lengths))
-    yield counter(
-        "outrider_spec_decode_num_draft_tokens_total", "Drafted tokens that were verified.", counts.num_draft_tokens
-    )
-    yield counter(
-        "outrider_spec_decode_num_accepted_tokens_total",
-        "Drafted tokens that were accepted.",
-        sum(at_position),
-    )
     yield counters(
         "outrider_spec_decode_num_accepted_tokens_per_pos_total",
         "Drafted tokens that were accepted, by their place in the draft, the first being 0.",
@@ -76,7 +73,7 @@ def _drafts(counts: RoundCounts, max_chain_len: int) -> Metrics:
         "outrider_accepted_tokens_total",
         "Drafted tokens that were accepted, by where they came from.",
         "source",
-        {source.name.lower(): count for source, count in counts.accepted_by_source.items()},
+        {source.name.lower(): counts.accepted_by_source[source] for source in Source if source is not Source.TARGET},
     )
 
 
@@ -98,9 +95,6 @@ def _rounds(counts: RoundCounts) -> Metrics:
         "Rounds that verified nothing though their method would have, by why.",
         "reason",
         {reason.value: count for reason, count in counts.fallback_rounds.items()},
-    )
-    yield counter(
-        "outrider_hit_rounds_total", "Rounds after which the tree had the committed next token.", counts.num_hits
     )
     yield counters(
         "outrider_round_seconds_total",
@@ -126,9 +120,4 @@ def _waiting(counts: RoundCounts) -> Metrics:
         "outrider_draft_latency_seconds",
         "From a commit that left nothing to verify to the first draft that answers it.",
         counts.draft_latencies,
-    )
-    yield counter(
-        "outrider_speculator_losses_total",
-        "Times that a session lost its drafter: the speculator's stream, or the drafts of its caller.",
-        counts.num_speculator_losses,
     )

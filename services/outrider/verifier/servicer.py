@@ -15,6 +15,7 @@ import structlog
 
 from outrider.core.params import Method, Steering
 from outrider.core.session import SessionSpec, Verdict
+from outrider.core.statistics import COUNTS
 from outrider.models.loading import LoadedModel
 from outrider.models.text import TextCodec
 from outrider.peers.channel import PeerState
@@ -411,10 +412,7 @@ def outcome_attributes(generation: Generation, last: Verdict | None) -> Attribut
     return {
         "gen_ai.usage.output_tokens": num_output_tokens,
         "gen_ai.response.finish_reasons": reasons,
-        "outrider.num_rounds": statistics.num_rounds,
-        "outrider.num_drafted_tokens": statistics.num_drafted_tokens,
-        "outrider.num_accepted_tokens": statistics.num_accepted_tokens,
+        **{f"outrider.{name}": getattr(statistics, name) for name in COUNTS},
         "outrider.mean_acceptance_length": statistics.mean_acceptance_length,
-        "outrider.num_speculator_losses": statistics.num_speculator_losses,
         "outrider.degraded": statistics.degraded,
     }

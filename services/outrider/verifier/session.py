@@ -16,7 +16,7 @@ from outrider.core.retrieval.ngrams import Continuation
 from outrider.core.retrieval.plan import target_plan
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import Session, SessionSpec, Verdict
-from outrider.core.statistics import RoundTime, RunningMean, Statistics
+from outrider.core.statistics import DraftTime, RoundTime, RunningMean, Statistics
 from outrider.core.tree import Draft, DraftCost, Node, StreamNodes, TokenId
 from outrider.models.runner import KVCache, Segment
 from outrider.verifier.measurements import EmptyRoundReason, EngineTimings
@@ -63,7 +63,7 @@ class VerifySession:
     ) -> None:
         """`tiers` are copies of the datastore's; None = there is no datastore. `has_drafter`: whether drafts will come,
         if the method wants any."""
-        self.session = Session(spec)
+        self.session = Session(spec, pace.counts)
         self.sink = sink
         self.is_paused = False
         self.cache = cache
@@ -106,8 +106,7 @@ class VerifySession:
         """The drafter is gone."""
         self._is_attached = False
         self._pilot.set_attached(False)
-        self.session.statistics.num_speculator_losses += 1
-        self._pace.counts.num_speculator_losses += 1
+        self.session.statistics.add(num_speculator_losses=1)
         self.session.statistics.degraded = True
 
     def add_draft(self, draft: Draft, cost: DraftCost, now: float) -> None:
@@ -120,13 +119,11 @@ class VerifySession:
         # The first answer includes the drafter's prefill; one to a hit takes its time.
         if missed_at is not None and self._has_drafted:
             latency_ms = (now - missed_at) * 1e3
-            statistics = self.session.statistics
             self._pace.speculator_ms.add(latency_ms)
             self._pace.draft_forward_ms.add(cost.forward_us / 1e3)
-            statistics.draft_latencies_ms.append(latency_ms)
             self._pace.counts.draft_latencies.add(latency_ms / 1e3)
-            statistics.draft_forwards_ms.append(cost.forward_us / 1e3)
-            statistics.draft_retrievals_ms.append(cost.retrieval_us / 1e3)
+            times = DraftTime(latency_ms, cost.forward_us / 1e3, cost.retrieval_us / 1e3)
+            self.session.statistics.draft_times.append(times)
         self._has_drafted = True
 
     def add_continuation(self, base_len: int, continuation: Continuation, now: float) -> None:
@@ -236,7 +233,7 @@ class VerifySession:
                 self._num_timeouts += 1
             elif self._continuations is not None:
                 self._continuations.time_out()
-        length, num_hits = len(session.committed), session.statistics.num_hits
+        length = len(session.committed)
         verdict = session.apply(nodes, draws)
         self.cache.keep(length, [length + row - 1 for row in verdict.accepted_rows])
         if nodes and (nodes[0].source is Source.DRAFT or not self._is_drafting):
@@ -248,8 +245,7 @@ class VerifySession:
         if is_typical:
             self._pace.overhead_ms.add(times.overhead_ms)
         session.statistics.round_times.append(times)
-        is_hit = session.statistics.num_hits > num_hits
-        self._pace.counts.add_round(session.spec, self._pilot.way.method, verdict, self._fallback, is_hit=is_hit)
+        self._pace.counts.add_round(session.spec, self._pilot.way.method, verdict, self._fallback)
         self._pace.counts.add_times(times, is_first=not is_typical, has_waited=self._waiting_since is not None)
         self._pilot.observe(len(verdict.token_ids), times.round_ms, is_typical=is_typical)
         if verdict.finish_reason is not None:

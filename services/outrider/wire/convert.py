@@ -7,11 +7,13 @@ parameters of the speculation.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
+from dataclasses import asdict
+from typing import Any, cast
 
+from outrider.core.auto.strategies import Decision
 from outrider.core.params import Method, SamplingParams, Source, check
 from outrider.core.session import FinishReason
-from outrider.core.statistics import Statistics, Traffic, median_or_zero
+from outrider.core.statistics import COUNTS, RoundTime, Statistics, Traffic, median_or_zero
 from outrider.core.tree import Draft, SparseRow
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.wire.speculation import METHODS_TO_PROTO
@@ -114,45 +116,47 @@ def draft_to_proto(draft: Draft) -> types_pb2.Draft:
 def summary_to_proto(
     method: Method, statistics: Statistics, requested_method: Method | None = None, traffic: Traffic | None = None
 ) -> verifier_pb2.SpeculationSummary:
-    """What speculation did in one generation. `requested_method` is the one that `method` replaces, if it does;
-    `traffic` what crossed the way to the drafter, if there was one."""
-    traffic = traffic or Traffic()
-    times = statistics.round_times
+    """Sums the speculation of one generation up. Counts are copied by their names.
+
+    Args:
+        method: The method in use.
+        statistics: The counts and times of the generation.
+        requested_method: The method that `method` replaces. None means that it was asked for itself.
+        traffic: The bytes that were exchanged with the drafter. None means that there was no drafter.
+    """
     return verifier_pb2.SpeculationSummary(
         method=METHODS_TO_PROTO[method],
         requested_method=None if requested_method is None else METHODS_TO_PROTO[requested_method],
-        num_rounds=statistics.num_rounds,
-        num_drafted_tokens=statistics.num_drafted_tokens,
-        num_accepted_tokens=statistics.num_accepted_tokens,
-        num_empty_rounds=statistics.num_empty_rounds,
-        num_hits=statistics.num_hits,
         accepted_by_source=[
             types_pb2.SourceCount(source=source_to_proto(source), num_tokens=count)
             for source, count in sorted(statistics.accepted_by_source.items(), key=lambda item: item[0].value)
         ],
-        num_speculator_losses=statistics.num_speculator_losses,
         degraded=statistics.degraded,
-        num_bytes_sent=traffic.num_bytes_sent,
-        num_bytes_received=traffic.num_bytes_received,
-        decisions=[
-            verifier_pb2.Decision(
-                method=METHODS_TO_PROTO[decision.way.method],
-                rows=cast(types_pb2.Rows, decision.way.rows.value),
-                retrieval=decision.way.retrieval,
-                num_rounds=decision.num_rounds,
-                num_tokens=decision.num_tokens,
-                time_ms=decision.time_ms,
-            )
-            for decision in statistics.decisions
-        ],
-        times_p50=verifier_pb2.RoundTimes(
-            round_ms=median_or_zero([time.round_ms for time in times]),
-            forward_ms=median_or_zero([time.forward_ms for time in times]),
-            wait_ms=median_or_zero([time.wait_ms for time in times]),
-            overhead_ms=median_or_zero([time.overhead_ms for time in times]),
-            draft_latency_ms=median_or_zero(statistics.draft_latencies_ms),
-            draft_forward_ms=median_or_zero(statistics.draft_forwards_ms),
-            retrieval_ms=median_or_zero([time.retrieval_ms for time in times]),
-            draft_retrieval_ms=median_or_zero(statistics.draft_retrievals_ms),
-        ),
+        decisions=[_decision_to_proto(decision) for decision in statistics.decisions],
+        times_p50=_median_times(statistics),
+        **_counts_of(statistics, traffic or Traffic()),
+    )
+
+
+def _counts_of(statistics: Statistics, traffic: Traffic) -> dict[str, Any]:
+    return {name: getattr(statistics, name) for name in COUNTS} | asdict(traffic)
+
+
+def _median_times(statistics: Statistics) -> verifier_pb2.RoundTimes:
+    """Medians by the names of the fields: a time is one of `RoundTime` or of `DraftTime`."""
+    medians = {}
+    for field in verifier_pb2.RoundTimes.DESCRIPTOR.fields:
+        times = statistics.round_times if hasattr(RoundTime, field.name) else statistics.draft_times
+        medians[field.name] = median_or_zero([getattr(time, field.name) for time in times])
+    return verifier_pb2.RoundTimes(**medians)
+
+
+def _decision_to_proto(decision: Decision) -> verifier_pb2.Decision:
+    return verifier_pb2.Decision(
+        method=METHODS_TO_PROTO[decision.way.method],
+        rows=cast(types_pb2.Rows, decision.way.rows.value),
+        retrieval=decision.way.retrieval,
+        num_rounds=decision.num_rounds,
+        num_tokens=decision.num_tokens,
+        time_ms=decision.time_ms,
     )

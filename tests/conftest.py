@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 from hypothesis import settings
+
+# A shell without job control starts background commands with SIGINT ignored, and Python keeps it so, as does every
+# process that is started from here. Tests interrupt those, and this one: a handler here is SIG_DFL after their exec.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The tests share their cores with the services that they start: a second thread of torch would mostly wait.
 torch.set_num_threads(1)

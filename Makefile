@@ -7,7 +7,7 @@ GENERATED := services
 PROTOS := $(wildcard protos/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-deploy checkov check lint fmt proto demo-models clean
+.PHONY: help demo bench test test-suites test-all test-deploy coverage checkov check lint fmt proto demo-models clean
 
 help:  ## Shows this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,17 +18,29 @@ demo: $(VENV)/.demo  ## Starts everything, streams a generation, compares the me
 bench: $(VENV)/.demo  ## Measures every method; flags in ARGS="--help"
 	@$(BIN)/outrider bench $(ARGS)
 
-test: $(VENV)/.dev  ## Runs all tests; ARGS=--full with large samples
-	$(BIN)/pytest $(ARGS)
+# Two workers, a file at a time: tests of one file share services that took seconds to start.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
-test-deploy: $(VENV)/.dev  ## Checks deploy/: rendering, schemas, policies, a rollout
-	$(BIN)/pytest tests/deploy $(ARGS)
+test: $(VENV)/.dev  ## Runs the tests, in 10 minutes; ARGS=--full with large samples
+	$(BIN)/pytest $(PARALLEL) -m "not suite" $(ARGS)
+
+# One after the other: they measure, and what they start fills two cores.
+test-suites: $(VENV)/.dev  ## Runs what takes minutes: image builds, rollouts, benchmarks, long simulations
+	$(BIN)/pytest -m suite $(ARGS)
+
+test-all: test test-suites  ## Runs every test, as CI does
+
+test-deploy: $(VENV)/.dev  ## Checks deploy/: rendering, schemas, policies, images, a rollout
+	$(BIN)/pytest tests/deploy tests/kubernetes $(ARGS)
+
+coverage: $(VENV)/.dev  ## Runs the tests and counts the lines that they reach
+	$(BIN)/pytest $(PARALLEL) -m "not suite" --cov --cov-report=term:skip-covered --cov-report=xml $(ARGS)
 
 checkov: $(VENV)/.dev $(VENV)-checkov/.checkov  ## Checks the rendered overlays by checkov's rules
 	$(BIN)/python -m tests.deploy.checkov $(VENV)-checkov/bin/checkov
 
 check: lint  ## Style, types, layers, fast tests: before every push
-	$(BIN)/pytest -q -m "not slow" $(ARGS)
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow and not suite" $(ARGS)
 
 lint: $(VENV)/.dev  ## Style and types
 	$(BIN)/ruff check

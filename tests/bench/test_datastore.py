@@ -272,7 +272,7 @@ def test_numbers_report_and_picture_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(420)
-@pytest.mark.slow
+@pytest.mark.suite
 def test_the_suite_measures_everything_in_small_sizes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "outrider_cli", "bench", "--suite", "datastore", "--quick", "--repeats", "1"]
     done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=400, check=False)

@@ -252,7 +252,7 @@ def test_numbers_report_and_picture_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(920)
-@pytest.mark.slow
+@pytest.mark.suite
 def test_the_suite_hurts_everything_and_callers_notice_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "outrider_cli", "bench", "--suite", "faults", "--quick", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)

@@ -178,7 +178,7 @@ def test_what_auto_chose_and_where_tokens_came_from_is_told() -> None:
 
 
 @pytest.mark.timeout(420)
-@pytest.mark.slow
+@pytest.mark.suite
 def test_the_suite_measures_a_part_in_small_sizes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "outrider_cli", "bench", "--suite", "methods", "--quick", "--repeats", "1"]
     command += ["--parts", "noise", "--out", str(tmp_path)]

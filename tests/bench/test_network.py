@@ -219,7 +219,7 @@ async def test_a_bound_is_of_the_fastest_tree_and_never_below_plain_decoding() -
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.slow
+@pytest.mark.suite
 def test_the_suite_measures_everything_in_small_sizes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "outrider_cli", "bench", "--suite", "network", "--quick", "--repeats", "1"]
     command += ["--out", str(tmp_path)]

@@ -121,7 +121,7 @@ def test_numbers_report_and_picture_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(620)
-@pytest.mark.slow
+@pytest.mark.suite
 def test_the_suite_compares_services_that_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "outrider_cli", "bench", "--suite", "observability", "--quick"]
     done = subprocess.run(

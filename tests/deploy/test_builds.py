@@ -86,7 +86,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
         shutil.rmtree(builder.storage)
 
 
-@pytest.mark.slow
+@pytest.mark.suite
 def test_the_image_holds_what_the_datastore_needs_and_no_more(
     image: Image, record_property: pytest.RecordProperty
 ) -> None:
@@ -107,7 +107,7 @@ def test_the_image_holds_what_the_datastore_needs_and_no_more(
     assert {path.name.partition(".")[0] for path in module.glob("__pycache__/*.pyc")} >= {"service", "servicer"}
 
 
-@pytest.mark.slow
+@pytest.mark.suite
 def test_the_image_says_how_to_run_it(image: Image) -> None:
     config = image.config
     assert config["User"] == "65532:65532"
@@ -119,7 +119,7 @@ def test_the_image_says_how_to_run_it(image: Image) -> None:
     assert {"PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1", "HF_HUB_OFFLINE=1"} <= set(config["Env"])
 
 
-@pytest.mark.slow
+@pytest.mark.suite
 def test_the_root_is_not_writable_in_these_tests_and_the_user_is_nobody_special(image: Image) -> None:
     process = image.start("sh", "-c", "id -u; touch /tmp/a && touch /opt/outrider/a; grep CapEff /proc/self/status")
     out, err = process.communicate(timeout=60)
@@ -129,7 +129,7 @@ def test_the_root_is_not_writable_in_these_tests_and_the_user_is_nobody_special(
     assert "Read-only file system" in err
 
 
-@pytest.mark.slow
+@pytest.mark.suite
 def test_the_datastore_runs_confined_tells_its_health_and_ends_when_told(image: Image) -> None:
     service = image.start(
         *image.config["Entrypoint"],

@@ -16,7 +16,7 @@ from tests.kubernetes.load import Load, Observed, drain_times
 from tests.kubernetes.objects import set_variables, shipped, with_secret
 from tests.kubernetes.pod import Pod
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.suite, pytest.mark.timeout(900)]
 
 VERIFIER, SPECULATOR, DATASTORE, REDIS = "target-verifier", "draft-speculator", "retrieval-datastore", "redis"
 SERVICES = (VERIFIER, SPECULATOR, DATASTORE)

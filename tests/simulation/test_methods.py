@@ -71,6 +71,7 @@ def test_a_round_of_plain_decoding_takes_what_it_costs() -> None:
     assert simulated(0.7, of(Method.OFF)).throughput == pytest.approx(1e3 / 21.0)
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_outcomes_that_were_drafted_for_are_faster_than_draft_then_verify(temperature: float) -> None:
     ahead, behind = simulated(temperature, SAGUARO), simulated(temperature, SPECULATIVE)
@@ -78,6 +79,7 @@ def test_outcomes_that_were_drafted_for_are_faster_than_draft_then_verify(temper
     assert ahead.hit_rate > 0.65 > 0.35 > behind.hit_rate
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_no_other_method_is_faster_than_best_first(temperature: float) -> None:
     best = simulated(temperature, BEST_FIRST).throughput
@@ -90,6 +92,7 @@ def test_a_sub_tree_brings_more_tokens_a_forward_than_a_chain_where_the_draft_mo
     assert tree.tokens_per_forward > 1.1 * chain.tokens_per_forward
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize("params", [BEST_FIRST, CARD, SAGUARO], ids=lambda params: params.method.value)
 def test_without_the_targets_noise_the_next_token_is_known_much_less_often(params: SpeculationParams) -> None:
     with_noise, without = simulated(1.0, params), simulated(1.0, replace(params, shared_noise=False))
@@ -97,6 +100,7 @@ def test_without_the_targets_noise_the_next_token_is_known_much_less_often(param
     assert without.hit_rate < with_noise.hit_rate - 0.2
 
 
+@pytest.mark.suite
 def test_geometric_fan_outs_know_more_than_uniform_ones_for_chains_of_a_given_length() -> None:
     paper = of(Method.SAGUARO, shared_noise=False)
     geometric, uniform = (
@@ -106,6 +110,7 @@ def test_geometric_fan_outs_know_more_than_uniform_ones_for_chains_of_a_given_le
     assert geometric.hit_rate > 1.1 * uniform.hit_rate
 
 
+@pytest.mark.suite
 def test_a_wider_beam_knows_more_and_in_the_end_takes_too_long() -> None:
     narrow, usual, wide = (simulated(0.7, of(Method.CARD, card=CardParams(width))) for width in (5, 16, 200))
     assert usual.hit_rate > narrow.hit_rate

@@ -154,7 +154,7 @@ async def until(condition: Callable[[], Awaitable[object]]) -> object:
 
 async def load(store: RedisStore, scope: Scope, *documents: list[int], tenant: str = ALL_TENANTS) -> None:
     """Loads a prior."""
-    await to_the_end(store.load_prior(scope, tenant, documents, PriorTable.build(documents, 3)))
+    await to_the_end(store.load_prior(scope.corpus_id(tenant), documents, PriorTable.build(documents, 3)))
 
 
 async def keys_of(redis_url: str, tokenizer_hash: str) -> list[str]:

@@ -19,7 +19,7 @@ DOCUMENTS = [array("i", np.random.default_rng(seed).integers(0, 300, 5000).tolis
 
 @pytest.mark.slow
 async def test_a_table_that_another_process_has_counted_is_the_same():
-    assert sum(map(len, DOCUMENTS)) > counting.SMALL_LEN
+    assert sum(map(len, DOCUMENTS)) > counting.SMALL_CORPUS_TOKENS
     counted, built = await count(DOCUMENTS, 3, gives_way=True), PriorTable.build(DOCUMENTS, 3)
     assert dict(counted.entries()) == dict(built.entries())
     assert (counted.num_tokens, counted.num_ngrams, counted.max_match_len) == (10_000, built.num_ngrams, 3)

@@ -144,11 +144,10 @@ async def test_a_tenants_prior_is_found_by_that_tenant_alone(store, scope):
         for retrieval_scope in RetrievalScope:
             reader = replace(scope, tenant=tenant, retrieval_scope=retrieval_scope)
             found = await store.lookup(reader, [[1]], LIMITS)
-            assert (found.prior_tenant, found.continuations[0].match_len) == (
-                ("acme", 1) if tenant == "acme" else (None, 0)
-            )
-    assert await store.read_prior(scope, "evil") is None
-    assert await store.prior_versions([(scope, "evil"), (scope, "")]) == [None, None]
+            expected = (scope.corpus_id("acme"), 1) if tenant == "acme" else (None, 0)
+            assert (found.prior, found.continuations[0].match_len) == expected
+    assert await store.read_prior(scope.corpus_id("evil")) is None
+    assert await store.prior_versions([scope.corpus_id("evil"), scope.corpus_id("")]) == [None, None]
 
 
 NAMES = ["a", "a:b", "{a}", "a}", "}:s:a", "%61", "a/b", "a%3Ab", "é", "a:dynamic", "s:a", "*", " ", "g", "documents"]
@@ -165,11 +164,11 @@ async def test_names_cannot_reach_into_another_scope(store, scope, redis_url):
             *((name, "s", "c", "t") for name in NAMES),
         ]
     ]
-    first_of = {(each.tokenizer_hash, each.corpus, each.tenant): each for each in reversed(scopes)}
+    first_of = {each.corpus_id(each.tenant): each for each in reversed(scopes)}
     async with Redis.from_url(redis_url) as redis:
         seen: set[bytes] = set()
         for number, each in enumerate(scopes):
-            is_first = first_of[each.tokenizer_hash, each.corpus, each.tenant] is each
+            is_first = first_of[each.corpus_id(each.tenant)] is each
             await store.record(each, 0, [1, 100 + number], [Rejection([5], [6], [100 + number])])
             if is_first:
                 await load(store, each, [1, 100 + number], tenant=each.tenant)
@@ -179,12 +178,12 @@ async def test_names_cannot_reach_into_another_scope(store, scope, redis_url):
             assert len(wrote) == (9 if is_first else 3), each
             seen |= wrote
     for number, each in enumerate(scopes):
-        is_first = first_of[each.tokenizer_hash, each.corpus, each.tenant] is each
+        is_first = first_of[each.corpus_id(each.tenant)] is each
         for tier in (Source.DYNAMIC, Source.PRIOR) if is_first else (Source.DYNAMIC,):
             [found] = (await store.lookup(each, [[1]], replace(LIMITS, tiers=frozenset({tier})))).continuations
             assert found.token_ids == (100 + number,), each
-    names = {(corpus.tokenizer_hash, corpus.name, corpus.tenant) for corpus in await store.list_corpora()}
-    assert {(each.tokenizer_hash, each.corpus, each.tenant) for each in scopes} <= names
+    listed = {info.id for info in await store.list_corpora()}
+    assert {each.corpus_id(each.tenant) for each in scopes} <= listed
 
 
 async def test_the_scope_of_one_session_leaves_no_key_at_all(store, scope, redis_url):
@@ -219,7 +218,7 @@ async def test_everything_but_priors_expires(store, scope, redis_url):
 
 async def test_a_prior_that_is_loaded_again_after_it_was_deleted_does_not_lose_its_changes(store, scope, redis_url):
     await load(store, scope, [1, 2])
-    await store.delete_prior(scope, "")
+    await store.delete_prior(scope.corpus_id(""))
     async with Redis.from_url(redis_url) as redis:
         [key] = await redis.keys(f"*{scope.tokenizer_hash.removeprefix('test ')}*")
         assert key.endswith(b":prior::changes")

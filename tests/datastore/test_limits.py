@@ -67,7 +67,7 @@ async def test_what_is_evicted_is_never_a_prior(own_redis, open_store, scope):
     assert health.used_memory_bytes < 18 << 20
     found = await store.lookup(scope, [[first] for first, _ in prior], LIMITS)
     assert [continuation.token_ids for continuation in found.continuations] == [(second,) for _, second in prior]
-    assert len((await store.read_prior(scope, "")).documents) == 2000
+    assert len((await store.read_prior(scope.corpus_id(""))).documents) == 2000
     # A session whose tokens are gone begins anew.
     first = replace(shared, session_id="session 0", tenant="tenant 0")
     position = await store.record(first, 2000, [1], [])

@@ -24,14 +24,14 @@ LONG = np.random.default_rng(3).integers(100, 1000, 6000).tolist()
 
 def loading(store, scope):
     """A long prior on its way in."""
-    return store.load_prior(scope, ALL_TENANTS, [LONG], PriorTable.build([LONG], 3))
+    return store.load_prior(scope.corpus_id(ALL_TENANTS), [LONG], PriorTable.build([LONG], 3))
 
 
 async def is_as_before(store, scope, redis_url) -> bool:
     """Whether the prior 1 2 is the only one, and nothing else is left."""
     found = await store.lookup(scope, [[1], [LONG[7]]], LIMITS)
     tokens = [continuation.token_ids for continuation in found.continuations]
-    prior = await store.read_prior(scope, ALL_TENANTS)
+    prior = await store.read_prior(scope.corpus_id(ALL_TENANTS))
     return (
         tokens == [(2,), ()]
         and [list(document) for document in prior.documents] == [[1, 2]]
@@ -41,16 +41,16 @@ async def is_as_before(store, scope, redis_url) -> bool:
 
 async def test_loading_a_prior_replaces_the_one_of_that_name(store, scope, redis_url):
     await load(store, scope, [1, 2])
-    first = await store.read_prior(scope, ALL_TENANTS)
+    first = await store.read_prior(scope.corpus_id(ALL_TENANTS))
     await load(store, scope, [1, 3], [4, 5])
-    second = await store.read_prior(scope, ALL_TENANTS)
+    second = await store.read_prior(scope.corpus_id(ALL_TENANTS))
     found = await store.lookup(scope, [[1]], LIMITS)
     assert found.continuations[0].token_ids == (3,)
     assert [list(document) for document in second.documents] == [[1, 3], [4, 5]]
     assert first.version != second.version
     assert await keys_of(redis_url, scope.tokenizer_hash) == FORMER
-    corpora = [corpus for corpus in await store.list_corpora() if corpus.tokenizer_hash == scope.tokenizer_hash]
-    assert [(corpus.name, corpus.num_tokens, corpus.num_ngrams) for corpus in corpora] == [("default", 4, 2)]
+    corpora = [info for info in await store.list_corpora() if info.id.tokenizer_hash == scope.tokenizer_hash]
+    assert [(info.id.corpus, info.num_tokens, info.num_ngrams) for info in corpora] == [("default", 4, 2)]
 
 
 async def test_a_caller_who_stops_halfway_leaves_the_former_prior(store, scope, redis_url):
@@ -126,12 +126,12 @@ async def test_a_prior_that_is_being_loaded_expires_if_nobody_goes_on(store, sco
 
 async def test_a_deleted_corpus_is_gone_and_cannot_be_deleted_again(store, scope):
     await load(store, scope, [1, 2])
-    await store.delete_prior(scope, ALL_TENANTS)
-    assert (await store.lookup(scope, [[1]], LIMITS)).prior_tenant is None
-    assert await store.read_prior(scope, ALL_TENANTS) is None
-    assert scope.tokenizer_hash not in [corpus.tokenizer_hash for corpus in await store.list_corpora()]
+    await store.delete_prior(scope.corpus_id(ALL_TENANTS))
+    assert (await store.lookup(scope, [[1]], LIMITS)).prior is None
+    assert await store.read_prior(scope.corpus_id(ALL_TENANTS)) is None
+    assert scope.tokenizer_hash not in [info.id.tokenizer_hash for info in await store.list_corpora()]
     with pytest.raises(CorpusNotFound, match="no corpus 'default'"):
-        await store.delete_prior(scope, ALL_TENANTS)
+        await store.delete_prior(scope.corpus_id(ALL_TENANTS))
 
 
 @pytest.fixture

@@ -13,26 +13,23 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.core.params import Source
 from outrider.core.retrieval.ngrams import NOTHING, Continuation
-from outrider.datastore.metrics import read_metrics
-from outrider.datastore.replica import Replica
-from outrider.datastore.statistics import DURATION_BOUNDS_S
+from outrider.datastore.metrics import DURATION_BOUNDS_S, ReplicaStatistics, read_metrics
 from outrider.datastore.types import Health
 from outrider.telemetry.metrics import HistogramMetric
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from outrider.version import __version__
-from tests.datastore.conftest import look_up, record, settings_for
+from tests.datastore.conftest import look_up, record
 
 
-async def test_metrics_are_the_statistics_under_other_names(store, redis_url):
-    replica = Replica(store, settings_for(redis_url))
-    statistics = replica.statistics
+def test_metrics_are_the_statistics_under_other_names():
+    statistics = ReplicaStatistics()
     found = [Continuation(3, Source.PRIOR, (0,), (1,), (1,)), Continuation(2, Source.PRIOR, (0,), (1,), (1,)), NOTHING]
     statistics.add_lookup(found, is_local=False, duration_s=0.0004)
     statistics.add_lookup([NOTHING], is_local=True, duration_s=9.0)
-    statistics.add_accepted(Source.RING, 5)
+    statistics.add_accepted([(Source.RING, 5)])
     statistics.health = Health("redis 7.2", 1000, 2000, 3)
-    metrics = {metric.name.removeprefix("outrider_datastore_"): metric for metric in read_metrics(replica)}
+    metrics = {metric.name.removeprefix("outrider_datastore_"): metric for metric in read_metrics(statistics, [], 7)}
     durations = metrics.pop("lookup_duration_seconds")
     values = {
         name: {",".join(labels): value for labels, value in metric.values.items()} for name, metric in metrics.items()
@@ -45,7 +42,7 @@ async def test_metrics_are_the_statistics_under_other_names(store, redis_url):
         "hits_total": {**nothing, "prior": 2},
         "matched_tokens_total": {**nothing, "prior": 5},
         "accepted_tokens_total": {**nothing, "ring": 5},
-        "redis_errors_total": {"": 0},
+        "redis_errors_total": {"": 7},
         "evicted_keys_total": {"": 3},
         "memory_bytes": {"": 1000},
         "memory_limit_bytes": {"": 2000},
@@ -58,7 +55,6 @@ async def test_metrics_are_the_statistics_under_other_names(store, redis_url):
     observed = durations.observed
     assert (observed.counts[DURATION_BOUNDS_S.index(0.0005)], observed.counts[-1], sum(observed.counts)) == (1, 1, 2)
     assert observed.total == pytest.approx(9.0004)
-    await replica.close()
 
 
 @pytest.mark.slow

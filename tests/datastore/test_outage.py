@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from outrider.core.retrieval.ngrams import NOTHING
-from outrider.datastore.messages import scope_from_proto
+from outrider.datastore.messages import scope_from
 from outrider.datastore.settings import DatastoreSettings
 from outrider.datastore.types import Limits
 from outrider.v1 import datastore_pb2 as pb
@@ -160,7 +160,7 @@ async def test_what_was_lost_with_redis_is_forgotten_and_what_comes_is_found(cal
 
 
 async def has_no_prior(served: Served, named: pb.Scope) -> bool:
-    scope = scope_from_proto(named, DatastoreSettings())
+    scope = scope_from(named, DatastoreSettings())
     return served.replica._priors.lookup(scope, [[1]], LIMITS) == [NOTHING]
 
 

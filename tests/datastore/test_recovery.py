@@ -101,7 +101,7 @@ async def test_a_full_redis_says_so_to_records_and_still_answers_and_ends_sessio
         found = await store.lookup(scope, [[1], [5]], LIMITS)
         assert [continuation.token_ids for continuation in found.continuations] == [(2,), (6,)]
         assert await store.end_session(scope, 2) == 2
-        await store.delete_prior(scope, "")
+        await store.delete_prior(scope.corpus_id(""))
 
 
 async def test_a_full_redis_is_a_status_of_its_own(own_redis, serve, scope):

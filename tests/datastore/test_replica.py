@@ -11,7 +11,7 @@ from outrider.core.params import RetrievalScope, Source
 from outrider.core.retrieval.ngrams import NOTHING
 from outrider.datastore import replica as held_priors
 from outrider.datastore.replica import HeldPriors, Replica
-from outrider.datastore.types import ALL_TENANTS, CorpusNotFound, Limits, StoreUnavailable
+from outrider.datastore.types import ALL_TENANTS, CorpusNotFound, Limits, LookupCommand, StoreUnavailable
 from tests.datastore.conftest import load, settings_for, until
 
 LIMITS = Limits(3, 4)
@@ -41,7 +41,7 @@ async def locally(replica: Replica, scope, *contexts: list[int], limits=LIMITS):
     """What the replica answers by itself."""
     store, replica.store = replica.store, Silent(replica.store)
     try:
-        answers = await replica.look_up(scope, contexts, limits)
+        answers = await replica.look_up(LookupCommand(scope, contexts, limits))
     finally:
         replica.store = store
     assert answers.is_local
@@ -51,7 +51,7 @@ async def locally(replica: Replica, scope, *contexts: list[int], limits=LIMITS):
 async def test_a_prior_is_held_from_its_first_lookup_on(replica, store, scope):
     await load(store, scope, [1, 2, 3], [7, 8])
     assert await locally(replica, scope, [1]) == [NOTHING]
-    from_redis = (await replica.look_up(scope, [[1, 2], [7], [9]], LIMITS)).continuations
+    from_redis = (await replica.look_up(LookupCommand(scope, [[1, 2], [7], [9]], LIMITS))).continuations
     await replica.refresh()
     assert await locally(replica, scope, [1, 2], [7], [9]) == from_redis
     assert from_redis[0].tier is Source.PRIOR
@@ -67,12 +67,12 @@ async def test_a_prior_is_held_even_if_redis_was_away_at_its_first_lookup(replic
 
 async def test_what_is_held_follows_what_is_loaded_and_deleted(replica, store, scope):
     await load(store, scope, [1, 2])
-    await replica.look_up(scope, [[1]], LIMITS)
+    await replica.look_up(LookupCommand(scope, [[1]], LIMITS))
     for document in ([1, 3], [1, 4]):
         await load(store, scope, document)
         await replica.refresh()
         assert (await locally(replica, scope, [1]))[0].token_ids == (document[1],)
-    await store.delete_prior(scope, ALL_TENANTS)
+    await store.delete_prior(scope.corpus_id(ALL_TENANTS))
     await replica.refresh()
     assert await locally(replica, scope, [1]) == [NOTHING]
 
@@ -82,7 +82,7 @@ async def test_a_tenants_own_prior_is_held_for_that_tenant_alone(replica, store,
     await load(store, scope, [1, 2])
     await load(store, scope, [1, 3], tenant="mine")
     for each in (mine, other):
-        await replica.look_up(each, [[1]], LIMITS)
+        await replica.look_up(LookupCommand(each, [[1]], LIMITS))
     await replica.refresh()
     assert (await locally(replica, mine, [1]))[0].token_ids == (3,)
     assert (await locally(replica, other, [1]))[0].token_ids == (2,)
@@ -93,20 +93,20 @@ async def test_no_more_priors_are_held_than_may_be_and_two_do_not_push_each_othe
     one, two = (replace(scope, corpus=name) for name in ("one", "two"))
     for each in (one, two):
         await load(store, each, [1, 2])
-        held.hold(each, ALL_TENANTS)
+        held.hold(each.corpus_id(ALL_TENANTS))
     await held.refresh()
     assert [held.lookup(each, [[1]], LIMITS)[0].match_len for each in (one, two)] == [1, 0]
     monkeypatch.setattr(held_priors, "IN_USE_S", 0.0)
-    held.hold(two, ALL_TENANTS)
+    held.hold(two.corpus_id(ALL_TENANTS))
     await held.refresh()
     assert [held.lookup(each, [[1]], LIMITS)[0].match_len for each in (one, two)] == [0, 1]
 
 
 async def test_names_of_priors_that_do_not_exist_are_not_kept_without_end(store, scope, monkeypatch):
-    monkeypatch.setattr(held_priors, "MAX_NUM_CORPORA", 3)
+    monkeypatch.setattr(held_priors, "MAX_NUM_PRIOR_IDS", 3)
     held = HeldPriors(store, 3, 1)
     for number in range(10):
-        held.hold(replace(scope, corpus=f"{number}"), ALL_TENANTS)
+        held.hold(replace(scope, corpus=f"{number}").corpus_id(ALL_TENANTS))
     assert len(held._priors) == 3
 
 
@@ -148,13 +148,13 @@ async def test_a_longer_match_in_the_ring_stands_in_front_of_the_other_tiers(rep
     ring.append([1, 2, 3, 4, 5, 6])
     await store.record(replace(scope, contribute=False), 0, [2, 3, 4, 50], [])
     contexts = [[1, 2, 3, 4], [2, 3, 4], [9, 9]]
-    longer, equal, nothing = (await replica.look_up(scope, contexts, LIMITS)).continuations
+    longer, equal, nothing = (await replica.look_up(LookupCommand(scope, contexts, LIMITS))).continuations
     assert (longer.tier, longer.match_len, longer.token_ids) == (Source.RING, 4, (5, 6))
     assert (equal.tier, equal.match_len, equal.token_ids) == (Source.DYNAMIC, 3, (50,))
     assert nothing == NOTHING
     without = replace(LIMITS, tiers=frozenset({Source.DYNAMIC}))
-    [found] = (await replica.look_up(scope, contexts[:1], without)).continuations
+    [found] = (await replica.look_up(LookupCommand(scope, contexts[:1], without))).continuations
     assert found.tier is Source.DYNAMIC
     alone = replace(LIMITS, tiers=frozenset({Source.RING}))
-    [found] = (await replica.look_up(scope, contexts[1:2], alone)).continuations
+    [found] = (await replica.look_up(LookupCommand(scope, contexts[1:2], alone))).continuations
     assert (found.tier, found.match_len) == (Source.RING, 3)

@@ -147,7 +147,7 @@ async def test_a_ring_is_indexed_in_the_background_and_answers_the_same(store, s
 
 
 async def test_a_document_longer_than_an_entry_is_one_document(store, scope, redis_url, monkeypatch):
-    monkeypatch.setattr("outrider.datastore.redis.layout.PIECE_LEN", 4)
+    monkeypatch.setattr("outrider.datastore.redis.layout.RING_ENTRY_TOKENS", 4)
     await say(store, scope, "long", *range(1, 11))
     assert await entries_of(redis_url, scope) == [(4, 1, 4), (8, 1, 4), (10, 0, 2)]
     documents = []
@@ -186,7 +186,7 @@ async def test_there_are_no_more_rings_than_may_be_and_two_do_not_push_each_othe
     monkeypatch.setattr(rings_module, "IN_USE_S", 0.0)
     assert rings.ring_for(two) is not None
     assert rings.ring_for(three) is not None
-    assert {held.tenant for held in rings.held} == {"two", "three"}
+    assert {held.id.tenant for held in rings.held} == {"two", "three"}
     assert rings.ring_for(one) is not first
     monkeypatch.setattr(rings_module, "IDLE_S", -1.0)
     rings.drop_idle()

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from outrider.datastore.watch import PIECE_LEN, pieces_of
+from outrider.datastore.watch import PRIOR_PIECE_TOKENS, pieces_of
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import types_pb2
 from tests.datastore.conftest import Served, hung, load_prior, record, refusal, until
 
-documents = st.lists(st.integers(1, 3) | st.integers(PIECE_LEN - 2, PIECE_LEN + 2) | st.just(2 * PIECE_LEN), max_size=6)
+piece_len = PRIOR_PIECE_TOKENS
+lengths = st.integers(1, 3) | st.integers(piece_len - 2, piece_len + 2) | st.just(2 * piece_len)
 
 
 @pytest.fixture
@@ -52,13 +53,13 @@ def assembled(pieces: list[pb.PriorPiece]) -> list[list[int]]:
     return found
 
 
-@given(lengths=documents)
+@given(lengths=st.lists(lengths, max_size=6))
 def test_a_prior_in_pieces_is_that_prior(lengths):
     total = iter(range(sum(lengths)))
     documents = [array("i", [next(total) for _ in range(length)]) for length in lengths]
     pieces = list(pieces_of(documents))
     assert assembled(pieces) == [list(document) for document in documents]
-    assert all(sum(len(each.token_ids) for each in piece.documents) <= PIECE_LEN for piece in pieces)
+    assert all(sum(len(each.token_ids) for each in piece.documents) <= PRIOR_PIECE_TOKENS for piece in pieces)
 
 
 class Watcher:

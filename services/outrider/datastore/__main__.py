@@ -1,4 +1,4 @@
-"""python -m outrider.datastore: settings, then serve."""
+"""Runs the datastore: python -m outrider.datastore [--listen ...] [--redis-url ...]."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from outrider.server.run import Service, launch
 
 def main() -> None:
     """Runs the service until a signal ends it."""
-    # Corpora are counted and rings indexed in threads; lookups are not to wait 5 ms for each of their turns.
+    # Rings are indexed and small corpora counted in threads. With the default of 5 ms, a lookup would wait so long for
+    # the GIL each time that one of them computes in Python.
     sys.setswitchinterval(0.0005)
     launch("datastore", DatastoreSettings, _load)
 

@@ -1,4 +1,9 @@
-"""Heavy work beside the event loop: one piece at a time, in a thread that gives way to everything else."""
+"""Heavy work that must not hold lookups up: in a thread of low priority, or in a process.
+
+`Background` runs what spends its time in numpy, without the GIL. `count` starts a process for what holds the GIL:
+
+    python -m outrider.datastore.background < pickled (documents, max_match_len) > pickled PriorTable
+"""
 
 from __future__ import annotations
 
@@ -16,65 +21,70 @@ from outrider.core.retrieval.ngrams import TokenId
 from outrider.core.retrieval.prior import PriorTable
 
 NICENESS = 10
-"""Added for the thread: whoever answers lookups on the same core goes first."""
+"""Added to that of the process, so that lookups served on the same core go first."""
+SMALL_CORPUS_TOKENS = 8192
+"""A corpus of fewer tokens is counted in a thread, within milliseconds: a process takes longer to start."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Background:
-    """See the module. For functions that spend their time in numpy, without the GIL."""
+    """Runs functions one at a time in a thread of low priority."""
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, "background", initializer=_give_way)
+        self._executor = ThreadPoolExecutor(1, "background", initializer=_lower_priority)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What the function returns, when its turn has come and it is done."""
+        """Returns what the function returns, after those before it."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
 
     def close(self) -> None:
-        """Drops what waits. What runs goes on to its end, unheard."""
+        """Drops what waits. What runs goes on to its end, and its result is lost."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _give_way() -> None:
-    """Lowers the priority of the calling thread, where that can be done for a thread alone."""
+def _lower_priority() -> None:
+    # Linux has a priority for each thread; elsewhere this would slow the whole process down.
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
-SMALL_LEN = 8192
-"""A corpus of fewer tokens is counted in a thread, within milliseconds: a process takes longer to start."""
-
-
 class CountingFailed(Exception):
-    """The process has died, as for want of memory."""
+    """The counting process has died, for example for want of memory."""
 
 
-async def count(documents: Sequence[Sequence[TokenId]], max_match_len: int, gives_way: bool = False) -> PriorTable:
-    """The table of some documents. With `gives_way` it has time: whoever answers lookups on the same core goes first.
+async def count(documents: Sequence[Sequence[TokenId]], max_match_len: int, *, gives_way: bool = False) -> PriorTable:
+    """Counts the n-grams of a corpus.
 
-    Raises CountingFailed.
+    Args:
+        documents: The corpus.
+        max_match_len: Longest n-gram, in tokens.
+        gives_way: True lowers the priority of the process, for work that no caller waits for.
+
+    Raises:
+        CountingFailed: The process has died.
     """
-    if sum(map(len, documents)) < SMALL_LEN:
+    if sum(map(len, documents)) < SMALL_CORPUS_TOKENS:
         return await asyncio.to_thread(PriorTable.build, documents, max_match_len)
     work = await asyncio.to_thread(pickle.dumps, (documents, max_match_len))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", __name__),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        # As this process imports: it may have been started from a source tree that is not installed.
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     try:
         if gives_way:
-            with suppress(ProcessLookupError):  # it has died already; its status will say so
+            with suppress(ProcessLookupError):  # it has died already; its status will show it
                 os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
         table, _ = await process.communicate(work)
     finally:
-        if process.returncode is None:
+        if process.returncode is None:  # the caller was cancelled
             process.kill()
-            await process.communicate()  # to the end of its pipes
+            await process.communicate()  # until its pipes are closed: else the transport outlives the event loop
     if process.returncode:
         raise CountingFailed(f"counting a corpus ended with status {process.returncode}")
     counted: PriorTable = await asyncio.to_thread(pickle.loads, table)
@@ -82,7 +92,7 @@ async def count(documents: Sequence[Sequence[TokenId]], max_match_len: int, give
 
 
 def main() -> None:
-    """The process."""
+    """Runs the counting process."""
     documents, max_match_len = pickle.load(sys.stdin.buffer)
     pickle.dump(PriorTable.build(documents, max_match_len), sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
 

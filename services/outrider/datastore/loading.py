@@ -6,34 +6,43 @@ import asyncio
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import replace
 
 from outrider.core.params import InvalidParameter, check
+from outrider.core.retrieval.ngrams import TokenId
 from outrider.datastore.background import count
-from outrider.datastore.messages import check_manages, document_from, scope_from
+from outrider.datastore.messages import documents_from, managed_scope
+from outrider.datastore.redis.store import RedisStore
 from outrider.datastore.settings import DatastoreSettings
-from outrider.datastore.types import Scope, Store
+from outrider.datastore.types import CorpusId, Scope
 from outrider.v1 import datastore_pb2 as pb
 from outrider.wire.errors import DeadlineExceeded, ResourceExhausted
 
 RESPONSE_EVERY_NGRAMS = 50_000
-"""Between two responses while a corpus is stored."""
+"""N-grams stored between two responses."""
 DOCUMENTS_PER_TURN = 1000
-"""Documents checked at a time, about 3 ms."""
+"""Documents checked before the event loop has its turn: about 3 ms."""
 
 
 class PriorLoads:
     """Loads priors, a few at a time: each holds its corpus in memory."""
 
-    def __init__(self, store: Store, settings: DatastoreSettings) -> None:
+    def __init__(self, store: RedisStore, settings: DatastoreSettings) -> None:
         self._store = store
         self._settings = settings
         self._num_loads = 0
 
     async def load(self, requests: AsyncIterator[pb.LoadPriorRequest]) -> AsyncGenerator[pb.LoadPriorResponse, None]:
-        """Answers a LoadPrior. Raises InvalidParameter, ResourceExhausted, and what the store raises."""
+        """Answers a LoadPrior.
+
+        Raises:
+            InvalidParameter: A field is missing, or outside its range.
+            PermissionDenied: The prior is not the caller's to change.
+            DeadlineExceeded: The caller sends nothing.
+            ResourceExhausted: As many priors are being loaded as may be.
+            StoreUnavailable, StoreFull: Redis fails. The former prior stays.
+        """
         with self._admitted():
-            scope, tenant, documents = await self._collect(requests)
+            corpus, documents = await self._collect(requests)
             response = pb.LoadPriorResponse(num_tokens=sum(map(len, documents)))
             yield response
             table = await count(documents, self._settings.max_match_len)
@@ -42,7 +51,8 @@ class PriorLoads:
             )
             response.num_ngrams = table.num_ngrams
             yield response
-            async with aclosing(self._store.load_prior(scope, tenant, documents, table)) as progress:
+            # Closed at once when the caller hangs up, so that the store takes back what it has written so far.
+            async with aclosing(self._store.load_prior(corpus, documents, table)) as progress:
                 async for num_stored in progress:
                     if num_stored - response.num_stored_ngrams >= RESPONSE_EVERY_NGRAMS:
                         response.num_stored_ngrams = num_stored
@@ -61,44 +71,46 @@ class PriorLoads:
         finally:
             self._num_loads -= 1
 
-    async def _collect(self, requests: AsyncIterator[pb.LoadPriorRequest]) -> tuple[Scope, str, list[array[int]]]:
-        """All documents of the stream, and whose they are."""
+    async def _collect(self, requests: AsyncIterator[pb.LoadPriorRequest]) -> tuple[CorpusId, list[array[TokenId]]]:
+        """Returns the name of the prior and all documents of the stream."""
         scope: Scope | None = None
-        tenant = ""
-        announced = num_tokens = 0
-        documents: list[array[int]] = []
+        num_announced = num_tokens = 0
+        documents: list[array[TokenId]] = []
         limit = self._settings.max_prior_tokens
-        async for request in self._arriving(requests):
+        async for request in self._received(requests):
             if scope is None:
-                announced, tenant = request.num_tokens, request.scope.tenant
-                check(0 <= announced <= limit, "num_tokens", f"in [1, {limit}], or 0 = not said", announced)
-                scope = scope_from(request, None, self._settings)
-                check_manages(tenant)
+                num_announced = request.num_tokens
+                check(0 <= num_announced <= limit, "num_tokens", f"in [1, {limit}], or 0 = not said", num_announced)
+                check(request.HasField("scope"), "scope", "set in the first message of a stream", "none")
+                scope = managed_scope(request.scope, self._settings)
             else:
-                same = scope_from(request, scope, self._settings) == scope
-                same = same and (not request.HasField("scope") or request.scope.tenant == tenant)
-                check(same, "scope", "that of the first message: one stream loads one corpus", "another")
+                is_same = not request.HasField("scope") or managed_scope(request.scope, self._settings) == scope
+                check(is_same, "scope", "that of the first message: one stream loads one corpus", "another")
+                # A stream of empty messages would hold its place for ever.
                 check(bool(request.documents), "documents", "set in every message but the first", "none")
-            for index, document in enumerate(request.documents):
+            for index, document in enumerate(documents_from(request, scope, self._settings)):
                 if index % DOCUMENTS_PER_TURN == DOCUMENTS_PER_TURN - 1:
                     await asyncio.sleep(0)  # a message may have a million of them: lookups are served in between
-                field, max_len = f"documents[{index}].token_ids", self._settings.max_document_len
-                documents.append(document_from(document.token_ids, field, max_len, scope.vocab_size))
-                num_tokens += len(documents[-1])
+                documents.append(document)
+                num_tokens += len(document)
                 check(num_tokens <= limit, "documents", f"at most {limit} tokens in all", f"{num_tokens} or more")
         if scope is None:
             raise InvalidParameter("documents", "runs of two tokens or more", "no message")
-        check(announced in (0, num_tokens), "num_tokens", f"the number of tokens that came, {num_tokens}", announced)
-        return replace(scope, session_id=""), tenant, documents
+        is_complete = num_announced in (0, num_tokens)
+        check(is_complete, "num_tokens", f"the number of tokens that came, {num_tokens}", num_announced)
+        return scope.corpus_id(scope.tenant), documents
 
-    async def _arriving(self, requests: AsyncIterator[pb.LoadPriorRequest]) -> AsyncIterator[pb.LoadPriorRequest]:
-        """The messages of a stream. Raises DeadlineExceeded if none comes for too long: others wait for the place."""
+    async def _received(self, requests: AsyncIterator[pb.LoadPriorRequest]) -> AsyncIterator[pb.LoadPriorRequest]:
+        """Yields the messages of a stream.
+
+        Raises DeadlineExceeded if none comes for the stall timeout: others may be waiting for its place.
+        """
         limit = self._settings.stall_timeout_s
-        arriving = aiter(requests)
+        iterator = aiter(requests)
         while True:
             try:
                 async with asyncio.timeout(limit):
-                    request = await anext(arriving, None)
+                    request = await anext(iterator, None)
             except TimeoutError:
                 raise DeadlineExceeded(f"the caller has sent nothing for {limit:g} s") from None
             if request is None:

@@ -1,4 +1,4 @@
-"""What one replica answers lookups with: the storage, and what it holds itself."""
+"""One replica of the datastore: it answers from Redis, or while Redis is away from the priors and rings it holds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import structlog
 
@@ -14,17 +14,20 @@ from outrider.core.params import Source
 from outrider.core.retrieval.ngrams import NOTHING, Continuation, TokenId
 from outrider.core.retrieval.tiers import LocalTiers
 from outrider.datastore.background import Background, CountingFailed, count
+from outrider.datastore.metrics import ReplicaStatistics
+from outrider.datastore.redis.store import RedisStore
 from outrider.datastore.rings import Rings
 from outrider.datastore.settings import DatastoreSettings
-from outrider.datastore.statistics import Statistics
 from outrider.datastore.types import (
     ALL_TENANTS,
     DEFAULT_CORPUS,
+    CorpusId,
     CorpusNotFound,
     Limits,
+    LookupCommand,
     Prior,
+    RecordCommand,
     Scope,
-    Store,
     StoreFull,
     StoreUnavailable,
 )
@@ -32,27 +35,32 @@ from outrider.datastore.types import (
 log = structlog.get_logger(__name__)
 
 UPKEEP_S = 1.0
-"""Between two looks at what has changed in the storage."""
+"""Time between two refreshes of what is held here."""
 EXISTENCE_S = 5.0
-"""For so long a corpus that exists is believed to exist."""
-MAX_NUM_NAMES = 4096
+"""Time for which a corpus that exists is believed to exist: a record need not ask Redis for it every time."""
+MAX_NUM_EXISTING_CORPORA = 4096
+"""Most corpora that are believed to exist."""
+MAX_NUM_PRIOR_IDS = 1024
+"""Most priors that Redis is asked about in a refresh. Most may not exist: one is added with each new tenant."""
+IN_USE_S = 60.0
+"""Time for which a prior that was looked up is not dropped for another's sake."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """To the contexts of one lookup."""
+    """Answers the contexts of one lookup from all tiers, in order."""
 
     continuations: list[Continuation]
     is_local: bool
-    """Without the storage: from the priors and rings held here."""
+    """True if they come from the priors and rings held here, as Redis did not answer."""
 
 
 class Replica:
-    """See the module."""
+    """Answers lookups and records what verifiers report. Owned by the event loop."""
 
-    def __init__(self, store: Store, settings: DatastoreSettings) -> None:
+    def __init__(self, store: RedisStore, settings: DatastoreSettings) -> None:
         self.store = store
-        self.statistics = Statistics()
+        self.statistics = ReplicaStatistics()
         self._background = Background()
         self.rings = Rings(
             store,
@@ -63,40 +71,42 @@ class Replica:
         )
         self._priors = HeldPriors(store, settings.max_match_len, settings.max_num_priors)
         self._max_ring_match_len = settings.max_ring_match_len
-        self._existing: dict[tuple[str, str, str], float] = {}  # until when it is believed
+        self._existing: dict[CorpusId, float] = {}
+        """Times, by `time.monotonic`, until which corpora are believed to exist, for their tenants."""
         self._upkeep: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Keeps itself up to date from now on."""
-        self._upkeep = asyncio.create_task(self._keep_up())
+        """Refreshes itself from now on."""
+        self._upkeep = asyncio.create_task(self._refresh_for_ever())
 
     async def close(self) -> None:
-        """Drops everything it holds. The store stays open."""
+        """Drops everything that is held here. The store stays open."""
         if self._upkeep is not None:
             self._upkeep.cancel()
             await asyncio.wait((self._upkeep,))
         await self.rings.close()
         self._background.close()
 
-    async def look_up(self, scope: Scope, contexts: Sequence[Sequence[TokenId]], limits: Limits) -> Answers:
-        """Looks contexts up in all tiers. Never fails for want of the storage. Raises CorpusNotFound."""
+    async def look_up(self, command: LookupCommand) -> Answers:
+        """Looks contexts up in all tiers. Answers without Redis, too. Raises CorpusNotFound."""
         began = time.perf_counter()
+        scope, contexts, limits = command.scope, command.contexts, command.limits
         is_local = False
         try:
-            found = await self.store.lookup(scope, contexts, limits)
+            answer = await self.store.lookup(scope, contexts, limits)
         except StoreUnavailable:
             is_local = True
-            self._priors.hold(scope, ALL_TENANTS)
+            self._priors.hold(scope.corpus_id(ALL_TENANTS))
             continuations = self._priors.lookup(scope, contexts, limits)
         else:
-            if found.prior_tenant is not None:
-                self._priors.hold(scope, found.prior_tenant)
+            if answer.prior is not None:
+                self._priors.hold(answer.prior)
             elif scope.corpus != DEFAULT_CORPUS:
-                raise CorpusNotFound(scope)
-            continuations = found.continuations
+                raise CorpusNotFound(scope.tokenizer_hash, scope.corpus)
+            continuations = answer.continuations
         if Source.RING in limits.tiers and (ring := self.rings.ring_for(scope)) is not None:
             for index, context in enumerate(contexts):
-                # Only a longer match than the n-gram tiers' stands in front of them.
+                # At equal length the n-gram tiers come first; a context that is no longer cannot match more.
                 if len(context) > continuations[index].match_len:
                     other = ring.lookup(context, self._max_ring_match_len, limits.max_continuation_len)
                     if other.match_len > continuations[index].match_len:
@@ -104,27 +114,49 @@ class Replica:
         self.statistics.add_lookup(continuations, is_local, time.perf_counter() - began)
         return Answers(continuations, is_local)
 
+    async def record(self, command: RecordCommand) -> int:
+        """Stores what a verifier reports of a session.
+
+        Returns:
+            The session's position afterwards. If it is less than the command's base_len, nothing is stored.
+
+        Raises:
+            CorpusNotFound: The scope names a corpus that is not there.
+            StoreUnavailable: Redis cannot be reached.
+            StoreFull: Redis has no memory left.
+        """
+        scope, base_len = command.scope, command.base_len
+        await self.check_exists(scope)
+        position = end = base_len + len(command.accepted)
+        if command.accepted or command.rejections or not command.ends_session:
+            position = await self.store.record(scope, base_len, command.accepted, command.rejections)
+        if position >= base_len:  # else the whole request is sent again, and counts then
+            self.statistics.add_accepted(command.accepted_by_tier)
+        if command.ends_session and position == end:
+            position = await self.store.end_session(scope, end)
+        return position
+
     async def check_exists(self, scope: Scope) -> None:
-        """Raises CorpusNotFound for a corpus that was named and is not there, StoreUnavailable."""
+        """Raises CorpusNotFound for a corpus that the scope names and that is not there, or StoreUnavailable."""
         if scope.corpus == DEFAULT_CORPUS:
             return
-        key, now = (scope.tokenizer_hash, scope.corpus, scope.tenant), time.monotonic()
-        if self._existing.get(key, 0) > now:
+        corpus, now = scope.corpus_id(scope.tenant), time.monotonic()
+        if self._existing.get(corpus, 0) > now:
             return
         if not await self.store.corpus_exists(scope):
-            raise CorpusNotFound(scope)
-        while len(self._existing) >= MAX_NUM_NAMES:
+            raise CorpusNotFound(scope.tokenizer_hash, scope.corpus)
+        while len(self._existing) >= MAX_NUM_EXISTING_CORPORA:
             del self._existing[next(iter(self._existing))]
-        self._existing[key] = now + EXISTENCE_S
+        self._existing[corpus] = now + EXISTENCE_S
 
     async def refresh(self) -> None:
-        """Looks at the storage: its health, and what has become of the priors held here."""
+        """Reads the health of Redis and what has become of the priors held here, and drops idle rings."""
         self.statistics.health = await self.store.health()
         with suppress(StoreUnavailable, StoreFull):
             await self._priors.refresh()
         self.rings.drop_idle()
 
-    async def _keep_up(self) -> None:
+    async def _refresh_for_ever(self) -> None:
         while True:
             try:
                 await self.refresh()
@@ -133,71 +165,60 @@ class Replica:
             await asyncio.sleep(UPKEEP_S)
 
 
-MAX_NUM_CORPORA = 1024
-"""Priors that are asked about; most of them may not exist."""
-IN_USE_S = 60.0
-"""A prior that was used this recently is not dropped for another's sake."""
-
-_Key = tuple[str, str, str]
-
-
 @dataclass(slots=True, eq=False)
 class _HeldPrior:
-    scope: Scope
-    tenant: str
-    last_used: float
+    id: CorpusId
+    last_used: float = 0.0
+    """By `time.monotonic`."""
     version: str | None = None
     tiers: LocalTiers | None = None
-    """With the prior alone."""
+    """Tiers with the prior alone. None means that it does not exist, was not read yet, or had to make room."""
 
 
 class HeldPriors:
     """Holds the priors that are looked up, each from its first lookup on. `refresh` brings them up to date."""
 
-    def __init__(self, store: Store, max_match_len: int, max_num_priors: int) -> None:
+    def __init__(self, store: RedisStore, max_match_len: int, max_num_priors: int) -> None:
         self._store = store
         self._max_match_len = max_match_len
         self._max_num_priors = max_num_priors
-        self._priors: dict[_Key, _HeldPrior] = {}  # the one that was used last is the last
+        self._priors: dict[CorpusId, _HeldPrior] = {}  # the one that was looked up last is the last
 
-    def hold(self, scope: Scope, tenant: str) -> None:
-        """This prior is used; it need not exist."""
-        key = (scope.tokenizer_hash, scope.corpus, tenant)
-        held = self._priors.pop(key, None)
+    def hold(self, corpus: CorpusId) -> None:
+        """Notes that a prior was looked up. It need not exist."""
+        held = self._priors.pop(corpus, None)
         if held is None:
-            while len(self._priors) >= MAX_NUM_CORPORA:
+            while len(self._priors) >= MAX_NUM_PRIOR_IDS:
                 del self._priors[next(iter(self._priors))]
-            held = _HeldPrior(replace(scope, session_id="", contribute=False), tenant, 0.0)
-        self._priors[key] = held
+            held = _HeldPrior(corpus)
+        self._priors[corpus] = held
         held.last_used = time.monotonic()
 
     def lookup(self, scope: Scope, contexts: Sequence[Sequence[TokenId]], limits: Limits) -> list[Continuation]:
-        """What the prior of the scope knows: the tenant's own if there is one, else that of all."""
-        tiers = self._tiers(scope, scope.tenant) or self._tiers(scope, ALL_TENANTS)
+        """Looks contexts up in the prior of the scope: the tenant's own if it is held, else that of all tenants."""
+        held = [self._priors[corpus].tiers for corpus in scope.corpus_ids if corpus in self._priors]
+        tiers = next(filter(None, held), None)
         if tiers is None or Source.PRIOR not in limits.tiers:
             return [NOTHING] * len(contexts)
         lengths = limits.max_match_len, limits.max_continuation_len
         return [tiers.lookup(context, *lengths) for context in contexts]
 
     async def refresh(self) -> None:
-        """Reads what has been loaded or deleted since the last time. Raises StoreUnavailable."""
-        names = list(self._priors.values())
-        if not names:
+        """Reads the priors that were loaded or deleted since the last time. Raises StoreUnavailable."""
+        priors = list(self._priors.values())
+        if not priors:
             return
-        versions = await self._store.prior_versions([(held.scope, held.tenant) for held in names])
-        for held, version in zip(names, versions, strict=True):
+        versions = await self._store.prior_versions([held.id for held in priors])
+        for held, version in zip(priors, versions, strict=True):
             if version is None:
                 held.version = held.tiers = None
             elif version != held.version and self._has_room_for(held):
-                prior = await self._store.read_prior(held.scope, held.tenant)
-                held.tiers = await self._built(prior) if prior else None
+                prior = await self._store.read_prior(held.id)
+                held.tiers = await self._build(prior) if prior else None
                 held.version = prior.version if prior else None
 
-    def _tiers(self, scope: Scope, tenant: str) -> LocalTiers | None:
-        held = self._priors.get((scope.tokenizer_hash, scope.corpus, tenant))
-        return held.tiers if held else None
-
     def _has_room_for(self, wanted: _HeldPrior) -> bool:
+        """Returns True if one more prior may be held, after dropping the one that is longest out of use."""
         loaded = [held for held in self._priors.values() if held.tiers is not None and held is not wanted]
         if len(loaded) < self._max_num_priors:
             return True
@@ -207,9 +228,10 @@ class HeldPriors:
         oldest.version = oldest.tiers = None
         return True
 
-    async def _built(self, prior: Prior) -> LocalTiers | None:
+    async def _build(self, prior: Prior) -> LocalTiers | None:
         try:
             return LocalTiers(self._max_match_len, await count(prior.documents, self._max_match_len, gives_way=True))
         except CountingFailed as error:
+            # Lookups in Redis go on. Its version is kept all the same, so that it is not tried again every second.
             log.error("prior.not_held", error=str(error))
             return None

@@ -1,4 +1,4 @@
-"""The rings that this replica holds: each follows its stream in the storage, and is indexed anew now and then."""
+"""The rings that this replica holds: each follows its stream in Redis, and is indexed again as it grows."""
 
 from __future__ import annotations
 
@@ -14,93 +14,105 @@ from outrider.core.params import RetrievalScope
 from outrider.core.retrieval.ring import TokenRing
 from outrider.core.retrieval.suffix_index import ContextIndex, Sort, Tokens
 from outrider.datastore.background import Background
-from outrider.datastore.types import ALL_TENANTS, Scope, Store, StoreUnavailable
+from outrider.datastore.redis.store import RedisStore
+from outrider.datastore.types import ALL_TENANTS, CorpusId, Scope, StoreUnavailable
 
 log = structlog.get_logger(__name__)
 
 RETRY_S = 0.2
-"""Between two attempts to follow a stream."""
+"""Time between two attempts to follow a stream."""
 IN_USE_S = 60.0
-"""A ring that was asked this recently is not dropped for another's sake: two must not push each other out in turn."""
+"""Time for which a ring that was looked up is not dropped for another's sake: two must not push each other out in
+turn, as each would be read and indexed from its beginning every time."""
 IDLE_S = 1800.0
-"""A ring that nobody has asked for so long is dropped."""
-
-_Key = tuple[str, str, str]
+"""Time after which a ring is dropped that was not looked up."""
 
 
 @dataclass(slots=True, eq=False)
 class HeldRing:
     """A ring and what keeps it up to date."""
 
-    tokenizer_hash: str
-    corpus: str
-    tenant: str
-    """ALL_TENANTS = that of all tenants."""
+    id: CorpusId
     ring: TokenRing
     last_used: float = 0.0
+    """By `time.monotonic`."""
     build_ms: float = 0.0
-    """How long the last build took."""
+    """Duration of the last build of its index."""
     has_grown: asyncio.Event = field(default_factory=asyncio.Event)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
 
 class Rings:
-    """See the module. Owned by the event loop; builds run in the background."""
+    """Holds the rings that are looked up, each from its first lookup on.
+
+    Owned by the event loop. Indexes are built in the background.
+    """
 
     def __init__(
-        self, store: Store, background: Background, capacity: int, max_match_len: int, max_num_rings: int
+        self, store: RedisStore, background: Background, capacity: int, max_match_len: int, max_num_rings: int
     ) -> None:
+        """Begins without a ring.
+
+        Args:
+            store: Has the streams that rings follow.
+            background: Builds indexes.
+            capacity: Most tokens in one ring.
+            max_match_len: Longest context, in tokens, that a ring can match.
+            max_num_rings: Most rings held.
+        """
         self._store = store
         self._capacity = capacity
         self._max_match_len = max_match_len
         self._max_num_rings = max_num_rings
-        self._rings: dict[_Key, HeldRing] = {}  # the one that was asked last is the last
+        self._rings: dict[CorpusId, HeldRing] = {}  # the one that was looked up last is the last
         self._background = background
         self._sort = _fast_sort()
 
     @property
     def held(self) -> list[HeldRing]:
-        """All of them."""
+        """All rings that are held now."""
         return list(self._rings.values())
 
     def ring_for(self, scope: Scope) -> TokenRing | None:
-        """The ring of a scope; it fills from now on if it is new. None: the scope has none, or there is no room."""
+        """Returns the ring of a scope; a new one fills from now on.
+
+        Returns None for the scope of one session, which has no ring, and if all rings held are in use.
+        """
         if scope.retrieval_scope is RetrievalScope.SESSION:
             return None
-        tenant = ALL_TENANTS if scope.retrieval_scope is RetrievalScope.GLOBAL else scope.tenant
-        key = (scope.tokenizer_hash, scope.corpus, tenant)
-        held = self._rings.pop(key, None) or self._opened(key, scope)
+        ring_id = scope.corpus_id(ALL_TENANTS if scope.retrieval_scope is RetrievalScope.GLOBAL else scope.tenant)
+        held = self._rings.pop(ring_id, None) or self._open(ring_id, scope)
         if held is None:
             return None
-        self._rings[key] = held
+        self._rings[ring_id] = held
         held.last_used = time.monotonic()
         return held.ring
 
     def drop_idle(self) -> None:
-        """Drops those that nobody asks for."""
+        """Drops the rings that were not looked up for IDLE_S."""
         while self._rings and self._oldest_idle_s() > IDLE_S:
             self._drop_oldest()
 
     async def close(self) -> None:
-        """Drops all."""
+        """Drops all rings."""
         tasks = [task for held in self._rings.values() for task in held.tasks]
         while self._rings:
             self._drop_oldest()
         if tasks:
             await asyncio.wait(tasks)
 
-    def _opened(self, key: _Key, scope: Scope) -> HeldRing | None:
+    def _open(self, ring_id: CorpusId, scope: Scope) -> HeldRing | None:
         if len(self._rings) >= self._max_num_rings:
             if self._oldest_idle_s() < IN_USE_S:
                 return None
             self._drop_oldest()
-        held = HeldRing(*key, TokenRing(self._capacity, self._max_match_len))
+        held = HeldRing(ring_id, TokenRing(self._capacity, self._max_match_len))
         held.tasks = [
             asyncio.create_task(self._follow(held, replace(scope, session_id="", contribute=False))),
             asyncio.create_task(self._index(held)),
         ]
         for task in held.tasks:
-            task.add_done_callback(_report)
+            task.add_done_callback(_log_failure)
         return held
 
     def _oldest_idle_s(self) -> float:
@@ -112,7 +124,7 @@ class Rings:
             task.cancel()
 
     async def _follow(self, held: HeldRing, scope: Scope) -> None:
-        """Appends what comes; goes on where it was when the storage is back."""
+        """Appends the documents of the stream, and resumes behind the last one when Redis is back."""
         after = ""
         while True:
             with suppress(StoreUnavailable):
@@ -121,11 +133,12 @@ class Rings:
                     held.ring.append(document.token_ids)
                     if held.ring.wants_build:
                         held.has_grown.set()
-                    await asyncio.sleep(0)  # a long history is no reason for others to wait
+                    # One read brings many documents at once: lookups are served between two of them.
+                    await asyncio.sleep(0)
             await asyncio.sleep(RETRY_S)
 
     async def _index(self, held: HeldRing) -> None:
-        """Builds whenever the ring wants it, and swaps the index in."""
+        """Builds an index whenever the ring wants one, and swaps it in."""
         while True:
             await held.has_grown.wait()
             held.has_grown.clear()
@@ -135,9 +148,9 @@ class Rings:
                 held.ring.swap(snapshot, index)
                 log.info(
                     "ring.indexed",
-                    tokenizer_hash=held.tokenizer_hash,
-                    corpus=held.corpus,
-                    tenant=held.tenant,
+                    tokenizer_hash=held.id.tokenizer_hash,
+                    corpus=held.id.corpus,
+                    tenant=held.id.tenant,
                     num_tokens=len(snapshot.tokens),
                     build_ms=round(held.build_ms, 1),
                 )
@@ -148,14 +161,14 @@ class Rings:
         return index, 1000 * (time.perf_counter() - began)
 
 
-def _report(task: asyncio.Task[None]) -> None:
-    """Neither task ends by itself."""
+def _log_failure(task: asyncio.Task[None]) -> None:
+    # The tasks run until they are cancelled: an exception is a bug, and nothing awaits it.
     if not task.cancelled() and (error := task.exception()):
         log.error("ring.failed", exc_info=error)
 
 
 def _fast_sort() -> Sort | None:
-    """A full suffix array builder, if one is installed; None = numpy's sort."""
+    """Returns a full suffix array builder, or None for numpy's sort if no such package is installed."""
     try:
         from pydivsufsort import divsufsort
     except ImportError:

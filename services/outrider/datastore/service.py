@@ -1,4 +1,4 @@
-"""The datastore as a service: what `serve` runs."""
+"""The datastore as a service, which `outrider.server.run` runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.v1 import datastore_pb2_grpc
 
 
 class DatastoreService:
-    """The datastore, as `serve` runs it. It serves while Redis is away, too."""
+    """Implements `outrider.server.run.Service` for one replica. It serves while Redis is away, too."""
 
     name = "outrider.v1.DatastoreService"
 
@@ -34,18 +34,18 @@ class DatastoreService:
         self._replica.start()
 
     def metrics(self) -> Metrics:
-        """See `outrider.datastore.metrics`."""
-        return read_metrics(self._replica)
+        """Reads the metrics. See `outrider.datastore.metrics`."""
+        return read_metrics(self._replica.statistics, self._replica.rings.held, self._store.num_errors)
 
     def drain(self) -> None:
-        """Refuses new calls, ends endless ones."""
+        """Refuses new calls and ends those that would never end by themselves."""
         self._servicer.drain()
 
     def fault(self) -> str:
-        """Never: what it needs is Redis, and it serves without."""
+        """Returns no fault, ever: a restart of this process would not bring Redis back."""
         return ""
 
     async def close(self) -> None:
-        """Lets go of Redis, and of what this replica holds."""
+        """Closes the connections to Redis and drops what this replica holds."""
         await self._replica.close()
         await self._store.close()

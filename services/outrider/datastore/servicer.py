@@ -1,4 +1,4 @@
-"""The datastore's RPCs: convert, look up or store, convert."""
+"""The RPCs of the datastore: convert a message, let the replica or its store do the work, convert the answer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import grpc
 
 from outrider.core.params import check
-from outrider.datastore import messages as convert
+from outrider.datastore import messages
 from outrider.datastore.loading import PriorLoads
-from outrider.datastore.messages import check_manages, may_see, own_scope
 from outrider.datastore.replica import Replica
 from outrider.datastore.settings import DatastoreSettings
 from outrider.datastore.types import CorpusNotFound, Scope, StoreFull, StoreUnavailable
@@ -27,22 +26,8 @@ from outrider.wire.errors import NotFound, NotServing, ResourceExhausted, Unavai
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-@contextmanager
-def errors_as_status(context: Context) -> Iterator[None]:
-    """Turns what the body raises, the store's own errors among it, into the status of the call."""
-    with rpc_errors(context):
-        try:
-            yield
-        except StoreUnavailable as error:
-            raise Unavailable(str(error)) from error
-        except StoreFull as error:
-            raise ResourceExhausted(str(error)) from error
-        except CorpusNotFound as error:
-            raise NotFound(str(error)) from error
-
-
 class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
-    """Serves one replica. An RPC that fails for want of Redis leaves the server up: the next one tries anew."""
+    """Serves one replica. An RPC that fails for want of Redis leaves the server up: the next one tries again."""
 
     def __init__(self, replica: Replica, settings: DatastoreSettings) -> None:
         self._replica = replica
@@ -51,40 +36,50 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
         self._loads = PriorLoads(replica.store, settings)
         self.num_watchers = 0
         """Watch streams that are open."""
-        self._lasting = DrainableStreams(settings.max_connection_age_s)
+        self._streams = DrainableStreams(settings.max_connection_age_s)
         self._is_draining = False
 
     def drain(self) -> None:
         """Refuses new calls, and ends the streams that would never end by themselves. Their callers open others."""
         self._is_draining = True
-        self._lasting.end()
+        self._streams.end()
 
     async def Lookup(
         self, request_iterator: AsyncIterator[pb.LookupRequest], context: Context
     ) -> AsyncIterator[pb.LookupResponse]:
         scope: Scope | None = None
-        with errors_as_status(context), self._endless() as stream:
+        with _errors_as_status(context), self._drainable() as stream:
             async for request in stream.requests(request_iterator):
-                scope = convert.scope_from(request, scope, self._settings)
-                if request.HasField("scope"):
-                    scope = own_scope(scope, request.scope.tenant)
                 with traced_message(LOOKUP, request.traceparent) as span:
-                    response = await self._look_up(scope, request)
+                    command = messages.lookup_command(request, scope, self._settings)
+                    scope = command.scope
+                    response = pb.LookupResponse()
+                    if command.contexts:
+                        answers = await self._replica.look_up(command)
+                        results = map(messages.lookup_result, request.queries, answers.continuations)
+                        response = pb.LookupResponse(results=results, is_local=answers.is_local)
                     if span.is_recorded:
-                        span.set_attributes(convert.lookup_attributes(scope, response))
+                        # Numbers, not tokens: a trace must not show what users have written.
+                        span.set_attributes(
+                            {
+                                "outrider.session_id": scope.session_id,
+                                "outrider.num_queries": len(response.results),
+                                "outrider.num_matched_queries": sum(each.match_len > 0 for each in response.results),
+                                "outrider.is_local": response.is_local,
+                            }
+                        )
                 yield response
 
     async def Record(
         self, request_iterator: AsyncIterator[pb.RecordRequest], context: Context
     ) -> AsyncIterator[pb.RecordResponse]:
         scope: Scope | None = None
-        with errors_as_status(context), self._endless() as stream:
+        with _errors_as_status(context), self._drainable() as stream:
             async for request in stream.requests(request_iterator):
-                scope = convert.session_scope_from(request, scope, self._settings)
-                if request.HasField("scope"):
-                    scope = own_scope(scope, request.scope.tenant)
                 with traced_message(RECORD, request.traceparent) as span:
-                    num_tokens = await self._record(scope, request)
+                    command = messages.record_command(request, scope, self._settings)
+                    scope = command.scope
+                    num_tokens = await self._replica.record(command)
                     if span.is_recorded:
                         span.set_attributes(
                             {"outrider.session_id": scope.session_id, "outrider.num_tokens": num_tokens}
@@ -92,9 +87,10 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
                 yield pb.RecordResponse(session_id=scope.session_id, num_tokens=num_tokens)
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:  # type: ignore[override]
-        # It does not age: its caller would be sent everything again.
-        with errors_as_status(context), self._watching(), self._endless(ages=False):
-            scope = own_scope(convert.watched_scope_from(request, self._settings), request.scope.tenant)
+        # The stubs know only generators; a method that writes to its context can put a deadline on each write.
+        # The stream does not age: on another one the caller would be sent everything again.
+        with _errors_as_status(context), self._watching(), self._drainable(ages=False):
+            scope = messages.watched_scope(request, self._settings)
             await self._replica.check_exists(scope)
             async with aclosing(watch(self._store, scope)) as responses:
                 async for response in responses:
@@ -103,7 +99,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
     async def LoadPrior(
         self, request_iterator: AsyncIterator[pb.LoadPriorRequest], context: Context
     ) -> AsyncIterator[pb.LoadPriorResponse]:
-        with errors_as_status(context):
+        with _errors_as_status(context):
             self._check_serving()
             async with aclosing(self._loads.load(request_iterator)) as responses:
                 async for response in responses:
@@ -111,27 +107,20 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
 
     async def ListCorpora(self, request: pb.ListCorporaRequest, context: Context) -> pb.ListCorporaResponse:
         response = pb.ListCorporaResponse()
-        with errors_as_status(context):
+        with _errors_as_status(context):
             self._check_serving()
-            for corpus in await self._store.list_corpora():
-                if request.tokenizer_hash in ("", corpus.tokenizer_hash) and may_see(corpus.tenant):
-                    response.corpora.add(
-                        tokenizer_hash=corpus.tokenizer_hash,
-                        corpus=corpus.name,
-                        tenant=corpus.tenant,
-                        num_tokens=corpus.num_tokens,
-                        num_ngrams=corpus.num_ngrams,
-                    )
+            for info in await self._store.list_corpora():
+                if request.tokenizer_hash in ("", info.id.tokenizer_hash) and messages.may_see(info.id.tenant):
+                    response.corpora.append(messages.corpus_info(info))
         return response
 
     async def DeleteCorpus(self, request: pb.DeleteCorpusRequest, context: Context) -> pb.DeleteCorpusResponse:
-        with errors_as_status(context):
+        with _errors_as_status(context):
             self._check_serving()
-            # The default that other requests have would make an empty field delete what everybody uses.
+            # With the default that other requests have, a field left empty would delete what all tenants use.
             check(request.scope.corpus != "", "scope.corpus", "set", "''")
-            scope = convert.scope_from_proto(request.scope, self._settings)
-            check_manages(request.scope.tenant)
-            await self._store.delete_prior(scope, request.scope.tenant)
+            scope = messages.managed_scope(request.scope, self._settings)
+            await self._store.delete_prior(scope.corpus_id(scope.tenant))
         return pb.DeleteCorpusResponse()
 
     async def GetInfo(
@@ -139,6 +128,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
     ) -> pb.DatastoreServiceGetInfoResponse:
         statistics, settings = self._replica.statistics, self._settings
         health = statistics.health = await self._store.health()
+        rings = [held for held in self._replica.rings.held if messages.may_see(held.id.tenant)]
         return pb.DatastoreServiceGetInfoResponse(
             store=health.product,
             max_match_len=settings.max_match_len,
@@ -148,48 +138,22 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
             num_hits=statistics.num_hits,
             num_local_lookups=statistics.num_local_lookups,
             version=__version__,
-            tiers=[convert.tier_info_from(tier, counts) for tier, counts in statistics.tiers.items()],
+            tiers=[messages.tier_info(tier, counts) for tier, counts in statistics.tiers.items()],
             used_memory_bytes=health.used_memory_bytes,
             max_memory_bytes=health.max_memory_bytes,
             num_evicted_keys=health.num_evicted_keys,
-            rings=[convert.ring_info_from(held) for held in self._replica.rings.held if may_see(held.tenant)],
+            rings=map(messages.ring_info, rings),
         )
-
-    async def _look_up(self, scope: Scope, request: pb.LookupRequest) -> pb.LookupResponse:
-        contexts = convert.contexts_from(request, scope, self._settings)
-        limits = convert.limits_from(request, self._settings)
-        if not contexts:
-            return pb.LookupResponse()
-        answers = await self._replica.look_up(scope, contexts, limits)
-        results = map(convert.result_from, request.queries, answers.continuations)
-        return pb.LookupResponse(results=results, is_local=answers.is_local)
-
-    async def _record(self, scope: Scope, request: pb.RecordRequest) -> int:
-        """Returns the session's position."""
-        base_len = convert.base_len_from(request)
-        accepted = convert.accepted_from(request, scope, self._settings)
-        rejections = convert.rejections_from(request, scope, self._settings)
-        accepted_by_tier = convert.accepted_by_tier_from(request)
-        await self._replica.check_exists(scope)
-        position = end = base_len + len(accepted)
-        if accepted or rejections or not request.end_session:
-            position = await self._store.record(scope, base_len, accepted, rejections)
-        if position >= base_len:
-            for tier, num_tokens in accepted_by_tier:
-                self._replica.statistics.add_accepted(tier, num_tokens)
-        if request.end_session and position == end:
-            position = await self._store.end_session(scope, end)
-        return position
 
     def _check_serving(self) -> None:
         if self._is_draining:
             raise NotServing("the datastore is draining")
 
     @contextmanager
-    def _endless(self, *, ages: bool = True) -> Iterator[DrainableStream]:
-        """Around a stream that `drain` must end."""
+    def _drainable(self, *, ages: bool = True) -> Iterator[DrainableStream]:
+        """Surrounds a stream that never ends by itself."""
         self._check_serving()
-        with self._lasting.open(ages=ages) as stream:
+        with self._streams.open(ages=ages) as stream:
             yield stream
 
     @contextmanager
@@ -201,3 +165,17 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
             yield
         finally:
             self.num_watchers -= 1
+
+
+@contextmanager
+def _errors_as_status(context: Context) -> Iterator[None]:
+    """Turns what the body raises, errors of the store among it, into the status of the call."""
+    with rpc_errors(context):
+        try:
+            yield
+        except StoreUnavailable as error:
+            raise Unavailable(str(error)) from error
+        except StoreFull as error:
+            raise ResourceExhausted(str(error)) from error
+        except CorpusNotFound as error:
+            raise NotFound(str(error)) from error

@@ -1,4 +1,4 @@
-"""Settings of the datastore: flags and OUTRIDER_DATASTORE_* variables."""
+"""Settings of the datastore, given as flags or as OUTRIDER_DATASTORE_* variables."""
 
 from __future__ import annotations
 
@@ -72,13 +72,14 @@ class DatastoreSettings(ServiceSettings):
 
     @field_validator("redis_url")
     @classmethod
-    def _redis_url_is_one(cls, value: str) -> str:
+    def _check_redis_url(cls, value: str) -> str:
         try:
             url = urlsplit(value)
-            where = url.path if url.scheme == "unix" else url.hostname
-            is_one = url.scheme in ("redis", "rediss", "unix") and bool(where) and (url.port is None or url.port > 0)
+            # `port` raises ValueError for one that is no number: redis-py would only fail when it connects.
+            server = url.path if url.scheme == "unix" else url.hostname
+            is_valid = url.scheme in ("redis", "rediss", "unix") and bool(server) and (url.port is None or url.port > 0)
         except ValueError:
-            is_one = False
-        if not is_one:
+            is_valid = False
+        if not is_valid:
             raise ValueError("must be a redis://, rediss:// or unix:// URL; a password in it percent-encoded")
         return value

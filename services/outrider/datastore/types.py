@@ -1,19 +1,20 @@
-"""What the datastore asks of its storage: tiers by scope, as `core.retrieval.tiers.LocalTiers` defines them."""
+"""Values that the parts of the datastore exchange: whose tokens, what to look up or to record, and what was found.
+
+The tiers and their order are those of `outrider.core.retrieval.tiers.LocalTiers`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from outrider.core.params import RetrievalScope, Source
 from outrider.core.retrieval.ngrams import Continuation, TokenId
-from outrider.core.retrieval.prior import PriorTable
 
 DEFAULT_CORPUS = "default"
 DEFAULT_TENANT = "default"
 ALL_TENANTS = ""
-"""In place of a tenant: the prior of all."""
+"""Stands in place of a tenant for what all tenants share."""
 
 NGRAM_TIERS = (Source.PRIOR, Source.DYNAMIC, Source.SHARED, Source.REJECTED)
 """In the order of a lookup."""
@@ -21,38 +22,78 @@ TIERS = (*NGRAM_TIERS, Source.RING)
 
 
 class StoreUnavailable(Exception):
-    """The storage cannot be used now. The message names it. Nothing is retried: the next call tries anew."""
+    """Redis cannot be used now. The message names it. Nothing is retried: the next call tries again."""
 
 
 class StoreFull(Exception):
-    """The storage has no memory left for this. What it holds is still there."""
+    """Redis has no memory left for a write. What it holds is still there."""
 
 
 class CorpusNotFound(Exception):
     """There is no prior corpus of that name."""
 
-    def __init__(self, scope: Scope) -> None:
-        super().__init__(f"there is no corpus {scope.corpus!r} for tokenizer {scope.tokenizer_hash!r}")
+    def __init__(self, tokenizer_hash: str, corpus: str) -> None:
+        super().__init__(f"there is no corpus {corpus!r} for tokenizer {tokenizer_hash!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusId:
+    """Names what is kept once for a corpus and a tenant: a prior, or a ring."""
+
+    tokenizer_hash: str
+    corpus: str
+    tenant: str
+    """ALL_TENANTS means the one that all tenants share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose tokens."""
+    """Says whose tokens a request is about."""
 
     tokenizer_hash: str
-    """The meaning of the token ids."""
+    """Gives the token ids their meaning."""
     session_id: str = ""
-    """Session of the dynamic and the rejected tier; empty = none."""
+    """Session of the dynamic and the rejected tier. Empty means that neither is used."""
     corpus: str = DEFAULT_CORPUS
-    """Name of the prior tier. The default need not exist."""
+    """Name of the prior. The default one need not exist."""
     tenant: str = DEFAULT_TENANT
-    """Whom the session belongs to. Sessions of two tenants are two, whatever their names."""
+    """Owner of the session. Sessions of two tenants are different ones even if their ids are equal."""
     retrieval_scope: RetrievalScope = RetrievalScope.SESSION
-    """Whose shared tier and ring are used."""
+    """Selects the shared tier and the ring: the tenant's, those of all tenants, or neither."""
     contribute: bool = False
-    """Whether what is recorded goes to them."""
+    """True if recorded tokens go to the shared tier and the ring, too."""
     vocab_size: int = 0
-    """Token ids are smaller; 0 = not checked."""
+    """Upper bound of the token ids, exclusive. 0 means that it is not checked."""
+
+    def corpus_id(self, tenant: str) -> CorpusId:
+        """Returns the scope's corpus as a tenant, or ALL_TENANTS, has it."""
+        return CorpusId(self.tokenizer_hash, self.corpus, tenant)
+
+    @property
+    def corpus_ids(self) -> tuple[CorpusId, CorpusId]:
+        """The tenant's own corpus, which comes first where both exist, and that of all tenants."""
+        return self.corpus_id(self.tenant), self.corpus_id(ALL_TENANTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one lookup."""
+
+    max_match_len: int
+    """Longest suffix tried in the n-gram tiers."""
+    max_continuation_len: int
+    tiers: frozenset[Source] = frozenset(TIERS)
+    """Tiers to search."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookupCommand:
+    """A checked request to look contexts up."""
+
+    scope: Scope
+    contexts: Sequence[Sequence[TokenId]]
+    """The last tokens of each context, oldest first, as many as any tier can match."""
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,41 +104,54 @@ class Rejection:
     """The last tokens before the refused one, oldest first."""
     rejected: Sequence[TokenId]
     continuation: Sequence[TokenId]
-    """What the target said instead, as far as known."""
+    """Tokens that the target emitted instead, as far as known."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Of one lookup."""
+class RecordCommand:
+    """A checked request to record tokens of a session."""
 
-    max_match_len: int
-    """Longest suffix tried in the n-gram tiers."""
-    max_continuation_len: int
-    tiers: frozenset[Source] = frozenset(TIERS)
-    """Those to search."""
+    scope: Scope
+    """Names a session."""
+    base_len: int
+    """Position of the first accepted token in the session's stream."""
+    accepted: Sequence[TokenId]
+    rejections: Sequence[Rejection]
+    accepted_by_tier: Sequence[tuple[Source, int]]
+    """Numbers of retrieved tokens that the target has accepted, for the statistics."""
+    ends_session: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Answers to the contexts of one lookup, in order."""
+class LookupAnswer:
+    """Answers the contexts of one lookup from the n-gram tiers, in order."""
 
     continuations: list[Continuation]
-    prior_tenant: str | None = None
-    """Whose prior was searched; ALL_TENANTS = that of all; None = there is none."""
+    prior: CorpusId | None = None
+    """The prior that was searched. None means that neither the tenant nor all tenants have one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """A prior corpus, whole."""
+    """A whole prior corpus."""
 
     version: str
-    """Another one each time it is loaded."""
+    """Differs each time that the corpus is loaded."""
     documents: tuple[Sequence[TokenId], ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
+class CorpusInfo:
+    """Describes a stored prior corpus."""
+
+    id: CorpusId
+    num_tokens: int
+    num_ngrams: int
+
+
+@dataclass(frozen=True, slots=True)
 class PriorChange:
-    """A prior of the scope may have been loaded or deleted. Also sent when nothing else was for a while."""
+    """Announces that a prior of the scope may have been loaded or deleted. Also sent when nothing came for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,108 +168,17 @@ class RingDocument:
     """Tokens of a session that has ended."""
 
     entry_id: str
-    """Where to go on from, after this one."""
+    """Place in the ring's stream: a follower resumes behind it."""
     token_ids: Sequence[TokenId]
 
 
 @dataclass(frozen=True, slots=True)
-class Corpus:
-    """A prior corpus that is stored."""
-
-    tokenizer_hash: str
-    name: str
-    tenant: str
-    """ALL_TENANTS = that of all."""
-    num_tokens: int
-    num_ngrams: int
-
-
-@dataclass(frozen=True, slots=True)
 class Health:
-    """How the storage is."""
+    """State of the Redis server."""
 
     product: str
-    """Name and version; empty = not reachable now."""
+    """Name and version. Empty means that it cannot be reached."""
     used_memory_bytes: int = 0
     max_memory_bytes: int = 0
-    """0 = no limit."""
+    """0 means no limit."""
     num_evicted_keys: int = 0
-
-
-class Store(Protocol):
-    """Tiers by scope. Every method raises StoreUnavailable; those that write raise StoreFull."""
-
-    @property
-    def num_errors(self) -> int:
-        """Calls that have failed for want of the storage."""
-        ...
-
-    async def lookup(self, scope: Scope, contexts: Sequence[Sequence[TokenId]], limits: Limits) -> Found:
-        """Looks contexts up in the n-gram tiers. Gives up after the lookup timeout, at once where it cannot succeed."""
-        ...
-
-    async def corpus_exists(self, scope: Scope) -> bool:
-        """Whether there is a prior for the scope: the tenant's own, or that of all."""
-        ...
-
-    async def record(
-        self, scope: Scope, base_len: int, accepted: Sequence[TokenId], rejections: Sequence[Rejection]
-    ) -> int:
-        """Adds the session's tokens from position base_len on, and its refused drafts. The scope names a session.
-
-        Returns the session's position afterwards. If it was less than base_len before, nothing is stored. Tokens that
-        are there already are not added again, and the refused drafts that come with such tokens alone are not either.
-        """
-        ...
-
-    async def end_session(self, scope: Scope, base_len: int) -> int:
-        """Deletes the session's tiers; if it contributes, its tokens go to the ring. One that is not there is no error.
-
-        Returns the session's position. If it is not base_len, nothing is done.
-        """
-        ...
-
-    def load_prior(
-        self, scope: Scope, tenant: str, documents: Sequence[Sequence[TokenId]], table: PriorTable
-    ) -> AsyncGenerator[int, None]:
-        """Puts a prior corpus, and the table that was built of it, in the place of the one of that name.
-
-        Yields how many n-grams are stored now and then; the corpus is in use when the iterator ends. Whatever is
-        raised, and if the caller closes the iterator halfway, the former corpus stays and nothing of the new one does.
-        """
-        ...
-
-    async def delete_prior(self, scope: Scope, tenant: str) -> None:
-        """Deletes a prior corpus. Raises CorpusNotFound."""
-        ...
-
-    async def list_corpora(self) -> list[Corpus]:
-        """The prior corpora, by tokenizer, name and tenant."""
-        ...
-
-    async def prior_versions(self, priors: Sequence[tuple[Scope, str]]) -> list[str | None]:
-        """Versions of the priors of (scope, tenant); None = there is none."""
-        ...
-
-    async def read_prior(self, scope: Scope, tenant: str) -> Prior | None:
-        """The documents of a prior; None = there is none."""
-        ...
-
-    def follow(self, scope: Scope) -> AsyncGenerator[PriorChange | SharedRun, None]:
-        """Changes of the scope's priors and of its shared tier: what is still known of the past, then what comes.
-
-        Begins with a PriorChange. Never ends by itself.
-        """
-        ...
-
-    def follow_ring(self, scope: Scope, after: str = "") -> AsyncGenerator[RingDocument, None]:
-        """The documents of the scope's ring after an entry, the oldest first, then those that come. Never ends."""
-        ...
-
-    async def health(self) -> Health:
-        """How the storage is; never raises."""
-        ...
-
-    async def close(self) -> None:
-        """Lets go of all connections."""
-        ...

@@ -183,7 +183,7 @@ async def test_a_long_corpus_is_counted_whole(store, scope):
     contexts = [document[end - 3 : end] for end in range(3, 5000, 7)]
     found = await store.lookup(scope, contexts, LIMITS)
     assert found.continuations == [tiers.lookup(context, 3, 4) for context in contexts]
-    [corpus] = [each for each in await store.list_corpora() if each.tokenizer_hash == scope.tokenizer_hash]
+    [corpus] = [each for each in await store.list_corpora() if each.id.tokenizer_hash == scope.tokenizer_hash]
     assert (corpus.num_tokens, corpus.num_ngrams) == (5000, table.num_ngrams)
 
 

@@ -1,7 +1,8 @@
-"""Redis as the datastore uses it: Functions that are where they are needed, and no waiting for a Redis that is away.
+"""A client of Redis for callers that must not wait: it installs the Functions, and fails at once while Redis is away.
 
-redis-py connects, signs in, encrypts and pools. What is added here: an answer to a lookup comes within milliseconds or
-not at all, so whether Redis answers is known beforehand, from a PING now and then.
+redis-py connects, signs in, encrypts and pools. What it lacks is added here. A lookup is worth something for a few
+milliseconds only, so callers must know beforehand that Redis does not answer: a monitor sends a PING from time to time.
+And a Redis that came back empty, or was replaced, has lost the Functions: they are loaded again where they are missed.
 """
 
 from __future__ import annotations
@@ -29,129 +30,158 @@ log = structlog.get_logger(__name__)
 
 Command = Sequence[str | bytes | int]
 Reply = Any
-"""bytes, int, None, or a list of these; what redis-py makes of it where it knows the command."""
+"""bytes, int, None, or a list of these; for commands that redis-py knows, what it makes of them."""
 
 RETRY_S = 0.2
-"""Between two attempts to reach a Redis that is away."""
+"""Time between two attempts to reach a Redis that is away."""
 CHECK_S = 1.0
-"""Between two questions whether a Redis that is there still answers."""
+"""Time between two checks that a Redis which is there still answers."""
 MAX_SMALL_LOOKUPS_UNDER_WAY = 4
 MAX_LARGE_LOOKUPS_UNDER_WAY = 1
 """Lookups that Redis is sent before it has answered; a large one, of several commands, keeps it busy for up to two
-milliseconds. The others wait here: what counts as late is Redis, not the queue before it."""
+milliseconds. The others wait here, where their timeouts do not run yet: only a slow Redis makes a lookup late, not the
+queue in front of it."""
 MAX_LOOKUPS_WAITING = 32
-"""More than that, and no answer would come in time."""
+"""Lookups beyond this number fail at once: their answers would come too late."""
 NUM_ATTEMPTS_WHEN_FULL = 5
 RETRY_WHEN_FULL_S = 0.02
-"""What Redis evicts it may free a little later, in a thread of its own."""
+"""Time until a refused write is tried again. Redis frees what it evicts a little later, in a thread."""
 
 
 class RedisClient:
-    """See the module. Every method raises StoreUnavailable, and StoreFull if Redis is out of memory."""
+    """Sends commands. Every method raises StoreUnavailable, and StoreFull if Redis is out of memory."""
 
     def __init__(self, url: str, *, lookup_timeout_s: float, timeout_s: float, memory_budget_bytes: int = 0) -> None:
-        """Connects when used. ValueError: the URL is none that redis-py knows."""
+        """Opens no connection yet: `start` does, or the first command.
+
+        Args:
+            url: Of redis://, rediss:// or unix://.
+            lookup_timeout_s: Longest time for each command of a lookup.
+            timeout_s: Longest time for connecting, and for any other command.
+            memory_budget_bytes: Memory that Redis is told to keep to. 0 leaves its configuration as it is.
+
+        Raises:
+            ValueError: The URL is of another kind.
+        """
         self._timeout_s = timeout_s
         self._redis = self._client_for(url, timeout_s)
-        # For those who limit the time themselves: followers, who wait for entries, and lookups.
-        self.unhurried = self._client_for(url, None)
-        self._idle: list[Any] = []
-        """Connections for lookups."""
-        where = self._redis.connection_pool.connection_kwargs  # not the URL: it may hold a password
-        self._address = where.get("path") or f"{where.get('host', 'localhost')}:{where.get('port', 6379)}"
+        # Its sockets have no timeout: a blocking read takes longer than any other command, a lookup must take less.
+        # Both are limited as a whole, connecting included.
+        self._untimed = self._client_for(url, None)
+        self._lookup_connections: list[Any] = []
+        """Connections of `_untimed` that no lookup uses now."""
+        arguments = self._redis.connection_pool.connection_kwargs  # not the URL: it may hold a password
+        self._address = arguments.get("path") or f"{arguments.get('host', 'localhost')}:{arguments.get('port', 6379)}"
         self._lookup_timeout_s = lookup_timeout_s
         self._memory_budget_bytes = memory_budget_bytes
-        self._source = resources.files(__package__).joinpath("ngrams.lua").read_text()
-        self._keeper: asyncio.Task[None] | None = None
+        self._functions = resources.files(__package__).joinpath("ngrams.lua").read_text()
+        self._monitor: asyncio.Task[None] | None = None
         self._is_up = True
         self._problem = ""
-        """Why the keeper could not reach it the last time; empty = it could."""
+        """Why the monitor could not reach Redis the last time. Empty means that it could."""
         self._small_lookups = asyncio.Semaphore(MAX_SMALL_LOOKUPS_UNDER_WAY)
         self._large_lookups = asyncio.Semaphore(MAX_LARGE_LOOKUPS_UNDER_WAY)
-        self._num_waiting = 0
+        self._num_lookups_waiting = 0
         self._is_prepared = False
-        self._preparing = asyncio.Lock()
-        self._doubt = asyncio.Event()
+        self._prepare_lock = asyncio.Lock()
+        self._check_requested = asyncio.Event()
         self.num_errors = 0
         """Calls that have failed."""
 
-    def _client_for(self, url: str, timeout_s: float | None) -> Any:  # the types of its commands are of both clients
+    def _client_for(self, url: str, timeout_s: float | None) -> Any:  # its commands are typed as of both clients
         return Redis.from_url(
             url,
+            # RESP3, the default of redis-py, answers some commands with maps and pushes messages between replies;
+            # `_exchange` reads exactly one reply for each command.
             protocol=2,
             socket_timeout=timeout_s,
             socket_connect_timeout=self._timeout_s,
-            # What comes late is worth nothing: whoever asks goes on without, and asks again.
+            # The default retries several times and waits in between. Callers go on without an answer, or ask again.
             retry=Retry(NoBackoff(), 0),
         )
 
     async def start(self) -> None:
-        """Prepares Redis, if it is there, and again whenever it is back."""
-        if self._keeper is None:
-            tried = asyncio.Event()
-            self._keeper = asyncio.create_task(self._keep(tried))
-            await tried.wait()
+        """Prepares Redis if it is there, and from now on whenever it is back."""
+        if self._monitor is None:
+            has_checked = asyncio.Event()
+            self._monitor = asyncio.create_task(self._watch_over(has_checked))
+            await has_checked.wait()
 
     async def close(self) -> None:
-        """Lets go of all connections."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait((self._keeper,))
-            self._keeper = None
-        self._idle.clear()
+        """Closes all connections."""
+        if self._monitor is not None:
+            self._monitor.cancel()
+            await asyncio.wait((self._monitor,))
+            self._monitor = None
+        self._lookup_connections.clear()
         await self._redis.aclose()
-        await self.unhurried.aclose()
+        await self._untimed.aclose()
 
     async def look_up(self, commands: Sequence[Command]) -> list[Reply]:
-        """Replies of read-only Functions, in one round trip. Fails at once where they cannot come in time: within the
-        lookup timeout for each command."""
-        if not self._is_up or self._num_waiting >= MAX_LOOKUPS_WAITING:
+        """Calls read-only Functions in one round trip.
+
+        Fails at once where the replies cannot come in time: within the lookup timeout for each command.
+        """
+        if not self._is_up or self._num_lookups_waiting >= MAX_LOOKUPS_WAITING:
             raise self.unavailable("too much is waiting for it" if self._is_up else "it does not answer")
-        self._num_waiting += 1
+        self._num_lookups_waiting += 1
         try:
             async with self._small_lookups if len(commands) == 1 else self._large_lookups:
                 return await self._look_up_now(commands)
         finally:
-            self._num_waiting -= 1
+            self._num_lookups_waiting -= 1
 
     async def _look_up_now(self, commands: Sequence[Command]) -> list[Reply]:
-        if not self._is_up:  # since it was asked
+        if not self._is_up:  # a lookup in front of this one has found out
             raise self.unavailable("it does not answer")
         try:
             with self._traced(commands):
                 async with asyncio.timeout(self._lookup_timeout_s * len(commands)):
-                    return await self._execute(commands, self._ask)
+                    return await self._execute(commands, self._exchange)
         except TimeoutError:
             error = self.unavailable("it did not answer in time")
         except StoreUnavailable as failure:
             error = failure
-        if self._keeper is not None:  # somebody will find out when it answers again
+        if self._monitor is not None:  # without a monitor, nothing would ever set it again
             self._is_up = False
-            self._doubt.set()
+            self._check_requested.set()
         raise error
 
     async def call(self, *command: str | bytes | int) -> Reply:
-        """One command."""
+        """Sends one command."""
         [reply] = await self.call_all([command])
         return reply
 
-    async def call_all(self, commands: Sequence[Command], *, together: bool = False) -> list[Reply]:
-        """Several commands in one round trip. If one is refused, the others may have been done; `together`: nothing
-        else is done between them."""
+    async def call_all(self, commands: Sequence[Command], *, is_transaction: bool = False) -> list[Reply]:
+        """Sends several commands in one round trip.
+
+        If one is refused, the others may have been done. In a transaction Redis does nothing else between them.
+        """
         if self._problem:
-            raise self.unavailable(self._problem)  # the keeper is at it: why should everybody wait in turn
-        do = partial(self._pipe, together=together)
+            raise self.unavailable(self._problem)  # the monitor is trying: its callers need not wait for it one by one
+        send = partial(self._send, is_transaction=is_transaction)
         with self._traced(commands):
             for _ in range(NUM_ATTEMPTS_WHEN_FULL - 1):
                 try:
-                    return await self._execute(commands, do)
+                    return await self._execute(commands, send)
                 except StoreFull:
                     await asyncio.sleep(RETRY_WHEN_FULL_S)
-            return await self._execute(commands, do)
+            return await self._execute(commands, send)
+
+    async def call_blocking(self, timeout_s: float, *command: str | bytes | int) -> Reply:
+        """Sends a command that may wait in Redis, over a connection that nothing else uses meanwhile."""
+        with self._errors_translated():
+            async with asyncio.timeout(timeout_s):
+                return await self._untimed.execute_command(*command)
+
+    def unavailable(self, reason: object) -> StoreUnavailable:
+        """Counts an error, and returns the exception to raise for it."""
+        self.num_errors += 1
+        return StoreUnavailable(f"Redis at {self._address} cannot be used: {reason}")
 
     @contextmanager
-    def reaching(self) -> Iterator[None]:
-        """Around commands that are given to redis-py itself."""
+    def _errors_translated(self) -> Iterator[None]:
+        """Raises StoreUnavailable or StoreFull for what redis-py raises in the body."""
         try:
             yield
         except OutOfMemoryError as error:
@@ -160,17 +190,15 @@ class RedisClient:
         except (RedisTimeoutError, TimeoutError) as error:
             raise self.unavailable("it did not answer in time") from error
         except (RedisError, OSError) as error:
-            self._is_prepared = False  # it may be another one when it is back
+            self._is_prepared = False  # another server may be there when it is back
             raise self.unavailable(error or type(error).__name__) from error
 
-    def unavailable(self, why: object) -> StoreUnavailable:
-        """What to raise when Redis cannot be used."""
-        self.num_errors += 1
-        return StoreUnavailable(f"Redis at {self._address} cannot be used: {why}")
-
     def _traced(self, commands: Sequence[Command]) -> Span:
-        """The span of commands, if what they are for is recorded. Their names, not their arguments: those are what
-        people have written. (The instrumentation of redis-py does not see lookups, which go past it.)"""
+        """Returns the span of commands, if the work that they belong to is recorded.
+
+        It has their names, not their arguments: those are the texts of users. The instrumentation of redis-py would
+        not see lookups, which go past its commands.
+        """
         span = current_span()
         if not span.is_recorded:
             return NO_SPAN
@@ -184,70 +212,89 @@ class RedisClient:
         return span.child(name, "client", attributes | peer_attributes(self._address))
 
     async def _execute(
-        self, commands: Sequence[Command], do: Callable[[Sequence[Command]], Awaitable[list[Reply]]]
+        self, commands: Sequence[Command], send: Callable[[Sequence[Command]], Awaitable[list[Reply]]]
     ) -> list[Reply]:
-        """Replies. A Redis that came back empty gets the Functions first."""
-        with self.reaching():
+        """Sends commands, and the Functions before them if they are not there."""
+        with self._errors_translated():
             if not self._is_prepared:
                 await self._prepare()
             try:
-                return await do(commands)
+                return await send(commands)
             except ResponseError as error:
+                # A restart may go unseen: redis-py replaces a pooled connection that was closed without an error.
                 if "Function not found" not in str(error):
                     raise
-            await self._install()
-            return await do(commands)
+            await self._install_functions()
+            return await send(commands)
 
-    async def _pipe(self, commands: Sequence[Command], *, together: bool) -> list[Reply]:
-        if len(commands) == 1:  # a pipeline has its price
+    async def _send(self, commands: Sequence[Command], *, is_transaction: bool) -> list[Reply]:
+        if len(commands) == 1:  # a pipeline costs more
             return [await self._redis.execute_command(*commands[0])]
-        pipeline = self._redis.pipeline(transaction=together)
+        pipeline = self._redis.pipeline(transaction=is_transaction)
         for command in commands:
             pipeline.execute_command(*command)
         replies: list[Reply] = await pipeline.execute()
         return replies
 
-    async def _ask(self, commands: Sequence[Command]) -> list[Reply]:
-        """As a pipeline, over a connection that is kept: what a pool and a pipeline do besides takes longer than Redis
-        takes for a lookup."""
-        pool = self.unhurried.connection_pool
-        connection = self._idle.pop() if self._idle else await pool.get_connection()
+    async def _exchange(self, commands: Sequence[Command]) -> list[Reply]:
+        """Sends the commands of a lookup over a connection that is kept, and reads as many replies.
+
+        The pool and the pipeline of redis-py take longer than Redis takes for a lookup.
+        """
+        pool = self._untimed.connection_pool
+        connection = self._lookup_connections.pop() if self._lookup_connections else await pool.get_connection()
         is_usable = False
         try:
-            await connection.send_packed_command(packed(commands))
+            await connection.send_packed_command(_packed(commands))
             replies = [await connection.read_response(disconnect_on_error=False) for _ in commands]
             is_usable = True
             return replies
         finally:
             if is_usable:
-                self._idle.append(connection)
-            else:  # replies may be left on it
+                self._lookup_connections.append(connection)
+            else:
+                # After a timeout its replies still come: the next lookup would take them for its own.
                 await connection.disconnect(nowait=True)
                 await pool.release(connection)
 
     async def _prepare(self) -> None:
-        """Whatever a Redis needs that was not seen before, or was away."""
-        async with self._preparing:
+        """Configures a Redis that was not seen before, or was away."""
+        async with self._prepare_lock:
             if not self._is_prepared:
-                await self._install()
+                await self._install_functions()
                 await self._set_memory_budget()
                 self._is_prepared = True
                 log.info("redis.connected", address=self._address)
 
-    async def _install(self) -> None:
-        """Loads the Functions unless these very ones are there."""
+    async def _install_functions(self) -> None:
+        """Loads the Functions unless Redis has exactly these."""
+        # Compared first: replicas that start together would otherwise replace the library under each other's calls,
+        # and FUNCTION LOAD goes into the append-only file each time.
         found = await self._redis.function_list(library=LIBRARY, withcode=True)
-        if self._source.encode() not in _flat(found):
-            await self._redis.function_load(self._source, replace=True)
+        if self._functions.encode() not in _leaves(found):
+            await self._redis.function_load(self._functions, replace=True)
 
-    async def _keep(self, tried: asyncio.Event) -> None:
-        """Asks whether Redis answers; prepares it when it does again."""
+    async def _set_memory_budget(self) -> None:
+        if not self._memory_budget_bytes:
+            return
+        # volatile-lfu evicts keys that expire alone, and everything but the priors does.
+        wanted = {"maxmemory": self._memory_budget_bytes, "maxmemory-policy": "volatile-lfu"}
+        try:
+            for name, value in wanted.items():
+                await self._redis.config_set(name, value)
+        except ResponseError as error:  # a hosted Redis allows no CONFIG SET
+            rule = " and ".join(f"{name} {value}" for name, value in wanted.items())
+            log.warning("redis.budget_refused", address=self._address, error=str(error), configure=rule)
+
+    async def _watch_over(self, has_checked: asyncio.Event) -> None:
+        """Checks again and again that Redis answers, and prepares it when it does so again."""
         was_up: bool | None = None
         while True:
             try:
-                with self.reaching():
+                with self._errors_translated():
                     async with asyncio.timeout(self._timeout_s):
-                        await self._ask([("PING",)])  # so that there is a connection for the first lookup
+                        # As a lookup is sent, so that there is a connection for the first one.
+                        await self._exchange([("PING",)])
                     if not self._is_prepared:
                         await self._prepare()
                 self._is_up, self._problem, was_up = True, "", True
@@ -255,33 +302,22 @@ class RedisClient:
                 if was_up is not False:
                     log.warning("redis.lost", error=str(error))
                 self._is_up, self._problem, was_up = False, str(error.__cause__ or error), False
-            tried.set()
-            self._doubt.clear()
+            has_checked.set()
+            self._check_requested.clear()
             try:
                 async with asyncio.timeout(CHECK_S if was_up else RETRY_S):
-                    await self._doubt.wait()
+                    await self._check_requested.wait()
             except TimeoutError:
                 continue
 
-    async def _set_memory_budget(self) -> None:
-        if not self._memory_budget_bytes:
-            return
-        wanted = {"maxmemory": self._memory_budget_bytes, "maxmemory-policy": "volatile-lfu"}
-        try:
-            for name, value in wanted.items():
-                await self._redis.config_set(name, value)
-        except ResponseError as error:
-            rule = " and ".join(f"{name} {value}" for name, value in wanted.items())
-            log.warning("redis.budget_refused", address=self._address, error=str(error), configure=rule)
 
-
-def _flat(reply: Reply) -> list[object]:
-    """Everything in a nested reply."""
+def _leaves(reply: Reply) -> list[object]:
+    """Returns everything in a nested reply, whose shape differs between Redis and Valkey, and their versions."""
     if isinstance(reply, dict):
         reply = [*reply.keys(), *reply.values()]
-    return [leaf for item in reply for leaf in _flat(item)] if isinstance(reply, list) else [reply]
+    return [leaf for item in reply for leaf in _leaves(item)] if isinstance(reply, list) else [reply]
 
 
-def packed(commands: Sequence[Command]) -> bytes:
-    """Commands as they are sent."""
+def _packed(commands: Sequence[Command]) -> bytes:
+    """Returns commands in the form in which they are sent."""
     return b"".join([hiredis.pack_command(tuple(command)) for command in commands])  # type: ignore[arg-type]

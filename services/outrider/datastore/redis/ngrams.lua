@@ -1,5 +1,13 @@
 #!lua name=outrider_ngrams_2
--- The tiers inside Redis. Keys, fields and values: redis_layout.py. Semantics: outrider.core.retrieval.tiers.LocalTiers.
+-- The Functions that keep the tiers inside Redis. layout.py has the keys, fields and values;
+-- outrider.core.retrieval.tiers.LocalTiers defines what a lookup finds, and the tests compare the two.
+--
+-- A Function is one command: Redis answers nobody else while it runs. Every loop here is bounded by its arguments,
+-- which store.py cuts to size, or by a constant below. All keys that a Function uses are given to it as KEYS, as a
+-- cluster demands. Chance (HRANDFIELD) is no harm: the log and the replicas of Redis get the writes, not the call.
+--
+-- The library is replaced by name: whoever changes what a Function does, its arguments or its reply changes the number
+-- in the names, here and in layout.py, so that servers of two versions can share a Redis.
 
 local ENTRY = 8            -- bytes of a follower: token id and count, 4 bytes each
 local REFUSED = '!'        -- prefix of the fields that list refused tokens; n-grams have a multiple of 4 bytes
@@ -25,9 +33,10 @@ local function without(entries, size, tokens)
   return table.concat(kept)
 end
 
--- Follows the most counted tokens within one tier. Returns the answer as redis_layout.continuation_from reads it.
+-- Follows the most counted tokens within one tier. Returns the answer as layout.continuation_from reads it.
 local function walk(key, tier, ngram, followers, longest, max_len, fanout)
-  local call, sub = redis.call, string.sub  -- half of all the time is spent here, and looking names up is not free
+  -- Half of all the time is spent here: a local name is a register, a global one is a lookup in a table.
+  local call, sub = redis.call, string.sub
   local nodes, others, num_others = {}, '', {0, 0}
   local tail, least, most = ngram, #ngram, 4 * longest
   local length = 0
@@ -43,7 +52,7 @@ local function walk(key, tier, ngram, followers, longest, max_len, fanout)
     end
     tail = (#tail < most and tail or sub(tail, 5)) .. sub(followers, 1, 4)
     followers = call('HGET', key, tail)
-    for at = 5, #tail - least + 1, 4 do
+    for at = 5, #tail - least + 1, 4 do  -- never shorter than the first match
       if followers then
         break
       end
@@ -54,7 +63,8 @@ local function walk(key, tier, ngram, followers, longest, max_len, fanout)
   return string.char(least / 4, tier, length, num_others[1], num_others[2]) .. table.concat(nodes)
 end
 
--- One context. `keys` are those of the tiers in order, `tiers` their numbers, `rejected` the key of the rejected tier.
+-- Looks one context up. `keys` are those of the tiers in order, `tiers` their numbers, `rejected` the key of the
+-- rejected tier.
 local function lookup_one(keys, tiers, rejected, context, max_match_len, longest, max_len, fanout)
   local call, tail = redis.call, context:sub(-4 * max_match_len)
   local refused = rejected and call('HGET', rejected, REFUSED .. tail)
@@ -131,12 +141,14 @@ local function learn(key, stream, start, max_match_len, max_followers)
       changed[ngram] = count(changed[ngram] or redis.call('HGET', key, ngram) or '', token, max_followers)
     end
   end
+  -- One write for each n-gram that changed, however often it occurs.
   for ngram, followers in pairs(changed) do
     redis.call('HSET', key, ngram, followers)
   end
 end
 
--- Drops n-grams beyond the cap: of a sample, those whose best follower is the least counted.
+-- Drops n-grams beyond the cap: of a sample, those whose best follower is the least counted. To sort all of them would
+-- hold Redis up; as in its own eviction, a sample of a few for each is nearly as good.
 local function evict(key, max_ngrams)
   local over = math.min(redis.call('HLEN', key) - max_ngrams, MAX_EVICTED)
   if over <= 0 then
@@ -168,7 +180,7 @@ local function record(keys, args)
   end
   local size = base + #tokens
   if #tokens > 0 and size <= stored then
-    return {stored / 4, 1}
+    return {stored / 4, 1}  -- a request that was sent again after its answer was lost
   end
   if size > stored then
     if stored == 0 then
@@ -245,7 +257,7 @@ local function switch_prior(keys, args)
   if redis.call('HLEN', keys[1]) ~= tonumber(args[1]) or redis.call('EXISTS', keys[2]) == 0 then
     return 0
   end
-  redis.call('UNLINK', keys[3], keys[4])
+  redis.call('UNLINK', keys[3], keys[4])  -- RENAME would free the old value here and now; UNLINK leaves it to a thread
   for i = 1, 2 do
     redis.call('RENAME', keys[i], keys[i + 2])
     redis.call('PERSIST', keys[i + 2])

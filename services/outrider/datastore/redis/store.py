@@ -1,28 +1,35 @@
-"""The tiers in Redis or Valkey, 7.0 or later. Layout: redis_layout.py; what Redis computes itself: ngrams.lua.
+"""The tiers in Redis or Valkey, 7.0 or later. `layout` has the keys and values, ngrams.lua what Redis computes itself.
 
-One lookup of up to CONTEXTS_PER_CALL contexts is one call of a Function, and several are one round trip. A record is
-one call for every TOKENS_PER_CALL tokens, one after the other: Redis answers nobody else during a call.
+Redis runs one command at a time, and a Function call is one command: while it runs, every other caller waits. So long
+work is cut into calls of bounded length (the `..._PER_CALL` of `layout`):
+
+- A lookup of up to CONTEXTS_PER_CALL contexts is one call; several calls share one round trip.
+- A record is one call for every TOKENS_PER_CALL tokens, one round trip each.
+- A prior is stored under a temporary name, piece by piece, and renamed by one call at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
+from itertools import islice
 
 from outrider.core.params import Source
 from outrider.core.retrieval.ngrams import FANOUT, MAX_FOLLOWERS, TokenId
 from outrider.core.retrieval.prior import PriorTable
 from outrider.datastore.redis import layout
-from outrider.datastore.redis import prior as redis_prior
-from outrider.datastore.redis import streams as redis_streams
-from outrider.datastore.redis.client import RedisClient
+from outrider.datastore.redis.client import Command, RedisClient
 from outrider.datastore.settings import DatastoreSettings
 from outrider.datastore.types import (
-    ALL_TENANTS,
-    Corpus,
-    Found,
+    CorpusId,
+    CorpusInfo,
+    CorpusNotFound,
     Health,
     Limits,
+    LookupAnswer,
     Prior,
     PriorChange,
     Rejection,
@@ -35,12 +42,28 @@ from outrider.datastore.types import (
 
 FANOUT_DIGITS = "".join(map(str, FANOUT))
 
+COMMANDS_PER_TRIP = 8
+"""Commands of FIELDS_PER_CALL n-grams that are sent together while a prior is stored."""
+
+BLOCK_MS = 1000
+"""Longest wait for a stream entry in one command."""
+READ_TIMEOUT_S = BLOCK_MS / 1000 + 1
+"""Time after which a Redis that answers no stream command counts as hung."""
+CHANGES_PER_READ = 256
+DOCUMENTS_PER_READ = 16
+
+_Entries = list[tuple[bytes, dict[bytes, bytes]]]
+"""Entries of a stream: id, and values by field."""
+
 
 class RedisStore:
-    """Implements `Store`."""
+    """Reads and writes the tiers by scope.
+
+    Every method but `health` raises StoreUnavailable; those that write raise StoreFull, too.
+    """
 
     def __init__(self, settings: DatastoreSettings) -> None:
-        """Connects with `start`, or when used."""
+        """Opens no connection yet: `start` does, or the first use."""
         self._settings = settings
         self._client = RedisClient(
             settings.redis_url,
@@ -50,40 +73,68 @@ class RedisStore:
         )
 
     async def start(self) -> None:
-        """Connects, if Redis is there, and again whenever it is back."""
+        """Connects if Redis is there, and again whenever it is back."""
         await self._client.start()
 
     async def close(self) -> None:
+        """Closes all connections."""
         await self._client.close()
 
     @property
     def num_errors(self) -> int:
-        """Calls that Redis has not answered, or refused."""
+        """Calls that Redis has not answered, or has refused."""
         return self._client.num_errors
 
-    async def lookup(self, scope: Scope, contexts: Sequence[Sequence[TokenId]], limits: Limits) -> Found:
+    async def health(self) -> Health:
+        """Reads the state of the server. Never raises."""
+        try:
+            info = await self._client.call("INFO")
+        except (StoreUnavailable, StoreFull):
+            return Health("")
+        # Valkey reports a `redis_version` as well, for clients that know no other: its own number stands beside it.
+        product = info.get("server_name", "redis")
+        return Health(
+            f"{product} {info.get(f'{product}_version', info['redis_version'])}",
+            int(info["used_memory"]),
+            int(info["maxmemory"]),
+            int(info["evicted_keys"]),
+        )
+
+    # Sessions and lookups ---------------------------------------------------------------------------------------------
+
+    async def lookup(self, scope: Scope, contexts: Sequence[Sequence[TokenId]], limits: Limits) -> LookupAnswer:
+        """Looks contexts up in the n-gram tiers.
+
+        Gives up after the lookup timeout, and at once while Redis is known not to answer.
+        """
         longest, step = self._settings.max_match_len, layout.CONTEXTS_PER_CALL
         head = _lookup_head(scope, limits, longest)
         tails = [layout.pack(context[-longest:]) for context in contexts]
+        # A lookup without contexts is sent, too: its reply says which prior there is.
         replies = await self._client.look_up([(*head, *tails[i : i + step]) for i in range(0, len(tails) or 1, step)])
-        found = [layout.continuation_from(answer) for reply in replies for answer in reply[1:]]
-        prior = replies[0][0]
-        return Found(found, scope.tenant if prior == b"1" else ALL_TENANTS if prior == b"2" else None)
-
-    async def corpus_exists(self, scope: Scope) -> bool:
-        keys = [layout.prior_key(scope, tenant) for tenant in (scope.tenant, ALL_TENANTS)]
-        return bool(await self._client.call("EXISTS", *keys))
+        continuations = [layout.continuation_from(answer) for reply in replies for answer in reply[1:]]
+        own, of_all = scope.corpus_ids
+        return LookupAnswer(continuations, {b"1": own, b"2": of_all}.get(replies[0][0]))
 
     async def record(
         self, scope: Scope, base_len: int, accepted: Sequence[TokenId], rejections: Sequence[Rejection]
     ) -> int:
+        """Adds the session's tokens from position base_len on, and its refused drafts.
+
+        Tokens that are there already are not added again, and refused drafts that come with such tokens alone are not
+        either: a request that is sent twice counts once.
+
+        Returns:
+            The session's position afterwards. If it is less than base_len, there was a gap, and nothing is stored.
+        """
         head, limits = self._record_head(scope), self._record_limits
         starts = range(0, len(accepted), layout.TOKENS_PER_CALL) or range(1)
         firsts = range(0, len(rejections), layout.REJECTIONS_PER_CALL) or range(1)
-        # One call after the other, not a pipeline: Redis would work that off in one go, and lookups would wait for it.
+        # One call after the other, not a pipeline: Redis works a pipeline off in one go, and lookups wait behind it.
         for number, start in enumerate((*starts, *([len(accepted)] * (len(firsts) - 1)))):
             tokens = layout.pack(accepted[start : start + layout.TOKENS_PER_CALL])
-            # Refused drafts come with the last tokens, and after them: a request that was cut off is sent again whole.
+            # Refused drafts come with the last tokens, and after them. If the request is cut off before, the tokens
+            # that are missing show that it has to be sent again; the drafts alone would leave no trace.
             first = (number + 1 - len(starts)) * layout.REJECTIONS_PER_CALL
             refused = rejections[first : first + layout.REJECTIONS_PER_CALL] if first >= 0 else ()
             lists = [layout.pack(part) for r in refused for part in (r.context, r.rejected, r.continuation)]
@@ -94,79 +145,209 @@ class RedisStore:
         return int(position)
 
     async def end_session(self, scope: Scope, base_len: int) -> int:
+        """Deletes the session's tiers; if it contributes, its tokens become a document of the ring.
+
+        A session that is not there is no error: Redis may have evicted it, or a repeated request ended it before.
+
+        Returns:
+            The session's position. If it is not base_len, nothing is done.
+        """
         settings = self._settings
         keys = [*layout.session_keys(scope)]
-        if scope.contribute and (wider := layout.wider_keys(scope)):
-            keys.append(wider[2])
-        piece = min(layout.PIECE_LEN, settings.ring_capacity)
-        ring = (settings.ring_capacity, piece, settings.shared_ttl_s)
+        if scope.contribute and (shared := layout.shared_keys(scope)):
+            keys.append(shared.ring)
+        entry_tokens = min(layout.RING_ENTRY_TOKENS, settings.ring_capacity)
+        ring = (settings.ring_capacity, entry_tokens, settings.shared_ttl_s)
         return int(await self._client.call("FCALL", "outrider_end_session_2", len(keys), *keys, base_len, *ring))
 
-    def load_prior(
-        self, scope: Scope, tenant: str, documents: Sequence[Sequence[TokenId]], table: PriorTable
-    ) -> AsyncGenerator[int, None]:
-        return redis_prior.load(self._client, scope, tenant, documents, table)
-
-    async def delete_prior(self, scope: Scope, tenant: str) -> None:
-        await redis_prior.delete(self._client, scope, tenant, self._settings.shared_ttl_s)
-
-    async def list_corpora(self) -> list[Corpus]:
-        return await redis_prior.list_corpora(self._client)
-
-    async def prior_versions(self, priors: Sequence[tuple[Scope, str]]) -> list[str | None]:
-        return await redis_prior.versions(self._client, priors)
-
-    async def read_prior(self, scope: Scope, tenant: str) -> Prior | None:
-        return await redis_prior.read(self._client, scope, tenant)
-
-    def follow(self, scope: Scope) -> AsyncGenerator[PriorChange | SharedRun, None]:
-        return redis_streams.follow(self._client, scope)
-
-    def follow_ring(self, scope: Scope, after: str = "") -> AsyncGenerator[RingDocument, None]:
-        return redis_streams.follow_ring(self._client, scope, after)
-
-    async def health(self) -> Health:
-        try:
-            info = await self._client.call("INFO")
-        except (StoreUnavailable, StoreFull):
-            return Health("")
-        product = info.get("server_name", "redis")
-        return Health(
-            f"{product} {info.get(f'{product}_version', info['redis_version'])}",
-            int(info["used_memory"]),
-            int(info["maxmemory"]),
-            int(info["evicted_keys"]),
-        )
-
-    def _record_head(self, scope: Scope) -> tuple[str | int, ...]:
-        keys = layout.session_keys(scope)
-        if scope.contribute and (wider := layout.wider_keys(scope)):
-            keys = (*keys, *wider[:2])  # type: ignore[assignment]
+    def _record_head(self, scope: Scope) -> Command:
+        """Returns the record Function and its keys."""
+        keys: tuple[str, ...] = layout.session_keys(scope)
+        if scope.contribute and (shared := layout.shared_keys(scope)):
+            keys = (*keys, shared.ngrams, shared.changes)
         return ("FCALL", "outrider_record_2", len(keys), *keys)
 
     @property
     def _record_limits(self) -> tuple[int, ...]:
-        of = self._settings
-        shared = (of.shared_ttl_s, of.max_num_shared_ngrams, of.max_num_shared_changes)
-        return (of.max_match_len, MAX_FOLLOWERS, of.session_ttl_s, of.max_session_tokens, *shared)
+        settings = self._settings
+        session = (settings.max_match_len, MAX_FOLLOWERS, settings.session_ttl_s, settings.max_session_tokens)
+        return (*session, settings.shared_ttl_s, settings.max_num_shared_ngrams, settings.max_num_shared_changes)
+
+    # Priors -----------------------------------------------------------------------------------------------------------
+
+    async def corpus_exists(self, scope: Scope) -> bool:
+        """Returns True if there is a prior for the scope: the tenant's own, or that of all tenants."""
+        return bool(await self._client.call("EXISTS", *(layout.prior_key(corpus) for corpus in scope.corpus_ids)))
+
+    async def load_prior(
+        self, corpus: CorpusId, documents: Sequence[Sequence[TokenId]], table: PriorTable
+    ) -> AsyncGenerator[int, None]:
+        """Puts a prior in the place of the one of that name, and yields from time to time how many n-grams are stored.
+
+        The prior is in use when the iterator ends. If anything is raised, or the caller closes the iterator halfway,
+        the former prior stays and nothing of the new one does.
+
+        Args:
+            corpus: Name of the prior.
+            documents: The corpus itself, for watchers and for the copies that replicas hold.
+            table: The n-grams that were counted in it.
+        """
+        client = self._client
+        loading = layout.loading_key(corpus, uuid.uuid4().hex)
+        num_stored = 0
+        try:
+            packed = await asyncio.to_thread(layout.packed_documents, documents)
+            await client.call("SET", loading + ":documents", packed, "EX", layout.LOADING_TTL_S)
+            for commands, num_ngrams in _store_commands(loading, table):
+                await client.call_all(commands)
+                num_stored += num_ngrams
+                yield num_stored
+            # Before the prior itself: the index may name what does not exist, but must never lack what does.
+            await client.call("SADD", layout.CORPORA, layout.corpus_entry(corpus))
+            keys = (loading, loading + ":documents", *layout.prior_keys(corpus))
+            num_tokens, version = sum(map(len, documents)), uuid.uuid4().hex
+            numbers = (table.num_ngrams, num_tokens, version, layout.NUM_PRIOR_CHANGES)
+            # The Function compares the number of n-grams: keys that expire are evicted under volatile-lfu, and a
+            # prior has an expiry until it is complete.
+            if not await client.call("FCALL", "outrider_switch_prior_2", len(keys), *keys, *numbers):
+                raise client.unavailable("it has lost a part of the corpus while it was loaded")
+        except BaseException:  # GeneratorExit and CancelledError among them
+            with suppress(StoreUnavailable, StoreFull):  # it expires by itself
+                await client.call("UNLINK", loading, loading + ":documents")
+            raise
+
+    async def delete_prior(self, corpus: CorpusId) -> None:
+        """Deletes a prior. Raises CorpusNotFound."""
+        keys = layout.prior_keys(corpus)
+        ttl_s = self._settings.shared_ttl_s
+        was_there = await self._client.call("FCALL", "outrider_delete_prior_2", len(keys), *keys, ttl_s)
+        await self._client.call("SREM", layout.CORPORA, layout.corpus_entry(corpus))
+        if not was_there:
+            raise CorpusNotFound(corpus.tokenizer_hash, corpus.corpus)
+
+    async def list_corpora(self) -> list[CorpusInfo]:
+        """Lists the stored priors by tokenizer, name and tenant."""
+        corpora = [layout.corpus_of(entry) for entry in await self._client.call("SMEMBERS", layout.CORPORA)]
+        infos = await self._client.call_all(
+            [("HMGET", layout.prior_key(corpus) + ":info", "num_tokens", "num_ngrams") for corpus in corpora]
+        )
+        listed = [
+            CorpusInfo(corpus, *map(int, numbers))
+            for corpus, numbers in zip(corpora, infos, strict=True)
+            if None not in numbers
+        ]
+        return sorted(listed, key=lambda info: (info.id.tokenizer_hash, info.id.corpus, info.id.tenant))
+
+    async def prior_versions(self, corpora: Sequence[CorpusId]) -> list[str | None]:
+        """Returns the versions of priors, in order. None means that there is no such prior."""
+        commands = [("HGET", layout.prior_key(corpus) + ":info", "version") for corpus in corpora]
+        return [found.decode() if found else None for found in await self._client.call_all(commands)]
+
+    async def read_prior(self, corpus: CorpusId) -> Prior | None:
+        """Returns a prior's version and documents, or None if there is no such prior."""
+        prior = layout.prior_key(corpus)
+        commands = (("HGET", prior + ":info", "version"), ("GET", prior + ":documents"))
+        # As one transaction, or a load in between would pair the old version with the new documents.
+        version, packed = await self._client.call_all(commands, is_transaction=True)
+        if not version or packed is None:
+            return None
+        return Prior(version.decode(), await asyncio.to_thread(layout.unpacked_documents, packed))
+
+    # Streams ----------------------------------------------------------------------------------------------------------
+
+    async def follow(self, scope: Scope) -> AsyncGenerator[PriorChange | SharedRun, None]:
+        """Yields changes of the scope's priors and of its shared tier: first those still stored, then those to come.
+
+        Begins with a PriorChange, and never ends by itself.
+        """
+        priors = [layout.prior_keys(corpus).changes for corpus in dict.fromkeys(scope.corpus_ids)]
+        shared = layout.shared_keys(scope)
+        last_ids: dict[str, bytes] = {}
+        for changes in priors:
+            # Read before the caller reads the prior itself, so that no change between the two is missed.
+            latest: _Entries = await self._client.call_blocking(
+                READ_TIMEOUT_S, "XREVRANGE", changes, "+", "-", "COUNT", 1
+            )
+            last_ids[changes] = latest[0][0] if latest else b"0"
+        yield PriorChange()
+        if shared:
+            last_ids[shared.changes] = b"0"
+        while True:
+            found = await self._read_streams(last_ids, CHANGES_PER_READ)
+            if not found:
+                yield PriorChange()  # FLUSHALL, or a restart without a file, writes no entry into any stream
+            for key, entries in found:
+                if shared and key == shared.changes:
+                    for _, run in entries:
+                        yield SharedRun(layout.unpack(run[b"context"]), layout.unpack(run[b"tokens"]))
+                else:
+                    yield PriorChange()
+
+    async def follow_ring(self, scope: Scope, after: str = "") -> AsyncGenerator[RingDocument, None]:
+        """Yields the documents of the scope's ring, the oldest first, then those to come. Never ends by itself.
+
+        Args:
+            scope: One with a ring: not that of a single session.
+            after: Entry id of the last document that is known. Empty means from the beginning.
+        """
+        shared = layout.shared_keys(scope)
+        if shared is None:
+            raise ValueError("the scope of one session has no ring")
+        last_ids = {shared.ring: after.encode() or b"0"}
+        document = b""
+        while True:
+            for _, entries in await self._read_streams(last_ids, DOCUMENTS_PER_READ):
+                for entry_id, entry in entries:
+                    document += entry[b"tokens"]
+                    if entry[b"open"] == b"0":
+                        yield RingDocument(entry_id.decode(), layout.unpack(document))
+                        document = b""
+
+    async def _read_streams(self, last_ids: dict[str, bytes], count: int) -> list[tuple[str, _Entries]]:
+        """Reads the next entries of streams and moves their last ids on. Empty if none came within BLOCK_MS."""
+        options = ("COUNT", count, "BLOCK", BLOCK_MS, "STREAMS")
+        found = await self._client.call_blocking(READ_TIMEOUT_S, "XREAD", *options, *last_ids, *last_ids.values())
+        streams: list[tuple[str, _Entries]] = [(key.decode(), entries) for key, entries in found]
+        for key, entries in streams:
+            last_ids[key] = entries[-1][0]
+        return streams
 
 
+# Building a head costs more than sending it: a session looks up after every round, always with the same one.
 @lru_cache(4096)
-def _lookup_head(scope: Scope, limits: Limits, longest: int) -> tuple[str | int, ...]:
-    """The lookup Function, its keys, and everything but the contexts."""
-    keys = [layout.prior_key(scope, scope.tenant), layout.prior_key(scope, ALL_TENANTS)]
+def _lookup_head(scope: Scope, limits: Limits, longest: int) -> Command:
+    """Returns the lookup Function, its keys, and all of its arguments but the contexts."""
+    keys = [layout.prior_key(corpus) for corpus in scope.corpus_ids]
     tiers = [Source.PRIOR, Source.PRIOR]
-    rejected_at = 0
+    rejected_index = 0
     if scope.session_id:
-        keys.append(layout.session_keys(scope)[1])
+        keys.append(layout.session_keys(scope).dynamic)
         tiers.append(Source.DYNAMIC)
-    if wider := layout.wider_keys(scope):
-        keys.append(wider[0])
+    if shared := layout.shared_keys(scope):
+        keys.append(shared.ngrams)
         tiers.append(Source.SHARED)
     if scope.session_id:
-        keys.append(layout.session_keys(scope)[2])
+        keys.append(layout.session_keys(scope).rejected)
         tiers.append(Source.REJECTED)
-        rejected_at = len(keys)
+        rejected_index = len(keys)
     digits = "".join(str(tier.value if tier in limits.tiers else 0) for tier in tiers)
     lengths = (limits.max_match_len, longest, limits.max_continuation_len)
-    return ("FCALL_RO", "outrider_lookup_2", len(keys), *keys, digits, rejected_at, *lengths, FANOUT_DIGITS)
+    return ("FCALL_RO", "outrider_lookup_2", len(keys), *keys, digits, rejected_index, *lengths, FANOUT_DIGITS)
+
+
+def _store_commands(loading: str, table: PriorTable) -> Iterator[tuple[list[Command], int]]:
+    """Yields the commands that store a table, a round trip at a time, and the number of their n-grams."""
+    entries = iter(table.entries())
+    while True:
+        commands: list[Command] = []
+        num_ngrams = 0
+        for _ in range(COMMANDS_PER_TRIP):
+            if not (fields := [part for entry in islice(entries, layout.FIELDS_PER_CALL) for part in entry]):
+                break
+            commands.append(("HSET", loading, *fields))
+            num_ngrams += len(fields) // 2
+        if not commands:
+            return
+        # With each trip: if Redis has evicted the key meanwhile, HSET made a new one, which would live for ever.
+        commands.append(("EXPIRE", loading, layout.LOADING_TTL_S))
+        yield commands, num_ngrams

@@ -1,15 +1,19 @@
-"""`outrider bench`: reads the flags, runs the benchmark, prints and writes the report."""
+"""`outrider bench`: six subcommands, each with exactly its own flags; reads them, checks them, and runs the suite."""
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from outrider_bench.config import (
     BASELINES,
@@ -17,41 +21,103 @@ from outrider_bench.config import (
     METHODS,
     NETWORK_PARTS,
     PARTS,
-    SUITES,
     BenchConfig,
     DatastoreConfig,
     FaultsConfig,
     MethodsConfig,
     NetworkConfig,
     ObservabilityConfig,
-    check_suite,
+    SuiteConfig,
     parse_cores,
     parse_counts,
     parse_names,
     parse_numbers,
     read_prompts,
 )
-from outrider_bench.suites.generation.benchmark import Benchmark
-from outrider_bench.suites.generation.suite import run_and_report
 from outrider_cli.failures import WRONG_USAGE, FlagError
 from outrider_cli.options import secured
 from outrider_cli.prompts import PromptError
 from outrider_client.channel import ChannelSecurity, SecurityOptions
 
-_DEFAULTS = BenchConfig()
-_FAULTS = FaultsConfig()
+DEFAULT_SUITE = "generation"
+_GENERATION, _SUITE, _FAULTS = BenchConfig(), SuiteConfig(), FaultsConfig()
 _WIDTH = 118
+"""Columns of a report that is not written to a terminal."""
+
+Repeats = Annotated[int, typer.Option(help="How often everything is measured.")]
+Seed = Annotated[int, typer.Option(help="Keys what is random: the sampling, token streams, faults.")]
+Cores = Annotated[str, typer.Option(help="Cores of the target and of everything else, like 0,1; or auto; or none.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Small sizes: shows that everything works, not how fast it is.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for results.json, a report and pictures.")]
 
 
+class SuiteGroup(TyperGroup):
+    """Finds the subcommand: `generation` if none is named, and that of `--suite`, as older releases had it."""
+
+    def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
+        """See TyperGroup; what is wrong about a suite or a flag is one line."""
+        with _checked():
+            arguments = self._with_suite(list(arguments))
+            if arguments and not arguments[0].startswith("-"):
+                self._check_flags(arguments[0], arguments[1:])
+        return list(super().parse_args(context, arguments))
+
+    def _with_suite(self, arguments: list[str]) -> list[str]:
+        """The arguments with the subcommand in front. Raises ValueError for an unknown one."""
+        for index, argument in enumerate(arguments):
+            flag, has_value, suite = argument.partition("=")
+            if flag == "--suite":
+                end = index + 1 if has_value else index + 2
+                suite = suite if has_value else "".join(arguments[index + 1 : end])
+                self._check_suite("--suite", suite)
+                rest = arguments[:index] + arguments[end:]
+                typed = " ".join(["outrider bench", suite, *rest])
+                print(f"--suite goes away with the next release; type: {typed}", file=sys.stderr)
+                return [suite, *rest]
+        if any(argument == "--help" for argument in arguments[:1]):
+            return arguments
+        if not arguments or arguments[0].startswith("-"):
+            return [DEFAULT_SUITE, *arguments]
+        self._check_suite("the suite", arguments[0])
+        return arguments
+
+    def _check_suite(self, name: str, suite: str) -> None:
+        if suite not in self.commands:
+            nearest = difflib.get_close_matches(suite, self.commands, 1)
+            meant = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise ValueError(f"{name} must be one of {', '.join(self.commands)}, got {suite!r}{meant}")
+
+    def _check_flags(self, suite: str, arguments: Sequence[str]) -> None:
+        """Raises ValueError for a flag of another suite: it says where the flag belongs, as the parser cannot."""
+        flags = {name: {flag for one in command.params for flag in one.opts} for name, command in self.commands.items()}
+        for argument in arguments:
+            flag = argument.partition("=")[0]
+            owners = [name for name, known in flags.items() if flag in known]
+            if flag.startswith("--") and owners and suite not in owners:
+                raise ValueError(f"{flag} is a flag of outrider bench {', '.join(owners)}, not of {suite}")
+
+
+app = typer.Typer(
+    cls=SuiteGroup,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    epilog="`outrider bench` without a subcommand is `outrider bench generation`.",
+)
+
+
+@app.callback()
+def bench() -> None:
+    """Measures Outrider on this machine: speed, methods, network, datastore, faults, and what watching it costs."""
+
+
+@app.command()
 @secured
-def bench(
-    context: typer.Context,
+def generation(
     *,
-    suite: Annotated[str, typer.Option(help=f"What to measure: {' or '.join(SUITES)}.")] = SUITES[0],
     target: Annotated[
         str, typer.Option(help="Target model: a demo model, a folder or a name on the Hugging Face hub.")
-    ] = _DEFAULTS.target,
-    draft: Annotated[str, typer.Option(help="Draft model, likewise.")] = _DEFAULTS.draft,
+    ] = _GENERATION.target,
+    draft: Annotated[str, typer.Option(help="Draft model, likewise.")] = _GENERATION.draft,
     dtype: Annotated[
         str,
         typer.Option(
@@ -59,10 +125,10 @@ def bench(
             "--target-dtype",
             help="What the target computes in: bfloat16, float32 or auto (demo: bfloat16, if the CPU has it).",
         ),
-    ] = _DEFAULTS.dtype,
-    draft_dtype: Annotated[str, typer.Option(help="Type the draft model computes in.")] = _DEFAULTS.draft_dtype,
+    ] = _GENERATION.dtype,
+    draft_dtype: Annotated[str, typer.Option(help="Type the draft model computes in.")] = _GENERATION.draft_dtype,
     methods: Annotated[str, typer.Option(help=f"Of {', '.join(METHODS)}; off always takes part.")] = ",".join(
-        _DEFAULTS.methods
+        _GENERATION.methods
     ),
     baselines: Annotated[
         str, typer.Option(help="hf: transformers' generate, assisted generation and prompt lookup; bare: no services.")
@@ -80,130 +146,164 @@ def bench(
     ] = None,
     categories: Annotated[str, typer.Option(help="Categories of prompts to use. Default: all.")] = "",
     num_prompts: Annotated[int | None, typer.Option(help="Prompts to use, the categories taking turns.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = _DEFAULTS.max_tokens,
-    repeats: Annotated[int, typer.Option(help="How often everything is measured.")] = _DEFAULTS.repeats,
-    seed: Annotated[int, typer.Option(help="Keys the sampling.")] = _DEFAULTS.seed,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = _GENERATION.max_tokens,
     concurrency: Annotated[str, typer.Option(help="Generations at once; several = a row for each.")] = "1",
     rtt_ms: Annotated[
         str, typer.Option(help="Round-trip times added between verifier and speculator; several = a row for each.")
     ] = "0",
-    cores: Annotated[
-        str, typer.Option(help="Cores of the target and of everything else, like 0,1; or auto; or none.")
-    ] = "auto",
     address: Annotated[
         str | None, typer.Option(help="Measure a verifier that runs already, instead of a stack of our own.")
     ] = None,
-    parts: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Parts of the methods' suite, of {', '.join(PARTS)}; or of the network's, of "
-            f"{', '.join(NETWORK_PARTS)}. Default: all."
-        ),
-    ] = None,
-    minutes: Annotated[float, typer.Option(help="How long the faults' suite hurts.")] = _FAULTS.minutes,
-    faults: Annotated[int, typer.Option(help="How many faults it has.")] = _FAULTS.num_faults,
-    sessions: Annotated[int, typer.Option(help="How many clients generate meanwhile.")] = _FAULTS.num_sessions,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="One of the other suites in small sizes: whether it works, not how fast.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for results.json, a report and pictures.")] = None,
+    repeats: Repeats = _GENERATION.repeats,
+    seed: Seed = _GENERATION.seed,
+    cores: Cores = "auto",
+    out: Out = None,
     security: SecurityOptions,
 ) -> None:
-    """Measures how fast each method is on this machine, beside what the machine could do.
+    """Measures how fast each method is on this machine, beside what the machine could do."""
+    with _checked():
+        config = BenchConfig(
+            target=target,
+            draft=draft,
+            dtype=DTYPE_ALIASES.get(dtype, dtype),
+            draft_dtype=DTYPE_ALIASES.get(draft_dtype, draft_dtype),
+            methods=parse_names("--methods", methods, METHODS),
+            baselines=parse_names("--baselines", baselines, BASELINES),
+            temperatures=parse_numbers("--temperatures", temperatures, "a number >= 0", lambda value: value >= 0),
+            concurrencies=parse_counts("--concurrency", concurrency),
+            rtts_ms=parse_numbers("--rtt-ms", rtt_ms, "a number >= 0", lambda value: value >= 0),
+            num_speculative_tokens=parse_counts("--num-speculative-tokens", num_speculative_tokens)
+            if num_speculative_tokens
+            else (),
+            lookahead=lookahead,
+            min_path_probability=min_path_probability,
+            max_tokens=max_tokens,
+            repeats=repeats,
+            seed=seed,
+            address=address,
+            cores=_cores(cores) if address is None else (),
+            prompts=read_prompts(prompts, categories, num_prompts),
+        )
+        channel_security = ChannelSecurity(**security)
+        if address is not None:
+            channel_security.credentials_for(address)
+    _run("generation", config, out, channel_security)
 
-    With --suite datastore: how fast the retrieval-datastore is, and what it loses when something fails, beside its
-    targets. Uses --repeats, --seed, --cores, --quick and --out.
 
-    With --suite methods: all methods, and what each paper claims for its own, measured on the demo pair. Uses --parts
-    and the same flags.
+@app.command()
+def methods(
+    *,
+    parts: Annotated[str, typer.Option(help=f"Parts to measure, of {', '.join(PARTS)}.")] = ",".join(PARTS),
+    repeats: Repeats = _SUITE.repeats,
+    seed: Seed = _SUITE.seed,
+    cores: Cores = "auto",
+    quick: Quick = False,
+    out: Out = None,
+) -> None:
+    """Measures all methods, and what each paper claims for its own, on the demo pair."""
+    with _checked():
+        config = MethodsConfig(repeats, seed, _cores(cores), quick, parse_names("--parts", parts, PARTS))
+    _run("methods", config, out)
 
-    With --suite network: the methods over longer and longer ways, the bytes on them, and a lossy network, if this user
-    may make one. Uses --parts and the same flags.
 
-    With --suite faults: what callers notice while Redis, datastore, speculator and verifiers are killed, stopped,
-    restarted and cut off. Uses --minutes, --faults, --sessions, --seed, --quick and --out.
+@app.command()
+def network(
+    *,
+    parts: Annotated[str, typer.Option(help=f"Parts to measure, of {', '.join(NETWORK_PARTS)}.")] = ",".join(
+        NETWORK_PARTS
+    ),
+    repeats: Repeats = _SUITE.repeats,
+    seed: Seed = _SUITE.seed,
+    cores: Cores = "auto",
+    quick: Quick = False,
+    out: Out = None,
+) -> None:
+    """Measures the methods over longer and longer round trips, the bytes they take, and a network that loses packets.
 
-    With --suite observability: what reading metrics and recording traces cost, in turns with neither. Uses --repeats,
-    --seed, --cores, --quick and --out.
+    The lossy network needs a user who may make network namespaces; others get a proxy without loss in its place.
     """
-    try:
-        check_suite(suite, _given(context))
-        config: BenchConfig | DatastoreConfig | MethodsConfig | NetworkConfig | FaultsConfig | ObservabilityConfig
-        if suite == "datastore":
-            config = DatastoreConfig(repeats, seed, parse_cores(cores, _available_cores()), quick)
-        elif suite == "faults":
-            config = FaultsConfig(minutes, faults, sessions, seed, quick)
-        elif suite == "observability":
-            config = ObservabilityConfig(repeats, seed, parse_cores(cores, _available_cores()), quick)
-        elif suite == "methods":
-            chosen = parse_names("--parts", parts, PARTS) if parts is not None else PARTS
-            config = MethodsConfig(repeats, seed, parse_cores(cores, _available_cores()), quick, chosen)
-        elif suite == "network":
-            chosen = parse_names("--parts", parts, NETWORK_PARTS) if parts is not None else NETWORK_PARTS
-            config = NetworkConfig(repeats, seed, parse_cores(cores, _available_cores()), quick, chosen)
-        else:
-            config = BenchConfig(
-                target=target,
-                draft=draft,
-                dtype=DTYPE_ALIASES.get(dtype, dtype),
-                draft_dtype=DTYPE_ALIASES.get(draft_dtype, draft_dtype),
-                methods=parse_names("--methods", methods, METHODS),
-                baselines=parse_names("--baselines", baselines, BASELINES),
-                temperatures=parse_numbers("--temperatures", temperatures, "a number >= 0", lambda value: value >= 0),
-                concurrencies=parse_counts("--concurrency", concurrency),
-                rtts_ms=parse_numbers("--rtt-ms", rtt_ms, "a number >= 0", lambda value: value >= 0),
-                num_speculative_tokens=parse_counts("--num-speculative-tokens", num_speculative_tokens)
-                if num_speculative_tokens
-                else (),
-                lookahead=lookahead,
-                min_path_probability=min_path_probability,
-                max_tokens=max_tokens,
-                repeats=repeats,
-                seed=seed,
-                address=address,
-                cores=parse_cores(cores, _available_cores()) if address is None else (),
-                prompts=read_prompts(prompts, categories, num_prompts),
-            )
+    with _checked():
+        config = NetworkConfig(repeats, seed, _cores(cores), quick, parse_names("--parts", parts, NETWORK_PARTS))
+    _run("network", config, out)
+
+
+@app.command()
+def datastore(
+    *,
+    repeats: Repeats = _SUITE.repeats,
+    seed: Seed = _SUITE.seed,
+    cores: Cores = "auto",
+    quick: Quick = False,
+    out: Out = None,
+) -> None:
+    """Measures how fast the retrieval datastore is, and what it loses when something fails, beside its targets."""
+    with _checked():
+        config = DatastoreConfig(repeats, seed, _cores(cores), quick)
+    _run("datastore", config, out)
+
+
+@app.command()
+def faults(
+    *,
+    minutes: Annotated[float, typer.Option(help="How long the faults go on.")] = _FAULTS.minutes,
+    faults: Annotated[int, typer.Option(help="How many faults there are.")] = _FAULTS.num_faults,
+    sessions: Annotated[int, typer.Option(help="How many clients generate meanwhile.")] = _FAULTS.num_sessions,
+    seed: Seed = _FAULTS.seed,
+    quick: Quick = False,
+    out: Out = None,
+) -> None:
+    """Measures what callers notice while Redis, datastore, speculator and verifiers are killed, stopped and cut off."""
+    with _checked():
+        config = FaultsConfig(minutes, faults, sessions, seed, quick)
+    _run("faults", config, out)
+
+
+@app.command()
+def observability(
+    *,
+    repeats: Repeats = _SUITE.repeats,
+    seed: Seed = _SUITE.seed,
+    cores: Cores = "auto",
+    quick: Quick = False,
+    out: Out = None,
+) -> None:
+    """Measures what reading metrics and recording traces cost, in turns with neither."""
+    with _checked():
+        config = ObservabilityConfig(repeats, seed, _cores(cores), quick)
+    _run("observability", config, out)
+
+
+def _run(suite: str, config: object, out: Path | None, *more: object) -> None:
+    """Runs a suite; ends the command with its exit status."""
+    with _checked():
         _check_folder(out)
-        secured_by = _secured_by(security, address)
-    except (FlagError, PromptError) as error:
-        _fail(error, WRONG_USAGE)
     # Tables wrap badly; what is not a terminal has no width of its own, so it gets enough.
     console = Console()
     console = console if console.is_terminal else Console(width=_WIDTH)
-    if isinstance(config, BenchConfig):
-        status = run_and_report(Benchmark(config, secured_by), out, console)
-    else:
-        # Imported only here: the other suites start faster without it.
-        status = import_module(f"outrider_bench.suites.{suite}.suite").run_and_report(config, out, console)
-    if status:
+    # Imported only here: --help and wrong flags need none of it, and each suite only its own.
+    run_and_report = import_module(f"outrider_bench.suites.{suite}.suite").run_and_report
+    if status := run_and_report(config, out, console, *more):
         sys.exit(status)
 
 
-def _secured_by(security: SecurityOptions, address: str | None) -> ChannelSecurity:
-    """What the flags of security come to. Ends the command where they come to nothing for the address."""
+@contextmanager
+def _checked() -> Iterator[None]:
+    """Ends the command with one line if what it was given is wrong."""
     try:
-        secured_by = ChannelSecurity(**security)
-        if address is not None:
-            secured_by.credentials_for(address)
-    except (ValueError, OSError) as error:
-        _fail(error, WRONG_USAGE)
-    return secured_by
+        yield
+    except (PromptError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(WRONG_USAGE)
 
 
-def _given(context: typer.Context) -> dict[str, object]:
-    """The flags of the command line; those that were left out have their defaults all the same."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name: context.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
-
-
-def _available_cores() -> list[int]:
-    """Cores this process may use; where that cannot be asked, none can be chosen either."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+def _cores(text: str) -> tuple[int, ...]:
+    """The cores that --cores chooses. Where the system cannot say which there are, none can be chosen either."""
+    available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return parse_cores(text, available)
 
 
 def _check_folder(out: Path | None) -> None:
-    """An hour of measuring should not end at a folder that cannot be written to."""
+    """Raises FlagError: an hour of measuring should not end at a folder that cannot be written to."""
     if out is None:
         return
     try:
@@ -212,8 +312,3 @@ def _check_folder(out: Path | None) -> None:
         raise FlagError("--out", f"a folder that can be written to ({error.strerror})", out) from None
     if not os.access(out, os.W_OK):
         raise FlagError("--out", "a folder that can be written to", out)
-
-
-def _fail(error: Exception, status: int) -> NoReturn:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(status)

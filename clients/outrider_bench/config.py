@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -17,24 +17,10 @@ METHODS = (*(method.value for method in Method), "speculative+retrieval", "pearl
 BASELINES = ("hf", "bare")
 DTYPES = ("auto", "bfloat16", "float32")
 DTYPE_ALIASES = {"bf16": "bfloat16", "fp32": "float32"}
-SUITES = ("generation", "datastore", "methods", "network", "faults", "observability")
 PARTS = ("methods", "saguaro", "card", "double", "spacelike", "rows", "noise", "auto", "peers")
 """What the methods' suite measures: all methods, and an ablation of each paper."""
 NETWORK_PARTS = ("rtt", "simulation", "bytes", "wan", "edge")
 """What the network's suite measures."""
-_SHARED_FLAGS = frozenset({"suite", "repeats", "seed", "cores", "out"})
-_WITH_PARTS = frozenset({"quick", "parts"})
-_OWN_FLAGS = {
-    "datastore": frozenset({"quick"}),
-    "methods": _WITH_PARTS,
-    "network": _WITH_PARTS,
-    "faults": frozenset({"quick", "minutes", "faults", "sessions"}),
-    "observability": frozenset({"quick"}),
-}
-"""Flags of a suite beside the shared ones; all others are those of the first suite."""
-_UNUSED_FLAGS = {"faults": frozenset({"repeats", "cores"})}
-"""Shared flags that a suite has no use for."""
-
 T = TypeVar("T")
 
 
@@ -164,21 +150,6 @@ class FaultsConfig:
         _require(self.num_faults >= 1, "--faults", ">= 1", self.num_faults)
         _require(self.num_sessions >= 1, "--sessions", ">= 1", self.num_sessions)
         _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
-
-
-def check_suite(suite: str, given: Mapping[str, object]) -> None:
-    """Raises FlagError for an unknown suite, and for a flag that it does not use: none is silently ignored.
-
-    Args:
-        given: The values of the flags on the command line, by parameter name.
-    """
-    _require(suite in SUITES, "--suite", _one_of(SUITES), suite)
-    for name, value in given.items():
-        if suite in _OWN_FLAGS:
-            is_used = name in _SHARED_FLAGS - _UNUSED_FLAGS.get(suite, frozenset()) | _OWN_FLAGS[suite]
-        else:
-            is_used = name not in frozenset().union(*_OWN_FLAGS.values())
-        _require(is_used, f"--{name.replace('_', '-')}", f"unset with --suite {suite}", value)
 
 
 def parse_list(

@@ -158,16 +158,14 @@ def _described(address: str, response: verifier_pb2.GetInfoResponse) -> Table:
 
 @app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(context: typer.Context) -> None:
-    """Measures every method beside plain decoding. `outrider bench --help` shows its flags."""
+    """Measures every method beside plain decoding, and more. `outrider bench --help` shows what."""
     # Imported only here: it needs more packages, and more time, than all other commands together.
     with reported():
         try:
-            from outrider_bench.app import bench as command
+            from outrider_bench.app import app as benchmarks
         except ModuleNotFoundError as error:
             raise ProcessFailed(f"{error.name} is missing: pip install 'outrider[demo]'") from None
-        benchmark = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        benchmark.command()(command)
-        benchmark(args=context.args, prog_name="outrider bench")
+        benchmarks(args=context.args, prog_name="outrider bench")
 
 
 @app.command()

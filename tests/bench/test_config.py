@@ -1,62 +1,17 @@
-"""Flags and prompt files: what is wrong is said in one line."""
+"""Prompt files, cores, and who takes part."""
 
 from __future__ import annotations
 
 import json
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from outrider.models.demo.training.corpus import is_heldout
-from outrider_bench.app import bench
 from outrider_bench.config import BenchConfig, parse_cores
 from outrider_bench.experiment import contenders_of
 from outrider_cli.prompts import Prompt, PromptError, choose, default_prompts, parse_prompts
-
-app = typer.Typer()
-app.command()(bench)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--methods", "off,magic"], "--methods must be one of off, speculative, pearl, retrieval"),
-        (["--temperatures", "0,-1"], "--temperatures must be a number >= 0, got '-1'"),
-        (["--temperatures", "0,nan"], "--temperatures must be a number >= 0, got 'nan'"),
-        (["--temperatures", "0,,1"], "--temperatures must be a number >= 0, got ''"),
-        (["--max-tokens", "1"], "--max-tokens must be >= 2"),
-        (["--repeats", "0"], "--repeats must be >= 1, got '0'"),
-        (["--seed", "-1"], "--seed must be in [0, 2**32), got '-1'"),
-        (["--dtype", "int8"], "--dtype must be one of auto, bfloat16, float32, got 'int8'"),
-        (["--draft-dtype", "int8"], "--draft-dtype must be one of auto, bfloat16, float32, got 'int8'"),
-        (["--baselines", "vllm"], "--baselines must be one of hf, bare, got 'vllm'"),
-        (["--concurrency", "0"], "--concurrency must be >= 1, a whole number, got '0'"),
-        (
-            ["--concurrency", "4", "--baselines", "hf"],
-            "--concurrency must be a list with 1 in it for --baselines, got '4'",
-        ),
-        (["--rtt-ms", "soon"], "--rtt-ms must be a number >= 0, got 'soon'"),
-        (["--num-speculative-tokens", "4,0"], "--num-speculative-tokens must be >= 1, a whole number, got '0'"),
-        (["--lookahead", "0"], "--lookahead must be >= 1, got '0'"),
-        (["--min-path-probability", "1"], "--min-path-probability must be in [0, 1), got '1.0'"),
-        (["--num-prompts", "0"], "--num-prompts must be >= 1, got '0'"),
-        (["--categories", "poems"], "--categories: there is no category 'poems' (there are: code, prose, repetitive)"),
-        (["--prompts", "/nowhere.jsonl"], "--prompts: /nowhere.jsonl: No such file or directory"),
-        (["--cores", "zero"], "--cores must be auto, none, or one or two of the cores"),
-        (["--address", "h:1", "--baselines", "hf"], "--baselines must be empty with --address, got 'hf'"),
-        (["--address", "h:1", "--rtt-ms", "20"], "--rtt-ms must be 0 with --address, got '20.0'"),
-        (["--out", "/proc/nothing"], "--out must be a folder that can be written to"),
-    ],
-)
-def test_a_wrong_flag_is_one_line_that_names_it(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {message}")
-    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -76,13 +31,6 @@ def test_a_wrong_prompt_file_is_told_by_line_and_rule(text: str, message: str) -
     with pytest.raises(PromptError) as caught:
         parse_prompts(text, "f")
     assert str(caught.value).startswith(message)
-
-
-def test_a_file_that_is_not_utf8_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_bytes(b'{"prompt": "\xff"}')
-    result = CliRunner().invoke(app, ["--prompts", str(path)])
-    assert "prompts.jsonl: must be UTF-8" in result.stderr
 
 
 def test_line_numbers_count_lines_and_not_separators_inside_of_strings() -> None:

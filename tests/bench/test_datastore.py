@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import subprocess
 import sys
@@ -11,15 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
-from typer.testing import CliRunner
 
-from outrider_bench.app import bench
-from outrider_bench.config import check_suite
 from outrider_bench.report import section_summary_of, shown
 from outrider_bench.result import (
     MET,
@@ -37,53 +32,6 @@ from outrider_bench.result import (
 from outrider_bench.suites.datastore.data import VOCAB_SIZE, contexts_of, documents_of, made_up_tokens
 from outrider_bench.suites.datastore.report import QUICK_NOTE, print_report, to_markdown, write_report
 from outrider_bench.workers.replay import replay
-from outrider_cli.failures import FlagError
-
-app = typer.Typer()
-app.command()(bench)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--suite", "everything"],
-            "--suite must be one of generation, datastore, methods, network, faults, observability, got 'everything'",
-        ),
-        (["--suite", "datastore", "--methods", "off"], "--methods must be unset with --suite datastore, got 'off'"),
-        # The value of the default is refused, too: it would be ignored just the same.
-        (["--suite", "datastore", "--rtt-ms", "0"], "--rtt-ms must be unset with --suite datastore, got '0'"),
-        (["--suite", "datastore", "--target-dtype", "bf16"], "--dtype must be unset with --suite datastore"),
-        (["--quick"], "--quick must be unset with --suite generation, got 'True'"),
-        (["--suite", "datastore", "--repeats", "0"], "--repeats must be >= 1, got '0'"),
-        (["--suite", "datastore", "--seed", "-1"], "--seed must be in [0, 2**32), got '-1'"),
-        (["--suite", "datastore", "--cores", "zero"], "--cores must be auto, none, or one or two of the cores"),
-        (["--suite", "datastore", "--out", "/proc/nothing"], "--out must be a folder that can be written to"),
-    ],
-)
-def test_a_wrong_flag_is_one_line_that_names_it(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {message}")
-    assert result.stderr.count("\n") == 1
-
-
-def test_every_flag_is_used_by_a_suite_or_refused_by_it() -> None:
-    names = set(inspect.signature(bench).parameters) - {"context"}
-    refused: dict[str, set[str]] = {
-        name: set() for name in ("generation", "datastore", "methods", "faults", "observability")
-    }
-    for suite, found in refused.items():
-        for name in names:
-            try:
-                check_suite(suite, {name: "given"})
-            except FlagError:
-                found.add(name)
-    assert refused["generation"] == {"quick", "parts", "minutes", "faults", "sessions"}
-    assert names - refused["datastore"] == {"suite", "repeats", "seed", "cores", "quick", "out"}
-    assert names - refused["observability"] == {"suite", "repeats", "seed", "cores", "quick", "out"}
-    assert names - refused["methods"] == {"suite", "repeats", "seed", "cores", "quick", "out", "parts"}
-    assert names - refused["faults"] == {"suite", "seed", "quick", "out", "minutes", "faults", "sessions"}
 
 
 def test_a_target_is_met_at_its_very_limit_and_by_the_median() -> None:
@@ -274,7 +222,7 @@ def test_numbers_report_and_picture_are_written(tmp_path: Path) -> None:
 @pytest.mark.timeout(420)
 @pytest.mark.suite
 def test_the_suite_measures_everything_in_small_sizes(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "outrider_cli", "bench", "--suite", "datastore", "--quick", "--repeats", "1"]
+    command = [sys.executable, "-m", "outrider_cli", "bench", "datastore", "--quick", "--repeats", "1"]
     done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads((tmp_path / "results.json").read_text())

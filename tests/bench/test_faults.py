@@ -13,12 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from PIL import Image
 from rich.console import Console
-from typer.testing import CliRunner
 
-from outrider_bench.app import bench
 from outrider_bench.config import FaultsConfig
 from outrider_bench.result import MET, MISSED
 from outrider_bench.suites.faults.fault_proxy import FaultProxy
@@ -38,27 +35,6 @@ from outrider_bench.suites.faults.plan import (
 from outrider_bench.suites.faults.report import QUICK_NOTE, print_report, to_markdown, write_report
 from outrider_bench.suites.faults.sessions import DRAFTING, OTHERS, cases_of
 from outrider_bench.suites.faults.verdicts import sections_of
-
-app = typer.Typer()
-app.command()(bench)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--minutes", "3"], "--minutes must be unset with --suite generation, got '3.0'"),
-        (["--suite", "datastore", "--faults", "3"], "--faults must be unset with --suite datastore, got '3'"),
-        (["--suite", "faults", "--repeats", "3"], "--repeats must be unset with --suite faults, got '3'"),
-        (["--suite", "faults", "--cores", "0"], "--cores must be unset with --suite faults, got '0'"),
-        (["--suite", "faults", "--minutes", "0"], "--minutes must be in (0, 1440], got '0.0'"),
-        (["--suite", "faults", "--faults", "0"], "--faults must be >= 1, got '0'"),
-        (["--suite", "faults", "--sessions", "0"], "--sessions must be >= 1, got '0'"),
-    ],
-)
-def test_a_wrong_flag_is_one_line_that_names_it(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 2
-    assert result.stderr == f"error: {message}\n"
 
 
 def test_faults_are_decided_by_the_seed_and_evenly_spaced() -> None:
@@ -254,7 +230,7 @@ def test_numbers_report_and_picture_are_written(tmp_path: Path) -> None:
 @pytest.mark.timeout(920)
 @pytest.mark.suite
 def test_the_suite_hurts_everything_and_callers_notice_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "outrider_cli", "bench", "--suite", "faults", "--quick", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "outrider_cli", "bench", "faults", "--quick", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads((tmp_path / "results.json").read_text())

@@ -8,12 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from outrider.core.params import Method
 from outrider.v1 import types_pb2, verifier_pb2
-from outrider_bench.app import bench
 from outrider_bench.config import PARTS, MethodsConfig
 from outrider_bench.drivers import num_judged_in, rounds_from_proto, to_proto, wire_name
 from outrider_bench.experiment import PLAIN, label_of
@@ -24,33 +21,8 @@ from outrider_bench.suites.methods.parts import experiments_of
 from outrider_bench.suites.methods.plan import QUICK, MethodsSizes, sizes_of
 from tests.bench.methods_samples import small
 
-app = typer.Typer()
-app.command()(bench)
-
 BUDGET_S = 14 * 60
 """A minute less than a run may take: the estimate is one."""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--suite", "methods", "--parts", "methods,magic"], "--parts must be one of methods, saguaro, card, double"),
-        (["--suite", "methods", "--parts", ""], "--parts must be some of methods, saguaro"),
-        (["--suite", "methods", "--parts", "card,peers"], "--parts must be a list with methods in it for peers"),
-        (["--suite", "methods", "--methods", "off"], "--methods must be unset with --suite methods, got 'off'"),
-        (["--suite", "methods", "--rtt-ms", "0"], "--rtt-ms must be unset with --suite methods, got '0'"),
-        (["--suite", "methods", "--repeats", "0"], "--repeats must be >= 1, got '0'"),
-        (["--suite", "methods", "--seed", "-1"], "--seed must be in [0, 2**32), got '-1'"),
-        (["--suite", "methods", "--out", "/proc/nothing"], "--out must be a folder that can be written to"),
-        (["--suite", "datastore", "--parts", "card"], "--parts must be unset with --suite datastore, got 'card'"),
-        (["--parts", "card"], "--parts must be unset with --suite generation, got 'card'"),
-    ],
-)
-def test_a_wrong_flag_is_one_line_that_names_it(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {message}")
-    assert result.stderr.count("\n") == 1
 
 
 def test_a_whole_run_fits_into_a_quarter_of_an_hour() -> None:
@@ -180,7 +152,7 @@ def test_what_auto_chose_and_where_tokens_came_from_is_told() -> None:
 @pytest.mark.timeout(420)
 @pytest.mark.suite
 def test_the_suite_measures_a_part_in_small_sizes(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "outrider_cli", "bench", "--suite", "methods", "--quick", "--repeats", "1"]
+    command = [sys.executable, "-m", "outrider_cli", "bench", "methods", "--quick", "--repeats", "1"]
     command += ["--parts", "noise", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from PIL import Image
 from rich.console import Console
-from typer.testing import CliRunner
 
-from outrider_bench.app import bench
 from outrider_bench.report import QUICK_NOTE
 from outrider_bench.result import MET, MISSED
 from outrider_bench.suites.observability.plan import (
@@ -32,9 +29,6 @@ from outrider_bench.suites.observability.plan import (
 )
 from outrider_bench.suites.observability.report import print_report, to_markdown, write_report
 from outrider_bench.suites.observability.verdicts import sections_of
-
-app = typer.Typer()
-app.command()(bench)
 
 
 def rounds(**losses: float) -> dict[str, list[dict[str, dict[str, float]]]]:
@@ -57,22 +51,6 @@ def results_of(measured: dict[str, list[dict[str, dict[str, float]]]], **changes
         "sections": [section.to_json() for section in sections_of(measured)],
         "rounds": measured,
     } | changes
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--suite", "observability", "--minutes", "3"],
-            "--minutes must be unset with --suite observability, got '3.0'",
-        ),
-        (["--suite", "observability", "--repeats", "0"], "--repeats must be >= 1, got '0'"),
-    ],
-)
-def test_a_wrong_flag_is_one_line_that_names_it(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 2
-    assert result.stderr == f"error: {message}\n"
 
 
 def test_nobody_is_always_first_and_nobody_always_behind_the_same_one() -> None:
@@ -123,7 +101,7 @@ def test_numbers_report_and_picture_are_written(tmp_path: Path) -> None:
 @pytest.mark.timeout(620)
 @pytest.mark.suite
 def test_the_suite_compares_services_that_run(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "outrider_cli", "bench", "--suite", "observability", "--quick"]
+    command = [sys.executable, "-m", "outrider_cli", "bench", "observability", "--quick"]
     done = subprocess.run(
         [*command, "--repeats", "2", "--out", str(tmp_path)], capture_output=True, text=True, timeout=600, check=False
     )

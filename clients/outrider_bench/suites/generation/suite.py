@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from outrider_bench.config import BenchConfig
 from outrider_bench.drivers import GenerationFailed
 from outrider_bench.samples import Sample
 from outrider_bench.servers import StackError
@@ -18,11 +19,13 @@ from outrider_bench.suites.generation.report import print_report, write_report
 from outrider_bench.workers.client import WorkerError
 from outrider_cli.failures import FAILED, INTERRUPTED, UNREACHABLE
 from outrider_cli.local.stack import termination_as_exit
+from outrider_client.channel import ChannelSecurity
 
 
-def run_and_report(benchmark: Benchmark, out: Path | None, console: Console) -> int:
+def run_and_report(config: BenchConfig, out: Path | None, console: Console, security: ChannelSecurity) -> int:
     """Runs, then prints and writes. Ctrl-C and failures end the run, not the report of what has been measured. Returns
     the exit status."""
+    benchmark = Benchmark(config, security)
     status, failure = 0, None
     if benchmark.config.cores:
         # Children inherit this; the verifier and the workers then move to the core of their own.

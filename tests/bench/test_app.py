@@ -1,0 +1,173 @@
+"""`outrider bench`: what a wrong command line says, and what older ones still mean. All of it in one line."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider_bench import app as app_module
+from outrider_bench.app import app
+from outrider_bench.config import NETWORK_PARTS, PARTS, BenchConfig, MethodsConfig
+
+GENERATION = [
+    (["--methods", "off,magic"], "--methods must be one of off, speculative, pearl, retrieval"),
+    (["--temperatures", "0,-1"], "--temperatures must be a number >= 0, got '-1'"),
+    (["--temperatures", "0,nan"], "--temperatures must be a number >= 0, got 'nan'"),
+    (["--temperatures", "0,,1"], "--temperatures must be a number >= 0, got ''"),
+    (["--max-tokens", "1"], "--max-tokens must be >= 2"),
+    (["--repeats", "0"], "--repeats must be >= 1, got '0'"),
+    (["--seed", "-1"], "--seed must be in [0, 2**32), got '-1'"),
+    (["--dtype", "int8"], "--dtype must be one of auto, bfloat16, float32, got 'int8'"),
+    (["--draft-dtype", "int8"], "--draft-dtype must be one of auto, bfloat16, float32, got 'int8'"),
+    (["--baselines", "vllm"], "--baselines must be one of hf, bare, got 'vllm'"),
+    (["--concurrency", "0"], "--concurrency must be >= 1, a whole number, got '0'"),
+    (["--concurrency", "4", "--baselines", "hf"], "--concurrency must be a list with 1 in it for --baselines, got '4'"),
+    (["--rtt-ms", "soon"], "--rtt-ms must be a number >= 0, got 'soon'"),
+    (["--num-speculative-tokens", "4,0"], "--num-speculative-tokens must be >= 1, a whole number, got '0'"),
+    (["--lookahead", "0"], "--lookahead must be >= 1, got '0'"),
+    (["--min-path-probability", "1"], "--min-path-probability must be in [0, 1), got '1.0'"),
+    (["--num-prompts", "0"], "--num-prompts must be >= 1, got '0'"),
+    (["--categories", "poems"], "--categories: there is no category 'poems' (there are: code, prose, repetitive)"),
+    (["--prompts", "/nowhere.jsonl"], "--prompts: /nowhere.jsonl: No such file or directory"),
+    (["--cores", "zero"], "--cores must be auto, none, or one or two of the cores"),
+    (["--address", "h:1", "--baselines", "hf"], "--baselines must be empty with --address, got 'hf'"),
+    (["--address", "h:1", "--rtt-ms", "20"], "--rtt-ms must be 0 with --address, got '20.0'"),
+    (["--out", "/proc/nothing"], "--out must be a folder that can be written to"),
+]
+OTHERS = [
+    ("methods --parts methods,magic", "--parts must be one of methods, saguaro, card, double"),
+    ("methods --parts=", "--parts must be some of methods, saguaro"),
+    ("methods --parts card,peers", "--parts must be a list with methods in it for peers"),
+    ("methods --repeats 0", "--repeats must be >= 1, got '0'"),
+    ("methods --seed -1", "--seed must be in [0, 2**32), got '-1'"),
+    ("methods --out /proc/nothing", "--out must be a folder that can be written to"),
+    ("network --parts rtt,magic", "--parts must be one of rtt, simulation, bytes, wan, edge, got 'magic'"),
+    ("network --parts=", "--parts must be some of rtt, simulation, bytes, wan, edge"),
+    ("network --parts simulation", "--parts must be a list with rtt in it for simulation"),
+    ("network --repeats 0", "--repeats must be >= 1, got '0'"),
+    ("datastore --repeats 0", "--repeats must be >= 1, got '0'"),
+    ("datastore --seed -1", "--seed must be in [0, 2**32), got '-1'"),
+    ("datastore --cores zero", "--cores must be auto, none, or one or two of the cores"),
+    ("datastore --out /proc/nothing", "--out must be a folder that can be written to"),
+    ("faults --minutes 0", "--minutes must be in (0, 1440], got '0.0'"),
+    ("faults --faults 0", "--faults must be >= 1, got '0'"),
+    ("faults --sessions 0", "--sessions must be >= 1, got '0'"),
+    ("observability --repeats 0", "--repeats must be >= 1, got '0'"),
+]
+MISPLACED = [
+    ("methods --methods off", "--methods is a flag of outrider bench generation, not of methods"),
+    ("methods --rtt-ms 0", "--rtt-ms is a flag of outrider bench generation, not of methods"),
+    ("network --rtt-ms=10", "--rtt-ms is a flag of outrider bench generation, not of network"),
+    ("datastore --parts card", "--parts is a flag of outrider bench methods, network, not of datastore"),
+    ("datastore --target-dtype bf16", "--target-dtype is a flag of outrider bench generation, not of datastore"),
+    ("datastore --faults 3", "--faults is a flag of outrider bench faults, not of datastore"),
+    ("observability --address h:1", "--address is a flag of outrider bench generation, not of observability"),
+    ("faults --ca-file x", "--ca-file is a flag of outrider bench generation, not of faults"),
+    ("faults --cores 0", "--cores is a flag of outrider bench generation, methods, network, datastore, observability"),
+    ("--parts card", "--parts is a flag of outrider bench methods, network, not of generation"),
+    ("--minutes 3", "--minutes is a flag of outrider bench faults, not of generation"),
+    ("generation --quick", "--quick is a flag of outrider bench methods, network, datastore, faults, observability"),
+]
+
+
+def complaint(*arguments: str) -> str:
+    """The one line that a wrong command line leaves."""
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: ")
+    return result.stderr.removeprefix("error: ")
+
+
+@pytest.mark.parametrize(("arguments", "message"), GENERATION)
+def test_a_wrong_value_is_one_line_that_names_the_flag(arguments: list[str], message: str) -> None:
+    assert complaint(*arguments).startswith(message)
+    assert complaint("generation", *arguments).startswith(message)
+
+
+@pytest.mark.parametrize(("line", "message"), OTHERS)
+def test_a_wrong_value_of_another_suite_is_one_line_too(line: str, message: str) -> None:
+    assert complaint(*line.split()).startswith(message)
+
+
+@pytest.mark.parametrize(("line", "message"), MISPLACED)
+def test_a_flag_of_another_suite_says_where_it_belongs(line: str, message: str) -> None:
+    assert complaint(*line.split()).startswith(message)
+
+
+@pytest.mark.parametrize("line", ["fault", "--suite fault", "--suite=fault --quick", "fault --seed 3"])
+def test_an_unknown_suite_names_the_nearest_one(line: str) -> None:
+    message = complaint(*line.split())
+    assert "must be one of generation, methods, network, datastore, faults, observability, got 'fault'" in message
+    assert message.endswith("did you mean faults?\n")
+
+
+def test_an_unknown_suite_like_no_other_lists_them_all() -> None:
+    assert complaint("xyz").endswith("observability, got 'xyz'\n")
+    assert complaint("--suite").endswith("observability, got ''\n")
+
+
+def test_a_file_of_prompts_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b'{"prompt": "\xff"}')
+    assert "prompts.jsonl: must be UTF-8" in complaint("--prompts", str(path))
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """The suites that a command line would run, with their configurations."""
+    found: list[tuple[str, Any]] = []
+
+    def suite(module: str) -> Any:
+        name = module.split(".")[-2]
+        return SimpleNamespace(run_and_report=lambda config, *_: found.append((name, config)))
+
+    monkeypatch.setattr(app_module, "import_module", suite)
+    return found
+
+
+def test_flags_without_a_suite_are_those_of_generation(runs: list[tuple[str, Any]]) -> None:
+    for line in ("--max-tokens 8 --cores none", "generation --max-tokens 8 --cores none"):
+        result = CliRunner().invoke(app, line.split())
+        assert (result.exit_code, result.stderr) == (0, "")
+    (name, config), again = runs
+    assert (name, config.max_tokens, config.cores) == ("generation", 8, ())
+    assert isinstance(config, BenchConfig)
+    assert config == again[1]
+
+
+@pytest.mark.parametrize("flag", [["--suite", "methods"], ["--suite=methods"]])
+def test_the_old_flag_of_the_suite_says_what_to_type(flag: list[str], runs: list[tuple[str, Any]]) -> None:
+    result = CliRunner().invoke(app, ["--parts", "card", *flag, "--quick", "--cores", "none"])
+    assert result.exit_code == 0
+    assert "type: outrider bench methods --parts card --quick --cores none\n" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert runs == [("methods", MethodsConfig(parts=("card",), is_quick=True))]
+
+
+def test_without_parts_a_suite_measures_all_of_them(runs: list[tuple[str, Any]]) -> None:
+    for suite in ("methods", "network"):
+        assert CliRunner().invoke(app, [suite]).exit_code == 0
+    assert [config.parts for _, config in runs] == [PARTS, NETWORK_PARTS]
+
+
+def test_every_suite_has_a_help_with_all_its_flags() -> None:
+    assert [command.name or command.callback.__name__ for command in app.registered_commands if command.callback] == [
+        "generation",
+        "methods",
+        "network",
+        "datastore",
+        "faults",
+        "observability",
+    ]
+    for command in app.registered_commands:
+        assert command.callback is not None
+        result = CliRunner().invoke(app, [command.callback.__name__, "--help"], env={"COLUMNS": "200"})
+        assert result.exit_code == 0
+        names = set(inspect.signature(command.callback).parameters) - {"security"}
+        assert all(f"--{name.replace('_', '-')}" in result.stdout for name in names)

@@ -103,7 +103,14 @@ def test_no_command_talks_in_plaintext_to_another_machine(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["info", "generate", "chat", "bench generation", *(f"prior {name}" for name in ("build", "load", "list", "delete"))]
+    "command",
+    [
+        "info",
+        "generate",
+        "chat",
+        "bench generation",
+        *(f"prior {name}" for name in ("build", "load", "list", "delete")),
+    ],
 )
 def test_every_command_that_talks_to_a_server_has_the_flags(command: str) -> None:
     text = runner.invoke(app, [*command.split(), "--help"]).stdout

@@ -19,13 +19,19 @@ from outrider_bench.suites.generation.report import print_report, write_report
 from outrider_bench.workers.client import WorkerError
 from outrider_cli.failures import FAILED, INTERRUPTED, UNREACHABLE
 from outrider_cli.local.stack import termination_as_exit
-from outrider_client.channel import ChannelSecurity
+from outrider_client.channel import NO_SECURITY, ChannelSecurity
 
 
-def run_and_report(config: BenchConfig, out: Path | None, console: Console, security: ChannelSecurity) -> int:
+def run_and_report(
+    config: BenchConfig, out: Path | None, console: Console, security: ChannelSecurity = NO_SECURITY
+) -> int:
+    """Runs what the config asks for; see `run_benchmark`."""
+    return run_benchmark(Benchmark(config, security), out, console)
+
+
+def run_benchmark(benchmark: Benchmark, out: Path | None, console: Console) -> int:
     """Runs, then prints and writes. Ctrl-C and failures end the run, not the report of what has been measured. Returns
     the exit status."""
-    benchmark = Benchmark(config, security)
     status, failure = 0, None
     if benchmark.config.cores:
         # Children inherit this; the verifier and the workers then move to the core of their own.

@@ -9,19 +9,27 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 
-def requirements(project: dict[str, Any], extras: list[str]) -> Iterator[str]:
-    """The requirements of a pyproject.toml's [project]. Raises KeyError for an extra that it does not have."""
-    yield from project["dependencies"]
-    for extra in extras:
+def requirements(project: dict[str, Any], extras: list[str]) -> list[str]:
+    """Returns the requirements of a project with some of its extras, each once; extras of extras are followed.
+
+    Args:
+        project: The table [project] of a pyproject.toml.
+        extras: Names of extras. Raises KeyError for one that the project does not have.
+    """
+    found = dict.fromkeys(project["dependencies"])
+    waiting = list(extras)
+    for extra in waiting:
         for requirement in project["optional-dependencies"][extra]:
-            if re.match(rf"{project['name']}\b", requirement):
-                raise ValueError(f"extra {extra} is made of other extras: name those")
-            yield requirement
+            own = re.fullmatch(rf"{project['name']}\[([\w,-]+)\]", requirement)
+            if own is None:
+                found[requirement] = None
+            else:  # the project itself, with other extras: pip must not look for it anywhere
+                waiting += [name for name in own[1].split(",") if name not in waiting]
+    return list(found)
 
 
 if __name__ == "__main__":

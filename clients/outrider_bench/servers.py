@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from grpc import aio
 
-from outrider.security.peer_channel import CallsWithMetadata
+from outrider.security.tokens import CallsWithMetadata
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider_bench.config import BenchConfig
 from outrider_bench.drivers import StackDriver, wire_name

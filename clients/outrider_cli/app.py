@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from outrider.telemetry.logs import without_secrets
+from outrider.telemetry.redaction import without_secrets
 from outrider.v1 import verifier_pb2
 from outrider.version import __version__
 from outrider_cli import credentials, options, prior, talk

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from outrider.telemetry.logs import without_secrets
+from outrider.telemetry.redaction import without_secrets
 from outrider_cli.local.process import ProcessFailed
 from outrider_cli.local.stack import LocalStack, StackConfig
 from outrider_cli.talk import show

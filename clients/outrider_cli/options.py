@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 from outrider.core.params import Method
-from outrider.security.peer_channel import token_from
+from outrider.security.tokens import token_from
 from outrider_cli.failures import reported
 from outrider_client.channel import SecurityOptions
 from outrider_client.requests import METHOD_MESSAGES, method_message, method_params_help, parse_method_params

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from outrider.security.peer_channel import CallsWithMetadata
+from outrider.security.tokens import CallsWithMetadata
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1.datastore_pb2_grpc import DatastoreServiceStub
 from outrider_cli import options, prior_build

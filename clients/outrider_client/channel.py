@@ -10,7 +10,7 @@ from typing import TypedDict
 import grpc
 
 from outrider.security.addresses import is_loopback
-from outrider.security.peer_channel import bearer, token_from
+from outrider.security.tokens import bearer, token_from
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """Largest message in either direction: a prompt of a million tokens, with room to spare."""

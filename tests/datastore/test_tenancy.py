@@ -17,7 +17,7 @@ from outrider.datastore.servicer import DatastoreServicer
 from outrider.datastore.types import Scope
 from outrider.security.credentials import credential_book
 from outrider.security.gate import Gate
-from outrider.security.peer_channel import CallsWithMetadata, bearer
+from outrider.security.tokens import CallsWithMetadata, bearer
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from tests.datastore.conftest import load, load_prior, look_up, record, refusal, settings_for

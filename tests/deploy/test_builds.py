@@ -59,14 +59,20 @@ def test_the_dockerfile_is_without_findings() -> None:
     subprocess.run([program, "--failure-threshold", "style", str(DOCKERFILE)], check=True)
 
 
-def test_requirements_are_those_of_the_extras() -> None:
+def test_requirements_are_those_of_the_extras_and_of_their_extras() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     printed = run(sys.executable, "deploy/requirements.py", "datastore", "suffix").splitlines()
     extras = project["optional-dependencies"]
-    assert printed == [*project["dependencies"], *extras["datastore"], *extras["suffix"]]
-    for wrong in ("no-such-extra", "demo"):  # there is none; it is made of others
-        ended = subprocess.run([sys.executable, "deploy/requirements.py", wrong], cwd=ROOT, capture_output=True)
-        assert ended.returncode != 0
+    assert extras["datastore"][0] == "outrider[server]"
+    assert printed == [*project["dependencies"], *extras["datastore"][1:], *extras["suffix"], *extras["server"]]
+    every = run(sys.executable, "deploy/requirements.py", "dev").splitlines()
+    assert len(every) == len(set(every))
+    assert not [requirement for requirement in every if requirement.startswith("outrider")]
+
+
+def test_an_extra_that_there_is_not_ends_the_build() -> None:
+    ended = subprocess.run([sys.executable, "deploy/requirements.py", "no-such-extra"], cwd=ROOT, capture_output=True)
+    assert ended.returncode != 0
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from outrider.core.params import Source
-from outrider.security.peer_channel import CallsWithMetadata, bearer
 from outrider.security.permissions import PERMISSIONS
+from outrider.security.tokens import CallsWithMetadata, bearer
 from outrider.v1 import datastore_pb2, datastore_pb2_grpc
 from outrider_client.blocking import BlockingClient
 from outrider_client.errors import ResourceExhausted, Unauthenticated, Unavailable

@@ -8,7 +8,7 @@ from outrider.datastore.settings import DatastoreSettings
 from outrider.edge.settings import EdgeSettings
 from outrider.security.addresses import is_loopback
 from outrider.server.settings import ServiceSettings, parse_settings
-from outrider.telemetry.logs import without_secrets
+from outrider.telemetry.redaction import without_secrets
 from outrider.verifier.settings import VerifierSettings
 
 HERE = [

@@ -18,8 +18,8 @@ from outrider.security.callers import Role, current_caller
 from outrider.security.certificates import server_credentials
 from outrider.security.credentials import credential_book
 from outrider.security.gate import Gate
-from outrider.security.peer_channel import CallsWithMetadata, bearer
 from outrider.security.permissions import PERMISSIONS, permitted_roles
+from outrider.security.tokens import CallsWithMetadata, bearer
 from outrider.v1 import datastore_pb2, speculator_pb2, verifier_pb2
 from outrider.wire.errors import rpc_errors
 from tests.support.certificates import Authority, credentials_file, entry, replaced

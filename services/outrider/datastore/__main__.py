@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from outrider.datastore.settings import DatastoreSettings
-from outrider.server.run import Service, launch
+from outrider.server.extras import needs_extra
+
+with needs_extra("datastore"):
+    from outrider.datastore.settings import DatastoreSettings
+    from outrider.server.run import Service, launch
 
 
 def main() -> None:
@@ -18,8 +21,8 @@ def main() -> None:
 
 
 def _load() -> Callable[[DatastoreSettings], Service]:
-    from outrider.datastore.service import DatastoreService
-
+    with needs_extra("datastore"):
+        from outrider.datastore.service import DatastoreService
     return DatastoreService
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from outrider.edge.settings import EdgeSettings
-from outrider.server.run import Service, freeze_gc, launch
+from outrider.server.extras import needs_extra
+
+with needs_extra("models"):
+    from outrider.edge.settings import EdgeSettings
+    from outrider.server.run import Service, freeze_gc, launch
 
 
 def main() -> None:
@@ -15,8 +18,8 @@ def main() -> None:
 
 
 def _load() -> Callable[[EdgeSettings], Service]:
-    from outrider.edge.service import EdgeService
-
+    with needs_extra("models"):
+        from outrider.edge.service import EdgeService
     return partial(EdgeService, on_loaded=freeze_gc)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -16,6 +15,7 @@ import grpc
 
 from outrider.security.addresses import is_loopback
 from outrider.security.certificates import channel_credentials
+from outrider.security.tokens import CallsWithMetadata, bearer, token_from
 from outrider.security.watched_files import WatchedFiles
 
 _Stub = TypeVar("_Stub")
@@ -49,35 +49,6 @@ class PeerSecurity:
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What goes with every call."""
         return bearer(self._token.current()) if self._token is not None else ()
-
-
-def token_from(contents: Sequence[bytes]) -> str:
-    """The token of a file. Raises ValueError, which does not quote it."""
-    token = contents[0].strip()
-    if not token or not token.isascii() or any(byte <= 32 for byte in token):
-        raise ValueError("a token file must hold one token, in ASCII")
-    return token.decode("ascii")
-
-
-def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    """Metadata that presents a token."""
-    return (("authorization", f"Bearer {token}"),)
-
-
-class CallsWithMetadata:
-    """A channel whose calls carry metadata, for stubs. (Interceptors would put a queue into every stream.)"""
-
-    def __init__(self, channel: grpc.aio.Channel | grpc.Channel, metadata: Sequence[tuple[str, str | bytes]]) -> None:
-        self._channel, self._metadata = channel, tuple(metadata)
-
-    def __getattr__(self, kind: str) -> Any:
-        """unary_unary, unary_stream, stream_unary, stream_stream."""
-        make = getattr(self._channel, kind)
-
-        def multi_callable(*arguments: Any, **options: Any) -> Any:
-            return partial(make(*arguments, **options), metadata=self._metadata)
-
-        return multi_callable
 
 
 class PeerChannel:

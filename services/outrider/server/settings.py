@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import CliApp, SettingsConfigDict, SettingsError
 
 from outrider.security.settings import ListenSecuritySettings, PeerSecuritySettings, checked_address
-from outrider.telemetry.logs import without_secrets
+from outrider.telemetry.redaction import without_secrets
 
 LISTEN = "Address to listen on, HOST:PORT; port 0 = any free port."
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outrider.server.run import Service, launch
-from outrider.speculator.settings import SpeculatorSettings
+from outrider.server.extras import needs_extra
+
+with needs_extra("models"):
+    from outrider.server.run import Service, launch
+    from outrider.speculator.settings import SpeculatorSettings
 
 
 def main() -> None:
@@ -14,8 +17,8 @@ def main() -> None:
 
 
 def _load() -> Callable[[SpeculatorSettings], Service]:
-    from outrider.speculator.service import SpeculatorService
-
+    with needs_extra("models"):
+        from outrider.speculator.service import SpeculatorService
     return SpeculatorService
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
+
+from outrider.telemetry.redaction import without_secrets
 
 
 def configure_logs(level: str, log_format: str, service: str) -> None:
@@ -31,18 +32,6 @@ def configure_logs(level: str, log_format: str, service: str) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
-
-
-# To the last @: a password may have one that nobody has escaped.
-_IN_URL = re.compile(r"(?<=://)[^\s'\"]*@")
-_IN_QUERY = re.compile(r"(?<=[?&])(username|password)=[^&\s'\"]*")
-_BEARER = re.compile(r"(?i)\bbearer\s+[^\s'\"]+")
-
-
-def without_secrets(text: str) -> str:
-    """A text with *** in place of what stands before the host of a URL, and of bearer tokens."""
-    text = _IN_QUERY.sub(r"\1=***", _IN_URL.sub("***@", text))
-    return _BEARER.sub("Bearer ***", text)
 
 
 def redact(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outrider.server.run import Service, launch
-from outrider.verifier.settings import VerifierSettings
+from outrider.server.extras import needs_extra
+
+with needs_extra("models"):
+    from outrider.server.run import Service, launch
+    from outrider.verifier.settings import VerifierSettings
 
 
 def main() -> None:
@@ -14,8 +17,8 @@ def main() -> None:
 
 
 def _load() -> Callable[[VerifierSettings], Service]:
-    from outrider.verifier.service import VerifierService
-
+    with needs_extra("models"):
+        from outrider.verifier.service import VerifierService
     return VerifierService
 
 

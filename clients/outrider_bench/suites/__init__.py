@@ -1,0 +1,1 @@
+"""The suites of `outrider bench`: one package each."""

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from outrider.speculator.session import DraftSession
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
 from outrider.wire.convert import PROTOCOL_VERSION
 from tests.support.services import RunningSpeculator, running_speculator
@@ -264,14 +265,14 @@ async def test_what_comes_in_for_one_session_ends_no_other(
     for each in (other, call):
         await each.write(opening(speculator))
         await first_draft(each)
-    tell = speculator.engine._tell
+    commit_tokens = DraftSession.commit
 
-    def failing(message: Any, *session: Any) -> None:
-        if message.token_ids == (13,):
+    def failing(session: DraftSession, token_ids: Sequence[int], acknowledged_node_id: int) -> None:
+        if token_ids == (13,):
             raise ValueError("a bug")
-        tell(message, *session)
+        commit_tokens(session, token_ids, acknowledged_node_id)
 
-    monkeypatch.setattr(speculator.engine, "_tell", failing)
+    monkeypatch.setattr(DraftSession, "commit", failing)
     await call.write(commit(10, [13]))
     with suppress(grpc.aio.AioRpcError):
         while await call.read() is not grpc.aio.EOF:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -147,10 +148,11 @@ class Collaboration:
             self._open(speculation_from_proto(message.speculation, DEFAULTS, self._limits))
         assert self._opened is not None
         steering = steering_from_proto(message, self._opened, self._limits)
-        # A policy that is told to go on as it does would begin anew.
-        speculation = None if steering.speculation == self._current else steering.speculation
-        self._current = speculation or self._current
-        self._drafter.steer(self._session_id, speculation, steering.forward_us, steering.round_trip_us)
+        if steering.speculation == self._current:
+            # A growth policy that is given its own parameters would start over and forget what it has counted.
+            steering = replace(steering, speculation=None)
+        self._current = steering.speculation or self._current
+        self._drafter.steer(self._session_id, steering)
 
     def _open_early(self) -> None:
         """Begins with a guess, if the request is such that the verifier can only correct it."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from outrider.core.params import SamplingParams, SpeculationParams
+from outrider.core.params import SamplingParams, SpeculationParams, Steering
 from outrider.core.tree import TokenId
 from outrider.edge.settings import EdgeSettings
 from outrider.models.loading import LoadedModel, UnknownModel, load_model, set_num_threads
@@ -150,11 +150,9 @@ class Drafter:
         checked = token_ids_from_proto(token_ids, self.model.vocab_size, "chunk.token_ids")
         self._engine.commit(session_id, checked, acknowledged_node_id)
 
-    def steer(
-        self, session_id: str, speculation: SpeculationParams | None, forward_us: int, round_trip_us: int
-    ) -> None:
-        """Goes on as the verifier says (`outrider.core.params`)."""
-        self._engine.steer(session_id, speculation, forward_us, round_trip_us)
+    def steer(self, session_id: str, steering: Steering) -> None:
+        """Goes on as the verifier says."""
+        self._engine.steer(session_id, steering)
 
     def close(self, session_id: str) -> None:
         """Ends a session. Idempotent."""

@@ -1,8 +1,19 @@
-"""Whether an engine can do any step at all: an accelerator that has failed once may fail for ever after."""
+"""The thread that an engine is: it owns all sessions of one model and runs them, a packed forward at a time.
+
+The target's engine and the draft model's differ in what a step does. Everything around it is here: the inbox, the
+isolation of a session that fails, the suspicion that the device has failed, the end.
+"""
 
 from __future__ import annotations
 
+import queue
 import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Generic, TypeVar
 
 import structlog
 
@@ -12,36 +23,181 @@ from outrider.models.runner import Runner
 log = structlog.get_logger(__name__)
 
 MAX_FAILED_STEPS = 3
-"""Steps in a row that fail before the engine is suspected. Then it shows by a forward of its own what is at fault: one
-of its sessions, which says nothing of the others, or itself."""
+"""Steps in a row that fail before the device is suspected."""
+
+Session = TypeVar("Session")
+Work = TypeVar("Work")
 
 
-class Fitness:
-    """What an engine has learned of itself. Written by the engine's thread, read by any."""
+class EngineThread(ABC, Generic[Session, Work]):
+    """Runs the steps of all sessions on one thread, which alone touches the sessions: they need no lock.
 
-    def __init__(self, runner: Runner) -> None:
+    Any thread may call `begin`, `post` and `close`; they return at once. What they post is taken in between two steps.
+    A subclass defines a step by `plan` and `step`, and calls `start` as the last thing in its constructor.
+    """
+
+    def __init__(self, name: str, runner: Runner) -> None:
+        """
+        Args:
+            name: Name of the thread.
+            runner: Runs the forwards, on this thread only.
+        """
+        self.sessions: dict[str, Session] = {}
+        """All sessions, by id. Changed by the engine's thread alone."""
         self._runner = runner
-        self._num_failed = 0
+        self._on_failure: dict[str, Callable[[], object]] = {}
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._posted_at = 0.0
+        """Time of the last step that found something in the inbox, by `time.perf_counter`."""
+        self._is_over = False
+        self._num_failed_steps = 0
         self._fault = ""
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def succeeded(self) -> None:
-        """A step was done."""
-        if self._num_failed:
-            self._num_failed, self._fault = 0, ""
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
 
-    def failed(self) -> None:
-        """A step was not done."""
-        self._num_failed += 1
-        if self._num_failed < MAX_FAILED_STEPS:
+    def stop(self) -> None:
+        """Ends the thread after the step that it is at, and waits for that. Idempotent."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    # Posted by any thread.
+
+    def begin(self, session_id: str, open_session: Callable[[], Session], on_failure: Callable[[], object]) -> None:
+        """Begins a session.
+
+        Args:
+            session_id: Names the session for `post` and `close`.
+            open_session: Makes the session, on the engine's thread.
+            on_failure: Called on the engine's thread if the engine cannot go on with the session, which is gone then.
+        """
+        self._inbox.put(partial(self._begin, session_id, open_session, on_failure))
+
+    def post(self, session_id: str, action: Callable[[Session], None]) -> None:
+        """Has the engine's thread call the action with a session. Does nothing if that has ended by then."""
+        self._inbox.put(partial(self._act, session_id, action))
+
+    def close(self, session_id: str) -> None:
+        """Ends a session, if it is still there. Its listener may yet be called with what is on its way."""
+        self._inbox.put(partial(self.remove, session_id))
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that hold keys and values right now."""
+        return len(self.sessions)
+
+    def fault(self) -> str:
+        """Reason why this engine can do no step any more; empty means that it can. May be called by any thread."""
+        return self._fault if self._thread.is_alive() else "the engine's thread has ended"
+
+    # Called on the engine's thread.
+
+    @abstractmethod
+    def plan(self, now: float) -> tuple[list[Work], float | None]:
+        """Chooses the work of the next step.
+
+        Args:
+            now: `time.perf_counter()`.
+
+        Returns:
+            The work; and if there is none, how many seconds to wait for something to be posted, where None means
+            without end.
+        """
+
+    @abstractmethod
+    def step(self, work: list[Work]) -> None:
+        """Runs one packed forward for this work and delivers what comes of it."""
+
+    def removed(self, session: Session) -> None:
+        """Called when a session has ended for whatever reason."""
+
+    def remove(self, session_id: str) -> None:
+        """Forgets a session, if it is there."""
+        session = self.sessions.pop(session_id, None)
+        self._on_failure.pop(session_id, None)
+        if session is not None:
+            self.removed(session)
+
+    def take_posted(self, timeout_s: float | None) -> None:
+        """Does everything that was posted; waits at most timeout_s for it to begin (None means without end)."""
+        try:
+            actions = [self._inbox.get(block=timeout_s != 0, timeout=timeout_s)]
+        except queue.Empty:
+            return
+        # What is posted from here on waits for the next time: a caller that posts without end would keep all sessions
+        # from their steps.
+        actions += [self._inbox.get(block=False) for _ in range(self._inbox.qsize())]
+        self._posted_at = time.perf_counter()
+        for action in actions:
+            if action is None:
+                self._is_over = True
+                return
+            action()
+
+    def _run(self) -> None:
+        wait_s: float | None = None
+        while not self._is_over:
+            self.take_posted(wait_s)
+            if not self._is_over:
+                wait_s = self._next_step()
+
+    def _next_step(self) -> float | None:
+        """Runs a step if there is work; returns how long the next one may wait for something to be posted."""
+        try:
+            work, wait_s = self.plan(time.perf_counter())
+            if work:
+                self.step(work)
+                wait_s = 0.0
+                self._num_failed_steps, self._fault = 0, ""
+        except Exception:
+            # A packed forward does not tell whose rows have broken it, and caches may be half written: all must go.
+            log.exception("engine.step_failed", num_sessions=len(self.sessions))
+            for session_id in list(self.sessions):
+                self._fail(session_id)
+            self._suspect_device()
+            return None
+        return wait_s
+
+    def _begin(self, session_id: str, open_session: Callable[[], Session], on_failure: Callable[[], object]) -> None:
+        self._on_failure[session_id] = on_failure
+        with self._isolated(session_id):
+            self.sessions[session_id] = open_session()
+
+    def _act(self, session_id: str, action: Callable[[Session], None]) -> None:
+        session = self.sessions.get(session_id)
+        if session is not None:
+            with self._isolated(session_id):
+                action(session)
+
+    @contextmanager
+    def _isolated(self, session_id: str) -> Iterator[None]:
+        """Loses this session if the body raises: what came in for one is no reason to lose the others."""
+        try:
+            yield
+        except Exception:
+            log.exception("engine.session_failed", session_id=session_id)
+            self._fail(session_id)
+
+    def _fail(self, session_id: str) -> None:
+        on_failure = self._on_failure[session_id]
+        self.remove(session_id)
+        on_failure()
+
+    def _suspect_device(self) -> None:
+        """Finds out by a forward of its own what is at fault after several failed steps: a session, which means nothing
+        for the others, or the device, which may fail for ever after, as CUDA does once it has seen an illegal access.
+        """
+        self._num_failed_steps += 1
+        if self._num_failed_steps < MAX_FAILED_STEPS:
             return
         try:
             self._runner.forward([Segment(self._runner.new_cache(1), [0], 1)])
         except Exception as error:
-            log.exception("engine.unable", num_failed_steps=self._num_failed)
-            self._fault = f"{self._num_failed} steps in a row have failed, the last one with {type(error).__name__}"
+            log.exception("engine.unable", num_failed_steps=self._num_failed_steps)
+            self._fault = (
+                f"{self._num_failed_steps} steps in a row have failed, the last one with {type(error).__name__}"
+            )
         else:
-            self.succeeded()
-
-    def fault(self, thread: threading.Thread) -> str:
-        """Why nothing can be done any more; empty = it can. `thread`: the engine's, which should live."""
-        return self._fault if thread.is_alive() else "the engine's thread has ended"
+            self._num_failed_steps, self._fault = 0, ""

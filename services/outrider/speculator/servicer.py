@@ -238,10 +238,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
                         if fresh:
                             engine.commit(stream.session_id, fresh, request.commit.acknowledged_node_id)
                     case "steering":
-                        steering = steering_from_proto(request.steering, opened, LIMITS)
-                        engine.steer(
-                            stream.session_id, steering.speculation, steering.forward_us, steering.round_trip_us
-                        )
+                        engine.steer(stream.session_id, steering_from_proto(request.steering, opened, LIMITS))
                     case _:
                         raise InvalidArgument("event", "must be commit or steering after the first message")
                 await stream.room()

@@ -1,20 +1,15 @@
 """The verifier's engine: one thread that runs the rounds of all sessions, a packed forward at a time.
 
-The thread owns every session and never waits for the event loop: it takes what was posted to its inbox, asks every
-job whether its next round should begin, and runs one forward for those that are ready. What a step decided goes to
-the loop in one call.
+It never waits for the event loop: it takes what was posted to its inbox, asks every job whether its next round should
+begin, and runs one forward for those that are ready. What a step decided goes to the loop in one call.
 """
 
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
-
-import structlog
 
 from outrider.core.costs import ForwardTimes
 from outrider.core.retrieval.ngrams import Continuation
@@ -22,14 +17,12 @@ from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
 from outrider.core.tree import Draft, DraftCost
-from outrider.models.engine import Fitness
+from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
 from outrider.models.ratio import Round, emitted
 from outrider.models.sampling import Sampler
 from outrider.verifier.measurements import EngineTimings, RoundCounts
 from outrider.verifier.session import GenerationListener, PeerRequests, VerifySession
-
-log = structlog.get_logger(__name__)
 
 NO_COST = DraftCost()
 HOLD = 0.25
@@ -37,7 +30,7 @@ HOLD = 0.25
 forwards one after the other cost more."""
 
 
-class Engine:
+class Engine(EngineThread[VerifySession, VerifySession]):
     """Runs rounds. Every public method but `stop` may be called from any thread and returns at once."""
 
     def __init__(
@@ -59,37 +52,36 @@ class Engine:
             max_rows: Most decode rows of one forward; chains and sub-trees are cut to fit.
             max_num_rows: Most drafted rows of one session's sub-tree, where nobody has asked for a number.
         """
-        self._runner = model.runner
+        super().__init__("verifier-engine", model.runner)
         self._sampler = Sampler()
         self._loop = loop
         self._prefill_chunk = prefill_chunk
         self._max_rows = max_rows
         self._pace = EngineTimings(forward_times, max_num_rows)
-        self._jobs: dict[str, VerifySession] = {}
-        self._is_over = False
-        self._fitness = Fitness(model.runner)
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="verifier-engine", daemon=True)
-        self._thread.start()
+        self.start()
 
     def open(
         self, spec: SessionSpec, sink: GenerationListener, tiers: TierSource | None = None, *, has_drafter: bool = True
     ) -> None:
         """Begins a generation. `tiers` are copies of the datastore's; None = there is no datastore. `has_drafter`:
         whether drafts will come, if the method wants any."""
-        self._inbox.put(partial(self._open, spec, sink, tiers, has_drafter))
+        self.begin(
+            spec.session_id,
+            partial(self._open, spec, sink, tiers, has_drafter),
+            partial(self._loop.call_soon_threadsafe, sink.on_failure),
+        )
 
     def attach(self, session_id: str) -> None:
         """A drafter's stream begins."""
-        self._post(session_id, VerifySession.attach)
+        self.post(session_id, VerifySession.attach)
 
     def detach(self, session_id: str) -> None:
         """The drafter's stream has ended."""
-        self._post(session_id, VerifySession.detach)
+        self.post(session_id, VerifySession.detach)
 
     def draft(self, session_id: str, draft: Draft, cost: DraftCost = NO_COST) -> None:
         """New nodes. For a session that has ended: nothing."""
-        self._post(session_id, lambda job: job.add_draft(draft, cost, time.perf_counter()))
+        self.post(session_id, lambda job: job.add_draft(draft, cost, time.perf_counter()))
 
     def call_back(self, session_id: str, taken_in: Callable[[], None]) -> None:
         """Calls on the loop once all that was posted for the session before is taken in. If it has ended: never."""
@@ -97,7 +89,7 @@ class Engine:
         def tell(_: VerifySession) -> None:
             self._loop.call_soon_threadsafe(taken_in)
 
-        self._post(session_id, tell)
+        self.post(session_id, tell)
 
     def continuation(self, session_id: str, base_len: int, continuation: Continuation) -> None:
         """What the datastore found for the tokens before base_len, possibly nothing."""
@@ -108,11 +100,11 @@ class Engine:
             if question is not None:
                 self._loop.call_soon_threadsafe(job.sink.on_question, question)
 
-        self._post(session_id, add)
+        self.post(session_id, add)
 
     def lose_datastore(self, session_id: str) -> None:
         """The datastore does not answer."""
-        self._post(session_id, VerifySession.lose_datastore)
+        self.post(session_id, VerifySession.lose_datastore)
 
     def pause(self, session_id: str, is_paused: bool) -> None:
         """Stops or resumes a generation whose reader is slow."""
@@ -120,11 +112,7 @@ class Engine:
         def set_paused(job: VerifySession) -> None:
             job.is_paused = is_paused
 
-        self._post(session_id, set_paused)
-
-    def cancel(self, session_id: str) -> None:
-        """Ends a generation; its sink hears nothing more, but for what is on its way."""
-        self._inbox.put(partial(self._cancel, session_id))
+        self.post(session_id, set_paused)
 
     @property
     def counts(self) -> RoundCounts:
@@ -134,94 +122,21 @@ class Engine:
     @property
     def kv_cache_use(self) -> tuple[int, int]:
         """Of all sessions: slots with a token's keys and values, and the memory held for them in bytes."""
-        caches = [job.cache for job in list(self._jobs.values())]
+        caches = [job.cache for job in list(self.sessions.values())]
         return sum(cache.length for cache in caches), sum(cache.num_bytes for cache in caches)
 
-    @property
-    def num_sessions(self) -> int:
-        """Sessions that hold keys and values right now."""
-        return len(self._jobs)
+    def _open(
+        self, spec: SessionSpec, sink: GenerationListener, tiers: TierSource | None, has_drafter: bool
+    ) -> VerifySession:
+        cache = self._runner.new_cache(len(spec.prompt_token_ids) + spec.max_tokens)
+        return VerifySession(spec, sink, cache, self._pace, tiers, time.perf_counter(), has_drafter=has_drafter)
 
-    def fault(self) -> str:
-        """Why no session can go on here any more; empty = they can."""
-        return self._fitness.fault(self._thread)
-
-    def stop(self) -> None:
-        """Ends the thread."""
-        self._inbox.put(None)
-        self._thread.join()
-
-    def _post(self, session_id: str, action: Callable[[VerifySession], None]) -> None:
-        def act() -> None:
-            job = self._jobs.get(session_id)
-            if job is None:
-                return
-            try:
-                action(job)
-            except Exception:
-                # What came in for one session is no reason to lose the others.
-                log.exception("engine.session_failed", session_id=session_id)
-                self._jobs.pop(session_id)
-                self._loop.call_soon_threadsafe(job.sink.on_failure)
-
-        self._inbox.put(act)
-
-    def _open(self, spec: SessionSpec, sink: GenerationListener, tiers: TierSource | None, has_drafter: bool) -> None:
-        try:
-            cache = self._runner.new_cache(len(spec.prompt_token_ids) + spec.max_tokens)
-            now = time.perf_counter()
-            self._jobs[spec.session_id] = VerifySession(
-                spec, sink, cache, self._pace, tiers, now, has_drafter=has_drafter
-            )
-        except Exception:
-            log.exception("engine.session_failed", session_id=spec.session_id)
-            self._loop.call_soon_threadsafe(sink.on_failure)
-
-    def _cancel(self, session_id: str) -> None:
-        self._jobs.pop(session_id, None)
-
-    def _run(self) -> None:
-        timeout_s: float | None = None
-        while True:
-            self._take_inbox(timeout_s)
-            if self._is_over:
-                return
-            try:
-                ready, timeout_s = self._plan(time.perf_counter())
-                if ready:
-                    self._step(ready)
-                    self._fitness.succeeded()
-                    timeout_s = 0.0
-            except Exception:
-                log.exception("engine.step_failed", num_sessions=len(self._jobs))
-                failed, self._jobs, timeout_s = list(self._jobs.values()), {}, None
-                for job in failed:
-                    self._loop.call_soon_threadsafe(job.sink.on_failure)
-                self._fitness.failed()
-
-    def _take_inbox(self, timeout_s: float | None) -> None:
-        """Applies everything that was posted; waits at most timeout_s for something (None = for ever).
-
-        What is posted meanwhile waits for the next time: whoever posts without end would keep all sessions from their
-        rounds.
-        """
-        try:
-            actions = [self._inbox.get(block=timeout_s != 0, timeout=timeout_s)]
-        except queue.Empty:
-            return
-        actions += [self._inbox.get(block=False) for _ in range(self._inbox.qsize())]
-        for action in actions:
-            if action is None:
-                self._is_over = True
-                return
-            action()
-
-    def _plan(self, now: float) -> tuple[list[VerifySession], float | None]:
+    def plan(self, now: float) -> tuple[list[VerifySession], float | None]:
         """The jobs whose round begins now; if none, how long to wait (None = until something is posted)."""
-        self._pace.set_num_sessions(len(self._jobs))
+        self._pace.set_num_sessions(len(self.sessions))
         ready: list[VerifySession] = []
         waiting: list[VerifySession] = []
-        for job in self._jobs.values():
+        for job in self.sessions.values():
             if not job.is_paused:
                 (ready if job.is_ready(now) else waiting).append(job)
         if not waiting:
@@ -234,28 +149,28 @@ class Engine:
                 return ready, None
         return [], max(0.0, until - now)
 
-    def _step(self, jobs: list[VerifySession]) -> None:
+    def step(self, work: list[VerifySession]) -> None:
         """One forward, one draw for each row, one verdict for each job that is past its prompt."""
         started = time.perf_counter()
-        prefill_rows, max_num_nodes = self._prefill_chunk, max(0, self._max_rows // len(jobs) - 1)
+        prefill_rows, max_num_nodes = self._prefill_chunk, max(0, self._max_rows // len(work) - 1)
         segments = []
-        for job in jobs:
+        for job in work:
             segment = job.segment(max(1, prefill_rows), max_num_nodes)
             prefill_rows -= len(segment.token_ids) - segment.num_logits
             segments.append(segment)
         packed = time.perf_counter()
         logits = self._runner.forward(segments)
         forward_ms = (time.perf_counter() - packed) * 1e3
-        drawing = [job for job, segment in zip(jobs, segments, strict=True) if segment.num_logits]
+        drawing = [job for job, segment in zip(work, segments, strict=True) if segment.num_logits]
         draws = emitted(self._sampler, logits, [_round(job) for job in drawing])
         # What was drafted meanwhile: a verdict should find it, and what follows from it should know it.
-        self._take_inbox(0.0)
+        self.take_posted(0.0)
         now = time.perf_counter()
         num_rows = sum(len(segment.token_ids) for segment in segments)
         if drawing:
             self.counts.forwards.add(forward_ms / 1e3)
             self.counts.num_rows += num_rows
-        if len(drawing) == len(jobs) and num_rows < 2 * self._max_rows:
+        if len(drawing) == len(work) and num_rows < 2 * self._max_rows:
             self._pace.forward_ms.add(forward_ms)
             self._pace.forward_times.observe(num_rows, forward_ms)
         verdicts = []
@@ -263,7 +178,7 @@ class Engine:
             verdict = job.apply(tokens, forward_ms, started, now)
             verdicts.append((job.sink, verdict, job.session.statistics, job.wishes()))
             if verdict.finish_reason is not None:
-                self._jobs.pop(job.session.spec.session_id, None)
+                self.remove(job.session.spec.session_id)
         if verdicts:
             self._loop.call_soon_threadsafe(_deliver, verdicts)
 

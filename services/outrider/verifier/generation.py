@@ -109,7 +109,7 @@ class Generation:
 
     def close(self) -> None:
         """Ends the work on all servers. Idempotent."""
-        self._engine.cancel(self.spec.session_id)
+        self._engine.close(self.spec.session_id)
         if self._speculation is not None:
             self._speculation.close()
         if self._retrieval is not None:

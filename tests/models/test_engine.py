@@ -1,0 +1,222 @@
+"""The thread under both engines, with sessions that need no model."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from outrider.models.engine import MAX_FAILED_STEPS, EngineThread
+from tests.support.waiting import WAIT_S
+
+
+class FakeRunner:
+    """Stands for a device. An engine that suspects it runs a forward; that fails while `is_broken`."""
+
+    def __init__(self) -> None:
+        self.is_broken = False
+        self.num_forwards = 0
+
+    def new_cache(self, capacity: int) -> None:
+        assert capacity == 1
+
+    def forward(self, segments: object) -> None:
+        self.num_forwards += 1
+        if self.is_broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+class CountingEngine(EngineThread[list[int], list[int]]):
+    """A session is a list of numbers. A step takes one number of each that has any, and fails at a negative one."""
+
+    def __init__(self, runner: Any) -> None:
+        super().__init__("counting-engine", runner)
+        self.steps: queue.Queue[list[int]] = queue.Queue()
+        self.removed_sessions: list[list[int]] = []
+        self.start()
+
+    def plan(self, now: float) -> tuple[list[list[int]], float | None]:
+        return [numbers for numbers in self.sessions.values() if numbers], None
+
+    def step(self, work: list[list[int]]) -> None:
+        taken = [numbers.pop(0) for numbers in work]
+        if min(taken) < 0:
+            raise ValueError("a negative number")
+        self.steps.put(taken)
+
+    def removed(self, session: list[int]) -> None:
+        self.removed_sessions.append(session)
+
+    def begin_with(self, name: str, *numbers: int) -> threading.Event:
+        """Begins a session; the event is set when the engine loses it."""
+        failed = threading.Event()
+        self.begin(name, lambda: list(numbers), failed.set)
+        return failed
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds the thread between two steps: it finds everything that is posted in the body at once."""
+        is_held, is_released = threading.Event(), threading.Event()
+
+        def hold() -> list[int]:
+            is_held.set()
+            assert is_released.wait(WAIT_S)
+            return []
+
+        self.begin("holder", hold, is_released.set)
+        self.close("holder")
+        assert is_held.wait(WAIT_S)
+        yield
+        is_released.set()
+
+
+@pytest.fixture
+def runner() -> FakeRunner:
+    return FakeRunner()
+
+
+@pytest.fixture
+def engine(runner: FakeRunner) -> Iterator[CountingEngine]:
+    running = CountingEngine(runner)
+    yield running
+    running.stop()
+
+
+def test_sessions_share_steps_for_as_long_as_they_have_work(engine: CountingEngine) -> None:
+    with engine.held():
+        engine.begin_with("a", 1, 2, 3)
+        engine.begin_with("b", 10)
+    assert [engine.steps.get(timeout=WAIT_S) for _ in range(3)] == [[1, 10], [2], [3]]
+
+
+def test_an_action_is_called_with_its_session_between_steps(engine: CountingEngine) -> None:
+    with engine.held():
+        engine.begin_with("a")
+        engine.begin_with("b")
+        engine.post("b", lambda numbers: numbers.append(7))
+    assert engine.steps.get(timeout=WAIT_S) == [7]
+
+
+def test_what_is_posted_for_a_session_that_has_ended_is_dropped(engine: CountingEngine) -> None:
+    called = threading.Event()
+    with engine.held():
+        engine.begin_with("a", 1)
+        engine.close("a")
+        engine.close("a")
+        engine.post("a", lambda _: called.set())
+        engine.begin_with("b", 5)
+    assert engine.steps.get(timeout=WAIT_S) == [5]
+    assert not called.is_set()
+    assert [1] in engine.removed_sessions
+    assert engine.num_sessions == 1
+
+
+def test_a_session_whose_action_fails_is_lost_alone(engine: CountingEngine) -> None:
+    with capture_logs() as logs:
+        with engine.held():
+            failed, other_failed = engine.begin_with("a", 1), engine.begin_with("b", 2)
+            engine.post("a", lambda numbers: numbers.remove(99))
+        assert engine.steps.get(timeout=WAIT_S) == [2]
+    assert failed.is_set()
+    assert not other_failed.is_set()
+    assert [1] in engine.removed_sessions
+    assert [(line["event"], line["session_id"]) for line in logs] == [("engine.session_failed", "a")]
+
+
+def test_a_session_that_cannot_be_opened_is_lost_alone(engine: CountingEngine) -> None:
+    failed = threading.Event()
+
+    def cannot_open() -> list[int]:
+        raise MemoryError
+
+    with engine.held():
+        engine.begin("a", cannot_open, failed.set)
+        engine.begin_with("b", 2)
+    assert engine.steps.get(timeout=WAIT_S) == [2]
+    assert failed.is_set()
+    assert list(engine.sessions) == ["b"]
+
+
+def test_a_step_that_fails_takes_all_sessions_with_it(engine: CountingEngine) -> None:
+    with capture_logs() as logs:
+        with engine.held():
+            failures = [engine.begin_with("a", 1), engine.begin_with("b", -1)]
+        assert all(failed.wait(WAIT_S) for failed in failures)
+        # A later session is not concerned.
+        engine.begin_with("c", 3)
+        assert engine.steps.get(timeout=WAIT_S) == [3]
+    assert list(engine.sessions) == ["c"]
+    assert [(line["event"], line["num_sessions"]) for line in logs] == [("engine.step_failed", 2)]
+
+
+def fail_steps(engine: CountingEngine, num_steps: int) -> None:
+    for _ in range(num_steps):
+        failed = engine.begin_with("a", -1)
+        assert failed.wait(WAIT_S)
+    # Held between two steps, the engine has judged the last one.
+    with engine.held():
+        pass
+
+
+def test_a_device_is_at_fault_after_three_failed_steps(engine: CountingEngine, runner: FakeRunner) -> None:
+    runner.is_broken = True
+    fail_steps(engine, MAX_FAILED_STEPS - 1)
+    assert engine.fault() == ""
+    assert runner.num_forwards == 0
+    fail_steps(engine, 1)
+    assert engine.fault() == "3 steps in a row have failed, the last one with RuntimeError"
+
+
+def test_a_device_that_can_do_a_forward_is_not_at_fault(engine: CountingEngine, runner: FakeRunner) -> None:
+    fail_steps(engine, 2 * MAX_FAILED_STEPS)
+    assert engine.fault() == ""
+    assert runner.num_forwards == 2  # after every three
+
+
+def test_a_device_that_recovers_is_no_longer_at_fault(engine: CountingEngine, runner: FakeRunner) -> None:
+    runner.is_broken = True
+    fail_steps(engine, MAX_FAILED_STEPS)
+    assert engine.fault()
+    engine.begin_with("b", 1)
+    assert engine.steps.get(timeout=WAIT_S) == [1]
+    with engine.held():
+        assert engine.fault() == ""
+
+
+def test_stop_ends_the_thread_and_may_be_called_again(engine: CountingEngine) -> None:
+    engine.begin_with("a", 1)
+    engine.steps.get(timeout=WAIT_S)
+    engine.stop()
+    engine.stop()
+    assert engine.fault() == "the engine's thread has ended"
+
+
+def test_stop_during_a_step_that_fails_ends_the_thread(engine: CountingEngine) -> None:
+    def stop_and_fail(work: list[list[int]]) -> None:
+        engine._inbox.put(None)
+        engine.take_posted(0.0)
+        raise ValueError
+
+    engine.step = stop_and_fail  # type: ignore[method-assign]
+    engine.begin_with("a", 1)
+    engine._thread.join(WAIT_S)
+    assert engine.fault() == "the engine's thread has ended"
+
+
+def test_a_plan_without_work_says_how_long_to_wait(runner: FakeRunner) -> None:
+    class Ticking(CountingEngine):
+        def plan(self, now: float) -> tuple[list[list[int]], float | None]:
+            ticks.put(None)
+            return [], 0.001
+
+    ticks: queue.Queue[None] = queue.Queue()
+    engine = Ticking(runner)
+    engine.begin_with("a")
+    for _ in range(3):
+        ticks.get(timeout=WAIT_S)
+    engine.stop()

@@ -18,8 +18,8 @@ demo: $(VENV)/.demo  ## Starts everything, streams a generation, compares the me
 bench: $(VENV)/.demo  ## Measures every method; flags in ARGS="--help"
 	@$(BIN)/outrider bench $(ARGS)
 
-# Two workers, a file at a time: tests of one file share services that took seconds to start.
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+# Two workers, a group at a time: tests of a group share services that took seconds to start (tests/conftest.py).
+PARALLEL := -n 2 --dist loadgroup --no-loadscope-reorder
 
 test: $(VENV)/.dev  ## Runs the tests, in 10 minutes; ARGS=--full with large samples
 	$(BIN)/pytest $(PARALLEL) -m "not suite" $(ARGS)
@@ -40,7 +40,7 @@ checkov: $(VENV)/.dev $(VENV)-checkov/.checkov  ## Checks the rendered overlays 
 	$(BIN)/python -m tests.deploy.checkov $(VENV)-checkov/bin/checkov
 
 check: lint  ## Style, types, layers, fast tests: before every push
-	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow and not suite" $(ARGS)
+	$(BIN)/pytest -q $(PARALLEL) -m "not slow and not suite" $(ARGS)
 
 lint: $(VENV)/.dev  ## Style and types
 	$(BIN)/ruff check

@@ -43,11 +43,16 @@ def stack(redis: LocalRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 async def generate(
-    client: Client, method: str, hurt: Callable[[], None] | None = None, seed: int = 1, temperature: float = 0.7
+    client: Client,
+    method: str,
+    hurt: Callable[[], None] | None = None,
+    seed: int = 1,
+    temperature: float = 0.7,
+    num_tokens: int = NUM_TOKENS,
 ) -> Result:
     """A generation; `hurt` is called once its first tokens are there."""
     generation = client.generate(
-        PROMPT, temperature=temperature, seed=seed, max_tokens=NUM_TOKENS, ignore_eos=True, method=method
+        PROMPT, temperature=temperature, seed=seed, max_tokens=num_tokens, ignore_eos=True, method=method
     )
     async for _ in generation:
         if hurt is not None:
@@ -152,7 +157,7 @@ async def test_a_killed_datastore_changes_nothing_and_is_found_again(stack: Loca
 async def test_peers_that_were_never_started_are_not_missed() -> None:
     nobody = "127.0.0.1:9"
     async with running_verifier(speculator=nobody, datastore=nobody) as verifier, Client(verifier.address) as client:
-        texts = [await generate(client, method.value) for method in METHODS.values()]
+        texts = [await generate(client, method.value, num_tokens=100) for method in METHODS.values()]
         assert len({text.token_ids for text in texts}) == 1
         assert [text.summary.degraded for text in texts] == [method is not Method.OFF for method in METHODS.values()]
         assert await verifier.is_idle()

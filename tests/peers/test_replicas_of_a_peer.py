@@ -108,6 +108,7 @@ async def test_only_if_no_replica_takes_it_is_the_peer_taken_for_down() -> None:
         stream.close()
 
 
+@pytest.mark.slow
 async def test_a_session_leaves_a_replica_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     # A session that leaves a silent replica is given any of the two, the silent one again among them, and waits twice as
     # long each time: how long that takes in all is chance. With short waits it is soon over, whatever the dice say.
@@ -118,7 +119,7 @@ async def test_a_session_leaves_a_replica_that_says_nothing(monkeypatch: pytest.
     async with AsyncExitStack() as stack, name("127.0.0.2", "127.0.0.3") as peers:
         bound = await stack.enter_async_context(serving(silent, "127.0.0.2:0"))
         peer = await stack.enter_async_context(dialling(peers.target(bound)))
-        listeners = [Listener() for _ in range(6)]
+        listeners = [Listener() for _ in range(3)]
         streams = [speculate(peer, listener) for listener in listeners]
         await until(lambda: len(silent.opened) >= len(listeners))
         await stack.enter_async_context(serving(well, f"127.0.0.3:{bound.rpartition(':')[2]}"))

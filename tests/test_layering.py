@@ -23,6 +23,7 @@ SERVICES = ROOT / "services" / "outrider"
 CLIENT = ROOT / "clients" / "outrider_client"
 CLI = ROOT / "clients" / "outrider_cli"
 BENCH = ROOT / "clients" / "outrider_bench"
+TESTS = ROOT / "tests"
 
 AROUND_GRPC = {"core", "v1", "telemetry", "wire", "security", "peers", "server"}
 """What every service stands on, besides models."""
@@ -159,3 +160,16 @@ def test_benchmarks_reach_into_services_in_their_workers_only() -> None:
 def test_services_do_not_import_the_clients() -> None:
     for path in files(SERVICES):
         assert not client_packages(path), f"{path.relative_to(ROOT)} imports {sorted(client_packages(path))}"
+
+
+def test_tests_share_only_what_is_in_support() -> None:
+    for path in files(TESTS):
+        folder = path.relative_to(TESTS).parts[0]
+        for name in imports_of(path):
+            parts = name.split(".")
+            if parts[0] != "tests" or len(parts) == 1:
+                continue
+            where = f"{path.relative_to(ROOT)} imports {name}"
+            assert not parts[-1].startswith("test_"), f"{where}: what two tests need has a file that is no test"
+            assert parts[1] in ("support", folder), f"{where}: what two folders need belongs into tests/support"
+            assert folder != "support" or parts[1] == "support", f"{where}: support stands on no test"

@@ -11,7 +11,7 @@ import torch
 from outrider.models.runner import Runner
 from outrider_bench.workers.bare import BareBaseline
 from outrider_bench.workers.hf import HfBaseline
-from tests.models.tiny import VOCAB_SIZE, build
+from tests.support.tiny_models import VOCAB_SIZE, build
 
 MAX_TOKENS = 24
 PROMPT = "a prompt of some length, of some length"

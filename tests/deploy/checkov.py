@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.deploy.rendering import DEPLOY, rendered_text, variants
+from tests.support.manifests import DEPLOY, rendered_text, variants
 
 
 def main(checkov: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.deploy.rendering import Object, Variant, rendered, variants
+from tests.support.manifests import Object, Variant, rendered, variants
 
 
 @pytest.fixture(params=list(variants()), ids=str)

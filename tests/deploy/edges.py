@@ -6,8 +6,7 @@ import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tests.deploy.objects import labels_of, of_kind, ports_of, selects, workloads
-from tests.deploy.rendering import Object
+from tests.support.manifests import Object, labels_of, of_kind, ports_of, selects, workloads
 
 NAMESPACE = "outrider"
 

@@ -10,8 +10,7 @@ from outrider.edge.settings import EdgeSettings
 from outrider.server.settings import ServiceSettings
 from outrider.speculator.settings import SpeculatorSettings
 from outrider.verifier.settings import VerifierSettings
-from tests.deploy.objects import SERVICES, environment_of, main_container, named
-from tests.deploy.rendering import Object
+from tests.support.manifests import SERVICES, Object, environment_of, main_container, named
 
 CLASSES: dict[str, type[ServiceSettings]] = {
     "verifier": VerifierSettings,

@@ -14,7 +14,7 @@ import yaml
 
 from tests.deploy.exported import known
 from tests.deploy.promql import Known, labels_of, names_in
-from tests.deploy.rendering import missing
+from tests.support.manifests import missing
 
 FILE = Path(__file__).parents[2] / "deploy/components/monitoring/rules.yaml"
 UNIT_TESTS = Path(__file__).with_name("alerts_test.yaml")

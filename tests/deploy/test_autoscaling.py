@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.deploy.exported import known
-from tests.deploy.objects import named, of_kind
 from tests.deploy.promql import labels_of
-from tests.deploy.rendering import Object, gpu_with, rendered
+from tests.support.manifests import Object, gpu_with, named, of_kind, rendered
 
 pytestmark = pytest.mark.slow
 

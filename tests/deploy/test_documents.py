@@ -9,8 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.objects import SERVICES, containers_of, of_kind, services_of_ours
-from tests.deploy.rendering import DEPLOY, Object, components, gpu_with, kustomized, overlays, parsed, rendered
+from tests.support.manifests import (
+    DEPLOY,
+    SERVICES,
+    Object,
+    components,
+    containers_of,
+    gpu_with,
+    kustomized,
+    of_kind,
+    overlays,
+    parsed,
+    rendered,
+    services_of_ours,
+)
 
 pytestmark = pytest.mark.slow
 

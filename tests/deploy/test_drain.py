@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.deploy.environments import settings_of
-from tests.deploy.objects import main_container, named, pod_of, services_of_ours, title
-from tests.deploy.rendering import Object
+from tests.support.manifests import Object, main_container, named, pod_of, services_of_ours, title
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tests.deploy.edges import End, allowed, pods
-from tests.deploy.objects import SERVICES, named, of_kind
-from tests.deploy.rendering import Object, Variant, components_of, gpu_with, rendered, variants
+from tests.support.manifests import (
+    SERVICES,
+    Object,
+    Variant,
+    components_of,
+    gpu_with,
+    named,
+    of_kind,
+    rendered,
+    variants,
+)
 
 pytestmark = pytest.mark.slow
 

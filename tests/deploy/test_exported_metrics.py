@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.deploy.exported import TAKEN, exported, known
-from tests.deploy.rendering import DEPLOY
+from tests.support.manifests import DEPLOY
 
 SERVICES = ("verifier", "speculator", "datastore", "edge")
 

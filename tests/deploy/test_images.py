@@ -7,8 +7,17 @@ import re
 import pytest
 
 from outrider.version import __version__
-from tests.deploy.objects import SERVICES, containers_of, main_container, named, services_of_ours, title, workloads
-from tests.deploy.rendering import DEPLOY, Object
+from tests.support.manifests import (
+    DEPLOY,
+    SERVICES,
+    Object,
+    containers_of,
+    main_container,
+    named,
+    services_of_ours,
+    title,
+    workloads,
+)
 
 pytestmark = pytest.mark.slow
 

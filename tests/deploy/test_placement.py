@@ -7,8 +7,20 @@ from collections import defaultdict
 
 import pytest
 
-from tests.deploy.objects import HOSTNAME, ZONE, labels_of, main_container, named, of_kind, pod_of, selects
-from tests.deploy.rendering import Object, Variant, rendered, variants
+from tests.support.manifests import (
+    HOSTNAME,
+    ZONE,
+    Object,
+    Variant,
+    labels_of,
+    main_container,
+    named,
+    of_kind,
+    pod_of,
+    rendered,
+    selects,
+    variants,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,7 @@ import pytest
 
 from outrider.server.health import LIVENESS
 from outrider.v1 import datastore_pb2, speculator_pb2, verifier_pb2
-from tests.deploy.objects import main_container, named, pod_of, ports_of, services_of_ours, title
-from tests.deploy.rendering import Object, Variant
+from tests.support.manifests import Object, Variant, main_container, named, pod_of, ports_of, services_of_ours, title
 
 pytestmark = pytest.mark.slow
 

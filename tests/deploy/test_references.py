@@ -12,19 +12,22 @@ from outrider.security.callers import Role
 from outrider.security.credentials import credential_book
 from outrider.security.watched_files import UnusableFile
 from tests.deploy.environments import plant, settings_of
-from tests.deploy.objects import (
+from tests.support.manifests import (
+    DEPLOY,
+    Object,
     containers_of,
     environment_of,
+    gpu_with,
     main_container,
     mounts_of,
     named,
     of_kind,
     pod_of,
+    rendered,
     services_of_ours,
     title,
     workloads,
 )
-from tests.deploy.rendering import DEPLOY, Object, gpu_with, rendered
 
 pytestmark = pytest.mark.slow
 

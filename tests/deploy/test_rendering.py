@@ -8,8 +8,24 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.deploy.objects import NAME, SERVICES, labels_of, main_container, named, of_kind, pod_of, title, workloads
-from tests.deploy.rendering import DEPLOY, Object, Variant, components, overlays, parsed, rendered
+from tests.support.manifests import (
+    DEPLOY,
+    NAME,
+    SERVICES,
+    Object,
+    Variant,
+    components,
+    labels_of,
+    main_container,
+    named,
+    of_kind,
+    overlays,
+    parsed,
+    pod_of,
+    rendered,
+    title,
+    workloads,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 
-from tests.deploy.objects import named, title
-from tests.deploy.rendering import Object, gpu_with, missing, rendered
+from tests.support.manifests import Object, gpu_with, missing, named, rendered, title
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.deploy.objects import containers_of, main_container, named, of_kind, title, workloads
-from tests.deploy.rendering import DEPLOY, Object, parsed
+from tests.support.manifests import (
+    DEPLOY,
+    Object,
+    containers_of,
+    main_container,
+    named,
+    of_kind,
+    parsed,
+    title,
+    workloads,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.objects import containers_of, main_container, named, pod_of, title, workloads
-from tests.deploy.rendering import Object
+from tests.support.manifests import Object, containers_of, main_container, named, pod_of, title, workloads
 
 pytestmark = pytest.mark.slow
 

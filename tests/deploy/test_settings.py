@@ -9,17 +9,20 @@ from pydantic import ValidationError
 
 from outrider.verifier.settings import VerifierSettings
 from tests.deploy.environments import CLASSES, FROM_SECRETS, is_ours, plant, settings_of
-from tests.deploy.objects import (
+from tests.support.manifests import (
     SERVICES,
+    Object,
+    Variant,
     containers_of,
     environment_of,
+    gpu_with,
     main_container,
     named,
+    rendered,
     services_of_ours,
     title,
     workloads,
 )
-from tests.deploy.rendering import Object, Variant, gpu_with, rendered
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.objects import (
+from tests.support.manifests import (
     SERVICES,
+    Object,
+    Variant,
     environment_of,
+    gpu_with,
     labels_of,
     main_container,
     named,
@@ -17,12 +20,12 @@ from tests.deploy.objects import (
     pod_of,
     port_number,
     ports_of,
+    rendered,
     selects,
     services_of_ours,
     title,
     workloads,
 )
-from tests.deploy.rendering import Object, Variant, gpu_with, rendered
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,7 @@ from outrider_client.errors import (
 )
 from tests.support.scripted_cloud import ScriptedCloud, chunk, serving, started
 from tests.support.services import RunningEdge, RunningVerifier, draft_model, running_edge
-from tests.verifier.test_bad_input import BAD_REQUESTS, refusal, request, tokens
+from tests.support.verifier_requests import BAD_REQUESTS, refusal, request, tokens
 
 PROMPT = "def add(a, b):\n"
 SERVED = {"no speculator", "a scope for nothing"}

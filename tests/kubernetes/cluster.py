@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.deploy.objects import named
-from tests.deploy.rendering import Object
 from tests.kubernetes.containers import Place
 from tests.kubernetes.controllers import deployment_steps, is_rolled_out, revision_of, stateful_set_steps
-from tests.kubernetes.names import NameServer
 from tests.kubernetes.objects import workloads
 from tests.kubernetes.pod import Ending, Pod
+from tests.support.manifests import Object, named
+from tests.support.name_server import NameServer
 
 TICK_S = 0.1
 CACHE_S = 5.0

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider_cli.local.redis import find_program
-from tests.deploy.rendering import Object
 from tests.kubernetes.objects import contents
+from tests.support.manifests import Object
 
 Json = Mapping[str, Any]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 
-from tests.deploy.objects import named
-from tests.deploy.rendering import Object, Variant, rendered
+from tests.support.manifests import Object, Variant, named, rendered
 
 WORKLOADS = ("Deployment", "StatefulSet")
 

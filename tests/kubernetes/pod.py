@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider_cli.local.die_with_parent import die_with_parent
-from tests.deploy.rendering import Object
 from tests.kubernetes.containers import Containers, Place
 from tests.kubernetes.probes import Probe
+from tests.support.manifests import Object
 
 Json = Mapping[str, Any]
 

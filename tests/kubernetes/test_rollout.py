@@ -9,12 +9,11 @@ import grpc
 import pytest
 
 from outrider.v1 import datastore_pb2, datastore_pb2_grpc
-from tests.deploy.objects import named
-from tests.deploy.rendering import Object
 from tests.kubernetes.cluster import Cluster, running_cluster
 from tests.kubernetes.load import Load, Observed, drain_times
 from tests.kubernetes.objects import set_variables, shipped, with_secret
 from tests.kubernetes.pod import Pod
+from tests.support.manifests import Object, named
 
 pytestmark = [pytest.mark.suite, pytest.mark.timeout(900)]
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from dnslib import RCODE, DNSRecord
 
-from tests.deploy.rendering import Object
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.controllers import deployment_steps, is_rolled_out, revision_of, stateful_set_steps
+from tests.support.manifests import Object
 from tests.support.waiting import until
 
 LABELS = {"app": "x"}

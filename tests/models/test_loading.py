@@ -14,7 +14,7 @@ from outrider.models.loading import UnknownModel, build_hf_model, load_model, to
 from outrider.models.runner import Segment
 from outrider.models.timing import measure_forward, measure_sessions
 from outrider_bench.workers.forward import main
-from tests.models.tiny import text
+from tests.support.tiny_models import text
 
 
 def tokenizer(words: list[str]) -> PreTrainedTokenizerFast:

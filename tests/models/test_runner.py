@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import GptOssConfig, MistralConfig
 
 from outrider.models.runner import Runner, Segment, UnsupportedModel, max_context_len
-from tests.models.tiny import CONFIGS, VOCAB_SIZE, build, reference_logits, text, tree_visibility
+from tests.support.tiny_models import CONFIGS, VOCAB_SIZE, build, reference_logits, text, tree_visibility
 
 FAMILIES = list(CONFIGS)
 #: Node i hangs on PARENTS[i]; -1 is the trunk.

@@ -16,7 +16,7 @@ from outrider.peers.speculator import SpeculatorPeer
 from outrider.security.peer_channel import PeerSecurity
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc
-from tests.kubernetes.names import NameServer
+from tests.support.name_server import NameServer
 from tests.support.retrieving import Listener as Retriever
 from tests.support.retrieving import retrieve
 from tests.support.scripted_datastore import Context, ScriptedDatastore
@@ -110,8 +110,8 @@ async def test_only_if_no_replica_takes_it_is_the_peer_taken_for_down() -> None:
 
 @pytest.mark.slow
 async def test_a_session_leaves_a_replica_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A session that leaves a silent replica is given any of the two, the silent one again among them, and waits twice as
-    # long each time: how long that takes in all is chance. With short waits it is soon over, whatever the dice say.
+    # A session that leaves a silent replica may be given the same one again, and waits twice as long for it: how long
+    # that takes in all is chance. With short waits it is soon over, whatever the dice say.
     monkeypatch.setattr(reconnecting, "FIRST_ANSWER_S", 0.3)
     monkeypatch.setattr(reconnecting, "MAX_FIRST_ANSWER_S", 1.0)
     silent, well = ScriptedSpeculator(), ScriptedSpeculator()

@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from outrider.core.params import Method, SamplingParams, SpeculationParams
-from outrider.core.tree import Draft, DraftCost
 from outrider.models.engine import MAX_FAILED_STEPS
-from outrider.models.runner import Segment
-from outrider.models.sampling import Sampler
 from outrider.speculator.engine import Engine
-from outrider.speculator.session import DraftSessionSpec
+from tests.speculator.draft_sessions import PROMPT, Collector, expected_chain, spec
 from tests.support.failing_runner import with_failing_runner
 from tests.support.services import draft_model
-
-PROMPT = tuple(range(100, 130))
-SAMPLING = SamplingParams(seed=9, temperature=0.7)
-
-
-class Collector:
-    """Collects what a session is sent."""
-
-    def __init__(self) -> None:
-        self.drafts: queue.Queue[Draft] = queue.Queue()
-
-    def send(self, draft: Draft, cost: DraftCost) -> None:
-        assert cost.forward_us > 0
-        self.drafts.put(draft)
-
-    def fail(self) -> None:
-        raise AssertionError("the engine failed")
 
 
 @pytest.fixture(params=[0.0, 5.0], ids=["cold", "kept warm"])
@@ -41,20 +19,6 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     running = Engine(draft_model(), prefill_chunk=16, keep_warm_s=request.param)
     yield running
     running.stop()
-
-
-def spec(session_id: str) -> DraftSessionSpec:
-    speculation = SpeculationParams(Method.SPECULATIVE, num_speculative_tokens=3, lookahead=3)
-    return DraftSessionSpec(session_id, PROMPT, len(PROMPT), SAMPLING, speculation, draft_model().vocab_size)
-
-
-def expected_chain(committed: tuple[int, ...]) -> list[int]:
-    """Three tokens, each from a fresh forward over everything before it."""
-    runner, tokens = draft_model().runner, list(committed)
-    for _ in range(3):
-        logits = runner.forward([Segment(runner.new_cache(), tokens, 1)])
-        tokens.append(Sampler().candidates(logits, [SAMPLING], [len(tokens) - len(PROMPT)], 1)[0][0][0])
-    return tokens[len(committed) :]
 
 
 def test_each_commit_is_answered_with_the_draft_models_own_chain(engine: Engine) -> None:

@@ -14,8 +14,8 @@ from outrider.core.params import Source
 from outrider.core.tree import Draft, DraftCost
 from outrider.speculator.servicer import HIGH_WATER, _Stream
 from outrider.v1 import speculator_pb2_grpc
-from tests.speculator.test_bad_input import PROMPT, Code, commit, first_draft, opening
 from tests.support.services import RunningSpeculator, running_speculator
+from tests.support.speculator_requests import PROMPT, Code, commit, first_draft, opening
 
 
 @pytest.fixture

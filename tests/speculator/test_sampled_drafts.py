@@ -16,8 +16,8 @@ from outrider.models.ratio import DraftDraw, draft_candidates
 from outrider.models.runner import Segment
 from outrider.speculator.engine import Engine
 from outrider.speculator.session import DraftSession, DraftSessionSpec
-from tests.speculator.test_engine import PROMPT, Collector, expected_chain
-from tests.speculator.test_engine import spec as match_spec
+from tests.speculator.draft_sessions import PROMPT, Collector, expected_chain
+from tests.speculator.draft_sessions import spec as match_spec
 from tests.support.services import draft_model
 
 SAMPLING = SamplingParams(seed=9, temperature=0.9, top_p=0.95)

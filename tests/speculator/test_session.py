@@ -20,7 +20,7 @@ from outrider.core.tree import DraftTree, Node, StreamNodes
 from outrider.models.runner import Runner, Segment
 from outrider.models.sampling import Sampler
 from outrider.speculator.session import DraftSession, DraftSessionSpec
-from tests.models.tiny import VOCAB_SIZE, build
+from tests.support.tiny_models import VOCAB_SIZE, build
 
 SAMPLING = SamplingParams(seed=3, temperature=0.7)
 

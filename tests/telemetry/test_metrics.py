@@ -26,8 +26,8 @@ from outrider.telemetry.metrics import (
     gauge,
 )
 from outrider.version import __version__
-from tests.server.test_strange_calls import Idle, is_serving, serving
 from tests.support.certificates import replaced
+from tests.support.idle_service import Idle, is_serving, serving
 
 COUNTED = {"lookups": 1}
 

@@ -12,7 +12,7 @@ import pytest
 
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from tests.support.services import RunningVerifier, running_verifier
-from tests.verifier.test_bad_input import Code, generate, opening, refusal, request
+from tests.support.verifier_requests import Code, generate, opening, refusal, request
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from outrider.core.params import Source
 from outrider.core.tree import DraftTree, Node
 from outrider.models.runner import Runner, Segment
 from outrider.verifier.round import segment_of
-from tests.models.tiny import VOCAB_SIZE, build, text
+from tests.support.tiny_models import VOCAB_SIZE, build, text
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.models.demo.inflate import Inflation, forget, inflate, num_layers_for, parse_inflation
 from outrider.models.runner import Runner, Segment
-from tests.models.tiny import text
+from tests.support.tiny_models import text
 
 
 def base_model() -> LlamaForCausalLM:

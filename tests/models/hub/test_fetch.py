@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerFast
 from outrider.models.hub.checksums import UnusableList, parse_list
 from outrider.models.hub.fetch import FAILED, NOT_THERE, STATUSES, WRONG, WRONG_FLAGS
 from outrider.models.loading import build_hf_model, load_model
-from tests.models import tiny
 from tests.models.hub.hub_server import Hub, running_hub, sha256
+from tests.support import tiny_models
 
 pytestmark = pytest.mark.slow
 
@@ -38,8 +38,8 @@ NOT_NEEDED = {
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """A tiny model as a repository holds it, and what else lies in repositories."""
     folder = tmp_path_factory.mktemp("repository")
-    tiny.build("llama").save_pretrained(folder)
-    words = Tokenizer(WordLevel({f"w{number}": number for number in range(tiny.VOCAB_SIZE)}, unk_token="w0"))
+    tiny_models.build("llama").save_pretrained(folder)
+    words = Tokenizer(WordLevel({f"w{number}": number for number in range(tiny_models.VOCAB_SIZE)}, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
     return {path.name: path.read_bytes() for path in folder.iterdir()} | NOT_NEEDED
 
@@ -105,24 +105,24 @@ def test_a_model_is_fetched_and_runs(hub: Hub, folder: Path, files: dict[str, by
     assert entries(folder.parent) == {"target", ".target.lock"}
     assert not any((folder.parent.parent / "home").iterdir())
     assert not NOT_NEEDED.keys() & set(hub.downloads)
-    ids = tiny.text(12)
+    ids = tiny_models.text(12)
     with torch.inference_mode():
         logits = build_hf_model(str(folder))[0](torch.tensor([ids])).logits[0]
-    torch.testing.assert_close(logits, tiny.reference_logits("llama", ids))
-    assert load_model(str(folder)).vocab_size == tiny.VOCAB_SIZE
+    torch.testing.assert_close(logits, tiny_models.reference_logits("llama", ids))
+    assert load_model(str(folder)).vocab_size == tiny_models.VOCAB_SIZE
 
 
 def test_a_model_in_several_files_is_fetched(hub: Hub, folder: Path, tmp_path: Path) -> None:
-    tiny.build("llama").save_pretrained(tmp_path / "parts", max_shard_size="100KB")
+    tiny_models.build("llama").save_pretrained(tmp_path / "parts", max_shard_size="100KB")
     del hub.files[WEIGHTS]
     hub.files |= {path.name: path.read_bytes() for path in (tmp_path / "parts").iterdir()}
     assert fetch(hub, folder).returncode == 0
     assert len([name for name in entries(folder) if name.endswith(".safetensors")]) > 1
-    assert load_model(str(folder)).vocab_size == tiny.VOCAB_SIZE
+    assert load_model(str(folder)).vocab_size == tiny_models.VOCAB_SIZE
 
 
 def test_a_part_that_the_hub_lacks_is_named(hub: Hub, folder: Path, tmp_path: Path) -> None:
-    tiny.build("llama").save_pretrained(tmp_path / "parts", max_shard_size="100KB")
+    tiny_models.build("llama").save_pretrained(tmp_path / "parts", max_shard_size="100KB")
     parts = {path.name: path.read_bytes() for path in (tmp_path / "parts").iterdir()}
     lacking = min(name for name in parts if name.endswith(".safetensors"))
     del hub.files[WEIGHTS], parts[lacking]
@@ -255,7 +255,7 @@ def test_a_folder_with_another_revision_is_left_alone(hub: Hub, folder: Path) ->
     hub.commit = "f" * 40
     assert COMMIT in complaint(fetch(hub, folder, revision="f" * 40), WRONG)
     assert COMMIT in complaint(fetch(hub, folder, "--check", revision="f" * 40), WRONG)
-    assert load_model(str(folder)).vocab_size == tiny.VOCAB_SIZE
+    assert load_model(str(folder)).vocab_size == tiny_models.VOCAB_SIZE
 
 
 def test_a_folder_with_something_else_is_left_alone(hub: Hub, folder: Path) -> None:

@@ -1,0 +1,157 @@
+"""Requests to a verifier, good and bad ones, and what becomes of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import grpc
+import pytest
+
+from outrider.v1 import types_pb2, verifier_pb2
+from outrider.wire.convert import PROTOCOL_VERSION
+from tests.support.services import RunningVerifier
+
+PROMPT = verifier_pb2.Prompt(text="def add(a, b):\n")
+Code = grpc.StatusCode
+
+
+def request(prompt: verifier_pb2.Prompt | None = PROMPT, **fields: Any) -> verifier_pb2.GenerateRequest:
+    sampling = {"max_tokens": 4, "temperature": 0.0}
+    sampling |= {k: v for k, v in fields.items() if k in types_pb2.SamplingParams.DESCRIPTOR.fields_by_name}
+    speculation = {k: v for k, v in fields.items() if k in types_pb2.SpeculationParams.DESCRIPTOR.fields_by_name}
+    return verifier_pb2.GenerateRequest(
+        prompt=prompt,
+        sampling=types_pb2.SamplingParams(**sampling),
+        speculation=types_pb2.SpeculationParams(**speculation),
+        resume_token_ids=fields.get("resume_token_ids", ()),
+    )
+
+
+def tokens(*token_ids: int) -> verifier_pb2.Prompt:
+    return verifier_pb2.Prompt(token_ids=verifier_pb2.TokenIds(token_ids=token_ids))
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in call:
+            pass
+    return caught.value
+
+
+async def generate(stub: Any) -> list[int]:
+    token_ids: list[int] = []
+    async for response in stub.Generate(request()):
+        token_ids += response.chunk.token_ids
+    return token_ids
+
+
+def handshake(verifier: RunningVerifier, **changes: Any) -> types_pb2.Handshake:
+    fields = {
+        "protocol_version": PROTOCOL_VERSION,
+        "tokenizer_hash": verifier.model.tokenizer_hash,
+        "vocab_size": verifier.model.vocab_size,
+        "model_id": "edge",
+    }
+    return types_pb2.Handshake(**(fields | changes))
+
+
+def opening(
+    verifier: RunningVerifier, method: int = types_pb2.METHOD_PEARL, **changes: Any
+) -> verifier_pb2.CollaborateRequest:
+    return verifier_pb2.CollaborateRequest(
+        open=verifier_pb2.CollaborateOpen(handshake=handshake(verifier, **changes), request=request(method=method))
+    )
+
+
+BAD_REQUESTS = {
+    "no prompt": (request(None), Code.INVALID_ARGUMENT, "prompt.input must be set"),
+    "unset oneof": (request(verifier_pb2.Prompt()), Code.INVALID_ARGUMENT, "prompt.input must be set"),
+    "empty text": (
+        request(verifier_pb2.Prompt(text="")),
+        Code.INVALID_ARGUMENT,
+        "prompt must come to at least one token",
+    ),
+    "no token ids": (request(tokens()), Code.INVALID_ARGUMENT, "prompt must come to at least one token"),
+    "empty chat": (
+        request(verifier_pb2.Prompt(chat=verifier_pb2.ChatMessages())),
+        Code.INVALID_ARGUMENT,
+        "prompt.chat.messages must hold",
+    ),
+    "negative id": (request(tokens(1, -1)), Code.INVALID_ARGUMENT, "prompt.token_ids[1] must be in [0, 2048)"),
+    "id beyond the vocabulary": (request(tokens(2048)), Code.INVALID_ARGUMENT, "prompt.token_ids[0] must be in"),
+    "prompt over the context": (request(tokens(*[5] * 2048)), Code.OUT_OF_RANGE, "prompt must be shorter than"),
+    "max_tokens over the context": (request(max_tokens=2048), Code.OUT_OF_RANGE, "sampling.max_tokens must be at most"),
+    "max_tokens 0": (request(max_tokens=0), Code.INVALID_ARGUMENT, "sampling.max_tokens must be >= 1"),
+    "negative temperature": (request(temperature=-1.0), Code.INVALID_ARGUMENT, "sampling.temperature must be finite"),
+    "temperature NaN": (request(temperature=math.nan), Code.INVALID_ARGUMENT, "sampling.temperature must be finite"),
+    "top_p 0": (request(top_p=0.0), Code.INVALID_ARGUMENT, "sampling.top_p must be in (0, 1]"),
+    "top_p 1.5": (request(top_p=1.5), Code.INVALID_ARGUMENT, "sampling.top_p must be in (0, 1]"),
+    "top_k -1": (request(top_k=-1), Code.INVALID_ARGUMENT, "sampling.top_k must be >= 0"),
+    "min_p 2": (request(min_p=2.0), Code.INVALID_ARGUMENT, "sampling.min_p must be in [0, 1]"),
+    "unknown stop": (request(stop_token_ids=[9999]), Code.INVALID_ARGUMENT, "sampling.stop_token_ids[0] must be in"),
+    "unknown method": (request(method=77), Code.INVALID_ARGUMENT, "speculation.method must be one of"),
+    "gamma 0": (request(num_speculative_tokens=0), Code.INVALID_ARGUMENT, "speculation.num_speculative_tokens must be"),
+    "gamma 1000": (request(num_speculative_tokens=1000), Code.INVALID_ARGUMENT, "in [1, 32], this server's limit"),
+    "lookahead for off": (
+        request(method=types_pb2.METHOD_OFF, lookahead=9),
+        Code.INVALID_ARGUMENT,
+        "speculation.lookahead must be unset",
+    ),
+    "retrieval with off": (
+        request(method=types_pb2.METHOD_OFF, retrieval=True),
+        Code.INVALID_ARGUMENT,
+        "speculation.retrieval must be false",
+    ),
+    "a scope for nothing": (
+        request(retrieval_params=types_pb2.RetrievalParams(scope=types_pb2.RETRIEVAL_SCOPE_TENANT)),
+        Code.INVALID_ARGUMENT,
+        "speculation.retrieval_params must be unset where nothing is retrieved",
+    ),
+    "unknown scope": (
+        request(method=types_pb2.METHOD_RETRIEVAL, retrieval_params={"scope": 9}),
+        Code.INVALID_ARGUMENT,
+        "speculation.retrieval_params.scope must be one of RETRIEVAL_SCOPE_SESSION",
+    ),
+    "contributing to nobody": (
+        request(method=types_pb2.METHOD_RETRIEVAL, retrieval_params={"contribute": True}),
+        Code.INVALID_ARGUMENT,
+        "speculation.retrieval_params.contribute must be unset or false",
+    ),
+    "rows beyond the limit": (
+        request(method=types_pb2.METHOD_AUTO, max_rows=33),
+        Code.INVALID_ARGUMENT,
+        "speculation.max_rows must be in [1, 32], this server's limit, got 33",
+    ),
+    "another method's parameters": (
+        request(method=types_pb2.METHOD_RETRIEVAL, card={"beam_width": 4}),
+        Code.INVALID_ARGUMENT,
+        "speculation.card must be unset for method retrieval",
+    ),
+    "no speculator": (
+        request(method=types_pb2.METHOD_BEST_FIRST),
+        Code.FAILED_PRECONDITION,
+        "speculation.method best-first needs a speculator, and this server has none",
+    ),
+    "no datastore": (
+        request(method=types_pb2.METHOD_SPACELIKE),
+        Code.FAILED_PRECONDITION,
+        "speculation.method spacelike needs a datastore, and this server has none",
+    ),
+    "wrong, whatever the fallback": (
+        request(method=types_pb2.METHOD_CARD, card={"beam_width": 0}, allow_fallback=True),
+        Code.INVALID_ARGUMENT,
+        "speculation.card.beam_width must be in",
+    ),
+    "resume without seed": (
+        request(temperature=1.0, resume_token_ids=[5]),
+        Code.INVALID_ARGUMENT,
+        "sampling.seed must be set to resume",
+    ),
+    "resume beyond max_tokens": (
+        request(resume_token_ids=[5, 5, 5, 5, 5]),
+        Code.INVALID_ARGUMENT,
+        "resume_token_ids must be no longer than max_tokens",
+    ),
+}
+"""Name -> a request that a server with neither peer refuses, the code, and words of the details."""

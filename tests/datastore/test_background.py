@@ -12,7 +12,7 @@ import pytest
 from outrider.core.retrieval.prior import PriorTable
 from outrider.datastore import background as counting
 from outrider.datastore.background import CountingFailed, count
-from tests.datastore.conftest import until
+from tests.support.waiting import until
 
 DOCUMENTS = [array("i", np.random.default_rng(seed).integers(0, 300, 5000).tolist()) for seed in range(2)]
 
@@ -44,12 +44,7 @@ async def test_a_process_that_dies_is_an_error(monkeypatch):
 async def test_a_caller_who_stops_waiting_leaves_no_process():
     task = asyncio.create_task(count(DOCUMENTS * 50, 4))
     processes = []
-
-    async def has_started() -> bool:
-        processes.extend(_children())
-        return bool(processes)
-
-    await until(has_started)
+    await until(lambda: processes.extend(_children()) or processes)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

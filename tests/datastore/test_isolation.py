@@ -1,8 +1,9 @@
-"""Nobody obtains what was not shared with them: every tier, every pair of scopes."""
+"""No session obtains what was not shared with it: every tier, every pair of scopes."""
 
 from __future__ import annotations
 
 import itertools
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 import pytest
@@ -12,7 +13,8 @@ from outrider.core.params import RetrievalScope, Source
 from outrider.datastore.background import Background
 from outrider.datastore.rings import Rings
 from outrider.datastore.types import TIERS, Limits, PriorChange, Rejection, Scope
-from tests.datastore.conftest import keys_of, load, until
+from tests.support.datastores import full_keys, keys_of, load
+from tests.support.waiting import until
 
 LIMITS = Limits(3, 4)
 SESSION, TENANT, GLOBAL = RetrievalScope
@@ -57,7 +59,7 @@ def may_read(reader: Someone, writer: Someone, tier: Source) -> bool:
     return shares and (reader.retrieval_scope is GLOBAL or reader.tenant == writer.tenant)
 
 
-def test_the_rule_lets_two_tenants_meet_only_where_both_have_asked_for_it():
+def test_the_rule_lets_two_tenants_meet_only_if_both_ask_for_it():
     for reader, writer, tier in itertools.product(READERS, WRITERS, TIERS[1:]):
         if reader.tenant != writer.tenant and may_read(reader, writer, tier):
             assert reader.retrieval_scope is writer.retrieval_scope is GLOBAL
@@ -74,7 +76,7 @@ async def readable(store, scope: Scope) -> set[Source]:
     return found
 
 
-async def test_the_ngram_tiers_answer_nobody_but_those_who_may_ask(store, scope):
+async def test_the_ngram_tiers_answer_only_those_who_may_ask(store, scope):
     for number, writer in enumerate(WRITERS):
         corner = replace(scope, corpus=f"corner {number}")
         await store.record(writer.scope(corner), 0, [1, 2, 3], [Rejection([5], [6], [7])])
@@ -83,7 +85,7 @@ async def test_the_ngram_tiers_answer_nobody_but_those_who_may_ask(store, scope)
             assert await readable(store, reader.scope(corner)) == expected, (reader, writer)
 
 
-async def test_rings_answer_nobody_but_those_who_may_ask(store, scope):
+async def test_rings_answer_only_those_who_may_ask(store, scope):
     background = Background()
     for number, writer in enumerate(WRITERS):
         corner = replace(scope, corpus=f"corner {number}")
@@ -100,11 +102,7 @@ async def test_rings_answer_nobody_but_those_who_may_ask(store, scope):
             if reader.retrieval_scope is SESSION:
                 assert ring is None
                 continue
-
-            async def is_there(ring=ring) -> bool:
-                return ring.lookup([8], 10, 1).match_len == 1
-
-            await until(is_there)
+            await until(lambda ring=ring: ring.lookup([8], 10, 1).match_len == 1)
             found = ring.lookup([1], 10, 4).match_len == 1
             assert found == may_read(reader, writer, Source.RING), (reader, writer)
         await rings.close()
@@ -120,11 +118,10 @@ async def test_watchers_see_nothing_but_what_they_may_ask_for(store, scope):
             last = replace(reader, session_id=f"last {retrieval_scope.name}", contribute=True)
             await store.record(last.scope(corner), 0, [8, 9], [])
             runs = []
-            async for change in store.follow(reader.scope(corner)):
-                if not isinstance(change, PriorChange):
-                    runs.append(list(change.token_ids))
-                if [8, 9] in runs:
-                    break
+            async with aclosing(store.follow(reader.scope(corner))) as changes:
+                while [8, 9] not in runs:
+                    if not isinstance(change := await anext(changes), PriorChange):
+                        runs.append(list(change.token_ids))
             assert ([1, 2, 3] in runs) == may_read(reader, writer, Source.SHARED), (reader, writer)
 
 
@@ -172,7 +169,7 @@ async def test_names_cannot_reach_into_another_scope(store, scope, redis_url):
             await store.record(each, 0, [1, 100 + number], [Rejection([5], [6], [100 + number])])
             if is_first:
                 await load(store, each, [1, 100 + number], tenant=each.tenant)
-            found = await redis.keys(f"*{scope.tokenizer_hash.removeprefix('test ')}*")
+            found = await redis.keys(full_keys(scope.tokenizer_hash))
             wrote = {key for key in found if key not in seen}
             # tokens, dynamic, rejected; shared, its changes; prior, documents, info, its changes
             assert len(wrote) == (9 if is_first else 3), each
@@ -200,7 +197,7 @@ async def test_everything_but_priors_expires(store, scope, redis_url):
     await store.end_session(replace(shared, session_id="ended"), 2)
     await load(store, scope, [1, 2])
     async with Redis.from_url(redis_url) as redis:
-        keys = [key async for key in redis.scan_iter(f"*{scope.tokenizer_hash.removeprefix('test ')}*")]
+        keys = [key async for key in redis.scan_iter(full_keys(scope.tokenizer_hash))]
         ttls = {key.decode().partition("}:")[2]: await redis.ttl(key) for key in keys}
     assert ttls == {
         "prior:": -1,
@@ -216,11 +213,11 @@ async def test_everything_but_priors_expires(store, scope, redis_url):
     }
 
 
-async def test_a_prior_that_is_loaded_again_after_it_was_deleted_does_not_lose_its_changes(store, scope, redis_url):
+async def test_a_prior_loaded_again_after_it_was_deleted_keeps_its_changes(store, scope, redis_url):
     await load(store, scope, [1, 2])
     await store.delete_prior(scope.corpus_id(""))
     async with Redis.from_url(redis_url) as redis:
-        [key] = await redis.keys(f"*{scope.tokenizer_hash.removeprefix('test ')}*")
+        [key] = await redis.keys(full_keys(scope.tokenizer_hash))
         assert key.endswith(b":prior::changes")
         assert await redis.ttl(key) > 0
         await load(store, scope, [1, 2])

@@ -19,7 +19,7 @@ from outrider.telemetry.metrics import HistogramMetric
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from outrider.version import __version__
-from tests.datastore.conftest import look_up, record
+from tests.support.datastores import look_up, query, record
 
 
 def test_metrics_are_the_statistics_under_other_names():
@@ -58,7 +58,7 @@ def test_metrics_are_the_statistics_under_other_names():
 
 
 @pytest.mark.slow
-async def test_the_service_says_where_its_metrics_are_and_ends_when_it_is_told(redis_url, scope):
+async def test_the_service_prints_where_its_metrics_are_and_ends_on_sigterm(redis_url, scope):
     command = [sys.executable, "-m", "outrider.datastore", "--listen", "127.0.0.1:0", "--redis-url", redis_url]
     command += ["--metrics-listen", "127.0.0.1:0", "--drain-timeout-s", "5"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -70,7 +70,7 @@ async def test_the_service_says_where_its_metrics_are_and_ends_when_it_is_told(r
                 stub = pb_grpc.DatastoreServiceStub(channel)
                 named = pb.Scope(tokenizer_hash=scope.tokenizer_hash, session_id="s")
                 await record(stub, pb.RecordRequest(scope=named, accepted_token_ids=[1, 2, 3]))
-                await look_up(stub, pb.LookupRequest(scope=named, queries=[pb.Query(context_token_ids=[1, 2])]))
+                await look_up(stub, pb.LookupRequest(scope=named, queries=[query(1, 2)]))
                 with urllib.request.urlopen(f"http://{metrics[1]}/metrics", timeout=5) as response:  # noqa: ASYNC210
                     text = response.read().decode()
                 found = {s.name: s for f in text_string_to_metric_families(text) for s in f.samples if s.value}

@@ -1,4 +1,4 @@
-"""What a replica holds for the time when Redis does not answer."""
+"""A replica answers by itself while Redis does not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from outrider.core.retrieval.ngrams import NOTHING
 from outrider.datastore import replica as held_priors
 from outrider.datastore.replica import HeldPriors, Replica
 from outrider.datastore.types import ALL_TENANTS, CorpusNotFound, Limits, LookupCommand, StoreUnavailable
-from tests.datastore.conftest import load, settings_for, until
+from tests.support.datastores import load, settings_for
+from tests.support.waiting import until
 
 LIMITS = Limits(3, 4)
 
@@ -38,7 +39,7 @@ async def replica(store, redis_url):
 
 
 async def locally(replica: Replica, scope, *contexts: list[int], limits=LIMITS):
-    """What the replica answers by itself."""
+    """Looks contexts up in what the replica holds."""
     store, replica.store = replica.store, Silent(replica.store)
     try:
         answers = await replica.look_up(LookupCommand(scope, contexts, limits))
@@ -58,7 +59,7 @@ async def test_a_prior_is_held_from_its_first_lookup_on(replica, store, scope):
     assert await locally(replica, scope, [7], limits=replace(LIMITS, tiers=frozenset({Source.DYNAMIC}))) == [NOTHING]
 
 
-async def test_a_prior_is_held_even_if_redis_was_away_at_its_first_lookup(replica, store, scope):
+async def test_a_prior_is_held_if_redis_was_away_at_its_first_lookup(replica, store, scope):
     await load(store, scope, [1, 2])
     assert await locally(replica, scope, [1]) == [NOTHING]
     await replica.refresh()
@@ -88,7 +89,7 @@ async def test_a_tenants_own_prior_is_held_for_that_tenant_alone(replica, store,
     assert (await locally(replica, other, [1]))[0].token_ids == (2,)
 
 
-async def test_no_more_priors_are_held_than_may_be_and_two_do_not_push_each_other_out(store, scope, monkeypatch):
+async def test_held_priors_are_limited_and_do_not_push_each_other_out(store, scope, monkeypatch):
     held = HeldPriors(store, 3, 1)
     one, two = (replace(scope, corpus=name) for name in ("one", "two"))
     for each in (one, two):
@@ -102,7 +103,7 @@ async def test_no_more_priors_are_held_than_may_be_and_two_do_not_push_each_othe
     assert [held.lookup(each, [[1]], LIMITS)[0].match_len for each in (one, two)] == [0, 1]
 
 
-async def test_names_of_priors_that_do_not_exist_are_not_kept_without_end(store, scope, monkeypatch):
+async def test_the_names_of_priors_that_do_not_exist_are_limited(store, scope, monkeypatch):
     monkeypatch.setattr(held_priors, "MAX_NUM_PRIOR_IDS", 3)
     held = HeldPriors(store, 3, 1)
     for number in range(10):
@@ -134,15 +135,11 @@ async def test_an_upkeep_that_fails_is_tried_again(replica, store, monkeypatch, 
     monkeypatch.setattr(replica, "refresh", fail_once)
     monkeypatch.setattr("outrider.datastore.replica.UPKEEP_S", 0.001)
     replica.start()
-
-    async def has_gone_on() -> bool:
-        return len(rounds) > 2
-
-    await until(has_gone_on)
+    await until(lambda: len(rounds) > 2)
     assert "upkeep.failed" in capsys.readouterr().out
 
 
-async def test_a_longer_match_in_the_ring_stands_in_front_of_the_other_tiers(replica, store, scope):
+async def test_a_longer_match_in_the_ring_comes_before_the_other_tiers(replica, store, scope):
     scope = replace(scope, retrieval_scope=RetrievalScope.GLOBAL, contribute=True)
     ring = replica.rings.ring_for(scope)
     ring.append([1, 2, 3, 4, 5, 6])

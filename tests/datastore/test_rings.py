@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import aclosing
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,8 @@ from outrider.datastore.rings import Rings
 from outrider.datastore.types import Scope
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import types_pb2
-from tests.datastore.conftest import look_up, record, until
+from tests.support.datastores import full_keys, load_prior, look_up, query, record, sequence
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -41,12 +43,12 @@ async def say(store, scope: Scope, session_id: str, *token_ids: int) -> None:
 async def entries_of(redis_url: str, scope: Scope) -> list[tuple[int, int, int]]:
     """End, open, and number of tokens of the entries of the only ring of a tokenizer."""
     async with Redis.from_url(redis_url) as redis:
-        keys = await redis.keys(f"*{scope.tokenizer_hash.removeprefix('test ')}*:ring")
+        keys = await redis.keys(full_keys(scope.tokenizer_hash) + ":ring")
         found = await redis.xrange(keys[0]) if keys else []
     return [(int(e[b"end"]), int(e[b"open"]), len(e[b"tokens"]) // 4) for _, e in found]
 
 
-async def test_a_finished_session_is_found_by_the_next_one_with_a_longer_match(served, redis_url, scope):
+async def test_an_ended_session_is_found_by_the_next_with_a_longer_match(served, redis_url, scope):
     stub = served.stub
     named = pb.Scope(
         tokenizer_hash=scope.tokenizer_hash,
@@ -68,7 +70,7 @@ async def test_a_finished_session_is_found_by_the_next_one_with_a_longer_match(s
     result = await until(answer)
     assert (result.match_len, list(result.token_ids), list(result.counts)) == (5, [6, 7], [1, 1])
     # Three tokens: the n-gram tiers know them as well, and stand in front.
-    short = pb.LookupRequest(scope=named, queries=[pb.Query(context_token_ids=[9, 1, 2, 3])])
+    short = pb.LookupRequest(scope=named, queries=[query(9, 1, 2, 3)])
     [response] = await look_up(stub, short)
     assert (response.results[0].match_len, response.results[0].tier) == (3, types_pb2.SOURCE_SHARED)
     [info] = (await stub.GetInfo(pb.DatastoreServiceGetInfoRequest())).rings
@@ -76,20 +78,16 @@ async def test_a_finished_session_is_found_by_the_next_one_with_a_longer_match(s
     assert (info.num_tokens, info.num_indexed_tokens) == (8, 0)
 
 
-async def test_a_ring_begins_with_what_is_there_and_goes_on_with_what_comes(store, scope, background):
+async def test_a_ring_begins_with_what_is_there_and_follows_what_comes(store, scope, background):
     await say(store, scope, "one", 1, 2, 3)
     rings = Rings(store, background, 1024, 10, 8)
     ring = rings.ring_for(scope)
-    await until(lambda: has(ring, 4))
+    await until(lambda: ring.num_tokens >= 4)
     await say(store, scope, "two", 4, 5, 6)
-    await until(lambda: has(ring, 8))
+    await until(lambda: ring.num_tokens >= 8)
     assert [ring.lookup([token], 10, 4).token_ids for token in (1, 4)] == [(2, 3), (5, 6)]
     assert rings.ring_for(replace(scope, session_id="other")) is ring
     await rings.close()
-
-
-async def has(ring, num_tokens: int) -> bool:
-    return ring.num_tokens >= num_tokens
 
 
 async def test_what_two_replicas_hold_is_the_same(serve, redis_url, scope):
@@ -100,11 +98,8 @@ async def test_what_two_replicas_hold_is_the_same(serve, redis_url, scope):
         retrieval_scope=types_pb2.RETRIEVAL_SCOPE_GLOBAL,
         contribute=True,
     )
-    prior = pb.LoadPriorRequest(
-        scope=pb.Scope(tokenizer_hash=scope.tokenizer_hash), documents=[pb.TokenSequence(token_ids=[70, 71])]
-    )
-    async for _ in two.stub.LoadPrior(iter([prior])):
-        pass
+    prior = pb.LoadPriorRequest(scope=pb.Scope(tokenizer_hash=scope.tokenizer_hash), documents=[sequence(70, 71)])
+    await load_prior(two.stub, prior)
     await record(one.stub, pb.RecordRequest(scope=named, accepted_token_ids=[1, 2, 3, 4, 5]))
     # The session goes on, and ends, at the other replica.
     assert await record(two.stub, pb.RecordRequest(scope=named, base_len=5, accepted_token_ids=[6])) == [6]
@@ -126,18 +121,14 @@ async def tiers_after(served, scope: pb.Scope, *contexts: list[int]) -> list[int
     return [result.tier for result in response.results]
 
 
-async def test_a_ring_is_indexed_in_the_background_and_answers_the_same(store, scope, background):
+async def test_a_ring_is_indexed_in_the_background_with_equal_answers(store, scope, background):
     text = np.random.default_rng(7).integers(0, 50, 6000).tolist()
     rings = Rings(store, background, 1 << 14, 10, 8)
     ring = rings.ring_for(scope)
     await say(store, scope, "long", *text)
-    await until(lambda: has(ring, 6001))
+    await until(lambda: ring.num_tokens >= 6001)
     contexts = [text[i : i + 10] for i in range(0, 5900, 100)]
-
-    async def is_indexed() -> bool:
-        return ring.num_indexed_tokens == 6001
-
-    await until(is_indexed)
+    await until(lambda: ring.num_indexed_tokens == 6001)
     [held] = rings.held
     assert held.build_ms > 0
     for start, context in zip(range(0, 5900, 100), contexts, strict=True):
@@ -150,11 +141,9 @@ async def test_a_document_longer_than_an_entry_is_one_document(store, scope, red
     monkeypatch.setattr("outrider.datastore.redis.layout.RING_ENTRY_TOKENS", 4)
     await say(store, scope, "long", *range(1, 11))
     assert await entries_of(redis_url, scope) == [(4, 1, 4), (8, 1, 4), (10, 0, 2)]
-    documents = []
-    async for document in store.follow_ring(scope):
-        documents.append(list(document.token_ids))
-        break
-    assert documents == [list(range(1, 11))]
+    async with aclosing(store.follow_ring(scope)) as ring:
+        document = await anext(ring)
+    assert list(document.token_ids) == list(range(1, 11))
 
 
 async def test_the_oldest_entries_make_room(open_store, redis_url, scope):
@@ -166,18 +155,16 @@ async def test_the_oldest_entries_make_room(open_store, redis_url, scope):
     assert await entries_of(redis_url, scope) == [(2524, 0, 1024)]
 
 
-async def test_a_ring_whose_stream_was_evicted_begins_anew(store, scope, redis_url):
+async def test_a_ring_whose_stream_was_evicted_begins_again(store, scope, redis_url):
     await say(store, scope, "one", 1, 2, 3)
     async with Redis.from_url(redis_url) as redis:
-        [key] = await redis.keys(f"*{scope.tokenizer_hash.removeprefix('test ')}*:ring")
+        [key] = await redis.keys(full_keys(scope.tokenizer_hash) + ":ring")
         await redis.delete(key)
     await say(store, scope, "two", 4, 5)
     assert await entries_of(redis_url, scope) == [(2, 0, 2)]
 
 
-async def test_there_are_no_more_rings_than_may_be_and_two_do_not_push_each_other_out(
-    store, scope, background, monkeypatch
-):
+async def test_rings_are_limited_and_do_not_push_each_other_out(store, scope, background, monkeypatch):
     rings = Rings(store, background, 1024, 10, 2)
     one, two, three = (replace(scope, tenant=name) for name in ("one", "two", "three"))
     first = rings.ring_for(one)

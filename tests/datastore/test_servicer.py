@@ -12,20 +12,12 @@ import pytest
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import types_pb2
 from outrider.version import __version__
-from tests.datastore.conftest import load_prior, look_up, record, refusal
+from tests.support.datastores import load_prior, look_up, query, record, refusal, sequence
 
 
 @pytest.fixture
 def named(scope) -> pb.Scope:
     return pb.Scope(tokenizer_hash=scope.tokenizer_hash, session_id=scope.session_id)
-
-
-def query(*context: int, **fields) -> pb.Query:
-    return pb.Query(context_token_ids=context, **fields)
-
-
-def sequence(*token_ids: int) -> pb.TokenSequence:
-    return pb.TokenSequence(token_ids=token_ids)
 
 
 async def test_what_was_recorded_is_found(stub, named):
@@ -54,7 +46,7 @@ async def test_what_was_recorded_is_found(stub, named):
     assert not response.is_local
 
 
-async def test_a_continuation_is_a_tree_with_alternatives_at_its_first_positions(stub, named):
+async def test_a_continuation_is_a_tree_with_alternatives(stub, named):
     pairs = [(1, 2, 5), (1, 2, 6), (1, 3, 7), (1, 4, 7), (1, 2, 5), (1, 8, 7), (1, 9, 7)]
     documents = [sequence(*pair) for pair in pairs]
     await load_prior(stub, pb.LoadPriorRequest(scope=named, documents=documents))
@@ -80,7 +72,7 @@ async def test_only_the_tiers_that_were_asked_for_are_searched(stub, named):
         assert list(response.results[0].token_ids) == token_ids
 
 
-async def test_requests_on_an_open_stream_are_answered_in_order_and_keep_the_scope(stub, named):
+async def test_requests_on_a_stream_are_answered_in_order_and_keep_the_scope(stub, named):
     await record(stub, pb.RecordRequest(scope=named, accepted_token_ids=range(6)))
     call = stub.Lookup()
     for token in (4, 9, 2):
@@ -92,7 +84,7 @@ async def test_requests_on_an_open_stream_are_answered_in_order_and_keep_the_sco
     assert await call.code() == grpc.StatusCode.OK
 
 
-async def test_a_record_stream_answers_while_it_is_open_and_may_change_sessions(stub, named):
+async def test_a_record_stream_answers_at_once_and_may_change_sessions(stub, named):
     call = stub.Record()
     other = pb.Scope(tokenizer_hash=named.tokenizer_hash, session_id="another")
     for scope, base_len, num_tokens in ((named, 0, 2), (other, 0, 2), (None, 2, 4), (named, 2, 4)):
@@ -168,7 +160,7 @@ async def test_a_tenants_own_prior_stands_in_front_of_the_one_for_all(stub, name
 
 
 async def found_after(stub, scope: pb.Scope, *tokens: int) -> list[list[int]]:
-    """What follows each token."""
+    """Returns the tokens that follow each."""
     [response] = await look_up(stub, pb.LookupRequest(scope=scope, queries=[query(token) for token in tokens]))
     return [list(result.token_ids) for result in response.results]
 
@@ -187,7 +179,7 @@ async def test_a_corpus_that_is_named_must_exist(stub, named, rpc):
     assert (code, message) == (grpc.StatusCode.NOT_FOUND, expected)
 
 
-async def test_a_named_corpus_is_found_once_it_is_loaded_and_missed_once_it_is_deleted(stub, named):
+async def test_a_named_corpus_exists_from_loading_to_deletion(stub, named):
     named.corpus = "code"
     await load_prior(stub, pb.LoadPriorRequest(scope=named, documents=[sequence(1, 2)]))
     assert await record(stub, pb.RecordRequest(scope=named, accepted_token_ids=[1])) == [1]
@@ -219,7 +211,7 @@ async def test_a_request_that_stores_nothing_is_not_counted(stub, named):
     assert sum(tier.num_accepted_tokens for tier in info.tiers) == 0
 
 
-async def test_draining_ends_the_streams_that_would_never_end_and_refuses_new_ones(served, named):
+async def test_draining_ends_endless_streams_and_refuses_new_calls(served, named):
     stub = served.stub
     lookups, records = stub.Lookup(), stub.Record()
     watched = pb.Scope(tokenizer_hash=named.tokenizer_hash)
@@ -241,7 +233,7 @@ async def test_draining_ends_the_streams_that_would_never_end_and_refuses_new_on
         assert await refusal(call) == (grpc.StatusCode.UNAVAILABLE, "the datastore is draining")
 
 
-async def test_a_stream_ages_and_ends_between_two_requests_but_a_watcher_stays(serve, redis_url, named):
+async def test_a_stream_ages_and_ends_between_requests_but_a_watcher_stays(serve, redis_url, named):
     stub = (await serve(redis_url, max_connection_age_s=0.3)).stub
     watch = stub.Watch(pb.WatchRequest(scope=pb.Scope(tokenizer_hash=named.tokenizer_hash)))
     await watch.read()

@@ -14,20 +14,11 @@ from redis.asyncio import Redis
 from outrider.datastore.watch import PRIOR_PIECE_TOKENS, pieces_of
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import types_pb2
-from tests.datastore.conftest import Served, hung, load_prior, record, refusal, until
+from tests.support.datastores import Served, hung, load_prior, record, refusal
+from tests.support.waiting import until
 
 piece_len = PRIOR_PIECE_TOKENS
 lengths = st.integers(1, 3) | st.integers(piece_len - 2, piece_len + 2) | st.just(2 * piece_len)
-
-
-@pytest.fixture
-def named(scope) -> pb.Scope:
-    return pb.Scope(
-        tokenizer_hash=scope.tokenizer_hash,
-        session_id=scope.session_id,
-        retrieval_scope=types_pb2.RETRIEVAL_SCOPE_TENANT,
-        contribute=True,
-    )
 
 
 @pytest.fixture
@@ -36,7 +27,7 @@ def watched(scope) -> pb.Scope:
 
 
 def assembled(pieces: list[pb.PriorPiece]) -> list[list[int]]:
-    """What a watcher makes of the pieces of one prior."""
+    """Puts the pieces of one prior together as a watcher does."""
     found: list[list[int]] = []
     is_open = False
     for index, piece in enumerate(pieces):
@@ -90,7 +81,7 @@ class Watcher:
         return response
 
     async def end(self) -> tuple[grpc.StatusCode, str]:
-        """How the stream ends."""
+        """Returns the status that the stream ends with."""
         return await self._call.code(), await self._call.details()
 
 
@@ -99,13 +90,13 @@ def prior_of(tokenizer_hash: str, *documents: list[int], tenant: str = "") -> pb
     return pb.LoadPriorRequest(scope=scope, documents=[pb.TokenSequence(token_ids=each) for each in documents])
 
 
-async def test_a_watcher_is_sent_what_there_is_and_then_what_comes(stub, named, watched):
-    await load_prior(stub, prior_of(named.tokenizer_hash, [1, 2], [3, 4, 5]))
-    await record(stub, pb.RecordRequest(scope=named, accepted_token_ids=[10, 11, 12, 13]))
+async def test_a_watcher_is_sent_what_there_is_and_then_what_comes(stub, contributing, watched):
+    await load_prior(stub, prior_of(contributing.tokenizer_hash, [1, 2], [3, 4, 5]))
+    await record(stub, pb.RecordRequest(scope=contributing, accepted_token_ids=[10, 11, 12, 13]))
     watcher = Watcher(stub, watched)
     assert await watcher.prior() == [[1, 2], [3, 4, 5]]
     assert await watcher.shared() == ([], [10, 11, 12, 13])
-    await record(stub, pb.RecordRequest(scope=named, base_len=3, accepted_token_ids=[13, 14]))
+    await record(stub, pb.RecordRequest(scope=contributing, base_len=3, accepted_token_ids=[13, 14]))
     assert await watcher.shared() == ([11, 12, 13], [14])
 
 
@@ -128,20 +119,20 @@ async def test_a_prior_that_is_loaded_or_deleted_is_sent_as_it_happens(stub, wat
     assert await watcher.prior() == []
 
 
-async def test_a_scope_of_one_session_is_sent_the_prior_alone(stub, named, watched):
-    await record(stub, pb.RecordRequest(scope=named, accepted_token_ids=[10, 11]))
+async def test_a_scope_of_one_session_is_sent_the_prior_alone(stub, contributing, watched):
+    await record(stub, pb.RecordRequest(scope=contributing, accepted_token_ids=[10, 11]))
     watched.retrieval_scope = types_pb2.RETRIEVAL_SCOPE_SESSION
     watcher = Watcher(stub, watched)
     assert await watcher.prior() == []
-    await record(stub, pb.RecordRequest(scope=named, base_len=2, accepted_token_ids=[12]))
-    await load_prior(stub, prior_of(named.tokenizer_hash, [1, 2]))
+    await record(stub, pb.RecordRequest(scope=contributing, base_len=2, accepted_token_ids=[12]))
+    await load_prior(stub, prior_of(contributing.tokenizer_hash, [1, 2]))
     assert await watcher.prior() == [[1, 2]]
 
 
-async def test_only_the_latest_additions_are_kept_for_those_who_come_later(serve, redis_url, named, watched):
+async def test_only_the_latest_additions_are_kept_for_new_watchers(serve, redis_url, contributing, watched):
     stub = (await serve(redis_url, max_num_shared_changes=16)).stub
     for position in range(500):
-        await record(stub, pb.RecordRequest(scope=named, base_len=position, accepted_token_ids=[position]))
+        await record(stub, pb.RecordRequest(scope=contributing, base_len=position, accepted_token_ids=[position]))
     watcher = Watcher(stub, watched)
     await watcher.prior()
     _, [first] = await watcher.shared()
@@ -151,27 +142,23 @@ async def test_only_the_latest_additions_are_kept_for_those_who_come_later(serve
 
 
 @pytest.mark.slow
-async def test_a_watcher_who_stops_reading_is_cut_off_and_disturbs_nobody(serve, redis_url, named, watched):
+async def test_a_watcher_who_stops_reading_is_cut_off_and_holds_no_one_up(serve, redis_url, contributing, watched):
     served = await serve(redis_url, stall_timeout_s=0.5)
     stub = served.stub
     # More than the buffers between the two hold.
-    await load_prior(stub, *many_documents(named.tokenizer_hash))
+    await load_prior(stub, *many_documents(contributing.tokenizer_hash))
     stalled = stub.Watch(pb.WatchRequest(scope=watched))
     await stalled.read()
     reading = Watcher(stub, watched)
     assert len(await reading.prior()) == 16
-    await record(stub, pb.RecordRequest(scope=named, accepted_token_ids=[10, 11]))
+    await record(stub, pb.RecordRequest(scope=contributing, accepted_token_ids=[10, 11]))
     assert await reading.shared() == ([], [10, 11])
-
-    async def is_cut_off() -> bool:
-        return served.servicer.num_watchers == 1
-
-    await until(is_cut_off)
+    await until(lambda: served.servicer.num_watchers == 1)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await read_to_the_end(stalled)
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert caught.value.details() == "the watcher has read nothing for 0.5 s"
-    await record(stub, pb.RecordRequest(scope=named, base_len=2, accepted_token_ids=[12]))
+    await record(stub, pb.RecordRequest(scope=contributing, base_len=2, accepted_token_ids=[12]))
     assert await reading.shared() == ([10, 11], [12])
 
 
@@ -205,7 +192,7 @@ async def test_there_are_no_more_watchers_than_may_be(serve, redis_url, watched)
 
 
 @pytest.mark.slow
-async def test_a_watcher_learns_that_redis_is_lost(serve, own_redis, watched):
+async def test_a_watcher_notices_that_redis_is_lost(serve, own_redis, watched):
     served: Served = await serve(own_redis.url)
     watcher = Watcher(served.stub, watched)
     await watcher.prior()
@@ -229,7 +216,7 @@ async def test_a_watcher_learns_that_redis_is_lost(serve, own_redis, watched):
 
 
 @pytest.mark.slow
-async def test_a_watcher_learns_that_redis_hangs_and_that_it_was_emptied(serve, own_redis, watched):
+async def test_a_watcher_notices_that_redis_hangs_and_that_it_was_emptied(serve, own_redis, watched):
     served = await serve(own_redis.url)
     await load_prior(served.stub, prior_of(watched.tokenizer_hash, [1, 2]))
     watcher = Watcher(served.stub, watched)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 
 WAIT_S = 60.0
 """Long, for machines that others load: what never comes fails a test by itself, and what comes late is no failure."""
 
 
-async def until(condition: Callable[[], object], timeout_s: float = WAIT_S) -> None:
-    """Returns when the condition holds. TimeoutError: it did not in time."""
+async def until(condition: Callable[[], object], timeout_s: float = WAIT_S) -> object:
+    """Returns what a condition, awaited if need be, gives as soon as that is true. Raises TimeoutError."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - there is no event for it
+        while True:
+            found = condition()
+            if inspect.isawaitable(found):
+                found = await found
+            if found:
+                return found
             await asyncio.sleep(0.002)

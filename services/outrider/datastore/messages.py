@@ -99,16 +99,15 @@ def managed_scope(scope: pb.Scope, settings: DatastoreSettings) -> Scope:
         PermissionDenied: The prior is not the caller's to change.
     """
     converted = scope_from(scope, settings)
-    caller = current_caller()
-    is_own = caller is None or caller.speaks_for_all or caller.tenant in ("", scope.tenant)
-    if caller is not None and not is_own:
+    caller = _limited_caller()
+    if caller is not None and caller.tenant not in ("", scope.tenant):  # a manager without a tenant manages all
         rule = "the caller's own: the prior of all tenants, and those of others, are not its to change"
         raise PermissionDenied(f"scope.tenant must be {caller.tenant!r}, {rule}, got {scope.tenant!r}")
     return replace(converted, tenant=scope.tenant)
 
 
 def scope_from(scope: pb.Scope, settings: DatastoreSettings) -> Scope:
-    """Converts a scope as it stands, whoever the caller is. Raises InvalidParameter and FailedPrecondition."""
+    """Converts a scope without regard to the caller. Raises InvalidParameter and FailedPrecondition."""
     check(scope.tokenizer_hash != "", "scope.tokenizer_hash", "set", "''")
     for field in ("tokenizer_hash", "session_id", "corpus", "tenant"):
         length = len(getattr(scope, field))
@@ -241,8 +240,8 @@ def _is_below(token_ids: Sequence[int], vocab_size: int) -> bool:
 
 def may_see(tenant: str) -> bool:
     """Returns True if the caller may know of what belongs to a tenant, or with ALL_TENANTS to all of them."""
-    caller = current_caller()
-    if caller is None or caller.speaks_for_all or tenant == ALL_TENANTS:
+    caller = _limited_caller()
+    if caller is None or tenant == ALL_TENANTS:
         return True
     is_manager_of_all = Role.MANAGE in caller.roles and not caller.tenant
     return is_manager_of_all or tenant == _own_tenant(caller)
@@ -254,13 +253,19 @@ def _callers_scope(scope: pb.Scope, settings: DatastoreSettings) -> Scope:
     The tenant comes from the credentials. What the message names counts for those alone who speak for all tenants.
     """
     converted = scope_from(scope, settings)
-    caller = current_caller()
-    if caller is None or caller.speaks_for_all:
+    caller = _limited_caller()
+    if caller is None:
         return converted
     own = _own_tenant(caller)
     if scope.tenant not in ("", own):
         raise PermissionDenied(f"scope.tenant must be the caller's own, {own!r}, or unset, got {scope.tenant!r}")
     return replace(converted, tenant=own)
+
+
+def _limited_caller() -> Caller | None:
+    """Returns the caller, or None if it may name any tenant: a service, or a caller who need not sign in."""
+    caller = current_caller()
+    return None if caller is None or caller.speaks_for_all else caller
 
 
 def _own_tenant(caller: Caller) -> str:

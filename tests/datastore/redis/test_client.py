@@ -15,7 +15,7 @@ import pytest
 from outrider.datastore.redis.client import RedisClient
 from outrider.datastore.types import StoreUnavailable
 from outrider_cli.local.redis import LocalRedis, RedisFailed, free_port
-from tests.datastore.conftest import hung, restart
+from tests.support.datastores import hung, restart
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ async def test_a_caller_who_gives_up_leaves_the_others_their_answers(open_client
 
 
 @pytest.mark.slow
-async def test_lookups_fail_at_once_while_redis_hangs_and_work_when_it_goes_on(open_client, own_redis):
+async def test_lookups_fail_at_once_while_redis_hangs_and_work_after_it(open_client, own_redis):
     client = open_client(own_redis.url, lookup_timeout_s=0.02, timeout_s=0.1)
     await client.start()
     assert await client.look_up([("ECHO", "a")]) == [b"a"]
@@ -70,7 +70,7 @@ async def answers(client: RedisClient) -> bool:
         return False
 
 
-async def test_whoever_waits_when_redis_dies_is_told(open_client, own_redis):
+async def test_a_call_that_waits_when_redis_dies_fails(open_client, own_redis):
     client = open_client(own_redis.url, timeout_s=60.0)
     waiting = asyncio.ensure_future(client.call("BLPOP", "nothing", 0))
     await client.call("PING")
@@ -81,7 +81,7 @@ async def test_whoever_waits_when_redis_dies_is_told(open_client, own_redis):
         await client.call("PING")
 
 
-async def test_a_password_and_a_database_are_used_and_the_password_is_not_told(open_client, own_redis):
+async def test_a_password_and_a_database_are_used_and_no_error_shows_it(open_client, own_redis):
     await open_client(own_redis.url).call("CONFIG", "SET", "requirepass", "secret")
     url = f"redis://:secret@127.0.0.1:{own_redis.port}/3"
     assert b"db=3" in await open_client(url).call("CLIENT", "INFO")

@@ -15,7 +15,7 @@ from outrider.core.retrieval.prior import PriorTable
 from outrider.core.retrieval.tiers import LocalTiers
 from outrider.datastore.redis.layout import CONTEXTS_PER_CALL, REJECTIONS_PER_CALL, TOKENS_PER_CALL
 from outrider.datastore.types import NGRAM_TIERS, Limits, Rejection
-from tests.datastore.conftest import keys_of, load
+from tests.support.datastores import full_keys, keys_of, load
 
 MAX_MATCH_LEN = 3
 LIMITS = Limits(3, 4)
@@ -36,7 +36,7 @@ step = (
 
 
 class Reference:
-    """What a session must get: the reference of the tiers, and the stream as the session knows it."""
+    """Answers as a session must be answered: the reference of the tiers, and the stream as the session knows it."""
 
     def __init__(self, prior: list[list[int]]) -> None:
         self.stream: list[int] = []
@@ -51,7 +51,7 @@ class Reference:
         self.stream += added
 
     def lookup(self, context, max_match_len, max_continuation_len, searched):
-        """As if the tiers that are not searched were empty; what was refused still counts."""
+        """Looks up as if the tiers that are not searched were empty; what was refused still counts."""
         all_tiers = LocalTiers(MAX_MATCH_LEN, self.tiers.prior, self.shared)
         all_tiers._refused = self.tiers._refused
         empty = NgramTier(MAX_MATCH_LEN)
@@ -127,7 +127,7 @@ async def test_a_request_that_is_repeated_whole_changes_nothing(store, scope, re
     assert await contents(redis_url, scope) == before
 
 
-async def test_a_request_that_leaves_a_gap_stores_nothing_and_says_where_to_go_on(store, scope, redis_url):
+async def test_a_request_with_a_gap_stores_nothing_and_returns_the_position(store, scope, redis_url):
     assert await store.record(scope, 0, [1, 2], []) == 2
     before = await contents(redis_url, scope)
     assert await store.record(scope, 3, [4] * 200, [Rejection([1], [2], [3])]) == 2
@@ -139,7 +139,7 @@ async def contents(redis_url: str, scope) -> dict[str, object]:
     """Everything that is stored of a tokenizer."""
     async with Redis.from_url(redis_url) as redis:
         found = {}
-        for key in await redis.keys(f"*{scope.tokenizer_hash.removeprefix('test ')}*"):
+        for key in await redis.keys(full_keys(scope.tokenizer_hash)):
             is_string = await redis.type(key) == b"string"
             found[key] = await redis.get(key) if is_string else await redis.hgetall(key)
         return found
@@ -155,11 +155,11 @@ async def test_more_followers_than_are_kept_push_out_the_least_counted(store, sc
         found = await store.lookup(scope, [ends], Limits(3, 8))
         assert found.continuations == [tiers.lookup(ends, 3, 8)]
     async with Redis.from_url(redis_url) as redis:
-        [key] = [key async for key in redis.scan_iter(f"*{scope.tokenizer_hash.removeprefix('test ')}*:dynamic")]
+        [key] = [key async for key in redis.scan_iter(full_keys(scope.tokenizer_hash) + ":dynamic")]
         assert len(await redis.hget(key, bytes(4))) == 8 * MAX_FOLLOWERS
 
 
-async def test_what_the_target_refused_is_not_taken_from_the_prior_again(store, scope):
+async def test_what_the_target_refused_is_not_taken_from_the_prior(store, scope):
     limits = Limits(3, 1)
     await load(store, scope, [3, 1, 2, 50], [3, 1, 2, 50], [3, 1, 2, 60])
     assert (await store.lookup(scope, [[1, 2]], limits)).continuations[0].token_ids == (50, 60)
@@ -187,7 +187,7 @@ async def test_a_long_corpus_is_counted_whole(store, scope):
     assert (corpus.num_tokens, corpus.num_ngrams) == (5000, table.num_ngrams)
 
 
-async def test_a_session_learns_no_more_than_its_cap_and_its_position_goes_on(open_store, redis_url, scope):
+async def test_a_session_learns_up_to_its_cap_and_its_position_goes_on(open_store, redis_url, scope):
     store = open_store(redis_url, max_session_tokens=4)
     assert await store.record(scope, 0, [1, 2, 3], []) == 3
     assert await store.record(scope, 3, [4, 5, 6], [Rejection([1], [2], [3])]) == 6
@@ -205,7 +205,7 @@ async def test_refused_drafts_alone_cannot_fill_the_memory(open_store, redis_url
     assert 1 < sum(continuation != NOTHING for continuation in found.continuations) < 10
 
 
-async def test_the_shared_tier_keeps_to_its_cap_and_drops_the_least_counted(open_store, redis_url, scope):
+async def test_the_shared_tier_drops_the_least_counted_beyond_its_cap(open_store, redis_url, scope):
     store = open_store(redis_url, max_num_shared_ngrams=1024)
     scope = replace(scope, retrieval_scope=RetrievalScope.TENANT, contribute=True)
     for number in range(3):
@@ -213,7 +213,7 @@ async def test_the_shared_tier_keeps_to_its_cap_and_drops_the_least_counted(open
     stream = [100 + i for i in range(2000)]
     await store.record(scope, 0, stream, [])
     async with Redis.from_url(redis_url) as redis:
-        [key] = [key async for key in redis.scan_iter(f"*{scope.tokenizer_hash.removeprefix('test ')}*:shared")]
+        [key] = [key async for key in redis.scan_iter(full_keys(scope.tokenizer_hash) + ":shared")]
         assert await redis.hlen(key) == 1024
     [found] = (await store.lookup(replace(scope, session_id=""), [[1, 2, 3]], LIMITS)).continuations
     assert (found.tier, found.match_len, found.counts) == (Source.SHARED, 3, (3,))

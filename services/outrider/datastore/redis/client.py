@@ -78,7 +78,7 @@ class RedisClient:
         self._monitor: asyncio.Task[None] | None = None
         self._is_up = True
         self._problem = ""
-        """Why the monitor could not reach Redis the last time. Empty means that it could."""
+        """The reason for which the monitor could not reach Redis the last time. Empty means that it could."""
         self._small_lookups = asyncio.Semaphore(MAX_SMALL_LOOKUPS_UNDER_WAY)
         self._large_lookups = asyncio.Semaphore(MAX_LARGE_LOOKUPS_UNDER_WAY)
         self._num_lookups_waiting = 0

@@ -51,7 +51,7 @@ ROOT = "outrider:2:"
 CORPORA = ROOT + "corpora"
 LIBRARY = "outrider_ngrams_2"
 
-# Redis answers nobody else during one command or call of a Function: these bound how long it takes.
+# Redis serves no other caller during a command or a call of a Function: these bound how long it takes.
 TOKENS_PER_CALL = 64
 """Tokens learned in one call."""
 REJECTIONS_PER_CALL = 16

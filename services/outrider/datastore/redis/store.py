@@ -127,18 +127,20 @@ class RedisStore:
         Returns:
             The session's position afterwards. If it is less than base_len, there was a gap, and nothing is stored.
         """
-        head, limits = self._record_head(scope), self._record_limits
+        head, limits = _record_head(scope), self._record_limits
         starts = range(0, len(accepted), layout.TOKENS_PER_CALL) or range(1)
         firsts = range(0, len(rejections), layout.REJECTIONS_PER_CALL) or range(1)
         # One call after the other, not a pipeline: Redis works a pipeline off in one go, and lookups wait behind it.
         for number, start in enumerate((*starts, *([len(accepted)] * (len(firsts) - 1)))):
-            tokens = layout.pack(accepted[start : start + layout.TOKENS_PER_CALL])
+            tokens = accepted[start : start + layout.TOKENS_PER_CALL]
             # Refused drafts come with the last tokens, and after them. If the request is cut off before, the tokens
             # that are missing show that it has to be sent again; the drafts alone would leave no trace.
             first = (number + 1 - len(starts)) * layout.REJECTIONS_PER_CALL
             refused = rejections[first : first + layout.REJECTIONS_PER_CALL] if first >= 0 else ()
-            lists = [layout.pack(part) for r in refused for part in (r.context, r.rejected, r.continuation)]
-            position, is_repeated = await self._client.call(*head, base_len + start, tokens, *limits, *lists)
+            runs = (tokens, *(run for r in refused for run in (r.context, r.rejected, r.continuation)))
+            packed_tokens, *packed_lists = map(layout.pack, runs)
+            arguments = (base_len + start, packed_tokens, *limits, *packed_lists)
+            position, is_repeated = await self._client.call(*head, *arguments)
             is_last_token = number + 1 >= len(starts)
             if position < base_len + start or (is_repeated and is_last_token):
                 break
@@ -159,13 +161,6 @@ class RedisStore:
         entry_tokens = min(layout.RING_ENTRY_TOKENS, settings.ring_capacity)
         ring = (settings.ring_capacity, entry_tokens, settings.shared_ttl_s)
         return int(await self._client.call("FCALL", "outrider_end_session_2", len(keys), *keys, base_len, *ring))
-
-    def _record_head(self, scope: Scope) -> Command:
-        """Returns the record Function and its keys."""
-        keys: tuple[str, ...] = layout.session_keys(scope)
-        if scope.contribute and (shared := layout.shared_keys(scope)):
-            keys = (*keys, shared.ngrams, shared.changes)
-        return ("FCALL", "outrider_record_2", len(keys), *keys)
 
     @property
     def _record_limits(self) -> tuple[int, ...]:
@@ -313,7 +308,16 @@ class RedisStore:
         return streams
 
 
-# Building a head costs more than sending it: a session looks up after every round, always with the same one.
+# The heads are kept: a session looks up and records after every round, always with the same ones.
+@lru_cache(4096)
+def _record_head(scope: Scope) -> tuple[str | int, ...]:
+    """Returns the record Function and its keys."""
+    keys: tuple[str, ...] = layout.session_keys(scope)
+    if scope.contribute and (shared := layout.shared_keys(scope)):
+        keys = (*keys, shared.ngrams, shared.changes)
+    return ("FCALL", "outrider_record_2", len(keys), *keys)
+
+
 @lru_cache(4096)
 def _lookup_head(scope: Scope, limits: Limits, longest: int) -> Command:
     """Returns the lookup Function, its keys, and all of its arguments but the contexts."""

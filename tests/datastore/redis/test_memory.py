@@ -1,4 +1,4 @@
-"""What Redis may use, and what it gives up first."""
+"""The memory that Redis may use, and what it gives up first."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from redis.asyncio import Redis
 
 from outrider.core.params import RetrievalScope
 from outrider.datastore.types import Limits
-from tests.datastore.conftest import load, restart, until
+from tests.support.datastores import full_keys, load, restart
+from tests.support.waiting import until
 
 LIMITS = Limits(3, 1)
 
 
-async def test_a_memory_budget_is_set_when_redis_is_reached_and_again_when_it_is_back(own_redis, open_store):
+async def test_a_memory_budget_is_set_whenever_redis_is_reached(own_redis, open_store):
     store = open_store(own_redis.url, memory_budget_mb=64)
     for _ in range(2):
 
@@ -43,7 +44,7 @@ async def test_without_a_budget_redis_is_left_as_it_is(own_redis, open_store, sc
         }
 
 
-async def test_a_redis_that_refuses_to_be_configured_is_used_with_a_warning(own_redis, open_store, scope, capsys):
+async def test_a_redis_that_refuses_its_budget_is_used_with_a_warning(own_redis, open_store, scope, capsys):
     restart(own_redis, "--rename-command", "CONFIG", "")  # as in a Redis that others manage
     store = open_store(own_redis.url, memory_budget_mb=64)
     assert await store.record(scope, 0, [1, 2], []) == 2
@@ -68,17 +69,17 @@ async def test_what_is_evicted_is_never_a_prior(own_redis, open_store, scope):
     found = await store.lookup(scope, [[first] for first, _ in prior], LIMITS)
     assert [continuation.token_ids for continuation in found.continuations] == [(second,) for _, second in prior]
     assert len((await store.read_prior(scope.corpus_id(""))).documents) == 2000
-    # A session whose tokens are gone begins anew.
+    # A session whose tokens are gone begins again.
     first = replace(shared, session_id="session 0", tenant="tenant 0")
     position = await store.record(first, 2000, [1], [])
     assert position in (0, 2001)
     assert await store.record(first, 0, [7, 8, 9], []) >= 3
 
 
-async def test_a_session_whose_tokens_were_evicted_does_not_count_them_twice(store, scope, redis_url):
+async def test_a_session_whose_tokens_were_evicted_counts_them_once(store, scope, redis_url):
     await store.record(scope, 0, [1, 2, 1, 2], [])
     async with Redis.from_url(redis_url) as redis:
-        await redis.delete(*await redis.keys(f"*{scope.tokenizer_hash.removeprefix('test ')}*:tokens"))
+        await redis.delete(*await redis.keys(full_keys(scope.tokenizer_hash) + ":tokens"))
     assert await store.record(scope, 4, [1], []) == 0
     assert await store.record(scope, 0, [1, 2, 1, 2], []) == 4
     [found] = (await store.lookup(scope, [[1]], LIMITS)).continuations

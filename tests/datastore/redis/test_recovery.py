@@ -14,13 +14,13 @@ from outrider.core.params import RetrievalScope
 from outrider.datastore.types import Limits, Rejection, StoreFull, StoreUnavailable
 from outrider.v1 import datastore_pb2 as pb
 from outrider_cli.local.redis import free_port
-from tests.datastore.conftest import hung, load, look_up, refusal
+from tests.support.datastores import hung, load, look_up, query, refusal
 
 RECOVERY_S = 2.0
 LIMITS = Limits(3, 4)
 
 
-async def test_a_dead_redis_is_noticed_at_once_and_found_again_when_it_is_back(own_redis, open_store, scope):
+async def test_a_dead_redis_is_noticed_at_once_and_found_when_it_is_back(own_redis, open_store, scope):
     store = open_store(own_redis.url)
     await store.record(scope, 0, [1, 2], [])
     own_redis.kill()
@@ -87,7 +87,7 @@ async def test_a_store_can_be_made_before_its_redis_is_there(open_store, scope):
     assert "secret" not in str(caught.value)
 
 
-async def test_a_full_redis_says_so_to_records_and_still_answers_and_ends_sessions(own_redis, open_store, scope):
+async def test_a_full_redis_refuses_records_but_answers_and_ends_sessions(own_redis, open_store, scope):
     store = open_store(own_redis.url)
     scope = replace(scope, retrieval_scope=RetrievalScope.TENANT, contribute=True)
     await store.record(scope, 0, [1, 2], [])
@@ -113,5 +113,5 @@ async def test_a_full_redis_is_a_status_of_its_own(own_redis, serve, scope):
             served.stub.Record(iter([pb.RecordRequest(scope=named, accepted_token_ids=[1, 2])]))
         )
     assert (code, "is full" in details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
-    [response] = await look_up(served.stub, pb.LookupRequest(scope=named, queries=[pb.Query(context_token_ids=[1])]))
+    [response] = await look_up(served.stub, pb.LookupRequest(scope=named, queries=[query(1)]))
     assert not response.is_local

@@ -14,7 +14,8 @@ from outrider.core.retrieval.prior import PriorTable
 from outrider.datastore.redis.layout import LOADING_TTL_S
 from outrider.datastore.types import ALL_TENANTS, CorpusNotFound, Limits, StoreFull, StoreUnavailable
 from outrider.v1 import datastore_pb2 as pb
-from tests.datastore.conftest import keys_of, load, load_prior, refusal, to_the_end, until
+from tests.support.datastores import full_keys, keys_of, load, load_prior, refusal, to_the_end
+from tests.support.waiting import until
 
 LIMITS = Limits(3, 1)
 FORMER = ["prior:", "prior::changes", "prior::documents", "prior::info"]
@@ -28,7 +29,7 @@ def loading(store, scope):
 
 
 async def is_as_before(store, scope, redis_url) -> bool:
-    """Whether the prior 1 2 is the only one, and nothing else is left."""
+    """Returns True if the prior 1 2 is the only one, and nothing else is left."""
     found = await store.lookup(scope, [[1], [LONG[7]]], LIMITS)
     tokens = [continuation.token_ids for continuation in found.continuations]
     prior = await store.read_prior(scope.corpus_id(ALL_TENANTS))
@@ -80,10 +81,10 @@ async def test_a_cancelled_load_leaves_the_former_prior(store, scope, redis_url)
 
 
 @pytest.mark.parametrize("part", ["", ":documents"])
-async def test_what_was_evicted_halfway_is_noticed_and_the_former_prior_stays(store, scope, redis_url, part):
+async def test_an_eviction_halfway_is_noticed_and_the_former_prior_stays(store, scope, redis_url, part):
     async def evict() -> None:
         async with Redis.from_url(redis_url) as redis:
-            for key in await redis.keys(f"*{scope.tokenizer_hash.removeprefix('test ')}*loading:*"):
+            for key in await redis.keys(full_keys(scope.tokenizer_hash) + "loading:*"):
                 if key.endswith(b":documents") == bool(part):
                     await redis.delete(key)
 
@@ -105,7 +106,7 @@ async def test_a_redis_that_is_full_halfway_keeps_the_former_prior(own_redis, op
 
 
 @pytest.mark.slow
-async def test_a_redis_that_dies_halfway_has_no_prior_that_is_half_there(own_redis, open_store, scope):
+async def test_a_redis_that_dies_halfway_has_no_half_prior(own_redis, open_store, scope):
     store = open_store(own_redis.url)
     with pytest.raises(StoreUnavailable):
         await to_the_end(loading(store, scope), own_redis.kill)
@@ -113,11 +114,11 @@ async def test_a_redis_that_dies_halfway_has_no_prior_that_is_half_there(own_red
     assert await store.list_corpora() == []
 
 
-async def test_a_prior_that_is_being_loaded_expires_if_nobody_goes_on(store, scope, redis_url):
+async def test_a_prior_that_is_being_loaded_expires_if_it_is_abandoned(store, scope, redis_url):
     progress = loading(store, scope)
     await anext(progress)
     async with Redis.from_url(redis_url) as redis:
-        keys = await redis.keys(f"*{scope.tokenizer_hash.removeprefix('test ')}*")
+        keys = await redis.keys(full_keys(scope.tokenizer_hash))
         assert len(keys) == 2
         for key in keys:
             assert 0 < await redis.ttl(key) <= LOADING_TTL_S
@@ -141,7 +142,6 @@ def named(scope) -> pb.Scope:
 
 SELF = pb.Scope()
 """Stands for the test's own scope."""
-OTHER = pb.Scope(tokenizer_hash="another")
 
 
 def piece(*documents: list[int], **fields) -> pb.LoadPriorRequest:
@@ -211,11 +211,7 @@ async def test_a_caller_who_hangs_up_while_sending_leaves_nothing(served, named,
     call = served.stub.LoadPrior()
     await call.write(piece([1, 2], scope=named))
     call.cancel()
-
-    async def is_over() -> bool:
-        return served.servicer._loads._num_loads == 0
-
-    await until(is_over)
+    await until(lambda: served.servicer._loads._num_loads == 0)
     assert await keys_of(redis_url, scope.tokenizer_hash) == []
 
 
@@ -252,7 +248,7 @@ async def test_a_caller_who_sends_nothing_gives_its_place_up(serve, redis_url, n
     assert (await load_prior(served.stub, piece([1, 2], scope=named)))[-1].is_done
 
 
-async def test_a_message_with_very_many_documents_is_refused_at_the_limit(serve, redis_url, named):
+async def test_a_message_with_too_many_documents_is_refused_at_the_limit(serve, redis_url, named):
     served = await serve(redis_url, max_prior_tokens=20_000)
     code, details = await refusal(served.stub.LoadPrior(iter([piece(*[[3, 4]] * 15_000, scope=named)])))
     assert code is grpc.StatusCode.INVALID_ARGUMENT

@@ -1,11 +1,13 @@
-"""What the command shows: text coloured by where its tokens came from, the legend, the summary, one-line errors.
+"""Shows a generation on the terminal: text coloured by where its tokens came from, the legend, the summary.
 
 Only generated text goes to stdout, so that it can be piped; everything else goes to stderr.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import groupby
 
 from rich.console import Console
@@ -14,8 +16,9 @@ from rich.text import Text
 from outrider.core.params import Source
 from outrider.core.statistics import COUNTS
 from outrider.v1 import types_pb2, verifier_pb2
-from outrider_client.generation import Chunk, Result
-from outrider_client.requests import method_name
+from outrider_client.blocking import BlockingClient
+from outrider_client.generation import Chunk, Result, Transcript
+from outrider_client.requests import GenerateOptions, Prompt, method_name
 
 STYLES: dict[Source, tuple[str, str]] = {
     Source.TARGET: ("target", "default"),
@@ -26,13 +29,51 @@ STYLES: dict[Source, tuple[str, str]] = {
     Source.SHARED: ("retrieval", "cyan"),
     Source.RING: ("retrieval", "cyan"),
 }
-"""What a source is called in the legend, and its colour. The target's own tokens look like ordinary text."""
+"""Name in the legend and colour of a source. The target's own tokens look like ordinary text."""
 
-Detokenize = Callable[[Sequence[int]], str]
+NUM_CACHED_PIECES = 4096
+"""Pieces of text whose tokens come again: the server is not asked about them twice."""
+
+Detokenize = Callable[[tuple[int, ...]], str]
+
+
+def show(
+    client: BlockingClient, prompt: Prompt, options: GenerateOptions, *, plain: bool = False, stoppable: bool = False
+) -> Transcript:
+    """Streams a generation to stdout; legend and summary go to stderr.
+
+    Ctrl-C cancels it on all servers.
+
+    Args:
+        client: Generates, and detokenizes the pieces of one colour.
+        prompt: Goes to the server; it is not shown.
+        options: Of the generation.
+        plain: Shows the text alone.
+        stoppable: Takes the text so far as the answer after Ctrl-C, instead of raising KeyboardInterrupt.
+    """
+    out, err = Console(soft_wrap=True), Console(stderr=True, highlight=False)
+    detokenize: Detokenize | None = None
+    if not plain and out.is_terminal:
+        detokenize = lru_cache(maxsize=NUM_CACHED_PIECES)(client.detokenize)
+        err.print(legend())
+    started = time.perf_counter()
+    with client.generate(prompt, **options) as generation:
+        try:
+            stream(generation, out, detokenize)
+        except KeyboardInterrupt:
+            print()
+            if not stoppable:
+                raise
+            return generation
+    seconds = time.perf_counter() - started
+    print()
+    if not plain:
+        err.print(summary(generation.result, seconds))
+    return generation
 
 
 def legend() -> Text:
-    """The colours, in words of these colours."""
+    """Returns the names of the colours, each in its colour."""
     meanings = {"draft": "guessed by the draft model", "retrieval": "retrieved", "target": "the target's own"}
     line = Text()
     for name, style in dict(STYLES.values()).items():
@@ -41,7 +82,7 @@ def legend() -> Text:
 
 
 def pieces(chunk: Chunk, detokenize: Detokenize) -> Iterator[tuple[str, str]]:
-    """The chunk's text in pieces of one source each, with their styles. Joined, they are the chunk's text, always.
+    """Yields the chunk's text in pieces of one source each, with their styles. Joined, they are always the whole text.
 
     The server sends one text for a round. Where it ends inside a character, or the tokenizer treats the tokens of a
     piece differently alone, the rest of the chunk keeps the colour of that piece: colours may be off, the text is not.
@@ -61,7 +102,7 @@ def pieces(chunk: Chunk, detokenize: Detokenize) -> Iterator[tuple[str, str]]:
 
 
 def style_of(source: Source | None) -> str:
-    """The colour of a source."""
+    """Returns the colour of a source; that of ordinary text for one that is not known here."""
     return STYLES[source][1] if source is not None else "default"
 
 
@@ -77,8 +118,8 @@ def stream(generation: Iterator[Chunk], console: Console, detokenize: Detokenize
 
 
 def summary(result: Result, seconds: float) -> Text:
-    """One or two lines about a generation: what speculation did, how fast it was. With METHOD_AUTO also one for each
-    way to go on that the server has chosen."""
+    """Returns a line about a generation: its speed, and what speculation did for it. With METHOD_AUTO there is one more
+    for each strategy that the server has chosen."""
     counts = result.summary
     parts = [
         f"{len(result.token_ids)} tokens in {seconds:.1f} s ({len(result.token_ids) / seconds:.0f} tokens/s)",
@@ -90,8 +131,8 @@ def summary(result: Result, seconds: float) -> Text:
         if result.bytes_per_accepted_token:
             parts.append(f"{result.bytes_per_accepted_token:.0f} bytes per accepted token")
     parts.append(f"ended by {result.finish_reason.value}")
-    asked = f" (for {method_name(counts.requested_method)})" if counts.requested_method else ""
-    line = Text(f"{method_name(counts.method)}{asked}: ", "bold").append(" · ".join(parts), "not bold")
+    replaced = f" (for {method_name(counts.requested_method)})" if counts.requested_method else ""
+    line = Text(f"{method_name(counts.method)}{replaced}: ", "bold").append(" · ".join(parts), "not bold")
     line.append(f" · seed {result.seed}", "not bold dim")
     for decision in counts.decisions:
         line.append(f"\n  {_decision(decision)}", "not bold")
@@ -112,7 +153,7 @@ def _phrases(counts: verifier_pb2.SpeculationSummary, *, is_trouble: bool) -> li
 
 
 def _decision(decision: verifier_pb2.Decision) -> str:
-    """How often, how well and how fast one of the ways went that METHOD_AUTO chose."""
+    """Returns the rounds, tokens and speed of a strategy that METHOD_AUTO chose."""
     words = [method_name(decision.method)]
     if decision.rows == types_pb2.ROWS_TREE:
         words.append("tree")
@@ -123,7 +164,7 @@ def _decision(decision: verifier_pb2.Decision) -> str:
     return f"{' '.join(words)}: {decision.num_rounds} rounds, {length:.2f} tokens a round{speed}"
 
 
-def _runs(chunk: Chunk) -> list[tuple[str, list[int]]]:
-    """Neighbouring tokens of one colour."""
+def _runs(chunk: Chunk) -> list[tuple[str, tuple[int, ...]]]:
+    """Returns runs of neighbouring tokens of one colour."""
     pairs = zip(map(style_of, chunk.sources), chunk.token_ids, strict=True)
-    return [(style, [token_id for _, token_id in run]) for style, run in groupby(pairs, key=lambda pair: pair[0])]
+    return [(style, tuple(token_id for _, token_id in run)) for style, run in groupby(pairs, key=lambda pair: pair[0])]

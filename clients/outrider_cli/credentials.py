@@ -1,4 +1,4 @@
-"""`outrider credentials`: tokens for callers, and what a server's --credentials file says of them."""
+"""`outrider credentials`: makes tokens for callers, and their entries for a server's --credentials file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from outrider.security.callers import Role
 
 TOKEN_BYTES = 32
-"""Of chance. Nobody guesses it, so its hash needs neither salt nor time."""
+"""Random bytes of a token. They cannot be guessed, so the hash needs neither salt nor a slow function."""
 
 app = typer.Typer(no_args_is_help=True, help="Makes tokens for callers of servers with --credentials.")
 
@@ -37,12 +37,12 @@ def new(
     if tenant:
         entry["tenant"] = tenant
     entry["roles"] = [each.value for each in dict.fromkeys(role)]
-    asked = {
+    limits = {
         "num_sessions": num_sessions,
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
     }
-    limits = {name: value for name, value in asked.items() if value}
+    limits = {name: value for name, value in limits.items() if value}
     if limits:
         entry["limits"] = limits
     typer.echo(token)

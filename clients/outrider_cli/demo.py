@@ -1,4 +1,4 @@
-"""`outrider demo`, which is `make demo`: the idea in half a minute, on one machine, with the models that are included.
+"""`outrider demo`, which is `make demo`: the idea in a minute, on one machine, with the models that are included.
 
 The nodes are processes on loopback, one core each. The target is the included demo model made larger by layers that
 change nothing in its text, only its time: like any real target, it costs many times what the draft model costs.
@@ -11,21 +11,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from outrider.telemetry.redaction import without_secrets
+from outrider_cli.console import show
+from outrider_cli.failures import reported
 from outrider_cli.local.process import ProcessFailed
-from outrider_cli.local.stack import LocalStack, StackConfig
-from outrider_cli.talk import show
+from outrider_cli.local.stack import LocalStack, StackConfig, termination_as_exit
+from outrider_cli.options import TargetDtype
 from outrider_client.blocking import BlockingClient
 from outrider_client.errors import OutriderError
 from outrider_client.generation import Result
 from outrider_client.requests import GenerateOptions
 
-METHODS = ("off", "speculative", "pearl", "saguaro", "best-first", "auto")
+STREAMED_METHOD = "auto"
+REFERENCE = "off"
+METHODS = (REFERENCE, "speculative", "pearl", "saguaro", "best-first", "auto")
+TARGET_DTYPE = "float32"
+"""In float32 no text of a method differs. In bfloat16 a row that is computed among others differs in its last bits, and
+a near-tie between two tokens can fall the other way."""
 TEMPERATURE = 0.7
 SEED = 7
 PROMPTS = (
@@ -36,7 +45,7 @@ PROMPTS = (
 
 @dataclass(slots=True)
 class Measured:
-    """What one method did so far."""
+    """Holds what one method generated so far, and the time that it took."""
 
     method: str
     results: list[Result] = field(default_factory=list)
@@ -54,11 +63,32 @@ class Measured:
         return sum(len(result.token_ids) for result in self.results) / self.seconds
 
     @property
-    def acceptance_length(self) -> float:
-        """Tokens per round, over all prompts."""
+    def tokens_per_forward(self) -> float:
+        """Tokens per round, which is one forward of the target; 0 if there was no round."""
         rounds = sum(result.summary.num_rounds for result in self.results)
         accepted = sum(result.summary.num_accepted_tokens for result in self.results)
         return 1 + accepted / rounds if rounds else 0.0
+
+    def num_same_tokens(self, reference: Measured) -> int:
+        """Returns how many tokens stand before the first difference from the reference, over all prompts."""
+        pairs = zip(self.results, reference.results, strict=True)
+        return sum(num_same(ours.token_ids, theirs.token_ids) for ours, theirs in pairs)
+
+
+def num_same(token_ids: Sequence[int], reference: Sequence[int]) -> int:
+    """Returns how many tokens of two outputs are the same, up to the first that differs."""
+    pairs = enumerate(zip(token_ids, reference, strict=False))
+    return next((index for index, (ours, theirs) in pairs if ours != theirs), min(len(token_ids), len(reference)))
+
+
+def demo(
+    *,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Tokens of each generation.")] = 96,
+    dtype: TargetDtype = TARGET_DTYPE,
+) -> None:
+    """Starts everything, streams one generation, compares the methods, and ends everything. About a minute."""
+    with reported(), termination_as_exit():
+        run(max_tokens=max_tokens, target_dtype=dtype)
 
 
 def run(*, max_tokens: int, target_dtype: str) -> None:
@@ -79,36 +109,6 @@ def run(*, max_tokens: int, target_dtype: str) -> None:
             raise ProcessFailed(f"{error.message}; the end of the verifier's log:\n{stack.log_tail()}") from error
 
 
-def _stream_one(out: Console, client: BlockingClient, options: GenerateOptions) -> None:
-    out.print(f"\n[bold]One generation[/] (pearl, temperature {TEMPERATURE})\n")
-    out.out(PROMPTS[0], style="dim", end="")
-    show(client, PROMPTS[0], GenerateOptions(**options, method="auto"))
-
-
-def _compare(out: Console, client: BlockingClient, options: GenerateOptions) -> None:
-    conditions = f"temperature {TEMPERATURE}, {len(PROMPTS)} prompts, {options['max_tokens']} tokens each"
-    out.print(f"\n[bold]The methods[/] ({conditions})\n")
-    measured = [Measured(method) for method in METHODS]
-    with _progress(out) as progress:
-        task = progress.add_task("measuring", total=len(PROMPTS) * len(METHODS))
-        # The methods take turns: what else the machine does meets all of them.
-        for prompt in PROMPTS:
-            for one in measured:
-                progress.update(task, description=one.method)
-                one.add(client, prompt, options)
-                progress.advance(task)
-    out.print(_table(measured))
-    out.print(_conclusion(measured))
-
-
-def parting(text: Sequence[int], reference: Sequence[int]) -> int | None:
-    """Index of the first token in which two outputs differ; None if they are identical."""
-    if tuple(text) == tuple(reference):
-        return None
-    pairs = enumerate(zip(text, reference, strict=False))
-    return next((index for index, (ours, theirs) in pairs if ours != theirs), min(len(text), len(reference)))
-
-
 def _introduce(out: Console, stack: LocalStack, client: BlockingClient) -> None:
     info = client.info()
     forward = next((time.forward_ms for time in info.forward_times if time.num_rows == 1), None)
@@ -118,36 +118,66 @@ def _introduce(out: Console, stack: LocalStack, client: BlockingClient) -> None:
     out.print(f"[bold]retrieval-datastore[/]  {info.datastore.address}  {without_secrets(stack.redis_url or '')}")
 
 
-def _table(measured: Sequence[Measured]) -> Table:
-    off = measured[0]
+def _stream_one(out: Console, client: BlockingClient, options: GenerateOptions) -> None:
+    out.print(f"\n[bold]One generation[/] (method {STREAMED_METHOD}, temperature {TEMPERATURE})\n")
+    out.out(PROMPTS[0], style="dim", end="")
+    show(client, PROMPTS[0], GenerateOptions(**options, method=STREAMED_METHOD))
+
+
+def _compare(out: Console, client: BlockingClient, options: GenerateOptions) -> None:
+    conditions = f"temperature {TEMPERATURE}, {len(PROMPTS)} prompts, {options['max_tokens']} tokens each"
+    out.print(f"\n[bold]The methods[/] ({conditions}; {REFERENCE} is the target model alone)\n")
+    measured = [Measured(method) for method in METHODS]
+    with _progress(out) as progress:
+        task = progress.add_task("measuring", total=len(PROMPTS) * len(METHODS))
+        # The methods take turns: what else the machine does meets all of them.
+        for prompt in PROMPTS:
+            for one in measured:
+                progress.update(task, description=one.method)
+                one.add(client, prompt, options)
+                progress.advance(task)
+    out.print(table_of(measured))
+    out.print(conclusion_of(measured))
+
+
+def table_of(measured: Sequence[Measured]) -> Table:
+    """Returns a row for each method; the first one is the reference."""
+    reference = measured[0]
     table = Table("method", box=None, pad_edge=False, header_style="bold")
-    for column in ("tokens/s", "speed-up", "acceptance length"):
+    for column in ("tokens/s", "speed-up", "tokens per target forward"):
         table.add_column(column, justify="right")
-    table.add_column("same text as off")
+    table.add_column(f"same text as {reference.method}")
     for one in measured:
         table.add_row(
             one.method,
             f"{one.tokens_per_s:.1f}",
-            f"{one.tokens_per_s / off.tokens_per_s:.2f}x",
-            f"{one.acceptance_length:.2f}",
-            "" if one is off else "; ".join(dict.fromkeys(_verdicts(one, off))),
+            f"{one.tokens_per_s / reference.tokens_per_s:.2f}x",
+            f"{one.tokens_per_forward:.2f}",
+            "" if one is reference else _sameness(one, reference),
         )
     return table
 
 
-def _verdicts(one: Measured, off: Measured) -> Iterator[str]:
-    for result, reference in zip(one.results, off.results, strict=True):
-        index = parting(result.token_ids, reference.token_ids)
-        yield "yes" if index is None else f"no, from token {index}"
+def _sameness(one: Measured, reference: Measured) -> str:
+    if _is_same(one, reference):
+        return "yes"
+    num_tokens = sum(len(result.token_ids) for result in reference.results)
+    return f"{one.num_same_tokens(reference)} of {num_tokens} tokens"
 
 
-def _conclusion(measured: Sequence[Measured]) -> str:
-    off, *others = measured
-    if all(verdict == "yes" for one in others for verdict in _verdicts(one, off)):
+def _is_same(one: Measured, reference: Measured) -> bool:
+    pairs = zip(one.results, reference.results, strict=True)
+    return all(ours.token_ids == theirs.token_ids for ours, theirs in pairs)
+
+
+def conclusion_of(measured: Sequence[Measured]) -> str:
+    """Returns what the last column of the table means."""
+    reference, *others = measured
+    if all(_is_same(one, reference) for one in others):
         return "\n[dim]Every method gave the target's own text, token for token.[/]"
     return (
-        "\n[dim]A text may part from off where two tokens are nearly equally likely: in bfloat16 a row\n"
-        "that is computed among others differs in its last bits. With --dtype float32 they never part.[/]"
+        "\n[dim]Below float32 a text may part where two tokens are nearly equally likely, because a row that is\n"
+        f"computed among others differs in its last bits. With --dtype {TARGET_DTYPE} every text is the same.[/]"
     )
 
 
@@ -157,7 +187,7 @@ def _describe(progress: Progress, task: TaskID, step: str) -> None:
 
 @contextmanager
 def _progress(out: Console) -> Iterator[Progress]:
-    """A bar that is gone when the work is done. Shown on terminals only."""
+    """Shows a bar, on terminals only; it is gone when the work is done."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=out, transient=True) as progress:
         yield progress

@@ -1,4 +1,4 @@
-"""`outrider edge`: a speculator beside the application, and the cloud's verifier as if it were here."""
+"""`outrider edge`: a draft model beside the application that dials the cloud's verifier, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def edge(
     for name, path in files.items():
         flags += [f"--peer-{name}", str(path)] if path is not None else []
     flags += ["--peer-insecure"] if insecure else []
-    notes = Console(stderr=True, highlight=False)
+    err = Console(stderr=True, highlight=False)
     with ExitStack() as exits:
         exits.enter_context(reported())
         exits.enter_context(termination_as_exit())
@@ -51,7 +51,7 @@ def edge(
         arguments = (*flags, "--num-threads", str(num_threads))
         service = Service("edge", "outrider.edge", arguments, folder / "edge.log", listen=listen)
         exits.callback(service.stop)
-        status = exits.enter_context(notes.status("starting"))
+        status = exits.enter_context(err.status("starting"))
         service.start()
         service.wait_serving()
         Console(highlight=False, soft_wrap=True).print(f"{service.name:<11}{service.address}")

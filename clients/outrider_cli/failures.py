@@ -1,6 +1,6 @@
-"""How the `outrider` command fails: one line on stderr and an exit code, never a traceback for what a user can cause.
+"""Failures of the `outrider` command: one line on stderr and an exit code, never a traceback for what a user can cause.
 
-1 = it failed; 2 = wrong usage; 3 = the server cannot be reached or is not ready; 130 = interrupted.
+1: it failed; 2: wrong usage; 3: the server cannot be reached or is not ready; 130: interrupted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WRONG_USAGE = 2
 UNREACHABLE = 3
 INTERRUPTED = 130
 
-_NOBODY_THERE = re.compile("connection refused|connection reset|no route to host|domain name not found|dns", re.I)
+_NO_SERVER = re.compile("connection refused|connection reset|no route to host|domain name not found|dns", re.I)
 
 
 class FlagError(ValueError):
@@ -33,28 +33,34 @@ class FlagError(ValueError):
 
 @contextmanager
 def reported(address: str | None = None) -> Iterator[None]:
-    """Ends the command as the table above says if the body fails. `address` is named if nobody answers there."""
+    """Ends the command with one line and its exit code if the body fails.
+
+    Args:
+        address: Named if there is no server that answers.
+    """
     try:
         yield
     except KeyboardInterrupt:
+        complain("interrupted", kind="")
         raise typer.Exit(INTERRUPTED) from None
     except OutriderError as error:
-        _complain(_sentence(error, address))
+        complain(_sentence(error, address))
         code = {Unavailable: UNREACHABLE, InvalidArgument: WRONG_USAGE}.get(type(error), FAILED)
         raise typer.Exit(code) from None
     except BrokenPipeError:
-        raise  # the reader of our output has had enough: typer ends quietly
+        raise  # the reader of our output has closed it, as `head` does: typer ends quietly
     except (ProcessFailed, RedisNotFound, RedisFailed, OSError) as error:
-        _complain(str(error))
+        complain(str(error))
         raise typer.Exit(FAILED) from None
     except ValueError as error:  # a value that does not fit on the wire, like a negative seed
-        _complain(str(error))
+        complain(str(error))
         raise typer.Exit(WRONG_USAGE) from None
 
 
 def _sentence(error: OutriderError, address: str | None) -> str:
+    """Returns an error of a server as a sentence, with advice where there is any."""
     if isinstance(error, Unavailable):
-        if cause := _NOBODY_THERE.search(error.message):
+        if cause := _NO_SERVER.search(error.message):
             where = address or "the server"
             advice = "start one with `outrider up`, or name another with --address or OUTRIDER_ADDRESS"
             return f"cannot reach a verifier at {where} ({cause.group().lower()}): {advice}"
@@ -64,5 +70,6 @@ def _sentence(error: OutriderError, address: str | None) -> str:
     return f"{error.message} ({error.code.name})"
 
 
-def _complain(message: str) -> None:
-    Console(stderr=True).print(f"error: {message}", markup=False, highlight=False, soft_wrap=True)
+def complain(message: str, *, kind: str = "error: ") -> None:
+    """Prints a line to stderr."""
+    Console(stderr=True).print(f"{kind}{message}", markup=False, highlight=False, soft_wrap=True)

@@ -1,20 +1,25 @@
-"""Flags of the `outrider` command that several subcommands share. Unset means: the server's default."""
+"""Flags that several commands share, each declared once. An unset one means the server's default.
+
+A command takes groups of flags as one argument: `@generating` gives it those of a generation as `options`, `@secured`
+those of a connection as `security`.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import typer
+from google.protobuf.descriptor import FieldDescriptor
 
 from outrider.core.params import Method
 from outrider.security.tokens import token_from
 from outrider_cli.failures import reported
 from outrider_client.channel import SecurityOptions
-from outrider_client.requests import METHOD_MESSAGES, method_message, method_params_help, parse_method_params
+from outrider_client.requests import METHOD_MESSAGES, GenerateOptions, enum_number, method_fields, method_message
 
 DEFAULT_PORT = 50051
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
@@ -22,6 +27,9 @@ DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 _SAMPLING = "Sampling"
 _SPECULATION = "Speculation (changes the speed, never the text)"
 _MODELS = "Models"
+_SECURITY = "Security"
+
+_T = TypeVar("_T")
 
 Address = Annotated[
     str,
@@ -32,102 +40,6 @@ Address = Annotated[
     ),
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="No colours, no legend, no summary.")]
-TimeoutS = Annotated[float | None, typer.Option(help="Deadline of a generation, in seconds.", min=0)]
-
-Temperature = Annotated[float | None, typer.Option(help="Divides the logits; 0 = greedy.", rich_help_panel=_SAMPLING)]
-TopK = Annotated[int | None, typer.Option(help="Keeps the k most probable tokens; 0 = all.", rich_help_panel=_SAMPLING)]
-TopP = Annotated[
-    float | None,
-    typer.Option(help="Keeps the most probable tokens that reach this probability.", rich_help_panel=_SAMPLING),
-]
-MinP = Annotated[
-    float | None,
-    typer.Option(help="Keeps tokens this probable, relative to the most probable one.", rich_help_panel=_SAMPLING),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option(
-        help="Same request and seed: same text.", metavar="<int>", min=0, max=2**64 - 1, rich_help_panel=_SAMPLING
-    ),
-]
-MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.", rich_help_panel=_SAMPLING)]
-StopTokenIds = Annotated[
-    list[int] | None,
-    typer.Option("--stop-token-id", help="Ends the generation. Can be repeated.", rich_help_panel=_SAMPLING),
-]
-IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos", help="Goes on after end-of-sequence tokens.", rich_help_panel=_SAMPLING)
-]
-
-MethodOption = Annotated[
-    Method | None,
-    typer.Option(
-        "--method",
-        metavar="NAME",
-        help=f"How drafts are made: {', '.join(method.value for method in Method)}.",
-        rich_help_panel=_SPECULATION,
-    ),
-]
-NumSpeculativeTokens = Annotated[
-    int | None, typer.Option(help="Most tokens verified in one round.", rich_help_panel=_SPECULATION)
-]
-Lookahead = Annotated[
-    int | None, typer.Option(help="Tokens drafted beyond the committed ones.", rich_help_panel=_SPECULATION)
-]
-MinPathProbability = Annotated[
-    float | None,
-    typer.Option(help="A chain ends where its probability falls below this.", rich_help_panel=_SPECULATION),
-]
-RowsOption = Annotated[
-    Literal["chain", "tree"] | None,
-    typer.Option(
-        "--rows", help="What a target forward verifies: one path, or a sub-tree.", rich_help_panel=_SPECULATION
-    ),
-]
-MaxRows = Annotated[
-    int | None, typer.Option(help="Rows of a sub-tree; unset = as many as pay.", rich_help_panel=_SPECULATION)
-]
-AcceptanceRuleOption = Annotated[
-    Literal["match", "ratio"] | None,
-    typer.Option(
-        "--acceptance-rule",
-        help="Which drafted tokens are kept; ratio: the text depends on them.",
-        rich_help_panel=_SPECULATION,
-    ),
-]
-SharedNoise = Annotated[
-    bool | None,
-    typer.Option(
-        "--shared-noise/--no-shared-noise", help="Ranks drafts with the target's noise.", rich_help_panel=_SPECULATION
-    ),
-]
-AllowFallback = Annotated[
-    bool,
-    typer.Option("--allow-fallback", help="Takes another method if a peer is missing.", rich_help_panel=_SPECULATION),
-]
-MethodParam = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--method-param",
-        metavar="NAME=VALUE",
-        help="A parameter of the method itself; see below. Can be repeated.",
-        rich_help_panel=_SPECULATION,
-    ),
-]
-Retrieval = Annotated[
-    bool | None,
-    typer.Option("--retrieval/--no-retrieval", help="Adds retrieved continuations.", rich_help_panel=_SPECULATION),
-]
-RetrievalScope = Annotated[
-    Literal["session", "tenant", "global"] | None,
-    typer.Option(help="With whom retrieval shares.", rich_help_panel=_SPECULATION),
-]
-Contribute = Annotated[
-    bool | None,
-    typer.Option(
-        "--contribute/--no-contribute", help="Lets the others of the scope retrieve this.", rich_help_panel=_SPECULATION
-    ),
-]
 
 Target = Annotated[
     str, typer.Option(help="Target model: a demo name, a folder or a Hugging Face name.", rich_help_panel=_MODELS)
@@ -142,28 +54,105 @@ NumThreads = Annotated[
 RedisUrl = Annotated[str | None, typer.Option(envvar="REDIS_URL", help="A Redis that runs already; unset = start one.")]
 LogFolder = Annotated[Path | None, typer.Option(help="Keeps the logs here.", file_okay=False)]
 
-METHOD_PARAMS_EPILOG = "\n\n".join(["Parameters for --method-param:", *method_params_help()])
-"""What stands below the flags of a command that has `MethodParam`."""
+
+def _sampling(*names: str, text: str, **settings: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=_SAMPLING, **settings)
 
 
-def method_params(method: Method | None, pairs: list[str] | None) -> dict[str, Any]:
-    """What --method-param says, as keyword arguments of `generate`. Wrong usage where it says nothing sensible."""
-    try:
-        params = parse_method_params(method, pairs or ())
-        for name in params.keys() & METHOD_MESSAGES.keys():
-            method_message(name, params[name])
-    except (TypeError, ValueError) as error:
-        raise typer.BadParameter(str(error), param_hint="--method-param") from None
-    return params
+def _speculation(*names: str, text: str, **settings: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=_SPECULATION, **settings)
 
 
-_PANEL = "Security"
+class GenerationFlags:
+    """Declares the flags of a generation: a new parameter of the protocol gets its flag here and nowhere else.
 
-_T = TypeVar("_T")
+    They are named as in `GenerateOptions`, and stand in the order of `--help`. None means unset.
+    """
+
+    timeout_s: Annotated[float | None, typer.Option(help="Deadline of a generation, in seconds.", min=0)]
+    temperature: Annotated[float | None, _sampling(text="Divides the logits; 0 = greedy.")]
+    top_k: Annotated[int | None, _sampling(text="Keeps the k most probable tokens; 0 = all.")]
+    top_p: Annotated[float | None, _sampling(text="Keeps the most probable tokens that reach this probability.")]
+    min_p: Annotated[float | None, _sampling(text="Keeps tokens this probable, relative to the most probable one.")]
+    seed: Annotated[
+        int | None, _sampling(text="Same request and seed: same text.", metavar="<int>", min=0, max=2**64 - 1)
+    ]
+    max_tokens: Annotated[int | None, _sampling(text="Most tokens to generate.")]
+    stop_token_ids: Annotated[
+        list[int] | None, _sampling("--stop-token-id", text="Ends the generation. Can be repeated.")
+    ]
+    ignore_eos: Annotated[bool | None, _sampling("--ignore-eos", text="Goes on after end-of-sequence tokens.")]
+    method: Annotated[
+        Method | None,
+        _speculation(
+            "--method",
+            metavar="NAME",
+            text=f"How drafts are made: {', '.join(method.value for method in Method)}.",
+        ),
+    ]
+    num_speculative_tokens: Annotated[int | None, _speculation(text="Most tokens verified in one round.")]
+    lookahead: Annotated[int | None, _speculation(text="Tokens drafted beyond the committed ones.")]
+    min_path_probability: Annotated[
+        float | None, _speculation(text="A chain ends where its probability falls below this.")
+    ]
+    retrieval: Annotated[bool | None, _speculation("--retrieval/--no-retrieval", text="Adds retrieved continuations.")]
+    retrieval_scope: Annotated[
+        Literal["session", "tenant", "global"] | None, _speculation(text="With whom retrieval shares.")
+    ]
+    contribute: Annotated[
+        bool | None,
+        _speculation("--contribute/--no-contribute", text="Lets the others of the scope retrieve this."),
+    ]
+    rows: Annotated[
+        Literal["chain", "tree"] | None,
+        _speculation("--rows", text="What a target forward verifies: one path, or a sub-tree."),
+    ]
+    max_rows: Annotated[int | None, _speculation(text="Rows of a sub-tree; unset = as many as pay.")]
+    acceptance_rule: Annotated[
+        Literal["match", "ratio"] | None,
+        _speculation("--acceptance-rule", text="Which drafted tokens are kept; ratio: the text depends on them."),
+    ]
+    shared_noise: Annotated[
+        bool | None,
+        _speculation("--shared-noise/--no-shared-noise", text="Ranks drafts with the target's noise."),
+    ]
+    allow_fallback: Annotated[
+        bool | None, _speculation("--allow-fallback", text="Takes another method if a peer is missing.")
+    ]
+    method_param: Annotated[
+        list[str] | None,
+        _speculation(
+            "--method-param", metavar="NAME=VALUE", text="A parameter of the method itself; see below. Can be repeated."
+        ),
+    ]
+
+
+def generating(*, without: Sequence[str] = (), **defaults: object) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
+    """Returns a decorator that gives a command the flags of a generation. Its argument `options` gets their values.
+
+    Args:
+        without: Flags that the command does not have, as `GenerationFlags` names them.
+        **defaults: Values of flags that the user leaves unset; None where nothing is named here.
+    """
+    declared = inspect.get_annotations(GenerationFlags, eval_str=True)
+    flags = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=annotation)
+        for name, annotation in declared.items()
+        if name not in without
+    ]
+
+    def decorate(command: Callable[..., _T]) -> Callable[..., _T]:
+        return _with_flags(command, "options", flags, _generation)
+
+    return decorate
+
+
+def _generation(method_param: list[str] | None = None, **flags: Any) -> GenerateOptions:
+    return cast(GenerateOptions, {**flags, **_method_params(flags.get("method"), method_param or ())})
 
 
 def _file(variable: str, text: str) -> Any:
-    return typer.Option(envvar=variable, help=text, dir_okay=False, show_default=False, rich_help_panel=_PANEL)
+    return typer.Option(envvar=variable, help=text, dir_okay=False, show_default=False, rich_help_panel=_SECURITY)
 
 
 TokenFile = Annotated[
@@ -175,8 +164,14 @@ CaFile = Annotated[
 CertFile = Annotated[Path | None, _file("OUTRIDER_CERT_FILE", "Certificate to show to servers that ask for one, PEM.")]
 KeyFile = Annotated[Path | None, _file("OUTRIDER_KEY_FILE", "Key of --cert-file, PEM.")]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Talks to other machines without TLS.", rich_help_panel=_PANEL)
+    bool, typer.Option("--insecure", help="Talks to other machines without TLS.", rich_help_panel=_SECURITY)
 ]
+
+
+def secured(command: Callable[..., _T]) -> Callable[..., _T]:
+    """Gives a command the flags of a secured connection. Its argument `security` gets their values."""
+    flags = list(inspect.signature(_security, eval_str=True).parameters.values())
+    return _with_flags(command, "security", flags, _security)
 
 
 def _security(
@@ -187,35 +182,110 @@ def _security(
     key_file: KeyFile = None,
     insecure: Insecure = False,
 ) -> SecurityOptions:
-    """What the flags say. Raises ValueError."""
+    """Returns the options that the flags stand for. Raises ValueError for an unusable token."""
     given = SecurityOptions(ca_file=ca_file, cert_file=cert_file, key_file=key_file, insecure=insecure)
     if token_file is not None:
         try:
             given["token"] = token_from([token_file.read_bytes()])
         except OSError as error:
-            # Not str(error): who gives the token in place of the file's name should not find it in a log.
+            # Not str(error): a user who gives the token in place of the file's name should not find it in a log.
             raise ValueError(f"--token-file: {error.strerror}") from None
         except ValueError as error:
             raise ValueError(f"--token-file: {error}") from None
     return given
 
 
-_FLAGS = tuple(inspect.signature(_security, eval_str=True).parameters.values())
+def _with_flags(
+    command: Callable[..., _T], argument: str, flags: Sequence[inspect.Parameter], value_of: Callable[..., Any]
+) -> Callable[..., _T]:
+    """Returns a command that has flags in place of one argument.
 
-
-def secured(command: Callable[..., _T]) -> Callable[..., _T]:
-    """Gives a command these flags. What they say is its argument `security`."""
+    Args:
+        command: The command; typer reads its signature.
+        argument: The argument that gets what `value_of` makes of the flags.
+        flags: The flags, as parameters of a signature.
+        value_of: Called with the flags by name. Its ValueErrors are wrong usage.
+    """
     signature = inspect.signature(command, eval_str=True)
-    own = [parameter for parameter in signature.parameters.values() if parameter.name != "security"]
 
     @wraps(command)
-    def with_security(**arguments: Any) -> _T:
-        flags = {flag.name: arguments.pop(flag.name) for flag in _FLAGS}
+    def with_flags(**arguments: Any) -> _T:
+        given = {flag.name: arguments.pop(flag.name) for flag in flags}
         with reported():
-            security = _security(**flags)
-        return command(**arguments, security=security)
+            value = value_of(**given)
+        return command(**arguments, **{argument: value})
 
-    parameters = [*own, *_FLAGS]
-    with_security.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    with_security.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return with_security
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        parameters += flags if parameter.name == argument else [parameter]
+    with_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    # typer asks for the type hints too, which are read from the annotations, not from the signature.
+    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_flags
+
+
+def _method_params(method: Method | None, pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns --method-param as keyword arguments of `generate`. Ends the command as wrong usage if they are wrong."""
+    try:
+        params = parse_method_params(method, pairs)
+        for name, given in params.items():
+            method_message(name, given)
+    except (TypeError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="--method-param") from None
+    return params
+
+
+def parse_method_params(method: Method | None, pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns the flags NAME=VALUE of a method as keyword arguments of `generate`: {"card": {"beam_width": 50}}.
+
+    Raises ValueError, naming the parameter, the rule and the value.
+    """
+    if not pairs:
+        return {}
+    field = method.value.replace("-", "_") if method is not None else ""
+    if field not in METHOD_MESSAGES:
+        names = ", ".join(name.replace("_", "-") for name in METHOD_MESSAGES)
+        raise ValueError(f"needs a --method with parameters of its own ({names}), got {pairs[0]!r}")
+    fields = method_fields(field)
+    params: dict[str, Any] = {}
+    for pair in pairs:
+        name, separator, text = pair.partition("=")
+        name = name.strip().replace("-", "_")
+        if not separator:
+            raise ValueError(f"must be NAME=VALUE, got {pair!r}")
+        if name not in fields:
+            raise ValueError(f"must name one of {', '.join(fields)} with this method, got {name!r}")
+        if name in params:
+            raise ValueError(f"must name {name} once, got {pair!r}")
+        params[name] = _parsed(fields[name], text.strip())
+    return {field: params}
+
+
+def _parsed(field: FieldDescriptor, text: str) -> Any:
+    if field.is_repeated:
+        return [_parsed_item(field, item.strip()) for item in text.split(",")]
+    return _parsed_item(field, text)
+
+
+def _parsed_item(field: FieldDescriptor, text: str) -> Any:
+    if field.enum_type is not None:
+        return enum_number(field.enum_type, text, field.name)
+    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
+        if text not in ("true", "false"):
+            raise ValueError(f"{field.name} must be true or false, got {text!r}")
+        return text == "true"
+    kind, rule = (float, "a number") if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE else (int, "a whole number")
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{field.name} must be {rule}, got {text!r}") from None
+
+
+def _method_params_help() -> Iterator[str]:
+    """Yields a line for each method with parameters of its own."""
+    for field in METHOD_MESSAGES:
+        yield f"{field.replace('_', '-')}: {', '.join(method_fields(field))}"
+
+
+METHOD_PARAMS_EPILOG = "\n\n".join(["Parameters for --method-param:", *_method_params_help()])
+"""Stands below the flags of a command that has --method-param."""

@@ -1,17 +1,23 @@
-"""From Python values to requests. What the caller leaves unset stays unset on the wire: defaults are the server's."""
+"""Makes requests of Python values. What the caller leaves unset stays unset on the wire: defaults are the server's.
+
+A parameter of the protocol is named once here, in `GenerateOptions`; its place on the wire is found by its name.
+"""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, TypeAlias, TypedDict, cast
+from typing import Any, TypeAlias, TypedDict, TypeVar, cast
 
-from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from outrider.core.params import AcceptanceRule, Method, RetrievalScope, Rows
 from outrider.v1 import types_pb2, verifier_pb2
+
+_M = TypeVar("_M", bound=Message)
 
 ChatMessage = verifier_pb2.ChatMessage
 """One message of a chat: `role` ("system", "user", "assistant") and `content`."""
@@ -21,50 +27,50 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage | Mapping[str, st
 
 
 class GenerateOptions(TypedDict, total=False):
-    """Keyword arguments of `generate` and `complete`. Absent or None = unset: the server's default."""
+    """Keyword arguments of `generate` and `complete`. An absent one, or None, means the server's default."""
 
     temperature: float | None
-    """Divides the logits; 0 = greedy."""
+    """Divides the logits; 0 means greedy."""
     top_k: int | None
-    """Keeps only the k most probable tokens; 0 = all."""
+    """Keeps only the k most probable tokens; 0 means all."""
     top_p: float | None
     """Keeps the smallest set of most probable tokens whose probability reaches top_p."""
     min_p: float | None
     """Keeps tokens at least min_p times as probable as the most probable one."""
     seed: int | None
-    """Keys the noise: the same request with the same seed gives the same text. Unset = drawn by the server."""
+    """Keys the noise: the same request with the same seed gives the same text. Unset: the server draws one."""
     max_tokens: int | None
-    """Most tokens to generate. Unset = as many as the context has room for."""
+    """Most tokens to generate. Unset: as many as the context has room for."""
     stop_token_ids: Sequence[int] | None
     """Tokens that end the generation; they are not part of the output."""
     ignore_eos: bool | None
     """Goes on after the model's end-of-sequence tokens."""
     method: Method | str | None
-    """How drafts are made: "off", "speculative", "pearl", "retrieval", "card", "saguaro", "double", "spacelike",
-    "best-first", "auto". Changes the speed, never the text."""
+    """Makes drafts by this method: "off", "speculative", "pearl", "retrieval", "card", "saguaro", "double",
+    "spacelike", "best-first", "auto". Changes the speed, never the text."""
     num_speculative_tokens: int | None
     """Most chain tokens verified in one round."""
     lookahead: int | None
-    """How many tokens beyond the committed ones the speculator may draft."""
+    """Most tokens beyond the committed ones that the speculator may draft."""
     min_path_probability: float | None
     """A chain ends where the draft model's probability of the whole path falls below this."""
     retrieval: bool | None
     """Adds retrieved continuations behind the chain, and lets the draft model verify them in phrases."""
     retrieval_scope: RetrievalScope | str | None
-    """With whom retrieval shares: "session", "tenant", "global"."""
+    """Shares retrieved tokens within this scope: "session", "tenant", "global"."""
     contribute: bool | None
-    """Whether the others of the scope may retrieve this session's tokens."""
+    """Lets the others of the scope retrieve this session's tokens."""
     rows: Rows | str | None
-    """What the rows of a target forward are spent on: one path ("chain") or the best sub-tree ("tree")."""
+    """Spends the rows of a target forward on one path ("chain") or on the best sub-tree ("tree")."""
     max_rows: int | None
-    """Drafted rows of one target forward, for "tree". Unset = as many as pay."""
+    """Most drafted rows of one target forward, for "tree". Unset: as many as pay."""
     acceptance_rule: AcceptanceRule | str | None
-    """Which drafted tokens are kept: "match" or "ratio". Under "ratio" the text depends on the drafts, its distribution
-    does not."""
+    """Decides which drafted tokens are kept: "match" or "ratio". Under "ratio" the text depends on the drafts, its
+    distribution does not."""
     shared_noise: bool | None
-    """Whether the speculator ranks its guesses with the target's own noise."""
+    """Has the speculator rank its guesses with the target's own noise."""
     allow_fallback: bool | None
-    """Whether a method whose peer the server does not have may be replaced. The summary says by what."""
+    """Lets the server replace a method whose peer it does not have. The summary names the method that ran."""
     card: Mapping[str, Any] | None
     """Parameters of "card", by the names that `CardParams` has in the protocol: `card={"beam_width": 50}`."""
     saguaro: Mapping[str, Any] | None
@@ -76,75 +82,84 @@ class GenerateOptions(TypedDict, total=False):
     best_first: Mapping[str, Any] | None
     """Parameters of "best-first"."""
     resume_token_ids: Sequence[int] | None
-    """What an interrupted generation of this very request has emitted: the output goes on after it (with its seed)."""
+    """Tokens that an interrupted generation of this very request has emitted: the output goes on after them. Needs its
+    seed."""
     timeout_s: float | None
-    """Deadline of the whole generation, in seconds. Unset = none."""
+    """Deadline of the whole generation, in seconds. Unset: none."""
     resume: bool | None
-    """Whether a generation whose call breaks goes on in another call, on another replica if there is one. Unset = yes.
-    Under "ratio" what is resumed has the right distribution, but is another text."""
+    """Resumes a generation whose call breaks in another call, on another replica if there is one. Unset: yes. Under
+    "ratio" a resumed text has the right distribution, but is another text."""
     resume_timeout_s: float | None
-    """How long that is tried, from the break to the next token, and how long for the first while servers restart. Unset
-    = 30 s."""
+    """Longest time from the break to the next token, in seconds, and to the first one while servers restart. Unset:
+    30."""
     stall_timeout_s: float | None
-    """How long a server may say nothing, the time to the first token included, before its call counts as broken. Unset
-    = 30 s; infinite = for ever."""
+    """Longest silence of a server, in seconds, the time to the first token included, before its call counts as broken.
+    Unset: 30; infinite: no limit."""
 
 
-_SAMPLING_FIELDS = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
-_SPECULATION_FIELDS = frozenset(types_pb2.SpeculationParams.DESCRIPTOR.fields_by_name)
-_ENUMS = {
-    "method": types_pb2.Method.DESCRIPTOR,
-    "rows": types_pb2.Rows.DESCRIPTOR,
-    "acceptance_rule": types_pb2.AcceptanceRule.DESCRIPTOR,
+_SPECULATION = types_pb2.SpeculationParams.DESCRIPTOR
+_RETRIEVAL = {"retrieval_scope": "scope", "contribute": "contribute"}
+"""Options that are fields of `RetrievalParams`, by their names there."""
+
+METHOD_MESSAGES: dict[str, type[Message]] = {
+    field.name: GetMessageClass(cast(Descriptor, field.message_type))
+    for field in _SPECULATION.oneofs_by_name["method_params"].fields
+}
+"""Messages of a method's own parameters, by their field in `SpeculationParams`."""
+
+_ENUMS: dict[str, EnumDescriptor] = {
+    **{
+        field.name: cast(EnumDescriptor, field.enum_type)
+        for field in _SPECULATION.fields
+        if field.enum_type is not None
+    },
     "retrieval_scope": types_pb2.RetrievalScope.DESCRIPTOR,
 }
-"""Options that may be given by name."""
+"""Options that may be given by the name of their value."""
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.GenerateRequest:
-    """The request for a prompt and options.
+    """Returns the request for a prompt and options. Ranges are the server's business.
 
-    Raises TypeError for an option that does not exist or has the wrong type, and ValueError for one that the wire
-    cannot hold. Ranges are the server's business.
+    Raises:
+        TypeError: An option does not exist, or has the wrong type.
+        ValueError: The wire cannot hold a value.
     """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - GenerateOptions.__annotations__.keys():
         raise TypeError(f"generate() got an unexpected keyword argument {min(unknown)!r}")
     for name in given.keys() & _ENUMS.keys():
         given[name] = enum_number(_ENUMS[name], given[name], name)
-    own = [name for name in METHOD_MESSAGES if name in given]
-    if len(own) > 1:
-        raise TypeError(f"generate() got parameters of more than one method: {', '.join(own)}")
-    for name in own:
+    methods = [name for name in METHOD_MESSAGES if name in given]
+    if len(methods) > 1:
+        raise TypeError(f"generate() got parameters of more than one method: {', '.join(methods)}")
+    for name in methods:
         given[name] = method_message(name, given[name])
-    retrieval: dict[str, Any] = {name: given[name] for name in given.keys() & {"contribute"}}
-    if "retrieval_scope" in given:
-        retrieval["scope"] = given["retrieval_scope"]
+    retrieval = {field: given[name] for name, field in _RETRIEVAL.items() if name in given}
     if retrieval:
         given["retrieval_params"] = types_pb2.RetrievalParams(**retrieval)
-    sampling = {name: given[name] for name in given.keys() & _SAMPLING_FIELDS}
-    speculation = {name: given[name] for name in given.keys() & _SPECULATION_FIELDS}
     return verifier_pb2.GenerateRequest(
         prompt=prompt_message(prompt),
-        sampling=types_pb2.SamplingParams(**sampling) if sampling else None,
-        speculation=types_pb2.SpeculationParams(**speculation) if speculation else None,
+        sampling=_message_of(types_pb2.SamplingParams, given),
+        speculation=_message_of(types_pb2.SpeculationParams, given),
         resume_token_ids=given.get("resume_token_ids", ()),
     )
 
 
+def _message_of(kind: type[_M], given: Mapping[str, Any]) -> _M | None:
+    """Returns a message of the values that are named like its fields; None if there are none."""
+    fields = {name: given[name] for name in given.keys() & kind.DESCRIPTOR.fields_by_name.keys()}
+    return kind(**fields) if fields else None
+
+
 def prompt_message(prompt: Prompt) -> verifier_pb2.Prompt:
-    """The prompt in the form that its type says. Raises TypeError for anything else."""
+    """Returns the prompt in the form that its type asks for. Raises TypeError for anything else."""
     if isinstance(prompt, str):
         return verifier_pb2.Prompt(text=prompt)
     items = list(prompt)
     if items and isinstance(items[0], (ChatMessage, Mapping)):
         return verifier_pb2.Prompt(chat=verifier_pb2.ChatMessages(messages=[_chat_message(item) for item in items]))
     return verifier_pb2.Prompt(token_ids=verifier_pb2.TokenIds(token_ids=_token_ids(items)))
-
-
-def method_name(number: int) -> str:
-    """The name of a method: "best-first" for METHOD_BEST_FIRST, the number for one that this version does not know."""
-    return enum_name(types_pb2.Method.DESCRIPTOR, number)
 
 
 def _chat_message(item: object) -> ChatMessage:
@@ -157,28 +172,67 @@ def _chat_message(item: object) -> ChatMessage:
 
 def _token_ids(items: Iterable[object]) -> list[int]:
     try:
+        # index() takes numpy's and torch's integers too, and refuses 1.0.
         return [operator.index(item) for item in items]  # type: ignore[arg-type]
     except TypeError:
         raise TypeError("prompt must be text, token ids, or messages with role and content") from None
 
 
-METHOD_MESSAGES: dict[str, type[Message]] = {
-    "card": types_pb2.CardParams,
-    "saguaro": types_pb2.SaguaroParams,
-    "double": types_pb2.DoubleParams,
-    "spacelike": types_pb2.SpacelikeParams,
-    "best_first": types_pb2.BestFirstParams,
-}
-"""Messages of `SpeculationParams.method_params` by field."""
+def method_message(field: str, params: Mapping[str, Any]) -> Message:
+    """Returns a method's own parameters as their message. Enums may be given by name.
+
+    Raises:
+        TypeError: A parameter does not exist, or has the wrong type.
+        ValueError: The wire cannot hold a value.
+    """
+    kind, fields = METHOD_MESSAGES[field], method_fields(field)
+    if unknown := params.keys() - fields.keys():
+        raise TypeError(f"{field} must have parameters of {', '.join(fields)} only, got {min(unknown)!r}")
+    message = kind()
+    for name, value in params.items():
+        sent = _wire_value(fields[name], value, f"{field}.{name}")
+        try:
+            message.MergeFrom(kind(**{name: sent}))
+        except (TypeError, ValueError) as error:  # protobuf says what is wrong, but not always with which field
+            raise type(error)(f"{field}.{name}: {error}") from None
+    return message
+
+
+def method_fields(field: str) -> dict[str, FieldDescriptor]:
+    """Returns a method's own parameters by name, in the protocol's order."""
+    return {each.name: cast(FieldDescriptor, each) for each in METHOD_MESSAGES[field].DESCRIPTOR.fields}
+
+
+def _wire_value(field: FieldDescriptor, value: Any, what: str) -> Any:
+    if field.is_repeated and isinstance(value, str):
+        raise TypeError(f"{what} must be a list, got {value!r}")  # protobuf would take it apart, letter by letter
+    if field.enum_type is None:
+        return value
+    if field.is_repeated:
+        return [enum_number(field.enum_type, item, what) for item in value]
+    return enum_number(field.enum_type, value, what)
+
+
+def method_name(number: int) -> str:
+    """Returns the name of a method: "best-first" for METHOD_BEST_FIRST, the number for one that is not known here."""
+    return enum_name(types_pb2.Method.DESCRIPTOR, number)
 
 
 def enum_number(enum: EnumDescriptor, value: object, what: str) -> int:
-    """The number of an enum's value on the wire: of a name like "best-first" or "TENANT", of a member of the enum in
-    `outrider.core`, or the number itself. Raises ValueError for a name that does not exist."""
+    """Returns the number of an enum's value on the wire.
+
+    Args:
+        enum: The enum of the protocol.
+        value: A name like "best-first" or "TENANT", a member of the enum in `outrider.core`, or the number itself.
+        what: The name of the option, for the error.
+
+    Raises:
+        ValueError: There is no value of this name.
+    """
     if isinstance(value, int):
         return value
-    said = value.name if isinstance(value, Enum) else value
-    name = said.upper().replace("-", "_") if isinstance(said, str) else ""
+    given = value.name if isinstance(value, Enum) else value
+    name = given.upper().replace("-", "_") if isinstance(given, str) else ""
     known = enum.values_by_name.get(_prefix(enum) + name)
     if known is None or known.number == 0:
         names = ", ".join(enum_name(enum, number) for number in enum.values_by_number if number)
@@ -187,96 +241,11 @@ def enum_number(enum: EnumDescriptor, value: object, what: str) -> int:
 
 
 def enum_name(enum: EnumDescriptor, number: int) -> str:
-    """The name of an enum's value: "best-first" for METHOD_BEST_FIRST, the number for one that is not known here."""
+    """Returns the name of an enum's value, in lower case with dashes; the number for one that is not known here."""
     known = enum.values_by_number.get(number)
     return known.name.removeprefix(_prefix(enum)).lower().replace("_", "-") if known is not None else str(number)
 
 
 def _prefix(enum: EnumDescriptor) -> str:
+    """Returns what every name of the enum begins with: its value 0 is always named PREFIX_UNSPECIFIED."""
     return enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
-
-
-def method_message(field: str, params: Mapping[str, Any]) -> Message:
-    """A method's parameters as their message. Enums may be given by name.
-
-    Raises TypeError for a parameter that does not exist or has the wrong type, and ValueError for one that the wire
-    cannot hold.
-    """
-    kind, fields = METHOD_MESSAGES[field], _fields(field)
-    if unknown := params.keys() - fields.keys():
-        raise TypeError(f"{field} must have parameters of {', '.join(fields)} only, got {min(unknown)!r}")
-    message = kind()
-    for name, value in params.items():
-        sent = _wire_value(fields[name], value, f"{field}.{name}")
-        try:
-            message.MergeFrom(kind(**{name: sent}))
-        except (TypeError, ValueError) as error:  # it says what is wrong, but not always with what
-            raise type(error)(f"{field}.{name}: {error}") from None
-    return message
-
-
-def _wire_value(field: FieldDescriptor, value: Any, what: str) -> Any:
-    if field.is_repeated and isinstance(value, str):
-        raise TypeError(f"{what} must be a list, got {value!r}")
-    if field.enum_type is None:
-        return value
-    if field.is_repeated:
-        return [enum_number(field.enum_type, item, what) for item in value]
-    return enum_number(field.enum_type, value, what)
-
-
-def _fields(field: str) -> Mapping[str, FieldDescriptor]:
-    """A method's parameters by name."""
-    return cast(Mapping[str, FieldDescriptor], METHOD_MESSAGES[field].DESCRIPTOR.fields_by_name)
-
-
-def parse_method_params(method: Method | None, pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The flags NAME=VALUE of a method, as keyword arguments of `generate`: {"card": {"beam_width": 50}}.
-
-    Raises ValueError, naming the parameter, the rule and the value.
-    """
-    if not pairs:
-        return {}
-    field = "" if method is None else method.value.replace("-", "_")
-    if field not in METHOD_MESSAGES:
-        names = ", ".join(name.replace("_", "-") for name in METHOD_MESSAGES)
-        raise ValueError(f"needs a --method with parameters of its own ({names}), got {pairs[0]!r}")
-    fields = _fields(field)
-    params: dict[str, Any] = {}
-    for pair in pairs:
-        name, separator, text = pair.partition("=")
-        name = name.strip().replace("-", "_")
-        if not separator:
-            raise ValueError(f"must be NAME=VALUE, got {pair!r}")
-        if name not in fields:
-            raise ValueError(f"must name one of {', '.join(fields)} with this method, got {name!r}")
-        if name in params:
-            raise ValueError(f"must name {name} once, got {pair!r}")
-        params[name] = _parsed(fields[name], text.strip())
-    return {field: params}
-
-
-def _parsed(field: FieldDescriptor, text: str) -> Any:
-    if field.is_repeated:
-        return [_parsed_item(field, item.strip()) for item in text.split(",")]
-    return _parsed_item(field, text)
-
-
-def _parsed_item(field: FieldDescriptor, text: str) -> Any:
-    if field.enum_type is not None:
-        return enum_number(field.enum_type, text, field.name)
-    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
-        if text not in ("true", "false"):
-            raise ValueError(f"{field.name} must be true or false, got {text!r}")
-        return text == "true"
-    kind, rule = (float, "a number") if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE else (int, "a whole number")
-    try:
-        return kind(text)
-    except ValueError:
-        raise ValueError(f"{field.name} must be {rule}, got {text!r}") from None
-
-
-def method_params_help() -> Iterable[str]:
-    """A line for each method with parameters of its own."""
-    for field in METHOD_MESSAGES:
-        yield f"{field.replace('_', '-')}: {', '.join(_fields(field))}"

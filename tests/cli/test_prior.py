@@ -24,7 +24,7 @@ from outrider_cli.prior_file import PriorHeader, write_prior
 from tests.cli.prior_fakes import TOKENIZER_HASH as OURS
 from tests.cli.prior_fakes import VOCAB_SIZE, FakeDatastore, KnowingVerifier, serving
 
-NOBODY = "127.0.0.1:1"
+NO_SERVER = "127.0.0.1:1"
 OTHER = "cd" * 32
 DOCUMENTS = [[1, 2, 3], [4, 5, 6, 7]]
 
@@ -104,7 +104,7 @@ def test_a_file_that_is_no_prior_is_an_error_before_anybody_is_asked(contents: b
     path = tmp_path / "prior.bin"
     if contents is not None:
         path.write_bytes(contents)
-    result = runner.invoke(app, ["prior", "load", str(path), "--address", NOBODY])
+    result = runner.invoke(app, ["prior", "load", str(path), "--address", NO_SERVER])
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: {path}: ")
     assert result.stderr.count("\n") == 1
@@ -113,13 +113,13 @@ def test_a_file_that_is_no_prior_is_an_error_before_anybody_is_asked(contents: b
 @pytest.mark.parametrize("command", ["load FILE", "list", "delete code"])
 def test_who_does_not_answer_is_named(command: str, file: Path) -> None:
     words = ["prior", *command.replace("FILE", str(file)).split()]
-    result = runner.invoke(app, [*words, "--address", NOBODY])
+    result = runner.invoke(app, [*words, "--address", NO_SERVER])
     assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
-    assert f"cannot reach a verifier at {NOBODY}" in result.stderr
+    assert f"cannot reach a verifier at {NO_SERVER}" in result.stderr
     words += ["--tokenizer", OURS] if "delete" in words else []
-    result = runner.invoke(app, [*words, "--datastore", NOBODY])
+    result = runner.invoke(app, [*words, "--datastore", NO_SERVER])
     assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
-    assert f"the datastore at {NOBODY} is not available" in result.stderr
+    assert f"the datastore at {NO_SERVER} is not available" in result.stderr
 
 
 def test_a_verifier_without_a_datastore_is_an_error(verifier: KnowingVerifier) -> None:
@@ -206,7 +206,7 @@ def test_a_beginning_that_two_tokenizers_have_deletes_nothing(datastore: FakeDat
 
 
 def test_a_datastore_alone_does_not_know_the_tokenizer() -> None:
-    result = runner.invoke(app, ["prior", "delete", "code", "--datastore", NOBODY])
+    result = runner.invoke(app, ["prior", "delete", "code", "--datastore", NO_SERVER])
     assert result.exit_code == 2
     assert "--tokenizer must be given with --datastore" in result.stderr
 
@@ -251,5 +251,5 @@ def test_ctrl_c_ends_the_load_on_the_server_too(datastore: FakeDatastore, file: 
         process.send_signal(signal.SIGINT)
         output = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert output == (b"", b"")
+    assert output == (b"", b"interrupted\n")
     assert datastore.ended.wait(10)

@@ -32,7 +32,7 @@ from tests.cli.prior_fakes import TOKENIZER_HASH, KnowingVerifier, serving
 from tests.support.fake_verifier import a_good_generation, started
 from tests.support.services import RunningVerifier, running_verifier
 
-NOBODY = "127.0.0.1:1"
+NO_SERVER = "127.0.0.1:1"
 PROMPTS = ("def add(", "class Stack:\n    ", "import os\n")
 
 runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb", "OUTRIDER_ADDRESS": ""})
@@ -186,7 +186,7 @@ async def test_a_verifier_that_is_full_is_asked_again(fake: KnowingVerifier) -> 
 )
 def test_a_wrong_line_of_the_prompts_is_named_with_its_rule(line: str, rule: str, tmp_path: Path, out: Path) -> None:
     (path := tmp_path / "texts.jsonl").write_text('{"prompt": "a"}\n' + line)
-    result = runner.invoke(app, command(path, out, "--address", NOBODY))
+    result = runner.invoke(app, command(path, out, "--address", NO_SERVER))
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: --from: {path}")
     assert rule in result.stderr
@@ -215,7 +215,7 @@ def test_a_wrong_line_of_the_prompts_is_named_with_its_rule(line: str, rule: str
 def test_a_wrong_flag_is_refused_before_anybody_is_asked(
     flags: list[str], message: str, prompts: Path, out: Path
 ) -> None:
-    result = runner.invoke(app, command(prompts, out, "--address", NOBODY, *flags))
+    result = runner.invoke(app, command(prompts, out, "--address", NO_SERVER, *flags))
     assert result.exit_code == 2
     assert message in result.stderr
 
@@ -232,9 +232,9 @@ def test_more_documents_than_a_file_holds_are_refused_before_they_are_generated(
 
 
 def test_a_verifier_that_does_not_answer_is_named(prompts: Path, out: Path) -> None:
-    result = runner.invoke(app, command(prompts, out, "--address", NOBODY))
+    result = runner.invoke(app, command(prompts, out, "--address", NO_SERVER))
     assert result.exit_code == 3
-    assert f"cannot reach a verifier at {NOBODY}" in result.stderr
+    assert f"cannot reach a verifier at {NO_SERVER}" in result.stderr
     assert list(out.parent.iterdir()) == []
 
 
@@ -252,7 +252,7 @@ def test_ctrl_c_ends_the_generations_and_leaves_no_file(fake: KnowingVerifier, p
         assert is_generating.wait(30)
         process.send_signal(signal.SIGINT)
         errors = process.communicate(timeout=30)[1]
-    assert (process.returncode, errors) == (130, b"")
+    assert (process.returncode, errors) == (130, b"interrupted\n")
     assert fake.ended.wait(10)
     assert list(out.parent.iterdir()) == []
 

@@ -39,8 +39,8 @@ class Servers:
 
     def __init__(self, stack: LocalStack) -> None:
         self._stack = stack
-        self._marks = {child.name: child.log.stat().st_size for child in stack.children}
-        self.addresses = {child.name: child.address for child in stack.children}
+        self._marks = {process.name: process.log.stat().st_size for process in stack.processes}
+        self.addresses = {process.name: process.address for process in stack.processes}
         self.channels: dict[str, grpc.aio.Channel] = {}
         self.model = types_pb2.ModelInfo()
 
@@ -58,11 +58,11 @@ class Servers:
     @property
     def memory_mb(self) -> dict[str, int]:
         """Resident memory of each process."""
-        return {child.name: _process_of(child).memory_info().rss >> 20 for child in self._stack.children}
+        return {each.name: _process_of(each).memory_info().rss >> 20 for each in self._stack.processes}
 
     async def problems(self) -> list[str]:
         """What is wrong with them; empty = nothing: they serve good calls, hold no session and logged no bug."""
-        found = [f"the {child.name} has ended" for child in self._stack.children if not child.is_running]
+        found = [f"the {process.name} has ended" for process in self._stack.processes if not process.is_running]
         if found:
             return found
         for name, channel in self.channels.items():
@@ -121,7 +121,7 @@ class Servers:
     def _logged(self) -> list[str]:
         """Lines of the logs that tell of a bug, since the last time."""
         found = []
-        for child in self._stack.children:
+        for child in self._stack.processes:
             with child.log.open("rb") as log:
                 log.seek(self._marks[child.name])
                 text = log.read().decode(errors="replace")

@@ -1,6 +1,6 @@
-"""A child process that announces where it listens with one line on stdout: `listening HOST:PORT`.
+"""A process of ours that announces where it listens with one line on stdout: `listening HOST:PORT`.
 
-Standard library only. The services, and the links, all speak this way.
+Standard library only. The services and the links all announce themselves like this.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LOG_TAIL_LINES = 15
 
 
 class ProcessFailed(Exception):
-    """A child did not come up, or ended. The message holds the end of its log."""
+    """A process did not come up, or ended. The message holds the end of its log."""
 
 
 class ManagedProcess:
-    """A process of ours, with its log in a file.
+    """Starts and stops a process, with its log in a file.
 
-    In a process group of its own, so that Ctrl-C in the terminal is for us: children are stopped in order, not all at
-    once. It dies with us, however we die. It can be killed and started again at the same address, as tests need.
+    It is the leader of a process group, so that Ctrl-C in the terminal reaches us alone: processes are stopped in
+    order, not all at once. It dies with us, however we die. It can be killed and started again at the same address.
     """
 
     def __init__(
@@ -163,13 +163,13 @@ class ManagedProcess:
         return self._process
 
 
-def wait_for_end(children: Iterable[ManagedProcess]) -> ManagedProcess:
-    """Blocks until one of the children ends; returns it."""
+def wait_for_end(processes: Iterable[ManagedProcess]) -> ManagedProcess:
+    """Blocks until one of the processes ends; returns it."""
     with selectors.DefaultSelector() as selector:
-        for child in children:
-            selector.register(child, selectors.EVENT_READ, child)
+        for process in processes:
+            selector.register(process, selectors.EVENT_READ, process)
         while True:
             for key, _ in selector.select():
-                child = key.data
-                if child.drain_stdout():
-                    return child  # type: ignore[no-any-return]
+                process = key.data
+                if process.drain_stdout():
+                    return process  # type: ignore[no-any-return]

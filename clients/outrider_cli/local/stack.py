@@ -77,7 +77,7 @@ class StackConfig:
 
 
 class Service(ManagedProcess):
-    """A child that answers health checks."""
+    """A process that answers health checks."""
 
     def wait_serving(self, timeout_s: float = LOAD_TIMEOUT_S) -> None:
         """Returns when its model is loaded. Raises ProcessFailed if it ends first, or takes longer."""
@@ -142,12 +142,12 @@ class LocalStack:
         return self.verifier.log_tail() if self.verifier is not None else ""
 
     @property
-    def children(self) -> list[ManagedProcess]:
+    def processes(self) -> list[ManagedProcess]:
         """Everything that has been started, first to last, without Redis."""
         speculating = (self.speculator, self.proxy, self.verifier)
         if self.edge is not None:
             speculating = (self.verifier, self.proxy, self.edge)
-        return [child for child in (self.datastore, *speculating) if child is not None]
+        return [process for process in (self.datastore, *speculating) if process is not None]
 
     def start(self) -> None:
         """Returns when all services serve. Raises ProcessFailed, RedisNotFound or RedisFailed; then nothing is left."""
@@ -163,7 +163,7 @@ class LocalStack:
 
     def wait(self) -> ManagedProcess:
         """Blocks until one of the running processes ends; returns it."""
-        return wait_for_end(child for child in self.children if child.is_running)
+        return wait_for_end(process for process in self.processes if process.is_running)
 
     def _start(self) -> None:
         config = self.config

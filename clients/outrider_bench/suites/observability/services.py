@@ -110,7 +110,7 @@ async def start(
             )
         )
     )
-    processes = tuple(psutil.Process(child.pid) for child in services.stack.children)
+    processes = tuple(psutil.Process(process.pid) for process in services.stack.processes)
     return ObservabilityServices(
         services.driver, processes, tuple(f"http://{address}/metrics" for address in addresses)
     )

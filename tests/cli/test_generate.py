@@ -1,4 +1,4 @@
-"""The command: what it prints where, and how it ends."""
+"""`outrider generate`: what it sends, what it prints where, and how it ends."""
 
 from __future__ import annotations
 
@@ -14,28 +14,13 @@ from typer.testing import CliRunner
 from outrider.v1 import types_pb2
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from outrider_cli.app import app
+from outrider_cli.options import GenerationFlags
+from outrider_client.requests import METHOD_MESSAGES, GenerateOptions
 from tests.support.fake_verifier import FakeVerifier, until_cancelled
 
-COMMANDS = ("generate", "chat", "up", "info", "demo")
-NOBODY = "127.0.0.1:1"
+NO_SERVER = "127.0.0.1:1"
 
 runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb", "OUTRIDER_ADDRESS": ""})
-
-
-def test_help_lists_every_command() -> None:
-    result = runner.invoke(app, ["--help"])
-    assert result.exit_code == 0
-    assert all(f" {name} " in result.stdout for name in (*COMMANDS, "bench"))
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_flag_has_a_line_of_help(command: str) -> None:
-    result = runner.invoke(app, [command, "--help"])
-    assert result.exit_code == 0
-    flags = [line for line in result.stdout.splitlines() if line.startswith("│ --")]
-    assert flags
-    for line in flags:
-        assert len(line.strip("│ ").split("  ", 1)[-1].strip()) > 10, line
 
 
 def test_every_parameter_of_the_protocol_has_a_flag() -> None:
@@ -53,11 +38,11 @@ def test_every_parameter_of_the_protocol_has_a_flag() -> None:
     assert "--contribute" in text
 
 
-@pytest.mark.parametrize("line", ["generate hi --topk 3", "generate hi --method fast", "dance"])
-def test_a_wrong_flag_shows_the_usage(line: str) -> None:
-    result = runner.invoke(app, line.split())
-    assert result.exit_code == 2
-    assert "Usage: outrider" in result.stderr
+def test_every_flag_of_a_generation_is_an_option_of_the_sdk() -> None:
+    flags = GenerationFlags.__annotations__.keys() - {"method_param"}  # stands for those that methods have
+    assert flags < GenerateOptions.__annotations__.keys()
+    missing = GenerateOptions.__annotations__.keys() - flags - METHOD_MESSAGES.keys()
+    assert missing == {"resume_token_ids", "resume", "resume_timeout_s", "stall_timeout_s"}
 
 
 def test_generated_text_goes_to_stdout_and_the_rest_to_stderr(verifier: FakeVerifier) -> None:
@@ -142,24 +127,11 @@ def test_a_flag_of_two_words_may_be_said_no_to(verifier: FakeVerifier) -> None:
         ("--method card --method-param beam_width=1 --method-param beam-width=2", "must name beam_width once"),
     ],
 )
-def test_a_wrong_parameter_of_a_method_names_the_flag_the_rule_and_the_value(flags: str, message: str) -> None:
-    result = runner.invoke(app, ["generate", "hello", "--address", NOBODY, *flags.split()])
+def test_a_wrong_method_parameter_names_flag_rule_and_value(flags: str, message: str) -> None:
+    result = runner.invoke(app, ["generate", "hello", "--address", NO_SERVER, *flags.split()])
     assert result.exit_code == 2
     assert "Invalid value for --method-param" in result.stderr
     assert message in " ".join(result.stderr.replace("│", " ").split())
-
-
-def test_the_address_comes_from_the_environment(verifier: FakeVerifier) -> None:
-    assert runner.invoke(app, ["info"], env={"OUTRIDER_ADDRESS": verifier.address}).exit_code == 0
-
-
-@pytest.mark.parametrize("command", [["generate", "hello"], ["info"], ["chat"]], ids=lambda command: command[0])
-def test_nobody_listening_is_one_clear_line(command: list[str]) -> None:
-    result = runner.invoke(app, [*command, "--address", NOBODY])
-    assert result.exit_code == 3
-    assert result.stderr.count("\n") == 1
-    assert f"cannot reach a verifier at {NOBODY} (connection refused)" in result.stderr
-    assert "outrider up" in result.stderr
 
 
 def test_an_error_of_the_server_is_one_line(verifier: FakeVerifier) -> None:
@@ -174,24 +146,7 @@ def test_an_error_of_the_server_is_one_line(verifier: FakeVerifier) -> None:
 
 
 def test_a_seed_that_does_not_fit_is_wrong_usage() -> None:
-    assert runner.invoke(app, ["generate", "hello", "--seed", "-1", "--address", NOBODY]).exit_code == 2
-
-
-def test_info_shows_what_the_server_is(verifier: FakeVerifier) -> None:
-    result = runner.invoke(app, ["info", "--address", verifier.address])
-    assert result.exit_code == 0
-    lines = dict(line.split(None, 1) for line in result.stdout.splitlines())
-    assert lines["model"].strip() == "fake"
-    assert lines["speculator"].strip() == "127.0.0.1:1 (not connected: no answer)"
-    assert lines["datastore"].strip() == "none"
-
-
-def test_a_chat_remembers_until_it_is_reset(verifier: FakeVerifier) -> None:
-    typed = "hi\nagain\n/reset\nnew\n/exit\n"
-    result = runner.invoke(app, ["chat", "--system", "Be brief.", "--address", verifier.address], input=typed)
-    assert result.exit_code == 0
-    spoken = [[message.content for message in request.prompt.chat.messages] for request in verifier.requests]
-    assert spoken == [["Be brief.", "hi"], ["Be brief.", "hi", "a b c d", "again"], ["Be brief.", "new"]]
+    assert runner.invoke(app, ["generate", "hello", "--seed", "-1", "--address", NO_SERVER]).exit_code == 2
 
 
 def test_ctrl_c_cancels_the_generation_and_exits_with_130(verifier: FakeVerifier) -> None:
@@ -203,26 +158,6 @@ def test_ctrl_c_cancels_the_generation_and_exits_with_130(verifier: FakeVerifier
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert errors == b""
+    assert errors == b"interrupted\n"
     assert rest == b"\n"
     assert verifier.ended.wait(10)
-
-
-def test_replicas_are_named_with_commas_and_those_that_are_gone_are_passed_over(verifier: FakeVerifier) -> None:
-    replicas = f"{NOBODY},{verifier.address}"
-    result = runner.invoke(app, ["generate", "hello", "--plain", "--address", replicas])
-    assert (result.exit_code, result.stdout) == (0, "a b c d\n")
-    result = runner.invoke(app, ["info", "--address", replicas])
-    assert result.exit_code == 0
-    assert f"address  {NOBODY}\nstate    UNAVAILABLE" in result.stdout
-    assert "fake" in result.stdout
-    result = runner.invoke(app, ["info", "--address", f"{NOBODY},127.0.0.1:2"])
-    assert result.exit_code == 3
-    assert "cannot reach a verifier at" in result.stderr
-
-
-def test_an_address_of_nobody_is_wrong_usage() -> None:
-    for command in (["generate", "hello"], ["info"]):
-        result = runner.invoke(app, [*command, "--address", " , "])
-        assert result.exit_code == 2
-        assert "address must name at least one server" in result.stderr

@@ -1,0 +1,57 @@
+"""`outrider info`: what a verifier is, and how it is."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from outrider.v1 import verifier_pb2
+from outrider_cli import options
+from outrider_cli.failures import reported
+from outrider_cli.options import secured
+from outrider_client.blocking import BlockingClient
+from outrider_client.channel import SecurityOptions
+from outrider_client.errors import OutriderError
+from outrider_client.requests import method_name
+from outrider_client.retries import addresses_of
+
+
+@secured
+def info(*, address: options.Address = options.DEFAULT_ADDRESS, security: SecurityOptions) -> None:
+    """Shows what a verifier is: model, methods, limits, peers, load. Of replicas, what each of them is."""
+    console = Console(highlight=False, soft_wrap=True)
+    with reported(address):
+        replicas, failures = addresses_of(address), list[OutriderError]()
+        for replica in replicas:
+            try:
+                with BlockingClient(replica, **security) as client:
+                    console.print(_described(replica, client.info(timeout_s=10.0)))
+            except OutriderError as error:
+                failures.append(error)
+                if len(replicas) > 1:
+                    console.print(f"address  {replica}\nstate    {error.code.name}", markup=False)
+        if len(failures) == len(replicas):
+            raise failures[0]
+
+
+def _described(address: str, response: verifier_pb2.GetInfoResponse) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    model = response.model
+    table.add_row("address", address)
+    table.add_row("version", response.version)
+    table.add_row("model", f"{model.model_id}, {model.dtype}" if model.dtype else model.model_id)
+    table.add_row("tokenizer", f"{model.vocab_size} tokens, sha256 {model.tokenizer_hash[:12]}")
+    table.add_row("context", f"{model.max_context_len} tokens")
+    table.add_row("methods", ", ".join(method_name(method) for method in response.methods))
+    table.add_row("default method", method_name(response.default_method))
+    table.add_row("speculative tokens", f"at most {response.max_num_speculative_tokens} a round")
+    table.add_row("drafted rows", f"at most {response.max_num_rows} a round")
+    table.add_row("sessions", f"{response.num_sessions} of {response.max_num_sessions}")
+    for name in ("speculator", "datastore"):
+        peer = getattr(response, name)
+        state = "connected" if peer.connected else f"not connected: {peer.last_error or 'not tried yet'}"
+        shed = f"; {peer.num_shed_tokens} tokens were not recorded" if peer.num_shed_tokens else ""
+        table.add_row(name, f"{peer.address} ({state}{shed})" if response.HasField(name) else "none")
+    for time in response.forward_times:
+        table.add_row(f"forward, {time.num_rows} rows", f"{time.forward_ms:.2f} ms")
+    return table

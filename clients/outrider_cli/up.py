@@ -1,0 +1,71 @@
+"""`outrider up`: all services on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+
+from outrider.telemetry.redaction import without_secrets
+from outrider_cli import options
+from outrider_cli.failures import reported
+from outrider_cli.links.line import LinkSettings
+from outrider_cli.local.process import ProcessFailed
+from outrider_cli.local.stack import LocalStack, StackConfig, termination_as_exit
+
+
+def up(
+    *,
+    target: options.Target = StackConfig.target,
+    target_dtype: options.TargetDtype = StackConfig.target_dtype,
+    draft: options.Draft = "demo/draft",
+    draft_dtype: options.DraftDtype = StackConfig.draft_dtype,
+    device: options.Device = StackConfig.device,
+    num_threads: options.NumThreads = StackConfig.num_threads,
+    port: int = typer.Option(options.DEFAULT_PORT, min=0, max=65535, help="Port of the verifier; 0 = any free one."),
+    redis_url: options.RedisUrl = None,
+    speculator: bool = typer.Option(True, help="Whether there is a speculator."),
+    datastore: bool = typer.Option(True, help="Whether there is a datastore, and a Redis behind it."),
+    delay_ms: float = typer.Option(0.0, min=0, help="Delays the speculator's wire, each way: a remote node."),
+    log_folder: options.LogFolder = None,
+) -> None:
+    """Starts all services on this machine. Ctrl-C stops them."""
+    config = StackConfig(
+        target=target,
+        target_dtype=target_dtype,
+        draft=draft if speculator else None,
+        draft_dtype=draft_dtype,
+        datastore=datastore,
+        redis_url=redis_url,
+        device=device,
+        num_threads=num_threads,
+        listen=f"127.0.0.1:{port}",
+        link=LinkSettings(delay_ms=delay_ms) if delay_ms else None,
+        log_folder=log_folder,
+    )
+    out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
+    with ExitStack() as exits:
+        exits.enter_context(reported())
+        exits.enter_context(termination_as_exit())
+        status = exits.enter_context(err.status("starting"))
+        stack = exits.enter_context(LocalStack(config, status.update))
+        for name, address in addresses(stack):
+            out.print(f"{name:<11}{address}")
+        status.update("running; Ctrl-C stops")
+        stay(stack, err)
+
+
+def addresses(stack: LocalStack) -> list[tuple[str, str]]:
+    """Returns names and addresses; the verifier, which applications talk to, comes first."""
+    found = [(process.name, process.address) for process in reversed(stack.processes)]
+    return [*found, ("redis", without_secrets(stack.redis_url))] if stack.redis_url else found
+
+
+def stay(stack: LocalStack, err: Console) -> NoReturn:
+    """Waits until the verifier ends, and raises ProcessFailed. Others may end: the text is the same without them."""
+    while (ended := stack.wait()) is not stack.verifier:
+        err.print(f"the {ended.name} ended; generation goes on without it. The end of its log:\n{ended.log_tail()}")
+        ended.kill()
+    raise ProcessFailed(f"the verifier ended; the end of its log:\n{ended.log_tail()}")

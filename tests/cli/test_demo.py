@@ -1,0 +1,55 @@
+"""The table of the demo: what a first visitor reads."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import pytest
+from rich.console import Console
+
+from outrider.v1 import verifier_pb2
+from outrider_cli.demo import METHODS, REFERENCE, STREAMED_METHOD, Measured, conclusion_of, num_same, table_of
+from outrider_client.generation import FinishReason, Result
+
+
+def measured(method: str, *texts: Sequence[int], seconds: float, num_rounds: int) -> Measured:
+    counts = verifier_pb2.SpeculationSummary(num_rounds=num_rounds, num_accepted_tokens=len(texts[0]) - num_rounds)
+    results = [Result("", tuple(text), FinishReason.LENGTH, None, 7, 3, len(text), counts) for text in texts]
+    return Measured(method, results, seconds)
+
+
+def printed(rows: list[Measured]) -> list[list[str]]:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(table_of(rows))
+    assert isinstance(console.file, io.StringIO)
+    return [line.split() for line in console.file.getvalue().splitlines()[1:]]
+
+
+OFF = measured("off", [1, 2, 3, 4], [5, 6, 7, 8], seconds=4.0, num_rounds=4)
+
+
+def test_what_is_streamed_and_what_is_compared_are_methods_that_run() -> None:
+    assert METHODS[0] == REFERENCE
+    assert STREAMED_METHOD in METHODS
+
+
+def test_equal_texts_are_good_news_without_a_footnote() -> None:
+    rows = [OFF, measured("auto", [1, 2, 3, 4], [5, 6, 7, 8], seconds=2.0, num_rounds=2)]
+    assert printed(rows) == [["off", "2.0", "1.00x", "1.00"], ["auto", "4.0", "2.00x", "2.00", "yes"]]
+    assert "the target's own text, token for token" in conclusion_of(rows)
+
+
+def test_a_text_that_parts_is_counted_and_explained() -> None:
+    rows = [OFF, measured("auto", [1, 2, 3, 4], [5, 9, 7, 8], seconds=2.0, num_rounds=2)]
+    assert printed(rows)[1][4:] == ["5", "of", "8", "tokens"]
+    assert "--dtype float32" in conclusion_of(rows)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "count"), [((1, 2), (1, 2), 2), ((1, 3), (1, 2), 1), ((1,), (1, 2), 1), ((), (), 0)]
+)
+def test_tokens_are_counted_up_to_the_first_difference(
+    ours: tuple[int, ...], theirs: tuple[int, ...], count: int
+) -> None:
+    assert num_same(ours, theirs) == count

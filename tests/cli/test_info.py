@@ -1,0 +1,34 @@
+"""`outrider info`: a verifier, or each of its replicas."""
+
+from __future__ import annotations
+
+from typer.testing import CliRunner
+
+from outrider_cli.app import app
+from tests.support.fake_verifier import FakeVerifier
+
+NO_SERVER = "127.0.0.1:1"
+
+runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb", "OUTRIDER_ADDRESS": ""})
+
+
+def test_info_shows_what_the_server_is(verifier: FakeVerifier) -> None:
+    result = runner.invoke(app, ["info", "--address", verifier.address])
+    assert result.exit_code == 0
+    lines = dict(line.split(None, 1) for line in result.stdout.splitlines())
+    assert lines["model"].strip() == "fake"
+    assert lines["speculator"].strip() == "127.0.0.1:1 (not connected: no answer)"
+    assert lines["datastore"].strip() == "none"
+
+
+def test_replicas_that_are_gone_are_passed_over(verifier: FakeVerifier) -> None:
+    replicas = f"{NO_SERVER},{verifier.address}"
+    result = runner.invoke(app, ["generate", "hello", "--plain", "--address", replicas])
+    assert (result.exit_code, result.stdout) == (0, "a b c d\n")
+    result = runner.invoke(app, ["info", "--address", replicas])
+    assert result.exit_code == 0
+    assert f"address  {NO_SERVER}\nstate    UNAVAILABLE" in result.stdout
+    assert "fake" in result.stdout
+    result = runner.invoke(app, ["info", "--address", f"{NO_SERVER},127.0.0.1:2"])
+    assert result.exit_code == 3
+    assert "cannot reach a verifier at" in result.stderr

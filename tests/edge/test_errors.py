@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.message import Message
 
 from outrider.core.params import Source
-from outrider.core.tree import Draft, DraftCost
+from outrider.core.tree import Draft
 from outrider.edge.draft_model import Drafter
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider_client.client import Client
@@ -82,7 +82,7 @@ class FloodingDrafter(Drafter):
     def open(self, session_id, committed, num_prompt_tokens, sampling, speculation, sink):  # type: ignore[no-untyped-def]
         super().open(session_id, committed, num_prompt_tokens, sampling, speculation, sink)
         for number in range(1, 1000):
-            sink.send(Draft(len(committed), number, [0], [number], [], Source.DRAFT), DraftCost())
+            sink.send(Draft(len(committed), number, [0], [number], [], Source.DRAFT))
 
 
 async def test_a_refusal_is_heard_over_the_drafts_that_are_on_their_way() -> None:

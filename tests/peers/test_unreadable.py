@@ -11,7 +11,7 @@ import pytest
 
 from outrider.core.params import Method, RetrievalScope, SamplingParams, SpeculationParams
 from outrider.core.retrieval.plan import RetrievalPlan
-from outrider.core.tree import Draft, DraftCost
+from outrider.core.tree import Draft
 from outrider.peers.datastore import DatastorePeer
 from outrider.peers.speculator import SpeculationSpec, SpeculatorPeer
 from outrider.v1 import datastore_pb2 as pb
@@ -85,7 +85,7 @@ class Listener:
 
     def on_attached(self) -> None: ...
 
-    def on_draft(self, draft: Draft, cost: DraftCost) -> None:
+    def on_draft(self, draft: Draft) -> None:
         self.drafts.append(draft)
 
     def on_detached(self) -> None:

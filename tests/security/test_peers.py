@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from outrider.core.params import Method, RetrievalScope, SamplingParams, SpeculationParams
-from outrider.core.tree import Draft, DraftCost
+from outrider.core.tree import Draft
 from outrider.peers.channel import PeerState
 from outrider.peers.datastore import DatastorePeer
 from outrider.peers.speculator import SpeculationSpec, SpeculatorPeer
@@ -265,7 +265,7 @@ class Listener:
 
     def on_attached(self) -> None: ...
 
-    def on_draft(self, draft: Draft, cost: DraftCost) -> None:
+    def on_draft(self, draft: Draft) -> None:
         self.num_nodes += len(draft.token_ids)
 
     def on_detached(self) -> None: ...

@@ -8,7 +8,7 @@ import gc
 import pytest
 
 from outrider.core.params import Method, SamplingParams, SpeculationParams
-from outrider.core.tree import Draft, DraftCost
+from outrider.core.tree import Draft
 from outrider.peers.speculator import SpeculationSpec, SpeculatorPeer
 from tests.support.services import running_speculator
 
@@ -20,7 +20,7 @@ class Nobody:
 
     def on_attached(self) -> None: ...
 
-    def on_draft(self, draft: Draft, cost: DraftCost) -> None: ...
+    def on_draft(self, draft: Draft) -> None: ...
 
     def on_detached(self) -> None: ...
 

@@ -227,8 +227,8 @@ def text_of(model: LoadedModel, prompt: Sequence[int], sampling: SamplingParams,
 def _run(job: VerifySession, speculator: Speculator | None, drafts: Mail, until: float) -> None:
     if speculator is not None:
         speculator.run_until(until)
-    for at, (draft, cost) in drafts.take(until):
-        job.add_draft(draft, cost, at / 1e3)
+    for at, draft in drafts.take(until):
+        job.add_draft(draft, at / 1e3)
 
 
 def _wait(job: VerifySession, speculator: Speculator | None, drafts: Mail, now: float) -> float:

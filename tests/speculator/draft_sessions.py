@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 
 from outrider.core.params import Method, SamplingParams, SpeculationParams
-from outrider.core.tree import Draft, DraftCost
+from outrider.core.tree import Draft
 from outrider.models.runner import Segment
 from outrider.models.sampling import Sampler
 from outrider.speculator.session import DraftSessionSpec
@@ -21,8 +21,8 @@ class Collector:
     def __init__(self) -> None:
         self.drafts: queue.Queue[Draft] = queue.Queue()
 
-    def send(self, draft: Draft, cost: DraftCost) -> None:
-        assert cost.forward_us > 0
+    def send(self, draft: Draft) -> None:
+        assert draft.forward_us > 0
         self.drafts.put(draft)
 
     def fail(self) -> None:

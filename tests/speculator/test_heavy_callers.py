@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from outrider.core.params import Source
-from outrider.core.tree import Draft, DraftCost
+from outrider.core.tree import Draft
 from outrider.speculator.servicer import HIGH_WATER, _Stream
 from outrider.v1 import speculator_pb2_grpc
 from tests.support.services import RunningSpeculator, running_speculator
@@ -48,8 +48,8 @@ async def test_a_caller_that_reads_nothing_is_cut_off(
     monkeypatch.setattr(speculator.servicer, "_stall_timeout_s", 0.3)
     loop, has_drafted, send = asyncio.get_running_loop(), asyncio.Event(), _Stream.send
 
-    def noticed(stream: _Stream, draft: Draft, cost: DraftCost) -> None:
-        send(stream, draft, cost)
+    def noticed(stream: _Stream, draft: Draft) -> None:
+        send(stream, draft)
         loop.call_soon_threadsafe(has_drafted.set)
 
     monkeypatch.setattr(_Stream, "send", noticed)
@@ -80,7 +80,7 @@ async def test_a_caller_that_is_behind_is_not_read_from() -> None:
     draft = Draft(2, 1, [0], [5], [0.0], Source.DRAFT)
     for _ in range(HIGH_WATER):
         assert await asyncio.wait_for(stream.room(), 10) is None
-        stream.send(draft, DraftCost())
+        stream.send(draft)
         await asyncio.sleep(0)
     waiting = asyncio.create_task(stream.room())
     responses = stream.responses()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.core.params import Method, SamplingParams, SpeculationParams
-from outrider.core.tree import Draft, DraftCost
+from outrider.core.tree import Draft
 from outrider.speculator.engine import Engine
 from outrider.speculator.metrics import read_drafts
 from outrider.speculator.service import SpeculatorService
@@ -49,7 +49,7 @@ async def test_nodes_are_committed_or_wasted_and_messages_and_time_are_counted()
 class Nobody:
     """Takes drafts and does nothing with them."""
 
-    def send(self, draft: Draft, cost: DraftCost) -> None: ...
+    def send(self, draft: Draft) -> None: ...
 
     def fail(self) -> None:
         raise AssertionError("the engine failed")

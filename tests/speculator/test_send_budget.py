@@ -119,7 +119,7 @@ def grown(drafting: DraftSession) -> list[Draft]:
         drafting.grow(expansion, found, 1.0)
         message = drafting.take_message(is_idle=drafting.next_expansion() is None)
         if message is not None:
-            messages.append(message[0])
+            messages.append(message)
     return messages
 
 
@@ -143,4 +143,4 @@ def test_a_wide_beam_sends_what_a_round_allows_and_the_rest_that_is_still_of_use
     drafting.commit([best.token_id], acknowledged_node_id=sent)
     more = drafting.take_message(is_idle=True)
     assert more is not None
-    assert more[0].first_node_id == sent + 1
+    assert more.first_node_id == sent + 1

@@ -143,7 +143,7 @@ def test_what_is_sent_builds_the_same_tree_at_the_other_end(runner: Runner, bush
         while grow_once(drafting, runner):
             message = drafting.take_message(is_idle=step % 2 == 0)
             if message is not None:
-                nodes.add(message[0])
+                nodes.add(message)
         chain = drafting.tree.best_chain(2)
         commit = [node.token_id for node in chain] + ([5] if step == 2 else [])
         drafting.commit(commit)
@@ -152,7 +152,7 @@ def test_what_is_sent_builds_the_same_tree_at_the_other_end(runner: Runner, bush
         pass
     message = drafting.take_message(is_idle=True)
     if message is not None:
-        nodes.add(message[0])
+        nodes.add(message)
     assert tokens(mirror.root) == tokens(drafting.tree.root)
     assert mirror.num_nodes > 0
 

@@ -10,7 +10,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.core.params import Method, SamplingParams, SpeculationParams
-from outrider.core.tree import Draft, DraftCost
+from outrider.core.tree import Draft
 from outrider.peers.speculator import SpeculationSpec, SpeculationStream, SpeculatorPeer
 from outrider.v1 import speculator_pb2 as pb
 from outrider.v1 import speculator_pb2_grpc, types_pb2
@@ -103,7 +103,7 @@ class Listener:
     def on_attached(self) -> None:
         self.num_attached += 1
 
-    def on_draft(self, draft: Draft, cost: DraftCost) -> None:
+    def on_draft(self, draft: Draft) -> None:
         self.num_drafts += 1
 
     def on_detached(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from outrider.core.costs import ForwardTimes
 from outrider.core.params import DoubleParams, Method, Rows, SamplingParams, Source, SpeculationParams
 from outrider.core.session import Session, SessionSpec
-from outrider.core.tree import Draft, DraftCost
+from outrider.core.tree import Draft
 from outrider.verifier.measurements import EngineTimings
 from outrider.verifier.round import select
 from outrider.verifier.session import VerifySession
@@ -63,7 +63,7 @@ def test_where_draft_and_target_take_turns_the_target_waits_for_the_draft_whatev
     assert not job.is_ready(0.001)
     assert [node.source for node in job.nodes] == [Source.DYNAMIC] * len(job.nodes)
     assert job.nodes
-    job.add_draft(Draft(len(REPEATED), 1, [0], [5], [-0.1], Source.DRAFT), DraftCost(), 0.002)
+    job.add_draft(Draft(len(REPEATED), 1, [0], [5], [-0.1], Source.DRAFT), 0.002)
     assert job.is_ready(0.002)
     assert [node.source for node in job.nodes[:2]] == [Source.DRAFT, Source.DYNAMIC], "and what is known behind it"
 

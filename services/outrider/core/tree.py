@@ -87,17 +87,11 @@ class Draft:
     """Empty = all certain."""
     source: Source
     q_rows: Sequence[SparseRow | None] = ()
-    """What the tokens were drawn from; empty = all were picked."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftCost:
-    """What the nodes of a draft have cost their drafter, in microseconds."""
-
+    """Distributions that the tokens were drawn from. Empty means that all tokens were picked."""
     forward_us: int = 0
-    """The draft model's forwards."""
+    """Time of the draft model's forwards for these nodes, in microseconds."""
     retrieval_us: int = 0
-    """Looking continuations up, learning from commits included."""
+    """Time of looking up continuations for these nodes, learning from commits included, in microseconds."""
 
 
 class DraftTree:

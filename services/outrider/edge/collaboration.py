@@ -17,7 +17,7 @@ import structlog
 
 from outrider.core.auto.strategies import opening_params
 from outrider.core.params import InvalidParameter, Method, SpeculationParams
-from outrider.core.tree import Draft, DraftCost, TokenId
+from outrider.core.tree import Draft, TokenId
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.wire.convert import draft_to_proto, sampling_from_proto
 from outrider.wire.errors import InvalidArgument, RpcError
@@ -65,7 +65,7 @@ class Collaboration:
         self._current: SpeculationParams | None = None
         self._is_over = False
         self._loop = asyncio.get_running_loop()
-        self._drafts: asyncio.Queue[tuple[Draft, DraftCost] | None] = asyncio.Queue()
+        self._drafts: asyncio.Queue[Draft | None] = asyncio.Queue()
         self._asks_for_prompt = not self._prompt_token_ids
         if self._prompt_token_ids and may_open_early:
             self._open_early()
@@ -93,15 +93,14 @@ class Collaboration:
                 wants_prompt_token_ids=self._asks_for_prompt,
             )
         )
-        while (item := await self._drafts.get()) is not None:
-            draft, cost = item
+        while (draft := await self._drafts.get()) is not None:
             yield verifier_pb2.CollaborateRequest(
-                draft=draft_to_proto(draft), forward_us=cost.forward_us, retrieval_us=cost.retrieval_us
+                draft=draft_to_proto(draft), forward_us=draft.forward_us, retrieval_us=draft.retrieval_us
             )
 
-    def send(self, draft: Draft, cost: DraftCost) -> None:
+    def send(self, draft: Draft) -> None:
         """Called by the engine's thread."""
-        self._loop.call_soon_threadsafe(self._drafts.put_nowait, (draft, cost))
+        self._loop.call_soon_threadsafe(self._drafts.put_nowait, draft)
 
     def fail(self) -> None:
         """Called by the engine's thread."""

@@ -18,7 +18,7 @@ import structlog
 
 from outrider.core.params import InvalidParameter, Method, SamplingParams, SpeculationParams, Steering
 from outrider.core.statistics import RunningMean, Traffic
-from outrider.core.tree import Draft, DraftCost, TokenId
+from outrider.core.tree import Draft, TokenId
 from outrider.peers.channel import SENSELESS, PeerState, reason_of, wait_before_retry
 from outrider.peers.reconnecting import AnswerDeadline, Breaker
 from outrider.security.peer_channel import PeerSecurity
@@ -79,7 +79,7 @@ class SpeculationListener(Protocol):
     def on_attached(self) -> None:
         """A stream is open; node ids begin anew."""
 
-    def on_draft(self, draft: Draft, cost: DraftCost) -> None:
+    def on_draft(self, draft: Draft) -> None:
         """New nodes."""
 
     def on_detached(self) -> None:
@@ -264,8 +264,8 @@ class SpeculationStream:
                     drafted = response.draft
                     self._last_node_id = last_node_id(drafted.draft)
                     if self._limit.admits(drafted.draft):
-                        cost = DraftCost(drafted.forward_us, drafted.retrieval_us)
-                        self._listener.on_draft(draft_from_proto(drafted.draft), cost)
+                        draft = draft_from_proto(drafted.draft, drafted.forward_us, drafted.retrieval_us)
+                        self._listener.on_draft(draft)
         finally:
             writer.cancel()
             call.cancel()

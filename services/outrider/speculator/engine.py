@@ -15,7 +15,7 @@ from outrider.core.calibration import DraftCalibration, RetrievalCalibration
 from outrider.core.drafting.policy import Expansion
 from outrider.core.params import Steering
 from outrider.core.retrieval.retriever import TierSource
-from outrider.core.tree import Draft, DraftCost, TokenId
+from outrider.core.tree import Draft, TokenId
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
 from outrider.models.ratio import candidates
@@ -28,8 +28,8 @@ from outrider.speculator.session import DraftSession, DraftSessionSpec
 class DraftListener(Protocol):
     """Where a session's drafts go. Called on the engine's thread; must not block."""
 
-    def send(self, draft: Draft, cost: DraftCost) -> None:
-        """New nodes, and what they have cost."""
+    def send(self, draft: Draft) -> None:
+        """Takes new nodes."""
 
     def fail(self) -> None:
         """The session is gone: the engine could not go on with it."""
@@ -161,11 +161,10 @@ class Engine(EngineThread[_Drafting, _Growth]):
 
     def _send(self, session: DraftSession, listener: DraftListener) -> None:
         """Sends the nodes that are worth a message."""
-        message = session.take_message(is_idle=session.next_expansion() is None)
-        if message is None:
+        draft = session.take_message(is_idle=session.next_expansion() is None)
+        if draft is None:
             return
-        draft, cost = message
         self.counts.num_messages += 1
         self.counts.num_sent += len(draft.token_ids)
-        self.counts.retrieval_s += cost.retrieval_us / 1e6
-        listener.send(draft, cost)
+        self.counts.retrieval_s += draft.retrieval_us / 1e6
+        listener.send(draft)

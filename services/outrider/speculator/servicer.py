@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from outrider.core.params import InvalidParameter, Method, SpeculationParams, check
-from outrider.core.tree import Draft, DraftCost, TokenId
+from outrider.core.tree import Draft, TokenId
 from outrider.models.loading import LoadedModel
 from outrider.security.callers import name_of_caller
 from outrider.security.quotas import Quotas
@@ -58,18 +58,18 @@ class _Stream:
         self.committed = list(committed)
         self._max_context_len = max_context_len
         self._loop = asyncio.get_running_loop()
-        self._drafts: asyncio.Queue[tuple[Draft, DraftCost] | RpcError | None] = asyncio.Queue()
+        self._drafts: asyncio.Queue[Draft | RpcError | None] = asyncio.Queue()
         self._has_room = asyncio.Event()
         self._has_room.set()
         self.num_drafts = self.num_nodes = 0
         """That the caller was sent."""
 
-    def send(self, draft: Draft, cost: DraftCost) -> None:
+    def send(self, draft: Draft) -> None:
         """Called by the engine's thread."""
-        self._loop.call_soon_threadsafe(self._put, (draft, cost))
+        self._loop.call_soon_threadsafe(self._put, draft)
 
-    def _put(self, item: tuple[Draft, DraftCost]) -> None:
-        self._drafts.put_nowait(item)
+    def _put(self, draft: Draft) -> None:
+        self._drafts.put_nowait(draft)
         if self._drafts.qsize() >= HIGH_WATER:
             self._has_room.clear()
 
@@ -88,19 +88,18 @@ class _Stream:
     async def responses(self) -> AsyncIterator[speculator_pb2.SpeculateResponse]:
         """Drafts until the end."""
         while True:
-            item = await self._drafts.get()
+            draft = await self._drafts.get()
             if self._drafts.qsize() < HIGH_WATER // 2:
                 self._has_room.set()
-            if item is None:
+            if draft is None:
                 return
-            if isinstance(item, RpcError):
-                raise item
-            draft, cost = item
+            if isinstance(draft, RpcError):
+                raise draft
             self.num_drafts += 1
             self.num_nodes += len(draft.token_ids)
             yield speculator_pb2.SpeculateResponse(
                 draft=speculator_pb2.SpeculatorDraft(
-                    draft=draft_to_proto(draft), forward_us=cost.forward_us, retrieval_us=cost.retrieval_us
+                    draft=draft_to_proto(draft), forward_us=draft.forward_us, retrieval_us=draft.retrieval_us
                 )
             )
 

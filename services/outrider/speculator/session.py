@@ -23,7 +23,7 @@ from outrider.core.params import Method, SamplingParams, Source, SpeculationPara
 from outrider.core.retrieval.plan import draft_plan
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.statistics import RunningMean
-from outrider.core.tree import Draft, DraftCost, DraftTree, Node, NodeState, TokenId
+from outrider.core.tree import Draft, DraftTree, Node, NodeState, TokenId
 from outrider.models.ratio import DraftDraw
 from outrider.models.runner import KVCache, Segment
 from outrider.speculator.metrics import DraftCounts
@@ -268,8 +268,8 @@ class DraftSession:
         self._cache.truncate(self._phrase_slot + num_accepted)
         self._phrases.judge(num_accepted)
 
-    def take_message(self, *, is_idle: bool) -> tuple[Draft, DraftCost] | None:
-        """The unsent nodes and what they have cost, if they are worth a message, always when growth stands still; or
+    def take_message(self, *, is_idle: bool) -> Draft | None:
+        """The unsent nodes, if they are worth a message, always when growth stands still; or
         the first of them, as many as may go out now."""
         if not self._unsent or not (
             is_idle or self._policy is None or self._policy.is_message(self.tree, len(self._unsent))
@@ -296,7 +296,8 @@ class DraftSession:
             logprobs=[node.logprob for node in sent],
             source=Source.DRAFT,
             q_rows=[node.q for node in sent] if self.spec.speculation.is_ratio else (),
+            forward_us=int(self._unsent_forward_us),
+            retrieval_us=self._phrases.take_spent_us(),
         )
-        cost = DraftCost(int(self._unsent_forward_us), self._phrases.take_spent_us())
         self._unsent_forward_us = 0.0
-        return draft, cost
+        return draft

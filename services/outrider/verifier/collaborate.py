@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Sequence
 
 from outrider.core.params import InvalidParameter, check
 from outrider.core.statistics import Traffic
-from outrider.core.tree import DraftCost
 from outrider.models.loading import LoadedModel
 from outrider.peers.speculator import DraftLimit
 from outrider.v1 import verifier_pb2
@@ -78,6 +77,6 @@ class CallerDrafts:
             raise InvalidArgument("event", "must be draft after the first message")
         self.last_node_id = last_node_id(request.draft)
         if self._limit.admits(request.draft):
-            draft = draft_from_proto(request.draft)
-            self._generation.on_draft(draft, DraftCost(request.forward_us, request.retrieval_us))
+            draft = draft_from_proto(request.draft, request.forward_us, request.retrieval_us)
+            self._generation.on_draft(draft)
         return DRAFT_WEIGHT + len(request.draft.token_ids)

@@ -16,7 +16,7 @@ from outrider.core.retrieval.ngrams import Continuation
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
-from outrider.core.tree import Draft, DraftCost
+from outrider.core.tree import Draft
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
 from outrider.models.ratio import Round, emitted
@@ -24,7 +24,6 @@ from outrider.models.sampling import Sampler
 from outrider.verifier.measurements import EngineTimings, RoundCounts
 from outrider.verifier.session import GenerationListener, PeerRequests, VerifySession
 
-NO_COST = DraftCost()
 HOLD = 0.25
 """A round whose forward would leave out jobs that wait for a draft is held back for them this share of a forward: two
 forwards one after the other cost more."""
@@ -79,9 +78,9 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         """The drafter's stream has ended."""
         self.post(session_id, VerifySession.detach)
 
-    def draft(self, session_id: str, draft: Draft, cost: DraftCost = NO_COST) -> None:
+    def draft(self, session_id: str, draft: Draft) -> None:
         """New nodes. For a session that has ended: nothing."""
-        self.post(session_id, lambda job: job.add_draft(draft, cost, time.perf_counter()))
+        self.post(session_id, lambda job: job.add_draft(draft, time.perf_counter()))
 
     def call_back(self, session_id: str, taken_in: Callable[[], None]) -> None:
         """Calls on the loop once all that was posted for the session before is taken in. If it has ended: never."""

@@ -13,7 +13,7 @@ from outrider.core.retrieval.plan import target_plan
 from outrider.core.retrieval.retriever import NO_COPIES
 from outrider.core.session import SessionSpec, Verdict, ending_of
 from outrider.core.statistics import Statistics, Traffic
-from outrider.core.tree import Draft, DraftCost
+from outrider.core.tree import Draft
 from outrider.peers.datastore import DatastorePeer, RetrievalStream
 from outrider.peers.speculator import SpeculationSpec, SpeculationStream, SpeculatorPeer
 from outrider.verifier.engine import Engine
@@ -155,9 +155,9 @@ class Generation:
         """A drafter's stream begins."""
         self._engine.attach(self.spec.session_id)
 
-    def on_draft(self, draft: Draft, cost: DraftCost) -> None:
+    def on_draft(self, draft: Draft) -> None:
         """New nodes."""
-        self._engine.draft(self.spec.session_id, draft, cost)
+        self._engine.draft(self.spec.session_id, draft)
 
     async def drafts_taken_in(self) -> None:
         """Returns when the engine has the drafts so far. If the session has ended there: never."""

@@ -17,7 +17,7 @@ from outrider.core.retrieval.plan import target_plan
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import Session, SessionSpec, Verdict
 from outrider.core.statistics import DraftTime, RoundTime, RunningMean, Statistics
-from outrider.core.tree import Draft, DraftCost, Node, StreamNodes, TokenId
+from outrider.core.tree import Draft, Node, StreamNodes, TokenId
 from outrider.models.runner import KVCache, Segment
 from outrider.verifier.measurements import EmptyRoundReason, EngineTimings
 from outrider.verifier.retrieval import Question, SessionRetrieval
@@ -109,7 +109,7 @@ class VerifySession:
         self.session.statistics.add(num_speculator_losses=1)
         self.session.statistics.degraded = True
 
-    def add_draft(self, draft: Draft, cost: DraftCost, now: float) -> None:
+    def add_draft(self, draft: Draft, now: float) -> None:
         """New nodes from the drafter."""
         self._stream_nodes.add(draft)
         self._num_timeouts = 0
@@ -120,9 +120,9 @@ class VerifySession:
         if missed_at is not None and self._has_drafted:
             latency_ms = (now - missed_at) * 1e3
             self._pace.speculator_ms.add(latency_ms)
-            self._pace.draft_forward_ms.add(cost.forward_us / 1e3)
+            self._pace.draft_forward_ms.add(draft.forward_us / 1e3)
             self._pace.counts.draft_latencies.add(latency_ms / 1e3)
-            times = DraftTime(latency_ms, cost.forward_us / 1e3, cost.retrieval_us / 1e3)
+            times = DraftTime(latency_ms, draft.forward_us / 1e3, draft.retrieval_us / 1e3)
             self.session.statistics.draft_times.append(times)
         self._has_drafted = True
 

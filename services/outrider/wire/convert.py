@@ -56,8 +56,9 @@ def token_ids_from_proto(token_ids: Iterable[int], vocab_size: int, field: str) 
     return checked
 
 
-def draft_from_proto(message: types_pb2.Draft) -> Draft:
-    """New nodes. Lists of different lengths are cut to the shortest: the content rule needs no more."""
+def draft_from_proto(message: types_pb2.Draft, forward_us: int = 0, retrieval_us: int = 0) -> Draft:
+    """Converts new nodes and the times that stand beside them. Lists of different lengths are cut to the shortest: the
+    content rule needs no more."""
     for name in ("parent_offsets", "token_ids", "costs", "q_rows"):
         length = len(getattr(message, name))
         check(length <= MAX_DRAFT_LEN, f"draft.{name}", f"at most {MAX_DRAFT_LEN} long", length)
@@ -70,6 +71,8 @@ def draft_from_proto(message: types_pb2.Draft) -> Draft:
         logprobs=[-cost / COST_PER_NAT for cost in message.costs],
         source=Source(source),
         q_rows=[_sparse_row(row) for row in message.q_rows],
+        forward_us=forward_us,
+        retrieval_us=retrieval_us,
     )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.core.auto.history import Strategy
+from outrider.core.auto.strategies import PLAIN, Strategy
 from outrider.core.params import Method
 from outrider.verifier.measurements import EmptyRoundReason
 from outrider.verifier.round import why_nothing
 
-PEARL, RETRIEVAL, OFF = Strategy(Method.PEARL), Strategy(Method.RETRIEVAL), Strategy(Method.OFF)
+PEARL, RETRIEVAL = Strategy(Method.PEARL), Strategy(Method.RETRIEVAL)
 WAITED_IN_VAIN = {
     "has_drafter": True,
     "is_attached": True,
@@ -20,7 +20,7 @@ WAITED_IN_VAIN = {
 
 
 @pytest.mark.parametrize(
-    ("way", "changed", "reason"),
+    ("strategy", "changed", "reason"),
     [
         (PEARL, {}, EmptyRoundReason.DRAFT_TIMEOUT),
         (PEARL, {"was_awaited": False}, EmptyRoundReason.NOT_AWAITED),
@@ -32,12 +32,12 @@ WAITED_IN_VAIN = {
         (RETRIEVAL, {}, EmptyRoundReason.NO_MATCH),
         # What auto goes over to when its drafter is gone has the same reason.
         (RETRIEVAL, {"is_attached": False}, EmptyRoundReason.DRAFT_DOWN),
-        (OFF, {"is_attached": False}, EmptyRoundReason.DRAFT_DOWN),
-        (OFF, {}, None),
-        (OFF, {"has_drafter": False}, None),
+        (PLAIN, {"is_attached": False}, EmptyRoundReason.DRAFT_DOWN),
+        (PLAIN, {}, None),
+        (PLAIN, {"has_drafter": False}, None),
     ],
 )
 def test_a_round_without_a_draft_has_a_reason(
-    way: Strategy, changed: dict[str, bool], reason: EmptyRoundReason | None
+    strategy: Strategy, changed: dict[str, bool], reason: EmptyRoundReason | None
 ) -> None:
-    assert why_nothing(way, **(WAITED_IN_VAIN | changed)) is reason
+    assert why_nothing(strategy, **(WAITED_IN_VAIN | changed)) is reason

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.auto.history import Strategy
+from outrider.core.auto.strategies import Strategy
 from outrider.core.costs import num_worth, path_probabilities
 from outrider.core.params import Rows, Source
 from outrider.core.session import Session

@@ -318,14 +318,14 @@ class Pilot:
         """Whether a drafter is there."""
         if self._controller is not None:
             self._controller.set_available([way for way in self._ways if is_attached or not way.method.has_draft_model])
-            self.way = self._controller.way()
+            self.way = self._controller.strategy()
 
     def observe(self, num_tokens: int, round_ms: float, *, is_typical: bool) -> None:
         """A round is over; the next one goes the way that `way` says. A round with a prompt in it is not typical."""
         if self._controller is not None:
             if is_typical:
                 self._controller.observe(num_tokens, round_ms)
-            self.way = self._controller.way()
+            self.way = self._controller.strategy()
 
     @property
     def decisions(self) -> list[Decision]:

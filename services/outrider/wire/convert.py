@@ -156,9 +156,9 @@ def _median_times(statistics: Statistics) -> verifier_pb2.RoundTimes:
 
 def _decision_to_proto(decision: Decision) -> verifier_pb2.Decision:
     return verifier_pb2.Decision(
-        method=METHODS_TO_PROTO[decision.way.method],
-        rows=cast(types_pb2.Rows, decision.way.rows.value),
-        retrieval=decision.way.retrieval,
+        method=METHODS_TO_PROTO[decision.strategy.method],
+        rows=cast(types_pb2.Rows, decision.strategy.rows.value),
+        retrieval=decision.strategy.retrieval,
         num_rounds=decision.num_rounds,
         num_tokens=decision.num_tokens,
         time_ms=decision.time_ms,

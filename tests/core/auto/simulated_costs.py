@@ -1,4 +1,4 @@
-"""Worlds in which a controller is tried: what a round of each way takes and brings, by text. Times in milliseconds."""
+"""Worlds for a controller: the time and the tokens of a round of each strategy, by text. Times in milliseconds."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from outrider.core.auto.controller import Controller
-from outrider.core.auto.history import Strategy, StrategyHistory
-from outrider.core.auto.strategies import Decision
+from outrider.core.auto.history import StrategyHistory
+from outrider.core.auto.strategies import PLAIN, Decision, Strategy
 from outrider.core.params import Method, Rows
 
-OFF = Strategy(Method.OFF)
 RETRIEVAL = Strategy(Method.RETRIEVAL, retrieval=True)
 PEARL = Strategy(Method.PEARL, retrieval=True)
 BEST_FIRST = Strategy(Method.BEST_FIRST, Rows.TREE)
 DOUBLE = Strategy(Method.DOUBLE, retrieval=True)
-WAYS = (BEST_FIRST, PEARL, DOUBLE, RETRIEVAL, OFF)
+STRATEGIES = (BEST_FIRST, PEARL, DOUBLE, RETRIEVAL, PLAIN)
 """The order in which a server would prefer them."""
 
 PLAIN_MS = 10.0
@@ -27,7 +26,7 @@ NUM_TOKENS = 128
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a way's rounds."""
+    """Of a strategy's rounds."""
 
     acceptance: float
     """Probability of each further token, given those before it."""
@@ -57,7 +56,7 @@ class Trace:
     """What happened, round by round, in the order of the process."""
 
     sessions: list[int] = field(default_factory=list)
-    ways: list[Strategy] = field(default_factory=list)
+    strategies: list[Strategy] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     times_ms: list[float] = field(default_factory=list)
     decisions: dict[int, list[Decision]] = field(default_factory=dict)
@@ -68,16 +67,16 @@ class Trace:
 
     @property
     def num_rounds(self) -> int:
-        return len(self.ways)
+        return len(self.strategies)
 
     def runs(self) -> list[list[tuple[Strategy, int, int, float]]]:
-        """For each session, its runs of rounds of one way: (way, rounds, their tokens, their time)."""
+        """For each session, its runs of rounds of one strategy: (strategy, rounds, their tokens, their time)."""
         runs: dict[int, list[tuple[Strategy, int, int, float]]] = {}
-        rounds = zip(self.sessions, self.ways, self.tokens, self.times_ms, strict=True)
-        for session, way, num_tokens, time_ms in rounds:
+        rounds = zip(self.sessions, self.strategies, self.tokens, self.times_ms, strict=True)
+        for session, strategy, num_tokens, time_ms in rounds:
             known = runs.setdefault(session, [])
-            last = known.pop() if known and known[-1][0] == way else (way, 0, 0, 0.0)
-            known.append((way, last[1] + 1, last[2] + num_tokens, last[3] + time_ms))
+            last = known.pop() if known and known[-1][0] == strategy else (strategy, 0, 0, 0.0)
+            known.append((strategy, last[1] + 1, last[2] + num_tokens, last[3] + time_ms))
         return list(runs.values())
 
     @property
@@ -86,7 +85,7 @@ class Trace:
 
     def excursions(self, rates: Mapping[Strategy, float]) -> list[tuple[float, int, float]]:
         """Short runs (at most 64 rounds) from which a session went back to where it was: their time in milliseconds,
-        their tokens, and the rate of the way that they were an excursion from."""
+        their tokens, and the rate of the strategy that they were an excursion from."""
         found = []
         for runs in self.runs():
             for before, (_, num_rounds, num_tokens, time_ms), after in zip(runs, runs[1:], runs[2:], strict=False):
@@ -96,13 +95,13 @@ class Trace:
 
 
 class Steady:
-    """A controller that always goes the same way."""
+    """A controller that always uses the same strategy."""
 
-    def __init__(self, way: Strategy) -> None:
-        self._way = way
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
 
-    def way(self) -> Strategy:
-        return self._way
+    def strategy(self) -> Strategy:
+        return self._strategy
 
     def observe(self, num_tokens: int, round_ms: float) -> None:
         pass
@@ -119,15 +118,15 @@ class _Session:
         self.num_left = NUM_TOKENS
         self._random = np.random.default_rng((seed, number))
         self._text = float(self._random.standard_normal())
-        self._way: Strategy | None = None
+        self._strategy: Strategy | None = None
         self._since_switch = 0
 
     def round(self, world: World) -> tuple[Strategy, int, float]:
-        way = self.controller.way()
-        self._since_switch = self._since_switch + 1 if way == self._way else 0
-        self._way = way
-        cost = world.costs[way]
-        factor = world.by_category[self.number % len(world.by_category)].get(way, 1.0)
+        strategy = self.controller.strategy()
+        self._since_switch = self._since_switch + 1 if strategy == self._strategy else 0
+        self._strategy = strategy
+        cost = world.costs[strategy]
+        factor = world.by_category[self.number % len(world.by_category)].get(strategy, 1.0)
         acceptance = min(0.97, max(0.0, cost.acceptance * factor * (1 + world.text_deviation * self._text)))
         chances = self._random.random(cost.max_chain_len)
         noise, hiccup = self._random.standard_normal(), self._random.random()
@@ -138,7 +137,7 @@ class _Session:
         time_ms = cost.rounds_ms * max(0.5, 1 + world.jitter * noise) * (5 if hiccup < world.hiccup else 1)
         self.num_left -= num_tokens
         self.controller.observe(num_tokens, time_ms)
-        return way, num_tokens, time_ms
+        return strategy, num_tokens, time_ms
 
 
 def run(
@@ -167,10 +166,10 @@ def run(
             session.num_left = num_tokens
             running.append(session)
         for session in list(running):
-            way, count, time_ms = session.round(world(num_committed))
+            strategy, count, time_ms = session.round(world(num_committed))
             num_committed += count
             trace.sessions.append(session.number)
-            trace.ways.append(way)
+            trace.strategies.append(strategy)
             trace.tokens.append(count)
             trace.times_ms.append(time_ms)
             if session.num_left <= 0:
@@ -179,28 +178,28 @@ def run(
     return trace
 
 
-def run_fixed(world: Callable[[int], World], way: Strategy, num_sessions: int, **options: int) -> Trace:
-    """The same generations, always the same way."""
-    return run(world, lambda _: Steady(way), num_sessions, **options)
+def run_fixed(world: Callable[[int], World], strategy: Strategy, num_sessions: int, **sizes: int) -> Trace:
+    """The same generations, always the same strategy."""
+    return run(world, lambda _: Steady(strategy), num_sessions, **sizes)
 
 
 def run_auto(
     world: Callable[[int], World],
     num_sessions: int,
-    ways: Sequence[Strategy] = WAYS,
+    strategies: Sequence[Strategy] = STRATEGIES,
     temperature: float = 0.0,
-    experience: StrategyHistory | None = None,
-    **options: int,
+    history: StrategyHistory | None = None,
+    **sizes: int,
 ) -> Trace:
     """The same generations, as a new process goes on with them."""
-    experience = experience or StrategyHistory(PLAIN_MS)
-    return run(world, lambda number: Controller(experience, temperature, ways, number), num_sessions, **options)
+    history = history or StrategyHistory(PLAIN_MS)
+    return run(world, lambda number: Controller(history, temperature, strategies, number), num_sessions, **sizes)
 
 
-PLAIN = Cost(0, PLAIN_MS)
+PLAIN_COST = Cost(0, PLAIN_MS)
 GOOD = World(
     {
-        OFF: PLAIN,
+        PLAIN: PLAIN_COST,
         RETRIEVAL: Cost(0.15, 1.03 * PLAIN_MS, restart=0),
         PEARL: Cost(0.68, 1.15 * PLAIN_MS),
         BEST_FIRST: Cost(0.78, 1.2 * PLAIN_MS),
@@ -209,7 +208,7 @@ GOOD = World(
 )
 UNTRAINED = World(
     {
-        OFF: PLAIN,
+        PLAIN: PLAIN_COST,
         RETRIEVAL: Cost(0.02, 1.05 * PLAIN_MS, restart=0),
         PEARL: Cost(0.0, 1.12 * PLAIN_MS),
         BEST_FIRST: Cost(0.01, 1.25 * PLAIN_MS),
@@ -222,7 +221,7 @@ def slowed(factor: float, retrieval: float) -> World:
     """A draft so slow that a round with it takes so many times a plain one."""
     drafted = Cost(0.35, factor * PLAIN_MS)
     retrieved = Cost(retrieval, 1.03 * PLAIN_MS, restart=0)
-    return World({OFF: PLAIN, RETRIEVAL: retrieved, PEARL: drafted, BEST_FIRST: drafted, DOUBLE: drafted})
+    return World({PLAIN: PLAIN_COST, RETRIEVAL: retrieved, PEARL: drafted, BEST_FIRST: drafted, DOUBLE: drafted})
 
 
 WORLDS = {

@@ -1,4 +1,4 @@
-"""The controller of `Method.AUTO` in simulated worlds: how near it comes to the best fixed way, and what it risks."""
+"""The controller comes near the best fixed strategy in simulated worlds, and risks little."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from itertools import pairwise
 import pytest
 
 from outrider.core.auto.controller import MIN_ROUNDS
-from outrider.core.auto.history import PROBE_ALLOWANCE, Strategy, StrategyHistory
+from outrider.core.auto.history import INITIAL_TRIAL_BUDGET, StrategyHistory
+from outrider.core.auto.strategies import Strategy
 from tests.core.auto.simulated_costs import (
     BEST_FIRST,
     DOUBLE,
     GOOD,
     NUM_TOKENS,
-    OFF,
     PEARL,
     PLAIN,
+    PLAIN_COST,
     PLAIN_MS,
     RETRIEVAL,
+    STRATEGIES,
     UNTRAINED,
-    WAYS,
     WORLDS,
     Cost,
     Steady,
@@ -36,16 +37,19 @@ SEEDS = range(3)
 
 @cache
 def _fixed(name: str, num_sessions: int, seed: int) -> dict[Strategy, float]:
-    """Tokens for the time of a plain round, of each fixed way."""
+    """Tokens for the time of a plain round, of each fixed strategy."""
     return {
-        way: PLAIN_MS * run_fixed(lambda _: WORLDS[name], way, num_sessions, seed=seed).tokens_per_ms() for way in WAYS
+        strategy: PLAIN_MS * run_fixed(lambda _: WORLDS[name], strategy, num_sessions, seed=seed).tokens_per_ms()
+        for strategy in STRATEGIES
     }
 
 
 @cache
-def _auto(name: str, num_sessions: int, seed: int, num_parallel: int = 1, ways: tuple[Strategy, ...] = WAYS) -> Trace:
+def _auto(
+    name: str, num_sessions: int, seed: int, num_parallel: int = 1, strategies: tuple[Strategy, ...] = STRATEGIES
+) -> Trace:
     world = WORLDS[name]
-    return run_auto(lambda _: world, num_sessions, ways, num_parallel=num_parallel, seed=seed)
+    return run_auto(lambda _: world, num_sessions, strategies, num_parallel=num_parallel, seed=seed)
 
 
 def _mean(values: list[float]) -> float:
@@ -55,15 +59,13 @@ def _mean(values: list[float]) -> float:
 class TestThroughput:
     @pytest.mark.parametrize("name", WORLDS)
     @pytest.mark.parametrize("num_sessions", [9, pytest.param(40, marks=pytest.mark.slow)])
-    def test_a_new_process_comes_near_the_best_fixed_way_and_is_never_much_slower_than_off(
-        self, name: str, num_sessions: int
-    ) -> None:
+    def test_a_new_process_is_near_the_best_and_no_slower_than_off(self, name: str, num_sessions: int) -> None:
         to_best, to_off = [], []
         for seed in SEEDS:
             rate = PLAIN_MS * _auto(name, num_sessions, seed).tokens_per_ms()
             fixed = _fixed(name, num_sessions, seed)
             to_best.append(rate / max(fixed.values()))
-            to_off.append(rate / fixed[OFF])
+            to_off.append(rate / fixed[PLAIN])
         assert _mean(to_best) >= 0.96
         assert min(to_best) >= 0.95
         assert min(to_off) >= 0.98
@@ -72,10 +74,10 @@ class TestThroughput:
     @pytest.mark.parametrize("name", ["best-first is clearly best", "categories differ", "noise"])
     def test_a_wrong_preference_is_found_out(self, name: str) -> None:
         """It stays with its first preference for a few hundred rounds, and is paid back later."""
-        ways = (PEARL, DOUBLE, BEST_FIRST, RETRIEVAL, OFF)
+        strategies = (PEARL, DOUBLE, BEST_FIRST, RETRIEVAL, PLAIN)
         shares = []
         for seed in SEEDS:
-            rate = PLAIN_MS * _auto(name, 150, seed, ways=ways).tokens_per_ms()
+            rate = PLAIN_MS * _auto(name, 150, seed, strategies=strategies).tokens_per_ms()
             shares.append(rate / max(_fixed(name, 150, seed).values()))
         assert _mean(shares) >= 0.95
 
@@ -84,46 +86,48 @@ class TestThroughput:
         rate = PLAIN_MS * _auto(name, 60, 0, num_parallel=16).tokens_per_ms()
         fixed = _fixed(name, 60, 0)
         assert rate >= 0.95 * max(fixed.values())
-        assert rate >= 0.98 * fixed[OFF]
+        assert rate >= 0.98 * fixed[PLAIN]
 
     @pytest.mark.parametrize("estimate", [0.85, 1.15, 1.3])
     def test_a_wrong_estimate_of_plain_rounds_is_measured_right(self, estimate: float) -> None:
         for seed in SEEDS:
-            experience = StrategyHistory(estimate * PLAIN_MS)
-            trace = run_auto(lambda _: UNTRAINED, 9, experience=experience, seed=seed)
+            history = StrategyHistory(estimate * PLAIN_MS)
+            trace = run_auto(lambda _: UNTRAINED, 9, history=history, seed=seed)
             assert PLAIN_MS * trace.tokens_per_ms() >= 0.98
 
     @pytest.mark.slow
-    def test_long_texts_go_the_way_that_suits_them(self) -> None:
-        """Half of the texts suit only the one, half only the other: no fixed way is as good as a choice by text."""
+    def test_long_texts_use_the_strategy_that_suits_them(self) -> None:
+        """Half of the texts suit only the one, half only the other: a choice by text beats every fixed strategy."""
         world = World(
             GOOD.costs | {PEARL: Cost(0.7, 1.2 * PLAIN_MS), BEST_FIRST: Cost(0.7, 1.2 * PLAIN_MS)},
             by_category=({PEARL: 0.5}, {BEST_FIRST: 0.5}),
         )
-        ways = (PEARL, BEST_FIRST, OFF)
-        fixed = max(run_fixed(lambda _: world, way, 16, num_tokens=4096).tokens_per_ms() for way in ways)
-        auto = run_auto(lambda _: world, 16, ways, num_tokens=4096).tokens_per_ms()
+        strategies = (PEARL, BEST_FIRST, PLAIN)
+        fixed = max(
+            run_fixed(lambda _: world, strategy, 16, num_tokens=4096).tokens_per_ms() for strategy in strategies
+        )
+        auto = run_auto(lambda _: world, 16, strategies, num_tokens=4096).tokens_per_ms()
         assert auto >= 1.1 * fixed
 
     @pytest.mark.parametrize("slowdown", [1.05, 1.1, 1.15, 1.25])
-    def test_an_untrained_draft_costs_less_than_two_percent_of_a_bench(self, slowdown: float) -> None:
+    def test_an_untrained_draft_costs_less_than_two_percent(self, slowdown: float) -> None:
         drafted = Cost(0.0, slowdown * PLAIN_MS)
         world = World(UNTRAINED.costs | {PEARL: drafted, BEST_FIRST: drafted, DOUBLE: drafted})
         for seed in SEEDS:
             rate = run_auto(lambda _: world, 9, seed=seed).tokens_per_ms()
-            assert rate >= 0.98 * run_fixed(lambda _: world, OFF, 9, seed=seed).tokens_per_ms()
+            assert rate >= 0.98 * run_fixed(lambda _: world, PLAIN, 9, seed=seed).tokens_per_ms()
 
 
 class TestChange:
     NUM_COMMITTED = 30 * NUM_TOKENS
 
     @pytest.mark.parametrize("kind", ["dead", "ten times slower", "half as slow again"])
-    def test_a_draft_that_fails_is_left_and_taken_again_when_it_comes_back(self, kind: str) -> None:
+    def test_a_draft_that_fails_is_left_and_used_again_later(self, kind: str) -> None:
         drafted = {"dead": Cost(0.0, 12.0), "ten times slower": Cost(0.3, 100.0), "half as slow again": Cost(0.3, 15.0)}
         bad = World(GOOD.costs | dict.fromkeys((PEARL, BEST_FIRST, DOUBLE), drafted[kind]))
         trace = run_auto(lambda n: bad if self.NUM_COMMITTED <= n < 2 * self.NUM_COMMITTED else GOOD, 140)
         change, back = self._round_of(trace, self.NUM_COMMITTED), self._round_of(trace, 2 * self.NUM_COMMITTED)
-        is_drafted = [way.method.has_draft_model for way in trace.ways]
+        is_drafted = [strategy.method.has_draft_model for strategy in trace.strategies]
         assert _mean(is_drafted[change - 200 : change]) >= 0.9
         assert _mean(is_drafted[change + 200 : back]) <= 0.1
         assert _mean(is_drafted[back + 2000 :]) >= 0.9
@@ -144,50 +148,52 @@ class TestChange:
 
 class TestHysteresis:
     @pytest.mark.parametrize("name", ["best-first is clearly best", "categories differ", "noise"])
-    def test_a_session_rarely_changes_its_way(self, name: str) -> None:
+    def test_a_session_rarely_changes_its_strategy(self, name: str) -> None:
         for seed in SEEDS:
             assert _auto(name, 40, seed).num_switches <= 0.8 * 40
 
-    def test_between_ways_of_one_worth_it_changes_only_to_try(self) -> None:
+    def test_between_strategies_of_one_worth_it_changes_only_to_try(self) -> None:
         same = Cost(0.7, 1.2 * PLAIN_MS)
         world = World(GOOD.costs | {PEARL: same, BEST_FIRST: same, DOUBLE: same})
         trace = run_auto(lambda _: world, 1, num_tokens=10_000)
         assert trace.num_switches <= 0.02 * trace.num_rounds
 
-    def test_a_way_that_is_not_worse_than_off_is_used_for_some_rounds_at_least(self) -> None:
+    def test_a_good_strategy_is_used_for_some_rounds_at_least(self) -> None:
         trace = _auto("best-first is clearly best", 40, 0)
-        lengths = [num_rounds for runs in trace.runs() for way, num_rounds, _, _ in runs[:-1] if way == BEST_FIRST]
+        lengths = [
+            num_rounds for runs in trace.runs() for strategy, num_rounds, _, _ in runs[:-1] if strategy == BEST_FIRST
+        ]
         assert lengths
         assert min(lengths) >= MIN_ROUNDS
 
 
-class TestProbes:
+class TestTrials:
     @pytest.mark.parametrize("name", WORLDS)
     @pytest.mark.parametrize("num_parallel", [1, 8])
     def test_excursions_lose_little_time(self, name: str, num_parallel: int) -> None:
-        """Measured from outside: what short runs of another way took longer than the usual one for their tokens."""
+        """Measured from outside: time of short runs of another strategy beyond that of the usual one."""
         trace = _auto(name, 150, 0, num_parallel=num_parallel)
         lost_ms = sum(
             max(0.0, time_ms - num_tokens / (rate / PLAIN_MS))
             for time_ms, num_tokens, rate in trace.excursions(_fixed(name, 40, 0))
         )
-        allowance_ms = (PROBE_ALLOWANCE + 20) * PLAIN_MS
+        allowance_ms = (INITIAL_TRIAL_BUDGET + 20) * PLAIN_MS
         assert lost_ms <= 0.02 * sum(trace.times_ms) + allowance_ms
 
     @pytest.mark.parametrize("name", ["best-first is clearly best", "untrained draft", "nothing pays"])
-    def test_little_time_goes_into_ways_that_lose(self, name: str) -> None:
+    def test_little_time_goes_into_strategies_that_lose(self, name: str) -> None:
         trace, fixed = _auto(name, 150, 0), _fixed(name, 40, 0)
-        losers = {way for way in WAYS if fixed[way] < 0.9 * max(fixed.values())}
-        pairs = list(zip(trace.ways, trace.times_ms, strict=True))
-        assert sum(time_ms for way, time_ms in pairs if way in losers) <= 0.05 * sum(trace.times_ms)
+        losers = {strategy for strategy in STRATEGIES if fixed[strategy] < 0.9 * max(fixed.values())}
+        pairs = list(zip(trace.strategies, trace.times_ms, strict=True))
+        assert sum(time_ms for strategy, time_ms in pairs if strategy in losers) <= 0.05 * sum(trace.times_ms)
 
-    def test_a_way_that_is_far_worse_than_off_is_tried_less_and_less_often(self) -> None:
-        world = World({OFF: PLAIN, PEARL: Cost(0.0, 1.5 * PLAIN_MS)})
-        trace = run_auto(lambda _: world, 1, (PEARL, OFF), num_tokens=6000)
+    def test_a_bad_strategy_is_tried_less_and_less_often(self) -> None:
+        world = World({PLAIN: PLAIN_COST, PEARL: Cost(0.0, 1.5 * PLAIN_MS)})
+        trace = run_auto(lambda _: world, 1, (PEARL, PLAIN), num_tokens=6000)
         begins = [
             index
-            for index, way in enumerate(trace.ways)
-            if way == PEARL and (index == 0 or trace.ways[index - 1] != PEARL)
+            for index, strategy in enumerate(trace.strategies)
+            if strategy == PEARL and (index == 0 or trace.strategies[index - 1] != PEARL)
         ]
         gaps = [after - before for before, after in pairwise(begins)]
         assert len(begins) >= 3
@@ -195,10 +201,10 @@ class TestProbes:
         assert len(begins) <= 12
 
 
-def test_a_dear_switch_does_not_hide_a_better_way() -> None:
+def test_a_dear_switch_does_not_hide_a_better_strategy() -> None:
     world = World(GOOD.costs | {BEST_FIRST: Cost(0.85, 1.2 * PLAIN_MS)})
-    trace = run_auto(lambda _: world, 60, (PEARL, BEST_FIRST, OFF))
-    assert _mean([way == BEST_FIRST for way in trace.ways[-500:]]) >= 0.9
+    trace = run_auto(lambda _: world, 60, (PEARL, BEST_FIRST, PLAIN))
+    assert _mean([strategy == BEST_FIRST for strategy in trace.strategies[-500:]]) >= 0.9
 
 
 @pytest.mark.parametrize("name", ["best-first is clearly best", "untrained draft"])
@@ -211,12 +217,12 @@ def test_decisions_add_up_in_the_order_of_first_use(name: str) -> None:
         assert sum(decision.time_ms for decision in decisions) == pytest.approx(
             sum(trace.times_ms[index] for index in rounds)
         )
-        assert [decision.way for decision in decisions] == list(dict.fromkeys(trace.ways[i] for i in rounds))
+        assert [decision.strategy for decision in decisions] == list(dict.fromkeys(trace.strategies[i] for i in rounds))
 
 
-def test_the_same_rounds_give_the_same_ways() -> None:
+def test_the_same_rounds_give_the_same_strategies() -> None:
     first, second = (run_auto(lambda _: GOOD, 12, num_parallel=4, seed=7) for _ in range(2))
-    assert first.ways == second.ways
+    assert first.strategies == second.strategies
 
 
 def test_the_simulation_itself_brings_what_its_costs_say() -> None:

@@ -1,9 +1,9 @@
-"""The controller behind `Method.AUTO`: which way a session goes on, round after round.
+"""The controller behind `Method.AUTO`: a bandit that chooses a session's strategy, round after round.
 
-It takes the way that yields most tokens for the time, as measured: by the session's own rounds where there are some, by
-the experience of all sessions where there are none. A session stays with its way unless another one is clearly better
-(hysteresis), leaves it quickly when it is worse than plain rounds (the guard), and tries others seldom, only where they
-could be better and only within the budget of `outrider.core.auto.history` (probes).
+It uses the strategy that yields most tokens for the time, as measured: by the session's own rounds where there are
+some, by the history of all sessions where there are none. A session stays with its strategy unless another one is
+clearly better (hysteresis), abandons it quickly when it is worse than plain rounds (the guard), and tries others
+seldom, only where they could be better and only within the budget of `outrider.core.auto.history` (trials).
 """
 
 from __future__ import annotations
@@ -12,367 +12,387 @@ import math
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from outrider.core.auto.history import PLAIN, Strategy, StrategyHistory, TemperatureClass
-from outrider.core.auto.strategies import Decision, Estimate, SessionStrategy
+from outrider.core.auto.history import StrategyHistory, TemperatureClass
+from outrider.core.auto.session_strategy import Estimate, SessionStrategy
+from outrider.core.auto.strategies import PLAIN, Decision, Strategy
 from outrider.core.params import Method
 
 MIN_GAIN = 1.03
-"""Least gain for which a session changes its way."""
+"""Least gain for which a session changes its strategy."""
 GAIN_ERRORS = 0.5
 """Standard errors by which it must be sure of the gain."""
 MIN_ROUNDS = 8
-"""Least rounds between two changes, unless the way in use is worse than plain rounds. More than make a way known."""
+"""Least rounds between two changes, unless the strategy in use is worse than plain rounds. More than
+`session_strategy.TRIED_ROUNDS`, so that a strategy is known when it is left."""
 COMPARE_EVERY = 4
-"""Rounds between two looks at the other ways."""
+"""Rounds between two comparisons with the other strategies."""
 
 GUARD_ERRORS = 0.7
-"""Standard errors below plain rounds at which a way is left."""
+"""Standard errors below plain rounds at which a strategy is abandoned."""
 MIN_GUARD_WEIGHT = 5.0
 """Rounds that must be known for that."""
 MAX_DEFICIT = 4.0
-"""Tokens behind plain rounds at which it is left, whatever it has brought before."""
+"""Tokens behind plain rounds at which a strategy is abandoned, whatever it has brought before."""
 
-PROBE_ERRORS = 1.0
-"""Standard errors by which a way may be better than measured when it is asked whether it could be the best."""
+CEILING_ERRORS = 1.0
+"""Standard errors by which a strategy may be better than measured when it is asked if it could be the best."""
 SECOND_TRIED_AFTER = 256
-"""Rounds of all sessions before a second way is tried while the first one is better than plain rounds."""
-
+"""Rounds of all sessions before a second strategy is tried while the first one is better than plain rounds."""
 PLAIN_ERRORS = 2.0
-"""Standard errors by which plain rounds may be better than measured when it is asked whether to try them."""
+"""Standard errors by which plain rounds may be better than measured when it is asked if they should be tried."""
 CHEAP_RATE = 1.2
-"""Rate of the usual way, in plain rounds, below which a probe without a draft model costs next to nothing."""
-TRIAL_ROUNDS = 32
-"""Rounds of all sessions before a way is established: what it loses until then is charged to the budget of probes."""
+"""Rate of the usual strategy, in plain rounds, below which a trial without a draft model costs next to nothing."""
+ESTABLISHED_ROUNDS = 32
+"""Rounds of all sessions before a strategy is established: what it loses until then is charged to the budget of
+trials."""
 
 LEAST_COST = 1e-3
-"""Of a round, in plain rounds: a clock's resolution is no rate."""
+"""Least cost of a round, in plain rounds: without it, a time below the clock's resolution would be an infinite rate."""
+
+TRIAL_ROUNDS = 8
+"""Rounds of a trial, the first one included, which says nothing. A trial that goes well is prolonged by as many."""
+MAX_TRIAL_ROUNDS = 64
+"""Rounds after which a trial that goes well has won."""
+MIN_TRIAL_ROUNDS = 4
+"""Rounds before a trial is given up, unless it falls far behind plain rounds."""
+GIVE_UP_ERRORS = 1.5
+"""Standard errors below the usual strategy at which a trial is given up."""
+CLEAR_ERRORS = 1.0
+"""Standard errors below the usual strategy at which a trial has clearly lost."""
 
 
 class Controller:
-    """Of one session. `way()` before each decoding round, `observe()` after it; prefill is not observed."""
+    """Chooses the strategy of one session. `strategy()` is called before each decoding round, `observe()` after it;
+    prefill is not observed."""
 
     def __init__(
-        self, experience: StrategyHistory, temperature: float, ways: Sequence[Strategy], session_number: int = 0
+        self, history: StrategyHistory, temperature: float, strategies: Sequence[Strategy], session_number: int = 0
     ) -> None:
         """
         Args:
-            experience: Of all sessions of the process.
+            history: The records of all sessions of the process.
             temperature: The session's.
-            ways: What there is to choose from, the one expected to be best first. Plain rounds always belong to it;
-                where they stand says nothing.
-            session_number: Varies when a session probes, so that not all do so at the same place of a text.
+            strategies: The strategies to choose from, the one expected to be best first. Plain rounds always belong to
+                them; where they stand has no meaning.
+            session_number: Varies when a session tries others, so that not all do so at the same place of a text.
 
         Raises:
-            ValueError: A way twice, `Method.AUTO`, or plain rounds that are not plain.
+            ValueError: A strategy is given twice, is `Method.AUTO`, or drafts nothing and is not `PLAIN`.
         """
-        is_sound = all(way == PLAIN if way.is_plain else way.method is not Method.AUTO for way in ways)
-        if len(set(ways)) != len(ways) or not is_sound:
-            raise ValueError(f"ways must be different, none of them auto, and OFF just {PLAIN}, got {list(ways)}")
-        self._experience = experience
-        self._temperatures = TemperatureClass.of(temperature)
-        self._plain = SessionStrategy(PLAIN, experience, self._temperatures)
-        self._options = [SessionStrategy(way, experience, self._temperatures) for way in ways if not way.is_plain]
-        self._first_probe_at = MIN_ROUNDS + session_number % MIN_ROUNDS
+        is_sound = all(
+            strategy == PLAIN if strategy.is_plain else strategy.method is not Method.AUTO for strategy in strategies
+        )
+        if len(set(strategies)) != len(strategies) or not is_sound:
+            raise ValueError(
+                f"strategies must be different, none of them auto, and OFF just {PLAIN}, got {list(strategies)}"
+            )
+        self._history = history
+        self._temperature_class = TemperatureClass.of(temperature)
+        self._plain = SessionStrategy(PLAIN, history, self._temperature_class)
+        self._others = [
+            SessionStrategy(strategy, history, self._temperature_class)
+            for strategy in strategies
+            if not strategy.is_plain
+        ]
+        self._first_trial_at = MIN_ROUNDS + session_number % MIN_ROUNDS
         self._num_rounds = 0
-        self._is_due = self._is_anew = True  # anew: as if the session began
-        self._option: SessionStrategy | None = None  # in use
-        self._probe: Trial | None = None  # of the option in use, while it is only tried
+        self._must_decide = self._must_restart = True
+        """Restarting means to decide as at the beginning of the session."""
+        self._current: SessionStrategy | None = None
+        self._trial: Trial | None = None
+        """The trial of the current strategy. None means that it is used as the best."""
         self._rounds_in_use = 0
         self._used: list[SessionStrategy] = []
 
-    def set_available(self, ways: Iterable[Strategy]) -> None:
-        """Says which ways can be gone from the next round on; at first, all. Plain rounds always can.
+    def set_available(self, strategies: Iterable[Strategy]) -> None:
+        """Sets the strategies that can be used from the next round on; at first, all. Plain rounds always can.
 
-        A way that comes back after it was lost may be better or worse than it was: what was known of it counts less.
+        A strategy that comes back after it was lost may be better or worse than it was: its record is discounted.
 
         Raises:
-            ValueError: Not one of the controller's ways.
+            ValueError: A strategy is not one of the controller's.
         """
-        available = set(ways)
-        unknown = available - {option.way for option in self._options} - {PLAIN}
+        available = set(strategies)
+        unknown = available - {other.strategy for other in self._others} - {PLAIN}
         if unknown:
-            raise ValueError(f"not ways of this controller: {list(unknown)}")
-        for option in self._options:
-            if option.way in available:
-                self._is_anew |= not option.is_available
-                if option.is_lost:
-                    option.renew()
-                    self._experience.discount(option.record)
-            elif option.is_available:
-                option.is_lost = self._num_rounds > 0
-            option.is_available = option.way in available
-        self._is_due = True
+            raise ValueError(f"not strategies of this controller: {list(unknown)}")
+        for other in self._others:
+            if other.strategy in available:
+                self._must_restart |= not other.is_available
+                if other.is_lost:
+                    other.reset()
+                    self._history.discount(other.record)
+            elif other.is_available:
+                # Without rounds of this session, nothing was lost: the peer is only late.
+                other.is_lost = self._num_rounds > 0
+            other.is_available = other.strategy in available
+        self._must_decide = True
 
-    def way(self) -> Strategy:
-        """The way for the next round. Asked twice, it says the same."""
-        if self._is_due or self._option is None:
-            self._is_due = False
+    def strategy(self) -> Strategy:
+        """Returns the strategy for the next round; the same one until `observe` or `set_available`."""
+        if self._must_decide or self._current is None:
+            self._must_decide = False
             self._decide()
-        return self._in_use.way
+        return self._in_use.strategy
 
     def observe(self, num_tokens: int, round_ms: float) -> None:
-        """Takes in a round that went the way that `way` said last.
+        """Learns from a round that used the strategy that `strategy()` returned last.
 
         Args:
             num_tokens: Tokens it has committed.
-            round_ms: From the commit before it to its own.
+            round_ms: Time from the commit before it to its own.
 
         Raises:
-            ValueError: Negative, or not a number; or no way was asked for yet.
+            ValueError: An argument is negative or not finite, or no strategy was asked for yet.
         """
         if num_tokens < 0 or not 0 <= round_ms < math.inf:
             raise ValueError(f"a round cannot commit {num_tokens} tokens in {round_ms} ms")
-        option, experience = self._in_use, self._experience
-        cost = max(round_ms / experience.plain_ms, LEAST_COST)
-        if option.num_rounds == 0:
-            self._used.append(option)
-        option.count(num_tokens, round_ms, cost * experience.plain_rate(self._temperatures) - num_tokens)
+        current, history = self._in_use, self._history
+        cost = max(round_ms / history.plain_ms, LEAST_COST)
+        if current.num_rounds == 0:
+            self._used.append(current)
+        current.count_round(num_tokens, round_ms, cost * history.plain_rate(self._temperature_class) - num_tokens)
         self._num_rounds += 1
         self._rounds_in_use += 1
-        if self._probe is not None:
-            self._probe.pay(num_tokens, cost, experience)
-        # In the first round, the drafter begins anew: it is paid for, but it does not say what the way brings.
+        if self._trial is not None:
+            self._trial.charge(num_tokens, cost, history)
+        # In the first round after a switch the drafter starts from nothing: its time counts, but it is not what the
+        # strategy brings.
         is_typical = self._rounds_in_use > 1
-        experience.count(option.record, self._temperatures, num_tokens, cost, is_typical)
+        history.add_round(current.record, self._temperature_class, num_tokens, cost, is_typical)
         if is_typical:
-            option.learn(num_tokens, cost, self._num_rounds)
-        self._is_due = True
+            current.learn_round(num_tokens, cost, self._num_rounds)
+        self._must_decide = True
 
     def decisions(self) -> list[Decision]:
-        """What each way was used for, in the order of its first use. All observed rounds are in it."""
-        return [option.decision for option in self._used]
+        """Returns the rounds of each strategy, in the order of its first use. All observed rounds are in it."""
+        return [used.decision for used in self._used]
 
     @property
     def _in_use(self) -> SessionStrategy:
-        if self._option is None:
-            raise ValueError("no way was asked for yet")
-        return self._option
+        if self._current is None:
+            raise ValueError("no strategy was asked for yet")
+        return self._current
 
     def _decide(self) -> None:
-        option = self._option
-        if option is None or self._is_anew or not option.is_available:
-            self._is_anew, self._probe = False, None
-            self._go(self._first())
-        elif self._probe is not None:
-            self._go_on_probing(self._probe)
-        elif option is not self._plain and self._is_losing(option):
-            self._flee(option)
+        current = self._current
+        if current is None or self._must_restart or not current.is_available:
+            self._must_restart, self._trial = False, None
+            self._switch_to(self._first())
+        elif self._trial is not None:
+            self._continue_trial(self._trial)
+        elif current is not self._plain and self._is_losing(current):
+            self._abandon(current)
         elif self._num_rounds % COMPARE_EVERY == 0 and self._rounds_in_use >= MIN_ROUNDS:
-            self._compare(option)
+            self._compare(current)
 
-    def _go(self, option: SessionStrategy) -> None:
-        if option is not self._option:
-            self._option = option
+    def _switch_to(self, target: SessionStrategy) -> None:
+        if target is not self._current:
+            self._current = target
             self._rounds_in_use = 0
-            option.begin()
+            target.begin()
 
-    def _estimate(self, option: SessionStrategy) -> Estimate:
-        if option is self._plain:
-            return Estimate(self._experience.plain_rate(self._temperatures), 0.0, math.inf, 0.0)
-        option.record.fade(self._experience.num_rounds)
-        return option.estimate(self._options, self._num_rounds)
+    def _estimate(self, session_strategy: SessionStrategy) -> Estimate:
+        if session_strategy is self._plain:
+            return Estimate(self._history.plain_rate(self._temperature_class), 0.0, math.inf, 0.0)
+        session_strategy.record.decay(self._history.num_rounds)
+        return session_strategy.estimate(self._others, self._num_rounds)
+
+    @property
+    def _plain_rate(self) -> float:
+        return self._history.plain_rate(self._temperature_class)
 
     def _candidates(self, other_than: SessionStrategy | None = None) -> list[SessionStrategy]:
-        """What could be gone instead, but plain rounds."""
+        """Returns what could be used instead, except plain rounds."""
         return [
-            option
-            for option in self._options
-            if option.is_available and option is not other_than and option.held_until <= self._num_rounds
+            other
+            for other in self._others
+            if other.is_available and other is not other_than and other.held_until <= self._num_rounds
         ]
 
     def _first(self) -> SessionStrategy:
-        """Where a session begins: the first preference, until all sessions know better."""
+        """Returns the strategy that a session begins with: the first preference until the history knows better."""
         candidates, first = self._candidates(), self._first_preference
-        if first in candidates and not first.is_tried and first.record.retry_at <= self._experience.num_rounds:
+        if first in candidates and not first.is_tried and first.record.retry_at <= self._history.num_rounds:
             return first
-        return self._best([option for option in candidates if option.is_tried])
+        return self._best([candidate for candidate in candidates if candidate.is_tried])
 
     def _best(self, tried: Sequence[SessionStrategy]) -> SessionStrategy:
-        """The one that is best for sure, if it is better than plain rounds."""
+        """Returns the one with the highest lower confidence bound among those above plain rounds, else plain rounds."""
         best, best_floor = self._plain, -math.inf
-        plain_rate = self._estimate(self._plain).rate
-        for option in tried:
-            estimate = self._estimate(option)
+        for candidate in tried:
+            estimate = self._estimate(candidate)
             floor = estimate.rate - GAIN_ERRORS * estimate.error
-            if estimate.rate > plain_rate and floor > best_floor:
-                best, best_floor = option, floor
+            if estimate.rate > self._plain_rate and floor > best_floor:
+                best, best_floor = candidate, floor
         return best
 
-    def _is_losing(self, option: SessionStrategy) -> bool:
-        """Whether a way is worse than plain rounds, measured with some certainty or felt strongly."""
-        if option.deficit > MAX_DEFICIT:
+    def _is_losing(self, current: SessionStrategy) -> bool:
+        """Returns true if it is worse than plain rounds: measured with some certainty, or by far in the last rounds."""
+        if current.deficit > MAX_DEFICIT:
             return True
-        if self._rounds_in_use < 2 or not option.is_tried:
+        if self._rounds_in_use < 2 or not current.is_tried:
             return False
-        estimate = self._estimate(option)
-        behind = self._estimate(self._plain).rate - estimate.rate
-        return estimate.weight >= MIN_GUARD_WEIGHT and behind > GUARD_ERRORS * estimate.error
+        estimate = self._estimate(current)
+        return estimate.weight >= MIN_GUARD_WEIGHT and self._plain_rate - estimate.rate > GUARD_ERRORS * estimate.error
 
-    def _flee(self, option: SessionStrategy) -> None:
-        """To what has no part in the trouble: without a draft model, if that was the trouble."""
-        option.abandon(self._num_rounds)
-        if option.record.num_rounds < TRIAL_ROUNDS:
-            self._experience.pay_probe(max(0.0, option.behind))
-        if not option.is_tried or option.record.evidence.rate < self._estimate(self._plain).rate:
-            self._experience.fail(option.record)
-        others = [other for other in self._candidates() if not (other.is_drafted and option.is_drafted)]
+    def _abandon(self, current: SessionStrategy) -> None:
+        """Switches to the best strategy that does not share the trouble: without a draft model, if it had one."""
+        current.abandon(self._num_rounds)
+        if current.record.num_rounds < ESTABLISHED_ROUNDS:
+            self._history.charge_trial(max(0.0, current.tokens_behind))
+        if not current.is_tried or current.record.rate.value < self._plain_rate:
+            self._history.record_failure(current.record)
+        others = [other for other in self._candidates() if not (other.is_drafted and current.is_drafted)]
         untried = [other for other in others if not (other.is_tried or other.is_drafted)]
         best = self._best([other for other in others if other.is_tried])
-        self._go(untried[0] if untried and best is self._plain else best)
+        self._switch_to(untried[0] if untried and best is self._plain else best)
 
-    def _gain(self, option: SessionStrategy, usual: Estimate) -> float:
-        """By how much a way is better for sure, beyond what a change must bring; 0 or less = it is not."""
-        estimate = self._estimate(option)
-        doubt = GAIN_ERRORS * math.hypot(estimate.error, usual.error)
-        return estimate.rate - MIN_GAIN * usual.rate - doubt
+    def _gain(self, other: SessionStrategy, usual: Estimate) -> float:
+        """Returns by how much a strategy is surely better, beyond the least gain. 0 or less means that it is not."""
+        estimate = self._estimate(other)
+        margin = GAIN_ERRORS * math.hypot(estimate.error, usual.error)
+        return estimate.rate - MIN_GAIN * usual.rate - margin
 
-    def _compare(self, option: SessionStrategy) -> None:
-        """Changes to a better way, or begins a probe."""
-        usual = self._estimate(option)
-        candidates = self._candidates(option)
+    def _compare(self, current: SessionStrategy) -> None:
+        """Changes to a better strategy, or begins a trial."""
+        usual = self._estimate(current)
+        candidates = self._candidates(current)
         gains = [(self._gain(other, usual), other) for other in candidates if other.is_tried]
         gains.append((self._gain(self._plain, usual), self._plain))
         gain, best = max(gains, key=lambda pair: pair[0])
         if gain > 0:
-            self._go(best)
-        elif self._num_rounds >= self._first_probe_at and self._experience.is_probe_due:
-            if not self._experience.can_pay_probe:
-                is_cheap = usual.rate < CHEAP_RATE * self._estimate(self._plain).rate
+            self._switch_to(best)
+        elif self._num_rounds >= self._first_trial_at and self._history.is_trial_due:
+            if not self._history.can_afford_trial:
+                is_cheap = usual.rate < CHEAP_RATE * self._plain_rate
                 candidates = [other for other in candidates if is_cheap and not other.is_drafted]
             is_plain = self._may_plain_be_better(usual.rate)
-            probed = self._plain if is_plain else self._worth_probing(candidates, usual.rate)
-            if probed is not None:
-                self._probe = Trial(probed, option, usual.rate)
-                self._experience.begin_probe()
-                self._go(probed)
+            tried = self._plain if is_plain else self._worth_trying(candidates, usual.rate)
+            if tried is not None:
+                self._trial = Trial(tried, current, usual.rate)
+                self._history.begin_trial()
+                self._switch_to(tried)
 
-    def _worth_probing(self, candidates: Sequence[SessionStrategy], usual_rate: float) -> SessionStrategy | None:
-        """What could be better: the first that was never tried, then the one that promises most."""
-        now = self._experience.num_rounds
-        candidates = [option for option in candidates if option.record.retry_at <= now]
-        if self._experience.num_rounds_at(self._temperatures) < SECOND_TRIED_AFTER and not self._is_first_bad():
-            candidates = [option for option in candidates if not option.is_tried][:1]
+    def _worth_trying(self, candidates: Sequence[SessionStrategy], usual_rate: float) -> SessionStrategy | None:
+        """Returns a strategy that could be better: the first one never tried, else the highest upper confidence
+        bound."""
+        now = self._history.num_rounds
+        candidates = [other for other in candidates if other.record.retry_at <= now]
+        if self._history.num_rounds_at(self._temperature_class) < SECOND_TRIED_AFTER and not self._is_first_bad():
+            candidates = [other for other in candidates if not other.is_tried][:1]
             return candidates[0] if candidates and candidates[0] is self._first_preference else None
         best, best_ceiling = None, usual_rate
-        for option in candidates:
-            if not option.is_tried:
-                return option
-            estimate = self._estimate(option)
-            ceiling = estimate.rate + PROBE_ERRORS * estimate.error + usual_rate / estimate.weight
+        for other in candidates:
+            if not other.is_tried:
+                return other
+            estimate = self._estimate(other)
+            # The last term lets a record of few rounds be tried even if they happened to vary little.
+            ceiling = estimate.rate + CEILING_ERRORS * estimate.error + usual_rate / estimate.weight
             if ceiling > best_ceiling:
-                best, best_ceiling = option, ceiling
+                best, best_ceiling = other, ceiling
         return best
 
     def _may_plain_be_better(self, usual_rate: float) -> bool:
-        """Whether plain rounds should be measured: the way in use is close to them, and it can be paid."""
-        plain_rate = self._estimate(self._plain).rate
-        ceiling = plain_rate + PLAIN_ERRORS * self._experience.plain_error(self._temperatures)
-        is_paid = usual_rate < MIN_GAIN * plain_rate or self._experience.can_pay_probe
-        return self._option is not self._plain and is_paid and usual_rate < ceiling
+        """Returns true if plain rounds should be measured: the current strategy is close to them, and it can be
+        paid."""
+        plain_rate = self._plain_rate
+        ceiling = plain_rate + PLAIN_ERRORS * self._history.plain_error(self._temperature_class)
+        is_paid = usual_rate < MIN_GAIN * plain_rate or self._history.can_afford_trial
+        return self._current is not self._plain and is_paid and usual_rate < ceiling
 
     @property
     def _first_preference(self) -> SessionStrategy | None:
-        return next((option for option in self._options if option.is_available), None)
+        return next((other for other in self._others if other.is_available), None)
 
     def _is_first_bad(self) -> bool:
-        """Whether the first preference is known to be worse than plain rounds."""
+        """Returns true if the first preference is known to be worse than plain rounds, or there is none."""
         first = self._first_preference
         if first is None or not first.is_tried:
             return first is None or first.record.num_failures > 0
-        return self._estimate(first).rate < self._estimate(self._plain).rate
+        return self._estimate(first).rate < self._plain_rate
 
-    def _go_on_probing(self, probe: Trial) -> None:
-        """Goes on with a probe, or ends it: the other way has won, or the usual one goes on."""
-        option, was = probe.option, self._estimate(probe.usual)
-        outcome = TrialOutcome.CLEARLY_LOST if option.deficit > MAX_DEFICIT else TrialOutcome.OPEN
-        if outcome is TrialOutcome.OPEN and (option.is_tried or option is self._plain):
-            outcome = probe.outcome(self._estimate(option), was)
+    def _continue_trial(self, trial: Trial) -> None:
+        """Goes on with a trial, or ends it: the tried strategy has won, or the session returns to the usual one."""
+        tried, usual = trial.tried, self._estimate(trial.usual)
+        outcome = TrialOutcome.CLEARLY_LOST if tried.deficit > MAX_DEFICIT else TrialOutcome.OPEN
+        if outcome is TrialOutcome.OPEN and (tried.is_tried or tried is self._plain):
+            outcome = trial.outcome(self._estimate(tried), usual)
         if outcome is TrialOutcome.OPEN or (
-            outcome is TrialOutcome.GOOD and self._gain(option, was) <= 0 and probe.prolong()
+            outcome is TrialOutcome.GOOD and self._gain(tried, usual) <= 0 and trial.prolong()
         ):
             return
-        self._probe = None
+        self._trial = None
         if outcome is TrialOutcome.GOOD:
-            probe.win(self._experience)
+            trial.win(self._history)
             return
-        probe.lose(self._experience, outcome is TrialOutcome.CLEARLY_LOST)
-        if not option.is_tried or self._estimate(option).rate < self._estimate(self._plain).rate:
-            option.abandon(self._num_rounds)
-            self._experience.fail(option.record)
-        self._go(probe.usual if probe.usual.is_available else self._first())
-
-
-PROBE_ROUNDS = 8
-"""Rounds of a probe, the first one included, which says nothing. One that goes well is prolonged by as many."""
-MAX_PROBE_ROUNDS = 64
-"""A probe that has gone well for so long has won."""
-MIN_PROBE_ROUNDS = 4
-"""Rounds of a probe before it is given up, unless it falls far behind plain rounds."""
-GIVE_UP_ERRORS = 1.5
-"""Standard errors below the usual way at which it is."""
-CLEAR_ERRORS = 1.0
-"""Standard errors below the usual way at which it has clearly lost."""
+        trial.lose(self._history, outcome is TrialOutcome.CLEARLY_LOST)
+        if not tried.is_tried or self._estimate(tried).rate < self._plain_rate:
+            tried.abandon(self._num_rounds)
+            self._history.record_failure(tried.record)
+        self._switch_to(trial.usual if trial.usual.is_available else self._first())
 
 
 class TrialOutcome(Enum):
-    """How a probe stands."""
+    """The state of a trial after its rounds so far."""
 
     OPEN = 0
     GOOD = 1
-    """Not worse than the usual way, as far as it was to go. It may be prolonged."""
+    """Not worse than the usual strategy after the planned rounds. The trial may be prolonged."""
     LOST = 2
     CLEARLY_LOST = 3
 
 
 class Trial:
-    """Of one session: an option is tried, and the usual one gone back to if it loses."""
+    """Tries a strategy in one session, which returns to its usual one if the trial loses."""
 
-    def __init__(self, option: SessionStrategy, usual: SessionStrategy, usual_rate: float) -> None:
-        self.option = option
+    def __init__(self, tried: SessionStrategy, usual: SessionStrategy, usual_rate: float) -> None:
+        self.tried = tried
         self.usual = usual
         self._usual_rate = usual_rate
-        self._planned_rounds = PROBE_ROUNDS
+        self._planned_rounds = TRIAL_ROUNDS
         self._num_rounds = 0
-        self._cost = self._gain = self._paid = 0.0
+        self._cost = self._gain = self._charged = 0.0
 
-    def pay(self, num_tokens: int, cost: float, experience: StrategyHistory) -> None:
-        """After each round: the time that the probe is behind the usual way so far, for it may be cut off any time."""
+    def charge(self, num_tokens: int, cost: float, history: StrategyHistory) -> None:
+        """Charges a round to the budget: the time that the trial is behind the usual strategy so far.
+
+        It is called after each round, because the session may end in the middle of a trial.
+        """
         self._num_rounds += 1
         self._cost += cost
         self._gain += num_tokens / self._usual_rate
-        paid = max(0.0, self._cost - self._gain)
-        experience.pay_probe(paid - self._paid)
-        self._paid = paid
+        charged = max(0.0, self._cost - self._gain)
+        history.charge_trial(charged - self._charged)
+        self._charged = charged
 
-    def outcome(self, now: Estimate, was: Estimate) -> TrialOutcome:
-        """How it stands after these rounds.
-
-        Args:
-            now: What the option promises.
-            was: What the usual one does.
-        """
-        if self._num_rounds < MIN_PROBE_ROUNDS:
+    def outcome(self, tried: Estimate, usual: Estimate) -> TrialOutcome:
+        """Returns the outcome after the rounds so far."""
+        if self._num_rounds < MIN_TRIAL_ROUNDS:
             return TrialOutcome.OPEN
-        # Few rounds that all bring little vary little: another way is taken to vary as much as the usual one.
-        error = math.hypot(max(now.error, was.deviation / math.sqrt(now.weight)), was.error)
+        # Few rounds that all bring little vary little: the tried strategy is taken to vary as much as the usual one.
+        error = math.hypot(max(tried.error, usual.deviation / math.sqrt(tried.weight)), usual.error)
         is_over = self._num_rounds >= self._planned_rounds
-        if now.rate >= was.rate - (0.0 if is_over else GIVE_UP_ERRORS * error):
+        if tried.rate >= usual.rate - (0.0 if is_over else GIVE_UP_ERRORS * error):
             return TrialOutcome.GOOD if is_over else TrialOutcome.OPEN
-        return TrialOutcome.CLEARLY_LOST if now.rate + CLEAR_ERRORS * error < was.rate else TrialOutcome.LOST
+        is_clear = tried.rate + CLEAR_ERRORS * error < usual.rate
+        return TrialOutcome.CLEARLY_LOST if is_clear else TrialOutcome.LOST
 
     def prolong(self) -> bool:
-        """Some more rounds, to be sure. False = there were enough."""
-        self._planned_rounds += PROBE_ROUNDS
-        return self._num_rounds < MAX_PROBE_ROUNDS
+        """Plans more rounds. Returns false if there were enough."""
+        self._planned_rounds += TRIAL_ROUNDS
+        return self._num_rounds < MAX_TRIAL_ROUNDS
 
-    def win(self, experience: StrategyHistory) -> None:
-        """It has found a better way: what it cost was well spent."""
-        experience.pay_probe(-self._paid)
-        experience.win_probe(self.option.record)
+    def win(self, history: StrategyHistory) -> None:
+        """Pays back what the trial was charged: it has found a better strategy."""
+        history.charge_trial(-self._charged)
+        history.record_won_trial(self.tried.record)
 
-    def lose(self, experience: StrategyHistory, is_clear: bool) -> None:
-        """It has found nothing. If that is clear, all its time was lost. Trying what takes no draft model is cheap, and
-        puts off no other probe."""
+    def lose(self, history: StrategyHistory, is_clear: bool) -> None:
+        """Charges all time of a trial that has clearly lost.
+
+        Trying what needs no draft model is cheap, and does not delay other trials.
+        """
         if is_clear:
-            experience.pay_probe(self._cost - self._paid)
-        experience.lose_probe(is_clear and self.option.is_drafted)
+            history.charge_trial(self._cost - self._charged)
+        history.record_lost_trial(is_clear and self.tried.is_drafted)

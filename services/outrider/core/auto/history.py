@@ -1,161 +1,110 @@
-"""What a verifier has learnt about the ways to go on, over all its sessions.
+"""The record of each strategy over all sessions of a verifier.
 
-It learns cheaply and forgets slowly: a way's record is good after some ten rounds and counts for hundreds. What has not
-been tried for long grows uncertain, and what has plainly changed is learnt anew. Trying what may turn out worse has a
-budget. There is no clock: rounds of the process count as time.
+It is learnt quickly and forgotten slowly: a record is good after some ten rounds and counts for hundreds. A strategy
+that has not been tried for long grows uncertain, and one that has plainly changed is learnt again. Trials of what may
+turn out worse have a budget. There is no clock: rounds of the process count as time.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import IntEnum
 
-from outrider.core.params import Method, Rows
+from outrider.core.auto.strategies import PLAIN, Strategy
 
 MEMORY_ROUNDS = 750
 """Rounds of the process after which a round's weight has fallen to 1/e."""
 LEAST_WEIGHT = 0.01
 """Rounds that a record is worth at least, once it has any: its rate is never quite forgotten."""
 RECENT_ROUNDS = 16
-"""Rounds of a way that are its present, against which its past is held."""
-RECENT_IS_OVER = 256
-"""Rounds of the process after which a way's last rounds are its present no longer."""
+"""Rounds of a strategy that are its present, against which its past is compared."""
+MAX_RECENT_AGE = 256
+"""Rounds of the process after which a strategy's last rounds are no longer its present."""
 MIN_RECENT_ROUNDS = 4
+"""Rounds that the present needs before it can contradict the past."""
 CHANGE_ERRORS = 3.5
-"""Standard errors between present and past from which on the past counts no more."""
+"""Standard errors between present and past from which on the past is dropped."""
 
 PLAIN_ERROR = 0.1
-"""How far the caller's estimate of a plain round may be off."""
+"""Standard error of the caller's estimate of a plain round, as a share of it."""
 MIN_PLAIN_PRIOR, MAX_PLAIN_PRIOR = 0.5, 64.0
-"""Measured plain rounds that it is worth, at least and at most."""
+"""Measured plain rounds that the caller's estimate is worth, at least and at most."""
 
-PROBE_SHARE = 0.015
-"""Part of all time that probes may cost that lose."""
-PROBE_ALLOWANCE = 4.0
-"""What they may cost before there was much time, in plain rounds."""
-MAX_PROBE_DEBT = 32.0
-"""What they may be over it, in plain rounds. More is forgiven: what is lost for good can come back."""
-PROBE_SPACING = 64
-"""Rounds of the process from one probe to the next; twice that after one that lost, and so on."""
-MAX_PROBE_SPACING = 512
+TRIAL_SHARE = 0.015
+"""Share of all time that losing trials may cost."""
+INITIAL_TRIAL_BUDGET = 4.0
+"""Cost of losing trials that is allowed from the start, in plain rounds."""
+MAX_TRIAL_DEBT = 32.0
+"""Most plain rounds by which trials may exceed their budget. More is forgiven: a strategy that looks lost for good can
+become better."""
+TRIAL_SPACING = 64
+"""Rounds of the process from one trial to the next; doubled after each one that clearly lost."""
+MAX_TRIAL_SPACING = 512
 RETRY_AFTER = 128
-"""Rounds of the process after which a way that was worse than plain rounds may be probed again; twice that the next
-time, and so on."""
+"""Rounds of the process after which a strategy that was worse than plain rounds may be tried again; doubled each
+time."""
 MAX_RETRY_AFTER = 1024
 DISCOUNTED_WEIGHT = 16.0
-"""Rounds that a record is worth at most once there is reason to doubt it."""
+"""Most rounds that a record is worth once there is reason to doubt it."""
 
+UNKNOWN_VARIANCE = 1.0
+"""Variance of a round's tokens before rounds have shown it: a strategy whose rounds all brought one token may yet bring
+two."""
+UNKNOWN_ROUNDS = 2.0
+"""Rounds that `UNKNOWN_VARIANCE` is worth."""
 
-@dataclass(frozen=True, slots=True)
-class Strategy:
-    """A way to go on: what the controller chooses among."""
-
-    method: Method
-    rows: Rows = Rows.CHAIN
-    retrieval: bool = False
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing is drafted."""
-        return self.method is Method.OFF
-
-
-PLAIN = Strategy(Method.OFF)
-"""Plain rounds."""
+_KEPT_PER_ROUND = math.exp(-1 / MEMORY_ROUNDS)
+_KEPT_PER_RECENT_ROUND = 1 - 1 / RECENT_ROUNDS
 
 
 class TemperatureClass(IntEnum):
-    """Temperatures at which drafts fare alike."""
+    """Temperatures at which drafts are accepted about equally often."""
 
     GREEDY = 0
     LOW = 1
-    """Below 0.85."""
+    """Above 0 and below 0.85."""
     HIGH = 2
 
     @classmethod
     def of(cls, temperature: float) -> TemperatureClass:
-        """The class of a temperature."""
+        """Returns the class of a temperature."""
         if temperature == 0:
             return cls.GREEDY
         return cls.LOW if temperature < 0.85 else cls.HIGH
 
 
-class StrategyRecord:
-    """What is known of one way at one class of temperatures."""
-
-    __slots__ = ("_faded_at", "_recent", "evidence", "num_failures", "num_rounds", "retry_at")
-
-    def __init__(self) -> None:
-        self.evidence = DecayedRate()
-        self.num_rounds = 0
-        """Rounds ever counted. 0 = never tried."""
-        self.num_failures = 0
-        """Times, one after another, that it turned out worse than plain rounds."""
-        self.retry_at = 0
-        """Round of the process before which it is not probed again."""
-        self._recent = DecayedRate()
-        self._faded_at = 0
-
-    def fade(self, now: int) -> None:
-        """Forgets what the rounds of the process since the last time make it forget."""
-        age = now - self._faded_at
-        if age > 0:
-            self._faded_at = now
-            if self.evidence.weight > LEAST_WEIGHT:
-                self.evidence.fade(_KEPT ** min(age, 10 * MEMORY_ROUNDS))
-            if age > RECENT_IS_OVER:
-                self._recent.clear()
-
-    def add(self, num_tokens: float, cost: float, now: int) -> None:
-        """Takes a round in. Where the present is far from the past, the past is dropped."""
-        self.fade(now)
-        self.num_rounds += 1
-        self.evidence.add(num_tokens, cost)
-        recent = self._recent
-        recent.fade(_KEPT_RECENT)
-        recent.add(num_tokens, cost)
-        if recent.weight >= MIN_RECENT_ROUNDS and self.evidence.weight > 2 * recent.weight:
-            variance = max(recent.variance, self.evidence.variance)
-            error = math.sqrt(variance / recent.weight) / recent.round_cost
-            if abs(recent.rate - self.evidence.rate) > CHANGE_ERRORS * error:
-                self.evidence.copy(recent)
-
-    def discount(self, now: int) -> None:
-        """There is reason to think that it may have changed, for better or worse."""
-        self.fade(now)
-        if self.evidence.weight > DISCOUNTED_WEIGHT:
-            self.evidence.fade(DISCOUNTED_WEIGHT / self.evidence.weight)
-        self.num_failures = self.retry_at = 0
-
-
-_KEPT = math.exp(-1 / MEMORY_ROUNDS)
-_KEPT_RECENT = 1 - 1 / RECENT_ROUNDS
-
-
 class StrategyHistory:
-    """Shared by the sessions of a verifier; used by one thread."""
+    """Holds the record of each strategy, and the budget of trials. Shared by all sessions of a verifier; used by one
+    thread."""
 
     def __init__(self, plain_ms: float) -> None:
-        """ValueError unless the time is positive."""
+        """
+        Args:
+            plain_ms: Time of a plain round; see the attribute.
+
+        Raises:
+            ValueError: It is not positive and finite.
+        """
         self.num_rounds = 0
         """Rounds of all sessions: the time of this class."""
         self.cost = 0.0
-        """Their cost, in plain rounds."""
-        self.probe_cost = 0.0
-        """The cost of probes that lost or are not decided, in plain rounds."""
+        """Time of all rounds, in plain rounds."""
+        self.trial_cost = 0.0
+        """Cost of trials that lost or are not decided, in plain rounds."""
         self._records: dict[tuple[Strategy, TemperatureClass], StrategyRecord] = {}
         self._num_rounds_of = [0 for _ in TemperatureClass]
         self._plain_rates = [1.0 for _ in TemperatureClass]
-        self._plain_records = [self.record(PLAIN, temperatures) for temperatures in TemperatureClass]
-        self._next_probe_at = 0
-        self._num_lost_probes = 0
+        self._plain_records = [self.record(PLAIN, temperature_class) for temperature_class in TemperatureClass]
+        self._next_trial_at = 0
+        self._num_lost_trials = 0
         self.plain_ms = plain_ms
 
     @property
     def plain_ms(self) -> float:
-        """Time of a round that verifies nothing, as the caller knows it now. Times are compared in units of it, so that
-        what was learnt under one load holds under another. Set it whenever it changes."""
+        """Time of a plain round, as the caller knows it now. It must be set whenever it changes.
+
+        Costs are times in units of it, so that what was learnt under one load holds under another.
+        """
         return self._plain_ms
 
     @plain_ms.setter
@@ -164,111 +113,168 @@ class StrategyHistory:
             raise ValueError(f"plain_ms must be positive and finite, got {value}")
         self._plain_ms = value
 
-    def record(self, way: Strategy, temperatures: TemperatureClass) -> StrategyRecord:
-        """What is known of a way; what is not known yet is told to the same record later."""
-        return self._records.setdefault((way, temperatures), StrategyRecord())
+    def record(self, strategy: Strategy, temperature_class: TemperatureClass) -> StrategyRecord:
+        """Returns the record of a strategy. It is the same object each time, and grows with `add_round`."""
+        return self._records.setdefault((strategy, temperature_class), StrategyRecord())
 
-    def num_rounds_at(self, temperatures: TemperatureClass) -> int:
-        """Rounds of all sessions of a class."""
-        return self._num_rounds_of[temperatures]
+    def num_rounds_at(self, temperature_class: TemperatureClass) -> int:
+        """Returns the rounds of all sessions of a class."""
+        return self._num_rounds_of[temperature_class]
 
-    def plain_rate(self, temperatures: TemperatureClass) -> float:
-        """Tokens of plain rounds for the time of a plain round: 1 if the caller's estimate is right."""
-        return self._plain_rates[temperatures]
+    def plain_rate(self, temperature_class: TemperatureClass) -> float:
+        """Returns the tokens of plain rounds for the time `plain_ms`: 1 if the caller's estimate is right."""
+        return self._plain_rates[temperature_class]
 
-    def plain_error(self, temperatures: TemperatureClass) -> float:
-        """Its standard error."""
-        record = self._plain_records[temperatures]
+    def plain_error(self, temperature_class: TemperatureClass) -> float:
+        """Returns the standard error of `plain_rate`."""
+        record = self._plain_records[temperature_class]
         if record.num_rounds == 0:
             return PLAIN_ERROR
-        record.fade(self.num_rounds)
-        evidence = record.evidence
-        return min(PLAIN_ERROR, math.sqrt(evidence.squares) / evidence.cost)
+        record.decay(self.num_rounds)
+        return min(PLAIN_ERROR, math.sqrt(record.rate.squared_error) / record.rate.cost)
 
-    def _measured_plain_rate(self, evidence: DecayedRate) -> float:
-        # Weighed against the caller's estimate by how far each may be off: rounds with hiccups say little.
-        prior = evidence.squares / evidence.weight / PLAIN_ERROR**2
+    def _measured_plain_rate(self, rate: DecayedRate) -> float:
+        # The caller's estimate is weighed by how far each of the two may be off: rounds with hiccups say little.
+        prior = rate.squared_error / rate.weight / PLAIN_ERROR**2
         prior = min(MAX_PLAIN_PRIOR, max(MIN_PLAIN_PRIOR, prior))
-        return (evidence.tokens + prior) / (evidence.cost + prior)
+        return (rate.tokens + prior) / (rate.cost + prior)
 
-    def count(
-        self, record: StrategyRecord, temperatures: TemperatureClass, num_tokens: int, cost: float, is_typical: bool
+    def add_round(
+        self,
+        record: StrategyRecord,
+        temperature_class: TemperatureClass,
+        num_tokens: int,
+        cost: float,
+        is_typical: bool,
     ) -> None:
-        """Takes a round in.
+        """Adds a round.
 
         Args:
-            record: Of its way.
-            temperatures: Its class.
+            record: The record of its strategy.
+            temperature_class: The class of its session.
             num_tokens: Tokens it has committed.
             cost: Its time over `plain_ms`.
-            is_typical: False for the first round after a switch, which says nothing about the way: it took time, and
-                that is all.
+            is_typical: False for the first round after a switch: its time counts for the budget of trials, but says
+                nothing about the strategy.
         """
         self.num_rounds += 1
-        self._num_rounds_of[temperatures] += 1
+        self._num_rounds_of[temperature_class] += 1
         self.cost += cost
         if is_typical:
             record.add(num_tokens, cost, self.num_rounds)
-            if record is self._plain_records[temperatures]:
-                self._plain_rates[temperatures] = self._measured_plain_rate(record.evidence)
+            if record is self._plain_records[temperature_class]:
+                self._plain_rates[temperature_class] = self._measured_plain_rate(record.rate)
 
     @property
-    def is_probe_due(self) -> bool:
-        """Whether the last probe was long enough ago."""
-        return self.num_rounds >= self._next_probe_at
+    def is_trial_due(self) -> bool:
+        """True if the last trial was long enough ago."""
+        return self.num_rounds >= self._next_trial_at
 
     @property
-    def can_pay_probe(self) -> bool:
-        """Whether the budget allows one that may lose much."""
-        return self.probe_cost <= self._probe_budget
+    def can_afford_trial(self) -> bool:
+        """True if the budget allows a trial that may lose much."""
+        return self.trial_cost <= self._trial_budget
 
     @property
-    def _probe_budget(self) -> float:
-        return PROBE_ALLOWANCE + PROBE_SHARE * self.cost
+    def _trial_budget(self) -> float:
+        return INITIAL_TRIAL_BUDGET + TRIAL_SHARE * self.cost
 
-    def begin_probe(self) -> None:
-        """Some session begins one: others wait."""
-        self._next_probe_at = self.num_rounds + PROBE_SPACING
+    def begin_trial(self) -> None:
+        """Records that a session has begun a trial. The other sessions wait, or all would try at once."""
+        self._next_trial_at = self.num_rounds + TRIAL_SPACING
 
-    def pay_probe(self, cost: float) -> None:
-        """A probe or a first trial has cost so much, in plain rounds; negative = so much less than it has paid."""
-        self.probe_cost = max(0.0, min(self.probe_cost + cost, self._probe_budget + MAX_PROBE_DEBT))
+    def charge_trial(self, cost: float) -> None:
+        """Charges the budget of trials, in plain rounds. A negative cost is paid back."""
+        self.trial_cost = max(0.0, min(self.trial_cost + cost, self._trial_budget + MAX_TRIAL_DEBT))
 
-    def win_probe(self, record: StrategyRecord) -> None:
-        """A probe has found a better way."""
-        self._num_lost_probes = record.num_failures = record.retry_at = 0
+    def record_won_trial(self, record: StrategyRecord) -> None:
+        """Records that a trial has found a better strategy."""
+        self._num_lost_trials = record.num_failures = record.retry_at = 0
 
-    def lose_probe(self, is_clear: bool) -> None:
-        """A probe has found nothing. If that is clear, the next one after that has to wait longer."""
-        spacing = min(PROBE_SPACING << min(self._num_lost_probes, 16), MAX_PROBE_SPACING)
-        self._num_lost_probes += is_clear
-        self._next_probe_at = self.num_rounds + spacing
+    def record_lost_trial(self, is_clear: bool) -> None:
+        """Records that a trial has found nothing better. After a clear loss, later trials are spaced more widely."""
+        spacing = min(TRIAL_SPACING << min(self._num_lost_trials, 16), MAX_TRIAL_SPACING)
+        self._num_lost_trials += is_clear
+        self._next_trial_at = self.num_rounds + spacing
 
-    def fail(self, record: StrategyRecord) -> None:
-        """A way has turned out worse than plain rounds. Sessions that find so at the same time count as one."""
+    def record_failure(self, record: StrategyRecord) -> None:
+        """Records that a strategy was worse than plain rounds: it is not tried again for a while."""
         if self.num_rounds < record.retry_at:
-            return
+            return  # sessions that find so at the same time count once
         after = min(RETRY_AFTER << min(record.num_failures, 16), MAX_RETRY_AFTER)
         record.num_failures += 1
         record.retry_at = self.num_rounds + after
 
     def discount(self, record: StrategyRecord) -> None:
-        """A peer of this way has come back: what was known of it counts little, and it may be probed."""
+        """Discounts a record, and allows a trial: a peer of its strategy has come back and may be faster or slower."""
         record.discount(self.num_rounds)
-        self._next_probe_at = min(self._next_probe_at, self.num_rounds)
+        self._next_trial_at = min(self._next_trial_at, self.num_rounds)
 
 
-UNKNOWN_VARIANCE = 1.0
-"""Of a round's tokens, before rounds have shown it: a way whose rounds all bring one token may yet bring two."""
-UNKNOWN_ROUNDS = 2.0
-"""Rounds that it is worth."""
+class StrategyRecord:
+    """Holds what all sessions have measured of one strategy at one class of temperatures."""
+
+    __slots__ = ("_decayed_at", "_recent", "num_failures", "num_rounds", "rate", "retry_at")
+
+    def __init__(self) -> None:
+        self.rate = DecayedRate()
+        self.num_rounds = 0
+        """Rounds ever counted. 0 means that the strategy was never tried."""
+        self.num_failures = 0
+        """Times, one after another, that it turned out worse than plain rounds."""
+        self.retry_at = 0
+        """Round of the process before which it is not tried again."""
+        self._recent = DecayedRate()
+        self._decayed_at = 0
+
+    def decay(self, now: int) -> None:
+        """Lets old rounds count less.
+
+        Args:
+            now: Rounds of the process so far.
+        """
+        age = now - self._decayed_at
+        if age > 0:
+            self._decayed_at = now
+            if self.rate.weight > LEAST_WEIGHT:
+                # The bound keeps the power above zero: a rate of weight 0 would be 0 / 0.
+                self.rate.decay(_KEPT_PER_ROUND ** min(age, 10 * MEMORY_ROUNDS))
+            if age > MAX_RECENT_AGE:
+                self._recent.clear()
+
+    def add(self, num_tokens: float, cost: float, now: int) -> None:
+        """Adds a round. If the present is far from the past, the past is dropped.
+
+        Args:
+            num_tokens: Tokens the round has committed.
+            cost: Its time, in plain rounds.
+            now: Rounds of the process so far.
+        """
+        self.decay(now)
+        self.num_rounds += 1
+        self.rate.add(num_tokens, cost)
+        recent = self._recent
+        recent.decay(_KEPT_PER_RECENT_ROUND)
+        recent.add(num_tokens, cost)
+        if recent.weight >= MIN_RECENT_ROUNDS and self.rate.weight > 2 * recent.weight:
+            variance = max(recent.variance, self.rate.variance)
+            error = math.sqrt(variance / recent.weight) / recent.round_cost
+            if abs(recent.value - self.rate.value) > CHANGE_ERRORS * error:
+                self.rate.copy_from(recent)
+
+    def discount(self, now: int) -> None:
+        """Keeps the rate, but lets it count little: the strategy may have changed, for better or worse."""
+        self.decay(now)
+        if self.rate.weight > DISCOUNTED_WEIGHT:
+            self.rate.decay(DISCOUNTED_WEIGHT / self.rate.weight)
+        self.num_failures = self.retry_at = 0
 
 
 class DecayedRate:
-    """Sums over rounds of tokens and of cost, in plain rounds: a round's cost is its time over a plain round's.
+    """Tokens for the time of a plain round, over rounds of which the older ones count less.
 
-    The rate is a ratio of sums, not a mean of ratios: it is total tokens over total time that counts, and a mean of
-    ratios favours ways whose rounds are sometimes very short.
+    The rate is a ratio of sums, not a mean of ratios: total tokens over total time is what counts, and a mean of ratios
+    favours strategies whose rounds are sometimes very short.
     """
 
     __slots__ = ("_cc", "_tc", "_tt", "cost", "tokens", "weight")
@@ -277,16 +283,21 @@ class DecayedRate:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing is known."""
+        """Forgets all rounds."""
         self.weight = self.tokens = self.cost = self._tt = self._tc = self._cc = 0.0
 
-    def copy(self, other: DecayedRate) -> None:
-        """Takes another's sums for its own."""
+    def copy_from(self, other: DecayedRate) -> None:
+        """Replaces all sums by those of another rate."""
         self.weight, self.tokens, self.cost = other.weight, other.tokens, other.cost
         self._tt, self._tc, self._cc = other._tt, other._tc, other._cc
 
     def add(self, num_tokens: float, cost: float) -> None:
-        """Takes a round in."""
+        """Adds a round.
+
+        Args:
+            num_tokens: Tokens it has committed.
+            cost: Its time, in plain rounds.
+        """
         self.weight += 1.0
         self.tokens += num_tokens
         self.cost += cost
@@ -294,8 +305,8 @@ class DecayedRate:
         self._tc += num_tokens * cost
         self._cc += cost * cost
 
-    def fade(self, factor: float) -> None:
-        """All that is known counts less. The rate stays."""
+    def decay(self, factor: float) -> None:
+        """Multiplies the weight of all rounds. The rate stays."""
         self.weight *= factor
         self.tokens *= factor
         self.cost *= factor
@@ -304,29 +315,30 @@ class DecayedRate:
         self._cc *= factor
 
     @property
-    def rate(self) -> float:
-        """Tokens for the time of a plain round; 1 = no better than plain rounds. Not without evidence."""
+    def value(self) -> float:
+        """Tokens for the time of a plain round; 1 means no better than plain rounds. Undefined without rounds."""
         return self.tokens / self.cost
 
     @property
     def round_cost(self) -> float:
-        """Mean cost of a round. Not without evidence."""
+        """Mean cost of a round, in plain rounds. Undefined without rounds."""
         return self.cost / self.weight
 
     @property
-    def squares(self) -> float:
-        """Sum of the squares of what rounds brought more or less than their cost should have, in tokens squared."""
+    def squared_error(self) -> float:
+        """Sum of (tokens - value * cost)^2 over the rounds, in tokens squared."""
         rate = self.tokens / self.cost
         return max(0.0, self._tt - 2 * rate * self._tc + rate * rate * self._cc)
 
     @property
     def variance(self) -> float:
-        """Of a round's tokens around those that its cost should have brought, in tokens squared."""
-        return (self.squares + UNKNOWN_ROUNDS * UNKNOWN_VARIANCE) / (self.weight + UNKNOWN_ROUNDS)
+        """Variance of a round's tokens around value * cost, in tokens squared."""
+        return (self.squared_error + UNKNOWN_ROUNDS * UNKNOWN_VARIANCE) / (self.weight + UNKNOWN_ROUNDS)
 
     @property
     def error(self) -> float:
-        """Standard error of the rate (of a ratio of means, by the delta method). Infinite without evidence."""
+        """Standard error of the rate. Infinite without rounds."""
         if self.weight <= 0 or self.cost <= 0:
             return math.inf
+        # The delta method for a ratio of means: Var(T/C) = Var(T - rate C) / (n C^2).
         return math.sqrt(self.variance / self.weight) / self.round_cost

@@ -1,4 +1,8 @@
-"""How often the target agrees with a retrieved token: a count says how often it followed, which is something else."""
+"""Measured agreement of the target with drafted tokens.
+
+Drafters claim probabilities, and datastores count followers; how often the target agrees is neither, and is learnt here
+from its verdicts: for retrieved tokens, for a draft model's tokens, and for the chains of one session.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,11 @@ from outrider.core.drafting.policy import Candidate
 from outrider.core.params import Source
 from outrider.core.tree import DraftTree, Node, NodeState, TokenId
 
-LEAST = 0.02
-"""No guess counts as less, nor as 1 minus less: measured rates are of few cases at first."""
+LEAST_RATE = 0.02
+"""Least rate of a guess, and least distance of a rate from 1: measured rates are of few cases at first."""
 
 RetrievalKey = tuple[Source, int, int]
-"""What guesses are counted under: tier, length of the match, class of the share."""
+"""Guesses that are counted together: tier, length of the match, class of the share."""
 
 RETRIEVAL_FIRST_WEIGHT = 4
 """Cases that the rate before the first case is worth."""
@@ -22,9 +26,9 @@ MAX_COUNTED_LEN = 8
 
 
 class RetrievalCalibration:
-    """How often the target agrees with a retrieved token: by tier, length of the match and share of the token.
+    """Learns how often the target agrees with a retrieved token, by tier, length of the match and share of the token.
 
-    Shared by the sessions of a process; used by one thread. Begins with what was measured on source code.
+    Shared by the sessions of a process; used by one thread. It begins with rates that were measured on source code.
     """
 
     def __init__(self, weight: float = 0.03) -> None:
@@ -33,21 +37,27 @@ class RetrievalCalibration:
         self._num_seen: dict[RetrievalKey, int] = {}
 
     def key(self, source: Source, match_len: int, share: float) -> RetrievalKey:
-        """What a guess is counted under."""
+        """Returns the key that a guess is counted under.
+
+        Args:
+            source: The tier that it comes from.
+            match_len: Tokens of the context that matched.
+            share: Share of this token among the followers of the match.
+        """
         return source, min(match_len, MAX_COUNTED_LEN), 2 if share > 0.9 else 1 if share > 0.5 else 0
 
     def rate(self, key: RetrievalKey) -> float:
-        """Probability that the target agrees."""
+        """Returns the probability that the target agrees."""
         rate = self._rates.get(key)
         return _first_rate(key) if rate is None else rate
 
     def add(self, key: RetrievalKey, agreed: bool) -> None:
-        """The target has spoken."""
+        """Counts a verdict of the target on a guess."""
         rate = self.rate(key)
         num_seen = self._num_seen[key] = self._num_seen.get(key, 0) + 1
         # What was measured elsewhere counts as RETRIEVAL_FIRST_WEIGHT cases; later, what happens now counts more.
         rate += max(self._weight, 1 / (num_seen + RETRIEVAL_FIRST_WEIGHT)) * (agreed - rate)
-        self._rates[key] = min(1 - LEAST, max(LEAST, rate))
+        self._rates[key] = min(1 - LEAST_RATE, max(LEAST_RATE, rate))
 
 
 def _first_rate(key: RetrievalKey) -> float:
@@ -57,52 +67,68 @@ def _first_rate(key: RetrievalKey) -> float:
 
 
 DraftKey = tuple[bool, int, int, int]
-"""What claims are counted under: whether nothing is drawn (temperature 0), rank, class of the depth, class of the
+"""Claims that are counted together: true at temperature 0 (nothing is drawn), rank, class of the depth, class of the
 probability."""
 
 MAX_RANK = 4
+"""Later ranks are counted as this one."""
 DRAFT_FIRST_WEIGHT = 6.0
-"""Claims that the first correction, none, is worth."""
-FADE = 1 - 1 / 400
-"""What is left of the weight of old claims after each new one."""
-MOST = 0.99
-"""No claim counts as more."""
+"""Claims that the first correction, which changes nothing, is worth."""
+CLAIM_DECAY = 1 - 1 / 400
+"""Factor of the weight of old claims at each new one."""
+MOST_PROBABILITY = 0.99
+"""Greatest corrected probability of a claim."""
 LEAST_LOGPROB = -100.0
-"""No claim weighs less: at a low temperature a claim may be so improbable that its probability is 0 as a number."""
+"""Least weight of a claim, as a logarithm: at a low temperature a probability may be 0 as a floating-point number."""
 
 
 class DraftCalibration:
-    """Corrects claims. Shared by the sessions of a process, and by few enough of them to be of one draft model; used by
-    one thread."""
+    """Corrects the probabilities that one draft model claims for its tokens.
+
+    Shared by the sessions of a process; used by one thread.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[DraftKey, list[float]] = {}
 
     def key(self, is_greedy: bool, rank: int, depth: int, logprob: float) -> DraftKey:
-        """What a claim is counted under. `depth` 1 is a child of the root."""
+        """Returns the key that a claim is counted under.
+
+        Args:
+            is_greedy: True at temperature 0.
+            rank: Rank of the token among the candidates of its node, from 0.
+            depth: Depth below the root; 1 is a child of the root.
+            logprob: The claimed log-probability.
+        """
         depth_class = 0 if depth <= 1 else 1 if depth <= 3 else 2
         return is_greedy, min(rank, MAX_RANK), depth_class, min(6, int(-2.0 * logprob))
 
     def corrected(self, key: DraftKey, logprob: float) -> float:
-        """Log-probability that the target says it, of a claim of this log-probability."""
+        """Returns the log-probability that the target says a token that is claimed with this log-probability."""
         sums = self._sums.get(key)
         if sums is None:
-            return min(logprob, math.log(MOST))
+            return min(logprob, math.log(MOST_PROBABILITY))
         claimed, agreed = sums
+        # Observed over expected agreement, shrunk towards 1 by a prior of DRAFT_FIRST_WEIGHT claims.
         first = DRAFT_FIRST_WEIGHT * math.exp(max(logprob, LEAST_LOGPROB))
-        return min(logprob + math.log((agreed + first) / (claimed + first)), math.log(MOST))
+        return min(logprob + math.log((agreed + first) / (claimed + first)), math.log(MOST_PROBABILITY))
 
     def add(self, claims: Sequence[tuple[DraftKey, float]], agreed: int) -> None:
-        """The target has spoken where these candidates (key, claimed log-probability) stood, best first: it said number
-        `agreed`, or something else (-1)."""
+        """Counts a verdict of the target on the candidates of a node.
+
+        Args:
+            claims: The key and the claimed log-probability of each candidate, best first.
+            agreed: Index of the candidate that the target said. -1 means another token.
+        """
         for index, (key, logprob) in enumerate(claims):
             sums = self._sums.setdefault(key, [0.0, 0.0])
-            sums[0] = sums[0] * FADE + math.exp(logprob)
-            sums[1] = sums[1] * FADE + (index == agreed)
+            sums[0] = sums[0] * CLAIM_DECAY + math.exp(logprob)
+            sums[1] = sums[1] * CLAIM_DECAY + (index == agreed)
 
 
 class PendingClaims:
-    """Candidates go through here on their way from the model into the tree."""
+    """Holds the claims of one session on which the target has not spoken yet. Every candidate passes through here
+    between the model and the tree."""
 
     def __init__(self, calibration: DraftCalibration, is_greedy: bool) -> None:
         self._calibration = calibration
@@ -110,7 +136,7 @@ class PendingClaims:
         self._open: dict[Node, tuple[list[TokenId], list[tuple[DraftKey, float]]]] = {}
 
     def corrected(self, tree: DraftTree, node: Node, found: Sequence[Candidate]) -> list[Candidate]:
-        """The candidates of a node with corrected log-probabilities; remembers what was claimed."""
+        """Returns the candidates of a node with corrected log-probabilities, and keeps the claimed ones."""
         calibration, depth = self._calibration, node.position + 1 - tree.root.position
         claims, corrected = [], []
         for rank, candidate in enumerate(found):
@@ -122,7 +148,7 @@ class PendingClaims:
         return corrected
 
     def judge(self, tree: DraftTree, token_ids: Sequence[TokenId]) -> None:
-        """The target says these tokens next; the tree has not been told yet."""
+        """Counts a commit against the claims. Call it before the tree is re-rooted."""
         node: Node | None = tree.root
         for token_id in token_ids:
             if node is None:
@@ -134,5 +160,42 @@ class PendingClaims:
             node = node.children.get(token_id)
 
     def forget(self) -> None:
-        """Drops what was claimed where the target will never speak."""
+        """Drops claims below dead nodes: the target will never speak there."""
         self._open = {node: claimed for node, claimed in self._open.items() if node.state is not NodeState.DEAD}
+
+
+FIRST_ACCEPTANCE_RATE = 0.7
+"""Acceptance rate of a session before its first verdict."""
+FIRST_ACCEPTANCE_WEIGHT = 8.0
+"""Tokens that the first rate is worth."""
+ACCEPTANCE_DECAY = 1 - 1 / 64
+"""Factor of the weight of old tokens at each new one."""
+MIN_ACCEPTANCE_RATE, MAX_ACCEPTANCE_RATE = 0.05, 0.98
+"""Beyond these, SAGUARO's Theorem 12 gives everything to one end of the chain, on the word of a few rounds."""
+
+
+class AcceptanceRate:
+    """Measures how often a token of a chain is accepted when those before it were (a_p of SAGUARO's Theorem 12).
+
+    Belongs to one session. Old rounds count less.
+    """
+
+    def __init__(self) -> None:
+        self._num_judged = FIRST_ACCEPTANCE_WEIGHT
+        self._num_accepted = FIRST_ACCEPTANCE_RATE * FIRST_ACCEPTANCE_WEIGHT
+
+    @property
+    def value(self) -> float:
+        """The rate, in [MIN_ACCEPTANCE_RATE, MAX_ACCEPTANCE_RATE]."""
+        return min(MAX_ACCEPTANCE_RATE, max(MIN_ACCEPTANCE_RATE, self._num_accepted / self._num_judged))
+
+    def add(self, num_accepted: int, *, is_refused: bool) -> None:
+        """Counts a verdict.
+
+        Args:
+            num_accepted: Leading tokens of the chain that were accepted.
+            is_refused: True if the next one was refused, false if the chain ended.
+        """
+        for outcome in (*(1.0,) * num_accepted, *(0.0,) * is_refused):
+            self._num_judged = ACCEPTANCE_DECAY * self._num_judged + 1.0
+            self._num_accepted = ACCEPTANCE_DECAY * self._num_accepted + outcome

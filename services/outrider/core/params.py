@@ -363,6 +363,11 @@ class SpeculationParams:
         return self.retrieval or self.method.always_retrieves
 
     @property
+    def min_path_logprob(self) -> float:
+        """The logarithm of `min_path_probability`; minus infinity for 0."""
+        return math.log(self.min_path_probability) if self.min_path_probability > 0 else -math.inf
+
+    @property
     def is_ratio(self) -> bool:
         """Whether the ratio rule decides. (At temperature 0 both rules say the same, and drafts need no q.)"""
         return self.acceptance_rule is AcceptanceRule.RATIO

@@ -9,7 +9,6 @@ ratio rule the caller decides what is emitted (`outrider.core.acceptance`), and 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -105,8 +104,6 @@ class Session:
         self.stop_token_id: TokenId | None = None
         self.decides_by_ratio = decides_by_ratio(spec.sampling, spec.speculation)
         """Whether the draws that `apply` takes come from `outrider.core.acceptance`."""
-        probability = spec.speculation.min_path_probability
-        self._min_path_logprob = math.log(probability) if probability > 0 else -math.inf
 
     @property
     def committed(self) -> Sequence[TokenId]:
@@ -135,7 +132,9 @@ class Session:
 
     def next_chain(self) -> list[Node]:
         """The chain for the next round, possibly empty."""
-        return self.tree.best_chain(self.max_chain_len, self._min_path_logprob, is_sampled=self.decides_by_ratio)
+        return self.tree.best_chain(
+            self.max_chain_len, self.spec.speculation.min_path_logprob, is_sampled=self.decides_by_ratio
+        )
 
     def next_subtree(self, max_num_nodes: int) -> list[Node]:
         """The sub-tree for the next round, possibly empty: parents before children, the most probable first."""

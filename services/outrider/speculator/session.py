@@ -16,9 +16,9 @@ import numpy as np
 
 from outrider.core.acceptance import DraftNoise, decides_by_ratio
 from outrider.core.calibration import DraftCalibration, PendingClaims, RetrievalCalibration
-from outrider.core.drafting.fan_out import FIRST_RATE, fan_outs
 from outrider.core.drafting.methods import growth_policy
 from outrider.core.drafting.policy import Candidate, Expansion, GrowthPolicy
+from outrider.core.drafting.saguaro import num_biased
 from outrider.core.params import Method, SamplingParams, Source, SpeculationParams, Steering
 from outrider.core.retrieval.plan import draft_plan
 from outrider.core.retrieval.retriever import TierSource
@@ -159,12 +159,10 @@ class DraftSession:
         """How each row of an expansion's logits is drawn from; None = it is ranked."""
         if self._noise is None:
             return [None] * (len(expansion.nodes) + len(expansion.phrase))
-        params = self.spec.speculation.saguaro
-        num_biased = params.num_biased
-        if params.bias < 1 and not num_biased:
-            num_biased = fan_outs(params, self.spec.speculation.num_speculative_tokens, FIRST_RATE)[0]
+        speculation = self.spec.speculation
+        bias, count = speculation.saguaro.bias, num_biased(speculation)
         return [
-            DraftDraw(self.spec.sampling, word, self.spec.vocab_size, params.bias, num_biased)
+            DraftDraw(self.spec.sampling, word, self.spec.vocab_size, bias, count)
             for word in self._noise.words(self.tree, expansion)
         ]
 

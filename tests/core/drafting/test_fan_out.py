@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.drafting.fan_out import MAX_RATE, MIN_RATE, AcceptanceRate, apportioned, fan_outs, geometric_shares
+from outrider.core.calibration import MAX_ACCEPTANCE_RATE, MIN_ACCEPTANCE_RATE
+from outrider.core.drafting.saguaro import apportioned, fan_outs, geometric_shares
 from outrider.core.params import FanOut, SaguaroParams
 
-RATES = st.floats(MIN_RATE, MAX_RATE)
+RATES = st.floats(MIN_ACCEPTANCE_RATE, MAX_ACCEPTANCE_RATE)
 EXPONENTS = st.floats(0.1, 10.0)
 
 
@@ -120,31 +121,3 @@ def test_no_allocation_has_a_higher_hit_probability_but_for_rounding(
     assert hit_probability(counts, rate, exponent) >= most - 0.01
     uniform = fan_outs(SaguaroParams(FanOut.UNIFORM, budget=budget), chain_len, rate)
     assert hit_probability(counts, rate, exponent) >= hit_probability(uniform, rate, exponent) - 0.01
-
-
-def test_the_acceptance_rate_begins_sensibly_and_follows_what_the_target_says() -> None:
-    measured = AcceptanceRate()
-    assert measured.value == pytest.approx(0.7)
-    for _ in range(100):
-        measured.add(9, is_refused=True)
-    assert measured.value == pytest.approx(0.9, abs=0.03)
-    for _ in range(100):
-        measured.add(1, is_refused=True)
-    assert measured.value == pytest.approx(0.5, abs=0.03)
-
-
-def test_the_acceptance_rate_stays_where_the_theorem_holds() -> None:
-    measured = AcceptanceRate()
-    for _ in range(1000):
-        measured.add(8, is_refused=False)
-    assert measured.value == MAX_RATE
-    for _ in range(1000):
-        measured.add(0, is_refused=True)
-    assert measured.value == MIN_RATE
-
-
-def test_a_verdict_on_nothing_changes_nothing() -> None:
-    measured = AcceptanceRate()
-    before = measured.value
-    measured.add(0, is_refused=False)
-    assert measured.value == before

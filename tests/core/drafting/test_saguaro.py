@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.drafting.fan_out import fan_outs
-from outrider.core.drafting.saguaro import MAX_ROWS
+from outrider.core.drafting.saguaro import MAX_ROWS, fan_outs
 from outrider.core.params import SaguaroParams
 from tests.core.drafting.toy_outcomes import GAMMA, check_tree, num_outcomes, outcomes, policy
 from tests.core.drafting.toy_speculator import (

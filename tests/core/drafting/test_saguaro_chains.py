@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from outrider.core.drafting.fan_out import fan_outs
 from outrider.core.drafting.policy import Candidate
+from outrider.core.drafting.saguaro import fan_outs
 from outrider.core.params import SaguaroParams, Source
 from tests.core.drafting.toy_outcomes import GAMMA, num_outcomes, outcomes, policy
 from tests.core.drafting.toy_speculator import (

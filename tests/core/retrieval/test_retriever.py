@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from outrider.core.calibration import LEAST, RetrievalCalibration
+from outrider.core.calibration import LEAST_RATE, RetrievalCalibration
 from outrider.core.noise import gumbel
 from outrider.core.params import SamplingParams, Source
 from outrider.core.retrieval.ngrams import NOTHING, Continuation, NgramTier
@@ -135,7 +135,7 @@ def test_a_node_that_the_draft_model_has_taken_over_is_not_counted_as_retrieved(
 def test_rates_never_become_certain() -> None:
     calibration = RetrievalCalibration(weight=0.5)
     key = calibration.key(Source.PRIOR, 3, 0.95)
-    for agreed, bound in ((True, 1 - LEAST), (False, LEAST)):
+    for agreed, bound in ((True, 1 - LEAST_RATE), (False, LEAST_RATE)):
         for _ in range(100):
             calibration.add(key, agreed)
         assert calibration.rate(key) == bound

@@ -51,8 +51,7 @@ class CardGrowth:
     """
 
     def __init__(self, params: SpeculationParams) -> None:
-        probability = params.min_path_probability
-        self._min_chain_logprob = math.log(probability) if probability > 0 else -math.inf
+        self._min_chain_logprob = params.min_path_logprob
         self._chain_len = params.num_speculative_tokens
         self._lookahead = self._max_depth = params.lookahead
         self._beam_width = params.card.beam_width

@@ -1,7 +1,9 @@
-"""One chain: `speculative` (Leviathan et al. 2023), `pearl` (Liu et al. 2024) and `double`.
+"""Growth of one chain: `speculative` (Leviathan et al. 2023), `pearl` (Liu et al. 2024) and `double` (DOUBLE, section
+4).
 
 The first stops after gamma tokens and begins again with the next commit; the others go on to their lookahead while the
-target verifies.
+target verifies. Under the match rule a chain's nodes are picked (`ChainGrowth`), under the ratio rule they are sampled
+(`SampledChainGrowth`).
 """
 
 from __future__ import annotations
@@ -10,98 +12,122 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.core.drafting.fan_out import AcceptanceRate
-from outrider.core.drafting.policy import Candidate, Child, Expansion, all_children, reach
+from outrider.core.calibration import AcceptanceRate
+from outrider.core.drafting.policy import Candidate, Child, Expansion, GrowthPolicy, all_children, reach
+from outrider.core.params import SpeculationParams
 from outrider.core.tree import DraftTree, Node
+
+
+def speculative_growth(params: SpeculationParams) -> GrowthPolicy:
+    """Returns the policy of draft-then-verify: gamma tokens after each commit."""
+    gamma = params.num_speculative_tokens
+    if params.is_ratio:
+        return SampledChainGrowth(gamma, gamma, params.min_path_probability, grows_ahead=False)
+    return ChainGrowth(gamma, params.min_path_logprob, gamma, params.min_path_logprob)
+
+
+def pearl_growth(params: SpeculationParams) -> GrowthPolicy:
+    """Returns the policy of a chain that grows while the target verifies."""
+    gamma = params.num_speculative_tokens
+    if params.is_ratio:
+        return SampledChainGrowth(params.lookahead, gamma, params.min_path_probability, grows_ahead=True)
+    # After a hit the root moves down the chain and the rest of the path is worth more: twice the logarithm lets the
+    # chain that comes after the present one exist already.
+    return ChainGrowth(params.lookahead, 2 * params.min_path_logprob, gamma, params.min_path_logprob)
+
+
+def double_growth(params: SpeculationParams) -> GrowthPolicy:
+    """Returns the policy of DOUBLE, whose forwards verify a retrieved phrase: a chain that grows in jumps."""
+    if params.double.serial:
+        # Draft and target take turns: the target waits for the whole chain, however long a forward takes.
+        return speculative_growth(params)
+    if params.is_ratio:
+        # How far a forward gets depends on the samples, so each forward is a message.
+        return SampledChainGrowth(params.lookahead, 1, params.min_path_probability, grows_ahead=True)
+    return pearl_growth(params)
 
 
 @dataclass(slots=True)
 class ChainGrowth:
-    """One chain, each node the draft model's most probable draw."""
+    """Grows one chain, each node the draft model's most probable draw."""
 
     lookahead: int
     """Most nodes below the root."""
     min_path_logprob: float
     """Growth stops at a node whose path is less probable."""
     chain_len: int
-    """Length of the chain that the target verifies at once: a message holds one."""
+    """Nodes that the target verifies at once: a message holds as many."""
     min_chain_logprob: float
     """The target's chain ends where its path falls below this, so a first message need not go further."""
     max_depth: int = field(init=False)
-    """Nodes below the root, by what is known of the distance."""
+    """Most nodes below the root that are worth growing, by the round trip."""
 
     def __post_init__(self) -> None:
         self.max_depth = self.lookahead
 
     def next_expansion(self, tree: DraftTree) -> Expansion | None:
-        """The end of the chain, until it is long or improbable enough."""
-        tip, depth, path_logprob = _tip(tree)
-        if depth >= self.max_depth or path_logprob < self.min_path_logprob:
+        """Returns the end of the chain, until it is long or improbable enough."""
+        tip, depth = _tip(tree)
+        if depth >= self.max_depth or _path_logprob(tree, tip) < self.min_path_logprob:
             return None
         return Expansion((tip,), 1, self.max_depth - depth)
 
     def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
-        """The best one."""
+        """Returns the best candidate."""
         return all_children(expansion, found)
 
     def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
-        """Nothing is kept between commits."""
+        """Does nothing: no state is kept between commits."""
 
     def known_children(self, tree: DraftTree) -> list[Child]:
-        """None: everything that was found and wanted is in the tree already."""
+        """Returns nothing: everything that was found and wanted is in the tree already."""
         return []
 
     def foresee(self, stale_tokens: float) -> None:
-        """A chain has no choice but where it ends."""
+        """Limits the depth: all that a chain can choose is where it ends."""
         self.max_depth = reach(self.lookahead, self.chain_len, stale_tokens)
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
-        """A whole chain; and, right after a miss, as soon as the target would not verify more."""
+        """Returns true for a whole chain; right after a miss, as soon as the target would not verify more."""
         if num_unsent >= self.chain_len:
             return True
-        _, depth, path_logprob = _tip(tree)
-        return depth == num_unsent and path_logprob < self.min_chain_logprob
-
-
-def _tip(tree: DraftTree) -> tuple[Node, int, float]:
-    """The end of the most probable chain, its depth and the log-probability of its path."""
-    node, depth, path_logprob = tree.root, 0, 0.0
-    while node.children:
-        node = next(iter(node.children.values()))
-        depth += 1
-        path_logprob += node.logprob
-    return node, depth, path_logprob
+        tip, depth = _tip(tree)
+        return depth == num_unsent and _path_logprob(tree, tip) < self.min_chain_logprob
 
 
 class SampledChainGrowth:
-    """One chain, each node drawn by the draft model."""
+    """Grows one chain, each node sampled from the draft model.
 
-    def __init__(self, max_depth: int, max_chain_len: int, min_path_probability: float, *, goes_on: bool) -> None:
+    When a sample is sent must not depend on its value (see `outrider.core.acceptance`), so lengths are chosen by the
+    acceptance rate so far, not by the probabilities of the tokens in the chain.
+    """
+
+    def __init__(self, max_depth: int, max_chain_len: int, min_path_probability: float, *, grows_ahead: bool) -> None:
         """
         Args:
-            max_depth: Nodes below the root.
+            max_depth: Most nodes below the root.
             max_chain_len: Most nodes of a message, which is what the target verifies at once.
             min_path_probability: A message is so long that the target keeps its last token with at least this
-                probability, at the rate seen so far; 0 = max_chain_len.
-            goes_on: Whether the chain grows beyond one message: to twice the length that is worth verifying, so that
-                the next chain exists already when this one is kept.
+                probability, at the rate seen so far. 0 means `max_chain_len`.
+            grows_ahead: Lets the chain grow to twice the length that is worth verifying, so that the next chain exists
+                already when this one is kept.
         """
         self._max_depth = max_depth
         self._max_chain_len = max_chain_len
         self._min_path_logprob = math.log(min_path_probability) if min_path_probability > 0 else -math.inf
-        self._goes_on = goes_on
+        self._grows_ahead = grows_ahead
         self._acceptance_rate = AcceptanceRate()
         self._depth = 0
         self._worth_len = self._next_worth_len()
 
     def next_expansion(self, tree: DraftTree) -> Expansion | None:
-        """The end of the chain, until it is long enough."""
-        tip, self._depth = _sampled_tip(tree)
-        max_depth = min(self._max_depth, 2 * self._worth_len if self._goes_on else self.message_len)
+        """Returns the end of the chain, until it is long enough."""
+        tip, self._depth = _tip(tree)
+        max_depth = min(self._max_depth, 2 * self._worth_len if self._grows_ahead else self.message_len)
         return Expansion((tip,), 1, max_depth - self._depth) if self._depth < max_depth else None
 
     def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
-        """The one that was drawn."""
+        """Returns the candidate that was drawn."""
         return all_children(expansion, found)
 
     def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
@@ -112,14 +138,14 @@ class SampledChainGrowth:
         self._worth_len = self._next_worth_len()
 
     def known_children(self, tree: DraftTree) -> list[Child]:
-        """None: everything that was found and wanted is in the tree already."""
+        """Returns nothing: everything that was found and wanted is in the tree already."""
         return []
 
     def foresee(self, stale_tokens: float) -> None:
-        """A chain has no choice."""
+        """Does nothing: a sampled chain ends where the acceptance rate says."""
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
-        """As many nodes as were meant to be."""
+        """Returns true for as many nodes as were planned."""
         return num_unsent >= self.message_len
 
     @property
@@ -128,16 +154,21 @@ class SampledChainGrowth:
         return min(self._max_chain_len, self._worth_len)
 
     def _next_worth_len(self) -> int:
-        """As long as the whole path is expected to be probable enough."""
         if self._min_path_logprob == -math.inf:
             return max(self._max_depth, self._max_chain_len)
+        # rate ** length >= min_path_probability, solved for the length.
         return max(1, int(self._min_path_logprob / math.log(self._acceptance_rate.value)))
 
 
-def _sampled_tip(tree: DraftTree) -> tuple[Node, int]:
-    """The end of the chain, and its depth."""
+def _tip(tree: DraftTree) -> tuple[Node, int]:
+    """Returns the end of the tree's only chain, and its depth below the root."""
     node, depth = tree.root, 0
     while node.children:
         node = next(iter(node.children.values()))
         depth += 1
     return node, depth
+
+
+def _path_logprob(tree: DraftTree, node: Node) -> float:
+    """Returns the log-probability of the path from the root to a node."""
+    return node.path_logprob - tree.root.path_logprob

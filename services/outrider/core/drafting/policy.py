@@ -1,5 +1,5 @@
-"""What a growth policy is: it says what goes through the next draft forward, what of its result becomes a node, and
-when nodes are worth a message.
+"""The interface of growth policies: which nodes go through the next draft forward, which of the tokens that it finds
+become nodes, and when nodes are worth a message.
 
 A policy sees one session's tree and nothing else: no clock, no model, no stream. The speculator asks it between two
 forwards. One policy belongs to one session, and may keep what it needs between calls.
@@ -20,9 +20,10 @@ class Candidate(NamedTuple):
 
     token_id: TokenId
     logprob: float
-    """That the target says it there, as far as the draft model can tell."""
+    """Log-probability that the target says it there, as far as the draft model can tell."""
     q: SparseRow | None = None
-    """What it was drawn from; None = it was picked. At most one candidate of a node was drawn, and it stands first."""
+    """Distribution that it was drawn from. None means that it was picked. At most one candidate of a node was drawn,
+    and it stands first."""
 
 
 class Child(NamedTuple):
@@ -40,45 +41,60 @@ class Expansion:
     """Each unexpanded, parents before children; the root may be among them."""
     num_children: int
     max_len: int = 1
-    """How many tokens in a row may be added below each node."""
+    """Most tokens in a row that may be added below each node."""
     phrase: tuple[TokenId, ...] = ()
-    """Retrieved tokens behind the only node. The same forward verifies them: as many as the draft model would have
-    drawn itself are added, and one more (DOUBLE, section 4.1)."""
+    """Retrieved tokens behind the only node. The same forward verifies them: those that the draft model would have
+    drawn itself are added, and one token more (DOUBLE, section 4.1)."""
 
 
 class GrowthPolicy(Protocol):
-    """How one session's tree grows."""
+    """Decides how one session's tree grows."""
 
     def next_expansion(self, tree: DraftTree) -> Expansion | None:
-        """What to expand next; None = nothing until the next commit."""
+        """Returns the nodes to expand next. None means to wait for the next commit."""
 
     def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
-        """Which candidates become nodes, in the order in which they are added: for each node of the expansion, `found`
-        has its candidates, best first."""
+        """Returns the candidates that become nodes, in the order in which they are added.
+
+        Args:
+            tree: The session's tree.
+            expansion: The expansion that was sent through the draft model.
+            found: For each of its nodes the candidates, best first.
+        """
 
     def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
-        """The tree was re-rooted by so many committed tokens, of which it had the first `num_known` as nodes."""
+        """Reacts to a commit, after the tree was re-rooted.
+
+        Args:
+            tree: The session's tree.
+            num_tokens: Committed tokens.
+            num_known: How many of them, from the first, the tree had as nodes.
+        """
 
     def known_children(self, tree: DraftTree) -> list[Child]:
-        """What the last commit makes into nodes without a forward. Asked once after each commit."""
+        """Returns what the last commit makes into nodes without a forward. It is called once after each commit."""
 
     def foresee(self, stale_tokens: float) -> None:
-        """How many tokens further the target will be when what is drafted now has arrived: the round trip in tokens.
-        Until it is known, the tree grows as deep as it may."""
+        """Sets the round trip in tokens: how far the target goes before what is drafted now arrives.
+
+        Until it is known, the tree grows as deep as it may.
+        """
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
-        """Whether the unsent nodes are worth a message now, though the tree still grows."""
+        """Returns true if the unsent nodes are worth a message now, though the tree still grows."""
 
 
 def reach(lookahead: int, chain_len: int, stale_tokens: float) -> int:
-    """How deep a tree is worth growing: what the target has must last for the chain that it verifies now, the next one,
-    and all that it says before it hears more, which after some hits in a row is several times the usual. Never beyond
-    `lookahead`."""
+    """Returns the depth to which a tree is worth growing, at most `lookahead`.
+
+    What the target has must last for the chain that it verifies now, the next one, and all that it says before more
+    arrives, which after some hits in a row is several times the usual.
+    """
     return min(lookahead, 3 * chain_len + math.ceil(5 * stale_tokens))
 
 
 def all_children(expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
-    """Every candidate, as many for each node as were wanted."""
+    """Returns every candidate, up to the wanted number for each node."""
     wanted = expansion.num_children
     return [
         Child(node, candidate)
@@ -88,6 +104,6 @@ def all_children(expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> 
 
 
 def nodes_of(children: Iterable[Child]) -> list[Node]:
-    """What children have become in the tree; nothing where the tree was full."""
+    """Returns the nodes that children have become. A child that a full tree did not take is left out."""
     found = (parent.children.get(candidate.token_id) for parent, candidate in children)
     return [node for node in found if node is not None]

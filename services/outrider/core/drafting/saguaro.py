@@ -3,7 +3,14 @@
 An outcome (k, t) of a verification: the first k tokens of the chain are accepted and t comes next. It is a node, a
 sibling of the chain's own token after position k, and what is drafted for it is a chain below it, a rail. All rails
 grow at once, by one token with each forward. A commit re-roots the tree: on a hit the outcome is the root and its rail
-is the chain under verification, which costs nothing. On a miss a chain is drafted anew.
+is the chain under verification, which costs nothing. On a miss a new chain is drafted.
+
+F_k is how many t are drafted for after position k = 0..K of a chain of K tokens (Theorem 12). All k accepted and the
+next one refused has probability a ** k * (1 - a), all K accepted a ** K, with a the acceptance rate; and the next token
+is missed by F guesses with a probability that falls like F ** -r. Then the chance of a hit is greatest, for a given sum
+of the F_k, if
+
+    F_k = F_0 * a ** (k / (1 + r))  for k < K,        F_K = F_0 * a ** (K / (1 + r)) * (1 - a) ** (-1 / (1 + r)).
 """
 
 from __future__ import annotations
@@ -12,15 +19,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.core.drafting.fan_out import AcceptanceRate, fan_outs
+from outrider.core.calibration import FIRST_ACCEPTANCE_RATE, AcceptanceRate
 from outrider.core.drafting.policy import Candidate, Child, Expansion, reach
-from outrider.core.params import SpeculationParams
+from outrider.core.params import FanOut, SaguaroParams, SpeculationParams
 from outrider.core.tree import DraftTree, Node, NodeState
 
 OPEN_PROBABILITY = 0.25
 """The target may wait for more of a chain that breaks off at a path at least so probable."""
 MIN_CANDIDATES = 8
-"""Asked of every node. The fan-out of a short chain is wider, and what a rail has to spare may serve one."""
+"""Candidates wanted of every node. The fan-out of a short chain is wider, and what a rail does not use may serve it."""
 MAX_ROWS = 64
 """Most rails that grow in one forward."""
 
@@ -33,6 +40,7 @@ class _Rail:
     tip: Node
 
     def advance(self) -> None:
+        """Moves the tip down to the end of the rail."""
         while self.tip.is_expanded and (node := _own_next(self.tip)) is not None:
             self.tip = node
 
@@ -63,30 +71,30 @@ class SaguaroGrowth:
     """
 
     def __init__(self, params: SpeculationParams) -> None:
-        probability = params.min_path_probability
-        self._min_chain_logprob = math.log(probability) if probability > 0 else -math.inf
+        self._min_chain_logprob = params.min_path_logprob
         self._max_chain_len = params.num_speculative_tokens
         self._lookahead = self._max_depth = params.lookahead
         self._is_ratio = params.is_ratio
         self._params = params.saguaro
         self._acceptance_rate = AcceptanceRate()
         self._chain: list[Node] = []
-        """The root, and below it the chain under verification as far as it exists; empty = nobody has looked yet."""
+        """The root, and below it the chain under verification as far as it exists. Empty until the first look at the
+        tree."""
         self._chain_len = self._max_chain_len
-        """How many tokens it will have (K)."""
+        """Tokens that the chain will have (K)."""
         self._num_candidates = MIN_CANDIDATES
         self._is_alone = False
         self._wanted: list[int] = []
         """For each position of the chain, outcomes that are not nodes yet."""
-        self._spares: dict[Node, list[Candidate]] = {}
-        """What a forward found beside a node's child, best first."""
+        self._unused: dict[Node, list[Candidate]] = {}
+        """Candidates that a forward found beside a node's child, best first."""
         self._outcomes: list[Child] = []
         """Outcomes that are about to become nodes."""
         self._rails: list[_Rail] = []
         """The most probable outcome first."""
 
     def next_expansion(self, tree: DraftTree) -> Expansion | None:
-        """The end of the chain while it grows alone; then the ends of all rails."""
+        """Returns the end of the chain while it grows alone, then the ends of all rails."""
         if not self._chain:
             self._begin(tree)
         self._take_in()
@@ -97,12 +105,12 @@ class SaguaroGrowth:
         return Expansion(tuple(nodes[:MAX_ROWS]), self._num_candidates) if nodes else None
 
     def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
-        """The next token of each rail, and outcomes."""
+        """Returns the next token of each rail, and outcomes."""
         grown = []
         for node, candidates in zip(expansion.nodes, found, strict=True):
             ranked = sorted(candidates, key=_rank)
             grown += [Child(node, candidate) for candidate in ranked[:1]]
-            self._spares[node] = ranked[1:]
+            self._unused[node] = ranked[1:]
         if self._is_alone and grown:
             self._end_chain(tree, grown[-1])
         end = self._chain[-1] if len(self._chain) > self._chain_len else None
@@ -110,40 +118,40 @@ class SaguaroGrowth:
         return grown + self.known_children(tree)
 
     def known_children(self, tree: DraftTree) -> list[Child]:
-        """Outcomes after positions that have been through a forward."""
+        """Returns outcomes after positions that have been through a forward."""
         outcomes: list[Child] = []
         for k, node in enumerate(() if self._is_alone else self._chain[: len(self._wanted)]):
-            spares = self._spares.get(node, [])
-            if self._wanted[k] and spares:
-                outcomes += [Child(node, candidate) for candidate in spares[: self._wanted[k]]]
-                self._spares[node] = spares[self._wanted[k] :]
+            unused = self._unused.get(node, [])
+            if self._wanted[k] and unused:
+                outcomes += [Child(node, candidate) for candidate in unused[: self._wanted[k]]]
+                self._unused[node] = unused[self._wanted[k] :]
                 self._wanted[k] = 0
         self._outcomes += outcomes
         return outcomes
 
     def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
-        """Learns the acceptance rate; what has survived is the chain under verification now."""
+        """Learns the acceptance rate, and takes what has survived for the chain under verification."""
         if not self._is_alone and self._chain:
             chain = self._chain[1:]
             num_accepted = sum(node.state is NodeState.COMMITTED for node in chain)
             self._acceptance_rate.add(num_accepted, is_refused=num_accepted < min(len(chain), num_tokens))
         root = tree.root
-        self._spares = {
-            node: spares for node, spares in self._spares.items() if node is root or node.state is NodeState.LIVE
+        self._unused = {
+            node: unused for node, unused in self._unused.items() if node is root or node.state is NodeState.LIVE
         }
         self._begin(tree)
 
     def foresee(self, stale_tokens: float) -> None:
-        """Outcomes are those of the chain under verification, however far away the target is; their rails and the chain
-        itself end where that is far enough."""
+        """Limits the depth of the chain and of the rails. The outcomes stay those of the chain under verification,
+        however far away the target is."""
         self._max_depth = reach(self._lookahead, self._max_chain_len, stale_tokens)
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
-        """Everything at once, but a chain that grows alone."""
+        """Returns true except for a chain that grows alone: that goes out whole."""
         return not self._is_alone
 
     def _begin(self, tree: DraftTree) -> None:
-        """Finds the chain in a tree that anybody may have grown."""
+        """Finds the chain in a tree that another policy may have grown."""
         self._take_in()
         path = [tree.root]
         while (node := _own_next(path[-1])) is not None:
@@ -159,14 +167,14 @@ class SaguaroGrowth:
             self._verify(path, logprobs)
 
     def _whole_len(self) -> int:
-        """How long a chain that grows alone will be, if it does not become improbable."""
+        """Returns the length of a chain that grows alone, if it does not become improbable."""
         if not self._is_ratio or self._min_chain_logprob == -math.inf:
             return self._max_chain_len
         worth = 1 + int(self._min_chain_logprob / math.log(self._acceptance_rate.value))
         return min(self._max_chain_len, worth)
 
     def _end_chain(self, tree: DraftTree, child: Child) -> None:
-        """Whether a chain that grows alone is whole with this token."""
+        """Ends a chain that grows alone if it is whole with this token."""
         parent, candidate = child
         path_logprobs = [node.path_logprob for node in self._chain] + [parent.path_logprob + candidate.logprob]
         logprobs = [logprob - tree.root.path_logprob for logprob in path_logprobs]
@@ -176,8 +184,13 @@ class SaguaroGrowth:
             self._verify(self._chain, logprobs)
 
     def _verify(self, path: list[Node], logprobs: Sequence[float]) -> None:
-        """Plans for the chain that the target takes of a path: what it leaves is a rail. `logprobs` are those of the
-        path's nodes relative to the root, and may have one more, of a token that is not a node yet."""
+        """Plans for the chain that the target takes of a path; what it leaves is a rail.
+
+        Args:
+            path: The root, and a chain below it.
+            logprobs: Log-probabilities of the path down to each node, relative to the root. There may be one more, of a
+                token that is not a node yet.
+        """
         chain_len = min(len(logprobs) - 1, self._max_chain_len)
         for k in range(2, chain_len + 1):  # its first token always stands
             if logprobs[k - 1 if self._is_ratio else k] < self._min_chain_logprob:
@@ -189,7 +202,7 @@ class SaguaroGrowth:
         self._plan(chain_len)
 
     def _plan(self, chain_len: int) -> None:
-        """Which outcomes a chain of so many tokens wants, beside those that there are."""
+        """Decides how many outcomes a chain of this length wants, beside those that there are."""
         self._chain_len = chain_len
         counts = fan_outs(self._params, chain_len, self._acceptance_rate.value)
         self._num_candidates = max(MIN_CANDIDATES, 1 + max(counts))
@@ -225,18 +238,70 @@ class SaguaroGrowth:
         )
 
     def _may_expand(self, end: Node) -> bool:
-        """A root from whose forward nothing has come goes through another."""
-        is_barren = end.state is NodeState.COMMITTED and not end.children and end not in self._spares
+        # A root from whose forward nothing has come goes through another one.
+        is_barren = end.state is NodeState.COMMITTED and not end.children and end not in self._unused
         return not end.is_expanded or is_barren
 
 
 def _own_next(node: Node) -> Node | None:
-    """The child with which a chain goes on: the drawn one; otherwise the best, as `DraftTree.best_chain` has it."""
+    """Returns the child with which a chain goes on: the drawn one, otherwise the same one as `DraftTree.best_chain`."""
     if len(node.children) < 2:
         return next(iter(node.children.values()), None)
     return min(node.children.values(), key=lambda child: (child.q is None, -child.logprob, child.token_id))
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float, int]:
-    """The same order, for candidates."""
+    """Returns the key that orders candidates as `_own_next` orders nodes."""
     return candidate.q is None, -candidate.logprob, candidate.token_id
+
+
+def fan_outs(params: SaguaroParams, chain_len: int, acceptance_rate: float) -> list[int]:
+    """Returns F_k for k = 0..chain_len. Their sum is the budget, unless the parameters give them."""
+    match params.fan_out:
+        case FanOut.GEOMETRIC:
+            return apportioned(params.budget, geometric_shares(chain_len, acceptance_rate, params.exponent))
+        case FanOut.UNIFORM:
+            return apportioned(params.budget, [1.0] * (chain_len + 1))
+        case FanOut.GIVEN:
+            last = len(params.fan_outs) - 1
+            return [params.fan_outs[min(k, last)] for k in range(chain_len + 1)]
+
+
+def geometric_shares(chain_len: int, acceptance_rate: float, exponent: float) -> list[float]:
+    """Returns F_k / F_0 of Theorem 12 for k = 0..chain_len.
+
+    Raises:
+        ValueError: The acceptance rate is not in (0, 1): at its ends the theorem gives one end of the chain all.
+    """
+    if not 0 < acceptance_rate < 1:
+        raise ValueError(f"acceptance_rate must be in (0, 1), got {acceptance_rate}")
+    ratio = acceptance_rate ** (1 / (1 + exponent))
+    shares = [ratio**k for k in range(chain_len + 1)]
+    shares[-1] *= (1 - acceptance_rate) ** (-1 / (1 + exponent))
+    return shares
+
+
+def apportioned(budget: int, shares: Sequence[float]) -> list[int]:
+    """Returns whole numbers in proportion to `shares` whose sum is `budget`.
+
+    They are rounded down, and what is missing goes to the largest remainders, to the earlier of equals.
+    """
+    total = sum(shares)
+    quotas = [budget * share / total for share in shares]
+    counts = [int(quota) for quota in quotas]
+    by_remainder = sorted(range(len(quotas)), key=lambda k: counts[k] - quotas[k])
+    for k in by_remainder[: budget - sum(counts)]:
+        counts[k] += 1
+    return counts
+
+
+def num_biased(params: SpeculationParams) -> int:
+    """Returns how many of the most probable tokens SAGUARO sampling scales by its bias (F of section 4.2).
+
+    By default these are the outcomes after the first position: what their scaling takes from q is left to the residual,
+    so that the token after a refusal is more often among them.
+    """
+    saguaro = params.saguaro
+    if saguaro.num_biased or saguaro.bias >= 1:
+        return saguaro.num_biased
+    return fan_outs(saguaro, params.num_speculative_tokens, FIRST_ACCEPTANCE_RATE)[0]

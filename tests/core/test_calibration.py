@@ -1,4 +1,4 @@
-"""Claims of a draft model, corrected by what the target said."""
+"""Agreement of the target with drafted tokens is learnt from its verdicts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from outrider.core.calibration import DraftCalibration
+from outrider.core.calibration import MAX_ACCEPTANCE_RATE, MIN_ACCEPTANCE_RATE, AcceptanceRate, DraftCalibration
 
 
 def test_without_evidence_a_claim_stands() -> None:
@@ -73,3 +73,31 @@ def test_a_claim_whose_probability_is_zero_as_a_number_is_corrected_too() -> Non
     key = calibration.key(False, 3, 1, logprob)
     calibration.add([(key, logprob)], -1)
     assert -math.inf < calibration.corrected(key, logprob) <= logprob
+
+
+def test_the_acceptance_rate_begins_sensibly_and_follows_what_the_target_says() -> None:
+    measured = AcceptanceRate()
+    assert measured.value == pytest.approx(0.7)
+    for _ in range(100):
+        measured.add(9, is_refused=True)
+    assert measured.value == pytest.approx(0.9, abs=0.03)
+    for _ in range(100):
+        measured.add(1, is_refused=True)
+    assert measured.value == pytest.approx(0.5, abs=0.03)
+
+
+def test_the_acceptance_rate_stays_where_the_theorem_holds() -> None:
+    measured = AcceptanceRate()
+    for _ in range(1000):
+        measured.add(8, is_refused=False)
+    assert measured.value == MAX_ACCEPTANCE_RATE
+    for _ in range(1000):
+        measured.add(0, is_refused=True)
+    assert measured.value == MIN_ACCEPTANCE_RATE
+
+
+def test_a_verdict_on_nothing_changes_nothing() -> None:
+    measured = AcceptanceRate()
+    before = measured.value
+    measured.add(0, is_refused=False)
+    assert measured.value == before

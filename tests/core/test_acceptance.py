@@ -19,8 +19,6 @@ from outrider.core.acceptance import (
     decides_by_ratio,
     drawn_from,
     first_refused,
-    judge,
-    residual,
     sampled_candidates,
     sparse_row,
 )
@@ -28,6 +26,7 @@ from outrider.core.drafting.policy import Candidate
 from outrider.core.params import AcceptanceRule, Method, SamplingParams, SpeculationParams
 from outrider.core.tree import SparseRow
 from outrider.v1 import types_pb2
+from tests.support.ratio_rule import judge, residual
 
 WORDS = st.integers(0, 2**64 - 1)
 PROBABILITIES = st.lists(st.floats(1e-6, 1), min_size=1, max_size=100).map(

@@ -11,13 +11,14 @@ from outrider.core.acceptance import DraftNoise
 from outrider.core.drafting.policy import Expansion
 from outrider.core.params import Source
 from outrider.core.tree import DraftTree, Node
+from tests.support.trees import add_path
 
 TOKENS = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 
 
 def word_after(committed: list[int], path: list[int], seed: int = 1) -> int:
     tree = DraftTree(committed, 10)
-    tip = tree.add_path(len(committed), path, -1.0, Source.DRAFT)
+    tip = add_path(tree, len(committed), path, -1.0, Source.DRAFT)
     assert tip is not None
     (word,) = DraftNoise(seed).words(tree, Expansion((tip if path else tree.root,), 1))
     return word
@@ -62,7 +63,7 @@ def test_commits_leave_the_noise_as_it_is(data: st.DataObject) -> None:
 
 def test_a_phrase_has_the_noise_of_the_path_that_it_is() -> None:
     tree = DraftTree([5], 10)
-    tip = tree.add_path(1, [6], -1.0, Source.DRAFT)
+    tip = add_path(tree, 1, [6], -1.0, Source.DRAFT)
     assert tip is not None
     words = DraftNoise(1).words(tree, Expansion((tip,), 1, 4, (7, 8)))
     assert words == [word_after([5], [6]), word_after([5], [6, 7]), word_after([5], [6, 7, 8])]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from outrider.core import acceptance
-from outrider.core.acceptance import draw, first_refused
+from outrider.core.acceptance import first_refused
 from outrider.core.drafting.chain import ChainGrowth, SampledChainGrowth
 from outrider.core.drafting.policy import Candidate, Expansion
 from outrider.core.noise import gumbel_of
@@ -32,6 +32,7 @@ from tests.core.toy_generation import (
     sampled,
     texts,
 )
+from tests.support.ratio_rule import draw
 
 NUM_TEXTS, NUM_FULL_TEXTS = 25_000, 100_000
 NUM_WRONG_TEXTS = 12_000
@@ -180,7 +181,7 @@ def test_a_message_that_is_sent_early_because_its_tokens_are_improbable_bends_th
 
 def in_blocks(params: SpeculationParams) -> SampledChainGrowth:
     """As for a chain without phrases: three nodes a message."""
-    return SampledChainGrowth(6, 3, 0.0, goes_on=True)
+    return SampledChainGrowth(6, 3, 0.0, grows_ahead=True)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
 from outrider.core.session import FinishReason, Session, SessionSpec, ending_of
 from outrider.core.tree import TokenId
+from tests.support.trees import add_path, output_of
 
 VOCAB_SIZE = 4
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
@@ -49,7 +50,7 @@ def run(session: Session, drafts: st.DataObject | None) -> None:
             for _ in range(drafts.draw(st.integers(0, 6))):
                 right = target_draw((*session.committed[:base_len], *path))
                 path.append(right if drafts.draw(st.booleans()) else drafts.draw(TOKENS))
-            session.tree.add_path(base_len, path, -0.1, Source.DRAFT)
+            add_path(session.tree, base_len, path, -0.1, Source.DRAFT)
         chain = session.next_chain()
         context = tuple(session.committed)
         draws = []
@@ -78,20 +79,20 @@ def test_the_text_is_the_targets_whatever_was_drafted(
     )
     session = Session(spec)
     run(session, data)
-    assert (session.output_token_ids, session.finish_reason) == plain_text(spec)
+    assert (output_of(session), session.finish_reason) == plain_text(spec)
     statistics = session.statistics
     assert statistics.num_accepted_tokens <= statistics.num_drafted_tokens
-    assert len(session.output_token_ids) <= statistics.num_accepted_tokens + statistics.num_rounds
+    assert len(output_of(session)) <= statistics.num_accepted_tokens + statistics.num_rounds
 
 
 @given(num_resumed=st.integers(1, 11))
 def test_a_resumed_generation_goes_on_as_the_interrupted_one_would_have(num_resumed: int) -> None:
     whole = Session(SPEC)
     run(whole, None)
-    resumed = Session(replace(SPEC, resume_token_ids=tuple(whole.output_token_ids[:num_resumed])))
+    resumed = Session(replace(SPEC, resume_token_ids=tuple(output_of(whole)[:num_resumed])))
     assert resumed.num_output_tokens == num_resumed
     run(resumed, None)
-    assert resumed.output_token_ids == whole.output_token_ids
+    assert output_of(resumed) == output_of(whole)
 
 
 def test_only_a_generation_with_all_its_tokens_is_over_before_it_begins() -> None:
@@ -104,7 +105,7 @@ def test_only_a_generation_with_all_its_tokens_is_over_before_it_begins() -> Non
 
 def chain_session(*tokens: TokenId, **changes: object) -> Session:
     session = Session(replace(SPEC, **changes))  # type: ignore[arg-type]
-    session.tree.add_path(len(session.committed), tokens, -0.1, Source.DRAFT)
+    add_path(session.tree, len(session.committed), tokens, -0.1, Source.DRAFT)
     return session
 
 
@@ -142,7 +143,7 @@ def test_a_stop_token_at_once_commits_nothing() -> None:
     session = chain_session(stop_token_ids=frozenset({2}))
     verdict = session.apply([], [2])
     assert verdict.token_ids == ()
-    assert session.output_token_ids == []
+    assert output_of(session) == []
 
 
 @pytest.mark.parametrize(("max_tokens", "chain_len"), [(1, 0), (2, 1), (3, 2), (9, 4)])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from outrider.core.params import Method, Rows, SamplingParams, Source, SpeculationParams
 from outrider.core.session import Session, SessionSpec
 from outrider.core.tree import DraftTree, Node
+from tests.support.trees import output_of
 
 VOCAB_SIZE = 4
 SPEC = SessionSpec(
@@ -92,7 +93,7 @@ def test_the_text_is_the_targets_whatever_subtrees_are_verified(data: st.DataObj
     tokens: list[int] = []
     while len(tokens) < SPEC.max_tokens:
         tokens.append(target_draw((0, *tokens)))
-    assert session.output_token_ids == tokens
+    assert output_of(session) == tokens
 
 
 def test_the_refused_token_is_the_most_probable_one_at_the_place_of_the_next_token() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.params import Source
-from outrider.core.tree import Draft, DraftTree, Node, NodeState, StreamNodes, expected_num_accepted
+from outrider.core.tree import Draft, DraftTree, Node, NodeState, StreamNodes
 
 VOCAB_SIZE = 3
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
@@ -207,14 +207,3 @@ def test_forgotten_ids_are_ignored_like_unknown_ones() -> None:
 def test_a_tree_needs_a_committed_token() -> None:
     with pytest.raises(ValueError, match="committed_token_ids"):
         DraftTree([], VOCAB_SIZE)
-
-
-def test_what_a_chain_is_expected_to_bring_is_the_sum_of_its_path_probabilities() -> None:
-    tree = DraftTree([1], 100)
-    tip = tree.root
-    for token_id, probability in ((5, 0.5), (6, 0.8)):
-        child = tree.add(tip, token_id, math.log(probability), Source.PRIOR)
-        assert child is not None
-        tip = child
-    assert expected_num_accepted(tree.best_chain(5)) == pytest.approx(0.5 + 0.5 * 0.8)
-    assert expected_num_accepted([]) == 0

@@ -15,12 +15,14 @@ from typing import Protocol
 import numpy as np
 from scipy import stats
 
-from outrider.core.acceptance import DraftNoise, judge, sampled_candidates, sparse_row
+from outrider.core.acceptance import DraftNoise, sampled_candidates, sparse_row
 from outrider.core.drafting.methods import growth_policy
 from outrider.core.drafting.policy import Candidate, Expansion, GrowthPolicy
 from outrider.core.params import AcceptanceRule, Method, SaguaroParams, SamplingParams, Source, SpeculationParams
 from outrider.core.session import Session, SessionSpec, Verdict
 from outrider.core.tree import DraftTree, Node, NodeState, SparseRow
+from tests.support.ratio_rule import judge
+from tests.support.trees import output_of
 
 VOCAB_SIZE = 5
 NUM_DRAWN_FROM = 4
@@ -118,7 +120,7 @@ class ToyGeneration:
         """The first LENGTH tokens."""
         while self.session.num_output_tokens < LENGTH:
             self.round()
-        return self.session.output_token_ids[:LENGTH]
+        return output_of(self.session)[:LENGTH]
 
     def round(self) -> None:
         """The target waits until there is something to verify, or its patience ends; the draft grows on meanwhile."""

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from outrider.core import acceptance
 from outrider.core.acceptance import TOTAL_WEIGHT, sparse_row
 from outrider.core.drafting.policy import Candidate
 from outrider.core.params import SamplingParams
 from outrider.core.tree import SparseRow
 from outrider.models.ratio import DraftDraw, Round, candidates, draft_candidates, emitted, judge
 from outrider.models.sampling import Sampler, tempered_and_filtered
+from tests.support import ratio_rule
 
 VOCAB_SIZE = 12
 NUM_DRAWS = 6000
@@ -169,7 +169,7 @@ def test_tensors_and_numbers_judge_alike(
     params = SamplingParams(seed=seed, **filters)
     tokens = judge(Sampler(), logits, params, first, chain)
     rows = [distribution(row, **filters).tolist() for row in logits]
-    assert tokens == acceptance.judge(rows, chain, seed, first)
+    assert tokens == ratio_rule.judge(rows, chain, seed, first)
     assert all(row[token] > 0 for row, token in zip(rows, tokens, strict=False))
 
 

@@ -12,6 +12,7 @@ from outrider.core.tree import DraftTree, Node
 from outrider.models.runner import Runner, Segment
 from outrider.verifier.round import segment_of
 from tests.support.tiny_models import VOCAB_SIZE, build, text
+from tests.support.trees import add_path
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
@@ -67,7 +68,7 @@ def test_rows_of_a_subtree_have_the_logits_of_their_own_paths(
 
 def test_a_chain_needs_no_mask(runner: Runner) -> None:
     tree = DraftTree([1, 2], VOCAB_SIZE)
-    tree.add_path(2, [3, 4, 5], -0.1, Source.DRAFT)
+    add_path(tree, 2, [3, 4, 5], -0.1, Source.DRAFT)
     segment = segment_of(runner.new_cache(), [1, 2], tree.best_subtree(8, 8))
     assert segment.visible is None
     assert segment.num_logits == 4

@@ -15,6 +15,7 @@ from outrider.core.tree import Draft
 from outrider.verifier.measurements import EngineTimings
 from outrider.verifier.round import select
 from outrider.verifier.session import VerifySession
+from tests.support.trees import add_path
 
 DEAR_ROWS = ForwardTimes({1: 1.0, 32: 8.75})
 """A row costs a quarter of a plain forward."""
@@ -29,7 +30,7 @@ def spec_of(method: Method, prompt: tuple[int, ...] = (1, 2, 3), **fields: Any) 
 @pytest.mark.parametrize(("probability", "length"), [(0.99, 8), (0.5, 1), (0.05, 0)])
 def test_a_retrieved_chain_is_verified_as_far_as_it_pays(probability: float, length: int) -> None:
     session = Session(spec_of(Method.RETRIEVAL))
-    session.tree.add_path(3, range(10, 18), math.log(probability), Source.RING)
+    add_path(session.tree, 3, range(10, 18), math.log(probability), Source.RING)
     pace = EngineTimings(DEAR_ROWS)
     pace.overhead_ms.add(0.0)
     assert len(select(session, session.next_chain(), Rows.CHAIN, pace)) == length
@@ -37,7 +38,7 @@ def test_a_retrieved_chain_is_verified_as_far_as_it_pays(probability: float, len
 
 def test_the_draft_model_s_chain_is_verified_as_it_is() -> None:
     session = Session(spec_of(Method.PEARL))
-    session.tree.add_path(3, range(10, 18), math.log(0.5), Source.DRAFT)
+    add_path(session.tree, 3, range(10, 18), math.log(0.5), Source.DRAFT)
     assert len(select(session, session.next_chain(), Rows.CHAIN, EngineTimings(DEAR_ROWS))) == 8
 
 
@@ -46,8 +47,8 @@ def test_what_was_retrieved_behind_the_draft_model_s_chain_is_verified_as_far_as
     probability: float, length: int
 ) -> None:
     session = Session(spec_of(Method.DOUBLE))
-    session.tree.add_path(3, range(10, 14), math.log(0.9), Source.DRAFT)
-    session.tree.add_path(3, range(10, 18), math.log(probability), Source.PRIOR)
+    add_path(session.tree, 3, range(10, 14), math.log(0.9), Source.DRAFT)
+    add_path(session.tree, 3, range(10, 18), math.log(probability), Source.PRIOR)
     pace = EngineTimings(DEAR_ROWS)
     pace.overhead_ms.add(0.0)
     assert len(select(session, session.next_chain(), Rows.CHAIN, pace)) == length

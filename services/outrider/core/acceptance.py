@@ -23,7 +23,7 @@ from typing import Protocol
 import numpy as np
 
 from outrider.core.drafting.policy import Candidate, Expansion
-from outrider.core.noise import acceptance_uniform, gumbel_of
+from outrider.core.noise import acceptance_uniform
 from outrider.core.params import SamplingParams, SpeculationParams
 from outrider.core.tree import DraftTree, Node, SparseRow, TokenId
 
@@ -133,56 +133,6 @@ def claimed_row(drafted: Drafted) -> SparseRow:
     if row is None or drafted.token_id not in row.token_ids:
         return SparseRow((drafted.token_id,), (1,))
     return row
-
-
-def residual(probabilities: Sequence[float], refused: Drafted) -> list[float]:
-    """Weights of the next token in place of a refused one: max(0, p - q), not normalised.
-
-    The refused token itself has none. Where rounding leaves nothing, p without it; nothing at all if p is one-hot.
-    """
-    remaining = list(probabilities)
-    row = claimed_row(refused)
-    for token_id, weight in zip(row.token_ids, row.weights, strict=True):
-        if 0 <= token_id < len(remaining):
-            remaining[token_id] = max(0.0, remaining[token_id] - weight / row.total)
-    remaining[refused.token_id] = 0.0
-    if not any(remaining):
-        remaining = list(probabilities)
-        remaining[refused.token_id] = 0.0
-    return remaining
-
-
-def draw(weights: Sequence[float], seed: int, output_index: int) -> TokenId:
-    """A token by its weight, with the Gumbel noise of the output index: what the sampler does, for few tokens."""
-    token_ids = [token_id for token_id, weight in enumerate(weights) if weight > 0]
-    noise = gumbel_of(seed, output_index, token_ids)
-    scored = [(math.log(weights[t]) + g, -t) for t, g in zip(token_ids, noise, strict=True)]
-    return -max(scored)[1]
-
-
-def judge(
-    probabilities: Sequence[Sequence[float]], chain: Sequence[Drafted], seed: int, first_output_index: int
-) -> list[TokenId]:
-    """The tokens that a round emits: the kept ones, and one next token.
-
-    Args:
-        probabilities: p [1 + chain, vocab]; row i is for the token at first_output_index + i.
-        chain: Tokens within the vocabulary.
-        seed: Of the generation.
-        first_output_index: How many tokens the generation put out before the chain.
-
-    Returns:
-        At most 1 + len(chain) tokens. Only the last may differ from the chain's, and does so after a refusal.
-    """
-    at_chain = [row[drafted.token_id] for row, drafted in zip(probabilities, chain, strict=False)]
-    count = 0
-    while True:
-        count += first_refused(at_chain[count:], chain[count:], seed, first_output_index + count)
-        weights = probabilities[count] if count == len(chain) else residual(probabilities[count], chain[count])
-        if any(weights):
-            next_token = draw(weights, seed, first_output_index + count)
-            return [*(drafted.token_id for drafted in chain[:count]), next_token]
-        count += 1  # refused by a rounding error: the target would say nothing else
 
 
 class DraftNoise:

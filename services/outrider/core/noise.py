@@ -79,12 +79,6 @@ def hash_rows(seed: int, output_indices: Sequence[int], token_ids: npt.NDArray[n
     return words
 
 
-def hash_tokens(seed: int, output_index: int, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-    """A 32-bit word for each token id at one output index: uint32, of the shape of `token_ids` (one dimension)."""
-    words: npt.NDArray[np.uint32] = hash_rows(seed, (output_index,), token_ids)[0]
-    return words
-
-
 def gumbel_rows(seed: int, output_indices: Sequence[int], token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     """Standard Gumbel noise for each output index and each token id: float32 [num output indices, num token ids].
 

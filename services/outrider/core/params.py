@@ -148,7 +148,7 @@ MAX_BEAM_WIDTH = 256
 MAX_BUDGET = 256
 MAX_ROWS = 64
 MAX_CHILDREN = 8
-MAX_MATCH_LEN = 10
+MAX_ASKED_MATCH_LEN = 10
 MAX_PHRASE_LEN = 16
 
 
@@ -253,7 +253,7 @@ class DoubleParams:
     """Whether draft and target take turns, as they must where both share one device (section D.8)."""
 
     def __post_init__(self) -> None:
-        _check_range("double.max_match_len", self.max_match_len, 1, MAX_MATCH_LEN)
+        _check_range("double.max_match_len", self.max_match_len, 1, MAX_ASKED_MATCH_LEN)
         _check_range("double.max_phrase_len", self.max_phrase_len, 1, MAX_PHRASE_LEN)
         for index, tier in enumerate(self.tiers):
             names = ", ".join(known.name for known in TIERS)
@@ -268,7 +268,7 @@ class SpacelikeParams:
     """Longest context that is looked up; shorter ones follow."""
 
     def __post_init__(self) -> None:
-        _check_range("spacelike.max_match_len", self.max_match_len, 1, MAX_MATCH_LEN)
+        _check_range("spacelike.max_match_len", self.max_match_len, 1, MAX_ASKED_MATCH_LEN)
 
 
 @dataclass(frozen=True, slots=True)

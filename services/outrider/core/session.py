@@ -116,11 +116,6 @@ class Session:
         return len(self.tree.committed) - len(self.spec.prompt_token_ids)
 
     @property
-    def output_token_ids(self) -> list[TokenId]:
-        """The output so far."""
-        return self.tree.committed[len(self.spec.prompt_token_ids) :]
-
-    @property
     def num_wanted(self) -> int:
         """Tokens that may still be emitted."""
         return self.spec.max_tokens - self.num_output_tokens

@@ -13,7 +13,7 @@ here raises on a bad claim: drafts come from outside.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heappush
@@ -154,16 +154,6 @@ class DraftTree:
         self.num_nodes += 1
         return node
 
-    def add_path(self, base_len: int, token_ids: Iterable[TokenId], logprob: float, source: Source) -> Node | None:
-        """Claims a run of tokens from position `base_len` on, each with the same log-probability. Returns its last
-        node, if it stands."""
-        node = self.anchor(base_len)
-        for token_id in token_ids:
-            if node is None:
-                return None
-            node = self.add(node, token_id, logprob, source)
-        return node
-
     def commit(self, token_ids: Sequence[TokenId]) -> int:
         """Appends committed tokens and re-roots the tree. Returns how many of them, from the first, the tree had as
         nodes."""
@@ -258,15 +248,6 @@ def _reweigh(node: Node, change: float) -> None:
         changed = stack.pop()
         changed.path_logprob += change
         stack.extend(changed.children.values())
-
-
-def expected_num_accepted(chain: Sequence[Node]) -> float:
-    """How many nodes of a chain the target is expected to accept, by their own probabilities."""
-    path_logprob, expected = 0.0, 0.0
-    for node in chain:
-        path_logprob += node.logprob
-        expected += math.exp(path_logprob)
-    return expected
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,11 @@ def judge(
 
 
 def _residual(probabilities: Tensor, refused: Drafted) -> Tensor | None:
-    """As `outrider.core.acceptance.residual`, float64 [vocab]; None if nothing is left."""
+    """Returns the weights of the next token in place of a refused one: max(0, p - q), float64 [vocab], not normalised.
+
+    The refused token itself has none. Where rounding leaves nothing, the weights are p without it, or None if p is
+    one-hot.
+    """
     row, vocab_size = claimed_row(refused), len(probabilities)
     pairs = [
         (t, weight / row.total) for t, weight in zip(row.token_ids, row.weights, strict=True) if 0 <= t < vocab_size

@@ -243,7 +243,7 @@ class NoiseRows:
 
 
 def hash_tensor(seed: int, output_index: int, vocab_size: int, device: torch.device) -> Tensor:
-    """`outrider.core.noise.hash_tokens` of the ids 0 .. vocab_size-1, in torch: int64 [vocab], below 2**32."""
+    """Computes one row of `outrider.core.noise.hash_rows` for the ids 0 .. vocab_size-1: int64 [vocab], below 2**32."""
     first, second = row_key(seed, output_index)
     words = _finalise(torch.arange(vocab_size, device=device) ^ first, LOWBIAS32)
     return _finalise(words ^ second, FMIX32)

@@ -10,7 +10,7 @@ import structlog
 
 from outrider.core.params import InvalidParameter, RetrievalScope
 from outrider.core.retrieval.ngrams import NgramTier
-from outrider.core.retrieval.plan import MAX_MATCH_LEN
+from outrider.core.retrieval.plan import NGRAM_ORDER
 from outrider.core.retrieval.prior import PriorTable
 from outrider.core.tree import TokenId
 from outrider.peers.channel import PeerState, reason_of, wait_before_retry
@@ -145,9 +145,9 @@ class TierWatch:
         documents, self._documents = self._documents, []
         if self._num_tokens > MAX_PRIOR_TOKENS:
             log.warning("datastore.prior_too_large", num_tokens=self._num_tokens, limit=MAX_PRIOR_TOKENS)
-        self.prior = await asyncio.to_thread(PriorTable.build, documents, MAX_MATCH_LEN) if documents else None
+        self.prior = await asyncio.to_thread(PriorTable.build, documents, NGRAM_ORDER) if documents else None
         log.info("datastore.prior_copied", num_tokens=self.prior.num_tokens if self.prior is not None else 0)
 
 
 def _new_tier() -> NgramTier:
-    return NgramTier(MAX_MATCH_LEN, MAX_SHARED_NGRAMS)
+    return NgramTier(NGRAM_ORDER, MAX_SHARED_NGRAMS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.core.params import TIERS, AcceptanceRule, DoubleParams, Method, Source, SpacelikeParams, SpeculationParams
-from outrider.core.retrieval.plan import CONTEXT_LEN, MAX_MATCH_LEN, RetrievalPlan, draft_plan, target_plan
+from outrider.core.retrieval.plan import CONTEXT_LEN, NGRAM_ORDER, RetrievalPlan, draft_plan, target_plan
 
 
 @pytest.mark.parametrize("method", [method for method in Method if not method.always_retrieves])
@@ -14,7 +14,7 @@ def test_a_method_that_does_not_always_retrieve_does_so_where_it_is_asked_to(met
     assert draft_plan(SpeculationParams(method)) is None
     if method is not Method.OFF:
         asked = SpeculationParams(method, retrieval=True)
-        assert target_plan(asked) == draft_plan(asked) == RetrievalPlan(MAX_MATCH_LEN, CONTEXT_LEN, TIERS)
+        assert target_plan(asked) == draft_plan(asked) == RetrievalPlan(NGRAM_ORDER, CONTEXT_LEN, TIERS)
 
 
 def test_without_a_draft_model_nothing_is_looked_up_on_the_draft_s_side() -> None:

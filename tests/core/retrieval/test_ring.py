@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.core.params import InvalidParameter, Source
 from outrider.core.retrieval.ngrams import FANOUT, NOTHING, Continuation, continuation_of
 from outrider.core.retrieval.ring import MAX_FRESH_TOKENS, MIN_FRESH_TOKENS, Snapshot, TokenRing
-from outrider.core.retrieval.suffix_index import MAX_MATCH_LEN, MAX_MATCHES, MAX_TOKEN_ID, SEPARATOR, ContextIndex
+from outrider.core.retrieval.suffix_index import INDEX_DEPTH, MAX_MATCHES, MAX_TOKEN_ID, SEPARATOR, ContextIndex
 
 
 class SearchedRing:
@@ -80,7 +80,7 @@ tokens = st.integers(0, 2) | st.integers(0, 1)
 documents = st.lists(tokens, max_size=14) | st.lists(tokens, max_size=2 * MAX_MATCHES)
 operations = st.lists(st.sampled_from(["snapshot", "swap"]) | documents, max_size=14)
 # At these capacities no token has more positions than are looked at: counts are those of all matches.
-limits = st.tuples(st.integers(1, MAX_MATCHES), st.integers(1, MAX_MATCH_LEN))
+limits = st.tuples(st.integers(1, MAX_MATCHES), st.integers(1, INDEX_DEPTH))
 contexts = st.lists(tokens, min_size=1, max_size=12) | st.lists(st.integers(SEPARATOR, 9), max_size=12)
 
 
@@ -292,7 +292,7 @@ def test_an_empty_ring_knows_nothing_and_an_empty_document_changes_nothing(is_in
         ("max_continuation_len", lambda: TokenRing(9).lookup([1], 4, 0)),
         ("capacity", lambda: TokenRing(0)),
         ("max_match_len", lambda: TokenRing(9, 0)),
-        ("max_match_len", lambda: TokenRing(9, MAX_MATCH_LEN + 1)),
+        ("max_match_len", lambda: TokenRing(9, INDEX_DEPTH + 1)),
     ],
 )
 def test_what_is_out_of_its_range_is_refused(field, call):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from outrider.core.params import InvalidParameter
 from outrider.core.retrieval.suffix_index import (
-    MAX_MATCH_LEN,
+    INDEX_DEPTH,
     MAX_MATCHES,
     MAX_TOKEN_ID,
     NO_MATCHES,
@@ -70,7 +70,7 @@ def test_matches_are_those_of_a_search_of_the_whole_text(sort, text, data):
     start = data.draw(st.integers(0, len(text)))
     from_text = text[start : data.draw(st.integers(start, len(text)))]
     context = data.draw(contexts | st.just(from_text) | contexts.map(lambda start: start + from_text))
-    max_match_len = data.draw(st.integers(1, MAX_MATCH_LEN))
+    max_match_len = data.draw(st.integers(1, INDEX_DEPTH))
     match_len, expected = search(text, context, max_match_len)
     matches = index.matches(context, max_match_len)
     assert (matches.match_len, matches.num_matches) == (match_len, len(expected))
@@ -90,14 +90,14 @@ def test_what_follows_a_position_ends_with_the_document(text, data):
 
 @sorts
 def test_a_context_deeper_than_one_key_of_the_sort_is_told_from_one_that_differs_at_its_start(sort):
-    common = [70_000 + number for number in range(MAX_MATCH_LEN - 1)]
+    common = [70_000 + number for number in range(INDEX_DEPTH - 1)]
     text = [token for number in range(40) for token in [number, *common, 100 + number, SEPARATOR]]
     index = build(text, sort)
     for number in range(40):
-        matches = index.matches([number, *common], MAX_MATCH_LEN)
-        assert matches.match_len == MAX_MATCH_LEN
+        matches = index.matches([number, *common], INDEX_DEPTH)
+        assert matches.match_len == INDEX_DEPTH
         assert [index.following(position, 9) for position in matches.positions] == [(100 + number,)]
-    assert index.matches([99, *common], MAX_MATCH_LEN)[::2] == (MAX_MATCH_LEN - 1, 40)
+    assert index.matches([99, *common], INDEX_DEPTH)[::2] == (INDEX_DEPTH - 1, 40)
 
 
 @sorts
@@ -160,9 +160,9 @@ def test_however_often_a_context_occurs_few_places_are_looked_at(sort, text):
     if sort is naive_sort:
         text = text[:1000]
     index = CountedReads.build(np.array(text, np.int32), sort)
-    for context in ([5] * MAX_MATCH_LEN, text[: MAX_MATCH_LEN - 1], [4, 5], [9, 9], [1]):
+    for context in ([5] * INDEX_DEPTH, text[: INDEX_DEPTH - 1], [4, 5], [9, 9], [1]):
         index.num_reads = 0
-        matches = index.matches(context, MAX_MATCH_LEN)
+        matches = index.matches(context, INDEX_DEPTH)
         assert len(matches.positions) <= MAX_MATCHES
         assert index.num_reads <= 6 * len(text).bit_length()
 
@@ -173,10 +173,10 @@ def test_numpy_sorts_as_deep_as_matches_go_whatever_the_size_of_the_tokens(large
     passages = [rng.choice([0, largest], 40).tolist() for _ in range(6)]
     text = [token for number in rng.integers(0, 6, 60) for token in (*passages[number], SEPARATOR)]
     index = build(text)
-    for end in range(MAX_MATCH_LEN, len(text), 7):
-        context = text[end - MAX_MATCH_LEN : end]
-        match_len, expected = search(text, context, MAX_MATCH_LEN)
-        assert index.matches(context, MAX_MATCH_LEN)[::2] == (match_len, len(expected))
+    for end in range(INDEX_DEPTH, len(text), 7):
+        context = text[end - INDEX_DEPTH : end]
+        match_len, expected = search(text, context, INDEX_DEPTH)
+        assert index.matches(context, INDEX_DEPTH)[::2] == (match_len, len(expected))
 
 
 @pytest.mark.parametrize("token_id", [SEPARATOR - 1, MAX_TOKEN_ID + 1])
@@ -185,7 +185,7 @@ def test_what_is_no_token_is_refused(token_id):
         build([1, token_id])
 
 
-@pytest.mark.parametrize("max_match_len", [0, MAX_MATCH_LEN + 1])
+@pytest.mark.parametrize("max_match_len", [0, INDEX_DEPTH + 1])
 def test_a_match_longer_than_what_is_sorted_is_refused(max_match_len):
     with pytest.raises(InvalidParameter, match="max_match_len"):
         build([1, 2]).matches([1], max_match_len)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from outrider.core.params import TIERS, Method, Source, SpeculationParams
 
-MAX_MATCH_LEN = 4
+NGRAM_ORDER = 4
 """Longest n-gram of the copies in process, and of a session's own tiers unless it wants another. The datastore's ring
 knows longer ones."""
 CONTEXT_LEN = 16
@@ -19,7 +19,7 @@ MAX_PHRASE_LEN = 10
 class RetrievalPlan:
     """What one side of a session looks up."""
 
-    max_match_len: int = MAX_MATCH_LEN
+    max_match_len: int = NGRAM_ORDER
     """Longest n-gram that is looked up in process."""
     context_len: int = CONTEXT_LEN
     """Last tokens that the datastore is told: no tier of it matches more."""

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from outrider.core.params import Source, check
 from outrider.core.retrieval.ngrams import FANOUT, NOTHING, Continuation, Follower, TokenId, continuation_of
 from outrider.core.retrieval.suffix_index import (
-    MAX_MATCH_LEN,
+    INDEX_DEPTH,
     MAX_MATCHES,
     MAX_TOKEN_ID,
     NO_MATCHES,
@@ -72,7 +72,7 @@ class TokenRing:
     def __init__(self, capacity: int, max_match_len: int = 10) -> None:
         """capacity: tokens, with one separator for each document. max_match_len: longest match of any lookup."""
         check(capacity >= 1, "capacity", ">= 1", capacity)
-        check(1 <= max_match_len <= MAX_MATCH_LEN, "max_match_len", f"in [1, {MAX_MATCH_LEN}]", max_match_len)
+        check(1 <= max_match_len <= INDEX_DEPTH, "max_match_len", f"in [1, {INDEX_DEPTH}]", max_match_len)
         self.capacity = capacity
         self.max_match_len = max_match_len
         self._text = np.empty(capacity, np.int32)  # the token at a position is at position % capacity

@@ -25,7 +25,7 @@ from outrider.core.retrieval.ngrams import TokenId
 SEPARATOR = -1
 """Stands between documents. No match and no continuation reaches across it."""
 
-MAX_MATCH_LEN = 16
+INDEX_DEPTH = 16
 """Longest match, tokens: the text is sorted no deeper, which bounds the sort where one symbol repeats."""
 
 MAX_MATCHES = 16
@@ -34,7 +34,7 @@ MAX_MATCHES = 16
 MAX_TOKEN_ID = 2**31 - 2
 """The separator is sorted above all tokens, as one more int32."""
 
-MAX_TOKENS = 2**29 - MAX_MATCH_LEN
+MAX_TOKENS = 2**29 - INDEX_DEPTH
 """Longest text: offsets into its bytes are 32 bits wide."""
 
 Tokens = npt.NDArray[np.int32]
@@ -70,7 +70,7 @@ class ContextIndex:
         # Not arrays: slices and items of these are several times faster. Not bytes: a copy would hold the GIL.
         self._text = text
         self._order = order
-        self._num_tokens = len(text) // _WIDTH - MAX_MATCH_LEN
+        self._num_tokens = len(text) // _WIDTH - INDEX_DEPTH
 
     @classmethod
     def build(cls, tokens: Tokens, sort: Sort | None = None) -> ContextIndex:
@@ -82,7 +82,7 @@ class ContextIndex:
         check(len(tokens) <= MAX_TOKENS, "tokens", f"{MAX_TOKENS} tokens at most", len(tokens))
         size = len(tokens)
         # What is before the text counts as separators: every context can be read in full length.
-        backwards = np.full(size + MAX_MATCH_LEN, SEPARATOR, np.int32)
+        backwards = np.full(size + INDEX_DEPTH, SEPARATOR, np.int32)
         backwards[:size] = tokens[::-1]
         check(int(backwards.min()) >= SEPARATOR, "tokens", "token ids >= 0 or SEPARATOR", int(backwards.min()))
         check(int(backwards.max()) <= MAX_TOKEN_ID, "tokens", f"{MAX_TOKEN_ID} at most", int(backwards.max()))
@@ -107,7 +107,7 @@ class ContextIndex:
 
         Takes about 2 log2(n) slices of the text, however often the context has occurred.
         """
-        check(1 <= max_match_len <= MAX_MATCH_LEN, "max_match_len", f"in [1, {MAX_MATCH_LEN}]", max_match_len)
+        check(1 <= max_match_len <= INDEX_DEPTH, "max_match_len", f"in [1, {INDEX_DEPTH}]", max_match_len)
         tail = known_tail(context[-max_match_len:])
         query = struct.pack(f">{len(tail)}i", *reversed(tail))
         text, order, width = self._text, self._order, len(query)
@@ -177,7 +177,7 @@ def _common_len(a: bytes, b: bytes) -> int:
 
 
 def _sort(symbols: Tokens) -> npt.NDArray[np.int32]:
-    """Starts of the suffixes in ascending order of their first MAX_MATCH_LEN symbols (at least).
+    """Starts of the suffixes in ascending order of their first INDEX_DEPTH symbols (at least).
 
     Prefix doubling (Manber and Myers 1993). The first sort takes as many symbols as fit in 64 bits; each later one
     doubles what is sorted, with the ranks of the one before, and looks only at what is not yet unique. A suffix that
@@ -193,7 +193,7 @@ def _sort(symbols: Tokens) -> npt.NDArray[np.int32]:
     while True:
         is_first = np.ones(len(key), bool)
         np.not_equal(key[1:], key[:-1], out=is_first[1:])
-        if depth >= MAX_MATCH_LEN or is_first.all():
+        if depth >= INDEX_DEPTH or is_first.all():
             return order
         # The rank of a group of equals is the slot of its first: finer ranks later need not move the others.
         rank[members] = np.maximum.accumulate(np.where(is_first, slots, 0))
@@ -213,7 +213,7 @@ def _packed(symbols: Tokens) -> tuple[npt.NDArray[np.int64], int]:
     """For each place, as many symbols from there on as fit in 63 bits, and how many these are."""
     size = len(symbols)
     bits = max(int(symbols.max()).bit_length(), 1)
-    depth = min(63 // bits, MAX_MATCH_LEN)
+    depth = min(63 // bits, INDEX_DEPTH)
     padded = np.full(size + depth, symbols[-1], np.int64)
     padded[:size] = symbols
     key = padded[:size].copy()

@@ -27,8 +27,9 @@ from outrider.models.ratio import candidates
 from outrider.models.runner import Segment
 from outrider.models.sampling import Sampler
 from outrider.speculator.session import DraftSession, DraftSessionSpec
-from outrider.verifier.measurements import EngineTimings
+from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import VerifySession
+from outrider.verifier.timings import EngineTimings
 
 NO_CONTENT = CacheShape(num_layers=1, num_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
 STEP_MS = 0.05
@@ -161,7 +162,7 @@ class Simulation:
     def __init__(self, draft: LoadedModel, costs: Costs) -> None:
         self._draft, self._costs = draft, costs
         self._times = ForwardTimes(costs.target_ms)
-        self._pace = EngineTimings(ForwardTimes(costs.target_ms))
+        self._timings = EngineTimings(ForwardTimes(costs.target_ms))
         self._claims = DraftCalibration()
 
     def generate(
@@ -175,8 +176,8 @@ class Simulation:
         spec = SessionSpec("s", tuple(prompt), sampling, params, self._draft.vocab_size, num_tokens)
         cache = KVCache(NO_CONTENT, len(prompt) + num_tokens + 128)
         cache.length = len(prompt) - 1
-        self._pace.set_num_sessions(1)
-        job = VerifySession(spec, _Silent(), cache, self._pace, None, 0.0)
+        self._timings.set_num_sessions(1)
+        job = VerifySession(spec, _Silent(), cache, self._timings, RoundCounts(), None, 0.0)
         commits, drafts = Mail(self._costs.one_way_ms), Mail(self._costs.one_way_ms)
         speculator = None
         if params.method.has_draft_model:
@@ -193,7 +194,7 @@ class Simulation:
             verdict = job.apply(draws, end - now, now / 1e3, end / 1e3)
             assert list(verdict.token_ids) == list(text[position : position + len(verdict.token_ids)])
             commits.send(end, verdict.token_ids)
-            if (steering := job.wishes().steering) is not None:
+            if (steering := job.peer_requests().steering) is not None:
                 commits.send(end, steering)
             now = end + self._costs.overhead_ms
         return now, job.session.statistics
@@ -209,8 +210,7 @@ class Simulation:
 class _Silent:
     """Nobody listens."""
 
-    def on_verdict(self, verdict: object, statistics: object, wishes: object) -> None: ...
-    def on_question(self, question: object) -> None: ...
+    def on_verdict(self, verdict: object, statistics: object, requests: object) -> None: ...
     def on_failure(self) -> None: ...
 
 

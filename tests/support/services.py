@@ -11,26 +11,22 @@ from typing import Any
 
 import grpc
 
-from outrider.core.costs import ForwardTimes
-from outrider.core.params import Method, RetrievalScope, SpeculationParams
+from outrider.core.params import RetrievalScope
 from outrider.edge.draft_model import Drafter
 from outrider.edge.service import EdgeService
 from outrider.edge.settings import EdgeSettings
 from outrider.models.loading import LoadedModel, load_model
-from outrider.models.text import TextCodec
 from outrider.peers.datastore import DatastorePeer
-from outrider.peers.speculator import MAX_NODES_PER_S, SpeculatorPeer
+from outrider.peers.speculator import MAX_NODES_PER_S
 from outrider.security.quotas import Quotas
 from outrider.server.malformed import MalformedRequests
 from outrider.speculator.engine import Engine as SpeculatorEngine
 from outrider.speculator.servicer import SpeculatorServicer
-from outrider.v1 import speculator_pb2_grpc, verifier_pb2_grpc
-from outrider.verifier.admission import Limits
+from outrider.v1 import speculator_pb2_grpc
 from outrider.verifier.engine import Engine as VerifierEngine
-from outrider.verifier.servicer import Serving, VerifierServicer
-from outrider.wire.speculation import SpeculationLimits
-
-DEFAULTS = SpeculationParams(Method.OFF, num_speculative_tokens=8, lookahead=32, min_path_probability=0.1)
+from outrider.verifier.service import VerifierService
+from outrider.verifier.servicer import VerifierServicer
+from outrider.verifier.settings import VerifierSettings
 
 
 @cache
@@ -111,30 +107,33 @@ async def running_verifier(
     max_draft_nodes_per_s: float = MAX_NODES_PER_S,
     max_prompt_tokens: int = 0,
 ) -> AsyncIterator[RunningVerifier]:
-    """A verifier with the demo target, on a free port."""
-    model = target_model()
-    engine = VerifierEngine(model, asyncio.get_running_loop(), forward_times=ForwardTimes({1: 2.0}))
-    servicer = VerifierServicer(max_num_sessions, stall_timeout_s, quotas, max_draft_nodes_per_s)
-    speculator_peer = SpeculatorPeer(speculator, model, max_nodes_per_s=max_draft_nodes_per_s) if speculator else None
-    datastore_peer = DatastorePeer(datastore, model.tokenizer_hash, model.vocab_size) if datastore else None
-    allowed = SpeculationLimits(max_num_speculative_tokens=32, max_num_rows=32)
-    limits = Limits(DEFAULTS, allowed, bool(speculator), bool(datastore), max_prompt_tokens)
-    servicer.ready(
-        Serving(model, TextCodec(model.tokenizer), engine, limits, speculator_peer, datastore_peer, {1: 2.0})
+    """A verifier with the demo target, on a free port. It is not measured, so that tests begin at once."""
+    settings = VerifierSettings(
+        speculator=speculator,
+        datastore=datastore,
+        default_method="off",
+        num_speculative_tokens=8,
+        lookahead=32,
+        min_path_probability=0.1,
+        max_num_sessions=max_num_sessions,
+        max_prompt_tokens=max_prompt_tokens,
+        max_draft_nodes_per_s=max_draft_nodes_per_s,
+        stall_timeout_s=stall_timeout_s,
     )
+    service = VerifierService(settings, target_model(), {1: 2.0}, quotas)
     server = grpc.aio.server(interceptors=[*interceptors, MalformedRequests()])
-    verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server)
+    service.register(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        yield RunningVerifier(f"127.0.0.1:{port}", servicer, engine, model, server)
+        await service.load()
+        assert service.serving is not None
+        yield RunningVerifier(
+            f"127.0.0.1:{port}", service.servicer, service.serving.engine, service.serving.model, server
+        )
     finally:
         await server.stop(0)
-        if speculator_peer is not None:
-            await speculator_peer.close()
-        if datastore_peer is not None:
-            await datastore_peer.close()
-        engine.stop()
+        await service.close()
 
 
 @asynccontextmanager

@@ -10,7 +10,10 @@ from typing import Any
 import grpc
 import pytest
 
+from outrider.core.params import Source
+from outrider.core.tree import Draft
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from outrider.verifier.session import VerifySession
 from tests.support.services import RunningVerifier, running_verifier
 from tests.support.verifier_requests import handshake
 
@@ -144,13 +147,10 @@ async def test_a_caller_that_half_closes_gets_the_rest_without_drafts(stub: Any,
 async def test_drafts_for_a_generation_that_has_ended_are_ignored(stub: Any, verifier: RunningVerifier) -> None:
     engine = verifier.engine
     await plain_text(stub)
-    from outrider.core.params import Source
-    from outrider.core.tree import Draft
-
-    engine.draft("gone", Draft(5, 1, [0], [7], [], Source.DRAFT))
-    engine.attach("gone")
-    engine.detach("gone")
-    engine.pause("gone", True)
+    late = Draft(5, 1, [0], [7], [], Source.DRAFT)
+    engine.post("gone", lambda session: session.add_draft(late, 0.0))
+    engine.post("gone", VerifySession.attach)
+    engine.post("gone", VerifySession.detach)
     assert len(await plain_text(stub)) == NUM_TOKENS
 
 
@@ -263,13 +263,13 @@ async def test_a_caller_that_drafts_without_end_keeps_nobody_from_decoding(
     stub: Any, verifier: RunningVerifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_waiting: list[int] = []
-    post = verifier.engine.draft
+    post = verifier.engine.post
 
     def counting(*arguments: Any) -> None:
         num_waiting.append(verifier.engine._inbox.qsize())
         post(*arguments)
 
-    monkeypatch.setattr(verifier.engine, "draft", counting)
+    monkeypatch.setattr(verifier.engine, "post", counting)
     first = verifier_pb2.CollaborateOpen(handshake=handshake(verifier), request=request(types_pb2.METHOD_PEARL))
     first.request.sampling.max_tokens = 1500
     draft = types_pb2.Draft(base_len=1, first_node_id=1, parent_offsets=[0] * 4096, token_ids=[5] * 4096)

@@ -6,8 +6,7 @@ import pytest
 
 from outrider.core.auto.strategies import PLAIN, Strategy
 from outrider.core.params import Method
-from outrider.verifier.measurements import EmptyRoundReason
-from outrider.verifier.round import why_nothing
+from outrider.verifier.round import EmptyRoundReason, empty_round_reason
 
 PEARL, RETRIEVAL = Strategy(Method.PEARL), Strategy(Method.RETRIEVAL)
 WAITED_IN_VAIN = {
@@ -40,4 +39,4 @@ WAITED_IN_VAIN = {
 def test_a_round_without_a_draft_has_a_reason(
     strategy: Strategy, changed: dict[str, bool], reason: EmptyRoundReason | None
 ) -> None:
-    assert why_nothing(strategy, **(WAITED_IN_VAIN | changed)) is reason
+    assert empty_round_reason(strategy, **(WAITED_IN_VAIN | changed)) is reason

@@ -14,8 +14,8 @@ from outrider.core.retrieval.plan import RetrievalPlan, target_plan
 from outrider.core.retrieval.retriever import NO_COPIES
 from outrider.core.session import Session, SessionSpec
 from outrider.core.tree import Node
-from outrider.verifier.measurements import EngineTimings
 from outrider.verifier.retrieval import MAX_PAUSE, Question, SessionRetrieval
+from outrider.verifier.timings import EngineTimings
 
 GAMMA = 4
 PROMPT = (1, 2, 3)
@@ -30,34 +30,34 @@ class Generation:
         method: Method = Method.SPACELIKE,
         *,
         latency_ms: float = 1.0,
-        pace: EngineTimings | None = None,
+        timings: EngineTimings | None = None,
         **fields: object,
     ) -> None:
         params = SpeculationParams(method, GAMMA, **fields)  # type: ignore[arg-type]
         sampling = SamplingParams(temperature=0.0)
         self.session = Session(SessionSpec("s", PROMPT, sampling, params, vocab_size=1000, max_tokens=1000))
-        self.pace = pace or EngineTimings(ForwardTimes({1: FORWARD_MS}))
-        self.pace.datastore_ms.add(latency_ms)
+        self.timings = timings or EngineTimings(ForwardTimes({1: FORWARD_MS}))
+        self.timings.datastore_ms.add(latency_ms)
         plan = target_plan(params)
         assert plan is not None
-        self.continuations = SessionRetrieval(self.session, plan, self.pace, NO_COPIES)
+        self.retrieval = SessionRetrieval(self.session, plan, self.timings, NO_COPIES)
 
     def chain(self) -> list[Node]:
         chain = self.session.next_chain()
         missing = self.session.max_chain_len - len(chain)
-        return self.session.next_chain() if self.continuations.extend(chain, missing) else chain
+        return self.session.next_chain() if self.retrieval.extend(chain, missing) else chain
 
     def say(self, *draws: int, verifies: bool = True) -> Question | None:
         """A round; what the datastore is asked after it."""
         chain = self.chain()[: len(draws) - 1] if verifies else []
         verdict = self.session.apply(chain, draws)
         judged = chain[: verdict.num_accepted + 1]
-        self.continuations.learn(judged, verdict)
-        self.continuations.begin_round()
+        self.retrieval.learn(judged, verdict)
+        self.retrieval.begin_round()
         was_known = bool(self.session.tree.root.children)
         self.chain()
-        self.continuations.ask(was_known=was_known)
-        return self.continuations.take_question()
+        self.retrieval.ask(was_known=was_known)
+        return self.retrieval.take_question()
 
     def answer(self, *token_ids: int, ahead: int = 0, match_len: int = 6) -> Question | None:
         """The datastore's answer for the committed tokens and `ahead` more; what that makes it asked next."""
@@ -65,8 +65,8 @@ class Generation:
         return self.answer_at(base_len, token_ids, match_len)
 
     def answer_at(self, base_len: int, token_ids: Sequence[int], match_len: int = 6) -> Question | None:
-        self.continuations.add(base_len, ring(token_ids, match_len))
-        return self.continuations.take_question()
+        self.retrieval.add(base_len, ring(token_ids, match_len))
+        return self.retrieval.take_question()
 
     @property
     def path(self) -> list[int]:
@@ -80,7 +80,7 @@ def ring(token_ids: Sequence[int], match_len: int = 6) -> Continuation:
     return Continuation(match_len, Source.RING, offsets, tuple(token_ids), (1,) * len(token_ids))
 
 
-def test_spacelike_asks_again_when_a_commit_leaves_nothing_and_not_before() -> None:
+def test_stimingslike_asks_again_when_a_commit_leaves_nothing_and_not_before() -> None:
     generation = Generation()
     assert generation.answer(*range(10, 30)) is None, "more than two chains: enough for now"
     assert generation.say(10, 11, 12, 13, 14) is None, "fifteen tokens are left"
@@ -146,12 +146,12 @@ def test_other_methods_ask_only_for_what_is_not_known_in_process() -> None:
 
 def test_the_first_answers_are_waited_for_and_worthless_ones_are_not_any_more() -> None:
     generation = Generation()
-    assert generation.continuations.patience_ms() > 1.0, "the prompt has been asked about"
+    assert generation.retrieval.patience_ms() > 1.0, "the prompt has been asked about"
     generation.answer()
-    assert generation.continuations.patience_ms() == 0.0, "it is here"
+    assert generation.retrieval.patience_ms() == 0.0, "it is here"
     generation.say(10)
     generation.say(11)
-    assert generation.continuations.patience_ms() == 0.0
+    assert generation.retrieval.patience_ms() == 0.0
 
 
 def test_an_answer_that_the_target_contradicts_is_worth_nothing() -> None:
@@ -159,7 +159,7 @@ def test_an_answer_that_the_target_contradicts_is_worth_nothing() -> None:
     generation.answer(50, 51, 52, 53)
     assert generation.say(10) is None, "an answer that is worth nothing makes a pause"
     assert generation.say(11) == ()
-    assert generation.continuations.patience_ms() == 0.0
+    assert generation.retrieval.patience_ms() == 0.0
 
 
 def test_an_empty_datastore_is_asked_less_and_less() -> None:
@@ -178,22 +178,22 @@ def test_an_empty_datastore_is_asked_less_and_less() -> None:
 def test_a_good_answer_ends_the_pause_even_if_it_comes_late() -> None:
     generation = Generation()
     generation.answer()
-    while (question := generation.say(10)) is None or generation.continuations._pause < 7:
+    while (question := generation.say(10)) is None or generation.retrieval._pause < 7:
         if question is not None:
             generation.answer()
     asked_at = len(generation.session.committed)
     generation.say(20)
     generation.answer_at(asked_at, [20, 21, 22, 23])
     assert generation.say(21, 22, 23, 99) == ()
-    assert generation.continuations.patience_ms() > 0.0
+    assert generation.retrieval.patience_ms() > 0.0
 
 
 def test_what_one_session_has_seen_of_the_datastore_the_next_one_knows() -> None:
     first = Generation()
     first.answer()
     first.say(10)
-    second = Generation(pace=first.pace)
-    assert second.continuations.patience_ms() == 0.0
+    second = Generation(timings=first.timings)
+    assert second.retrieval.patience_ms() == 0.0
 
 
 @pytest.mark.parametrize(("latency_ms", "is_worth"), [(2.0, True), (40.0, False)])
@@ -201,17 +201,17 @@ def test_an_answer_is_waited_for_as_it_is_worth(latency_ms: float, is_worth: boo
     generation = Generation(latency_ms=latency_ms)
     generation.answer(10, 11, 12)
     generation.say(10, 11, 99)
-    assert (generation.continuations.patience_ms() > 0) == is_worth, "two tokens of ten milliseconds"
+    assert (generation.retrieval.patience_ms() > 0) == is_worth, "two tokens of ten milliseconds"
 
 
 def test_nobody_waits_for_a_datastore_that_is_gone_or_never_answers() -> None:
     generation = Generation()
     for _ in range(3):
-        generation.continuations.time_out()
-    assert generation.continuations.patience_ms() == 0.0
+        generation.retrieval.time_out()
+    assert generation.retrieval.patience_ms() == 0.0
     generation = Generation()
-    generation.continuations.lose()
-    assert generation.continuations.patience_ms() == 0.0
+    generation.retrieval.lose()
+    assert generation.retrieval.patience_ms() == 0.0
 
 
 def test_without_a_datastore_nothing_is_asked() -> None:

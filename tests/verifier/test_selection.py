@@ -12,9 +12,10 @@ from outrider.core.costs import ForwardTimes
 from outrider.core.params import DoubleParams, Method, Rows, SamplingParams, Source, SpeculationParams
 from outrider.core.session import Session, SessionSpec
 from outrider.core.tree import Draft
-from outrider.verifier.measurements import EngineTimings
-from outrider.verifier.round import select
+from outrider.verifier.metrics import RoundCounts
+from outrider.verifier.round import select_nodes
 from outrider.verifier.session import VerifySession
+from outrider.verifier.timings import EngineTimings
 from tests.support.trees import add_path
 
 DEAR_ROWS = ForwardTimes({1: 1.0, 32: 8.75})
@@ -31,15 +32,15 @@ def spec_of(method: Method, prompt: tuple[int, ...] = (1, 2, 3), **fields: Any) 
 def test_a_retrieved_chain_is_verified_as_far_as_it_pays(probability: float, length: int) -> None:
     session = Session(spec_of(Method.RETRIEVAL))
     add_path(session.tree, 3, range(10, 18), math.log(probability), Source.RING)
-    pace = EngineTimings(DEAR_ROWS)
-    pace.overhead_ms.add(0.0)
-    assert len(select(session, session.next_chain(), Rows.CHAIN, pace)) == length
+    timings = EngineTimings(DEAR_ROWS)
+    timings.add_overhead(0.0)
+    assert len(select_nodes(session, session.next_chain(), Rows.CHAIN, timings)) == length
 
 
 def test_the_draft_model_s_chain_is_verified_as_it_is() -> None:
     session = Session(spec_of(Method.PEARL))
     add_path(session.tree, 3, range(10, 18), math.log(0.5), Source.DRAFT)
-    assert len(select(session, session.next_chain(), Rows.CHAIN, EngineTimings(DEAR_ROWS))) == 8
+    assert len(select_nodes(session, session.next_chain(), Rows.CHAIN, EngineTimings(DEAR_ROWS))) == 8
 
 
 @pytest.mark.parametrize(("probability", "length"), [(0.99, 8), (0.3, 4)])
@@ -49,32 +50,33 @@ def test_what_was_retrieved_behind_the_draft_model_s_chain_is_verified_as_far_as
     session = Session(spec_of(Method.DOUBLE))
     add_path(session.tree, 3, range(10, 14), math.log(0.9), Source.DRAFT)
     add_path(session.tree, 3, range(10, 18), math.log(probability), Source.PRIOR)
-    pace = EngineTimings(DEAR_ROWS)
-    pace.overhead_ms.add(0.0)
-    assert len(select(session, session.next_chain(), Rows.CHAIN, pace)) == length
+    timings = EngineTimings(DEAR_ROWS)
+    timings.add_overhead(0.0)
+    assert len(select_nodes(session, session.next_chain(), Rows.CHAIN, timings)) == length
 
 
-def job_of(spec: SessionSpec) -> VerifySession:
+def verify_session(spec: SessionSpec) -> VerifySession:
     cache = SimpleNamespace(length=len(spec.prompt_token_ids) - 1)
-    return VerifySession(spec, cast(Any, None), cast(Any, cache), EngineTimings(ForwardTimes({1: 10.0})), None, 0.0)
+    timings, listener = EngineTimings(ForwardTimes({1: 10.0})), cast(Any, None)
+    return VerifySession(spec, listener, cast(Any, cache), timings, RoundCounts(), None, 0.0)
 
 
 def test_where_draft_and_target_take_turns_the_target_waits_for_the_draft_whatever_is_known() -> None:
-    job = job_of(spec_of(Method.DOUBLE, REPEATED, double=DoubleParams(serial=True)))
-    assert not job.is_ready(0.001)
-    assert [node.source for node in job.nodes] == [Source.DYNAMIC] * len(job.nodes)
-    assert job.nodes
-    job.add_draft(Draft(len(REPEATED), 1, [0], [5], [-0.1], Source.DRAFT), 0.002)
-    assert job.is_ready(0.002)
-    assert [node.source for node in job.nodes[:2]] == [Source.DRAFT, Source.DYNAMIC], "and what is known behind it"
+    session = verify_session(spec_of(Method.DOUBLE, REPEATED, double=DoubleParams(serial=True)))
+    assert not session.is_ready(0.001)
+    assert [node.source for node in session.nodes] == [Source.DYNAMIC] * len(session.nodes)
+    assert session.nodes
+    session.add_draft(Draft(len(REPEATED), 1, [0], [5], [-0.1], Source.DRAFT), 0.002)
+    assert session.is_ready(0.002)
+    assert [node.source for node in session.nodes[:2]] == [Source.DRAFT, Source.DYNAMIC], "and what is known behind it"
 
 
 def test_a_drafter_that_does_not_come_is_not_waited_for_for_ever() -> None:
-    job = job_of(spec_of(Method.DOUBLE, REPEATED, double=DoubleParams(serial=True)))
-    assert job.is_ready(1.0)
+    session = verify_session(spec_of(Method.DOUBLE, REPEATED, double=DoubleParams(serial=True)))
+    assert session.is_ready(1.0)
 
 
 def test_without_taking_turns_a_good_retrieved_chain_is_verified_at_once() -> None:
-    job = job_of(spec_of(Method.RETRIEVAL, REPEATED))
-    assert job.is_ready(0.0)
-    assert job.nodes
+    session = verify_session(spec_of(Method.RETRIEVAL, REPEATED))
+    assert session.is_ready(0.0)
+    assert session.nodes

@@ -75,7 +75,7 @@ class EngineThread(ABC, Generic[Session, Work]):
         """
         self._inbox.put(partial(self._begin, session_id, open_session, on_failure))
 
-    def post(self, session_id: str, action: Callable[[Session], None]) -> None:
+    def post(self, session_id: str, action: Callable[[Session], object]) -> None:
         """Has the engine's thread call the action with a session. Does nothing if that has ended by then."""
         self._inbox.put(partial(self._act, session_id, action))
 
@@ -165,7 +165,7 @@ class EngineThread(ABC, Generic[Session, Work]):
         with self._isolated(session_id):
             self.sessions[session_id] = open_session()
 
-    def _act(self, session_id: str, action: Callable[[Session], None]) -> None:
+    def _act(self, session_id: str, action: Callable[[Session], object]) -> None:
         session = self.sessions.get(session_id)
         if session is not None:
             with self._isolated(session_id):

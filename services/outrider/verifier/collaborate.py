@@ -1,4 +1,4 @@
-"""Drafts that the caller of Collaborate brings."""
+"""The messages of a caller of Collaborate, which brings the drafts of its generation."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from outrider.wire.errors import InvalidArgument, RpcError, invalid_argument
 from outrider.wire.handshake import check_handshake
 
 DRAFT_WEIGHT = 16
-"""What taking in a draft costs beside its nodes, in nodes."""
+"""Work of taking in a draft beside that of its nodes, in nodes."""
 MAX_WAITING_WEIGHT = 4096
-"""Drafts that a caller may be ahead of the engine, in nodes; then it is not read from until they are taken in."""
+"""Work that a caller may be ahead of the engine; then nothing is read from it until its drafts are taken in."""
 
 
 async def opening_of(
     requests: AsyncIterator[verifier_pb2.CollaborateRequest], model: LoadedModel
 ) -> verifier_pb2.CollaborateOpen:
-    """The first message.
+    """Reads and checks the first message.
 
     Raises:
-        InvalidArgument, InvalidParameter: it is none, or says what only a draft can say.
-        FailedPrecondition: the caller speaks another protocol, or of other tokens.
+        InvalidArgument, InvalidParameter: it does not open a collaboration, or has a field that belongs to a draft.
+        FailedPrecondition: the caller speaks another version of the protocol, or has another tokenizer.
     """
     first = await anext(aiter(requests), None)
     if first is None or first.WhichOneof("event") != "open":
@@ -40,16 +40,21 @@ async def opening_of(
 
 
 class CallerDrafts:
-    """The later messages of one call, read in a task of their own."""
+    """Passes the drafts of one call on to its generation, in a task beside the one that answers."""
 
     def __init__(self, generation: Generation, limit: DraftLimit, traffics: Sequence[Traffic]) -> None:
-        """`traffics`: where the bytes that arrive are counted."""
+        """
+        Args:
+            generation: Takes the drafts.
+            limit: Drops drafts that come too fast.
+            traffics: Count the bytes of the call, both ways.
+        """
         self.last_node_id = 0
-        """The latest node that has arrived."""
+        """The latest node that has arrived, to be acknowledged."""
         self._generation, self._limit, self._traffics = generation, limit, traffics
 
     async def read(self, requests: AsyncIterator[verifier_pb2.CollaborateRequest]) -> None:
-        """Until the caller half-closes or says something wrong. Not faster than the engine takes drafts in."""
+        """Reads until the caller half-closes or sends something wrong, no faster than the engine takes drafts in."""
         weight = 0
         try:
             async for request in requests:
@@ -64,15 +69,21 @@ class CallerDrafts:
         else:
             self._generation.on_detached()
 
-    def count(self, message: verifier_pb2.CollaborateRequest | verifier_pb2.CollaborateOpen) -> None:
-        """A message has arrived."""
+    def count_received(self, message: verifier_pb2.CollaborateRequest | verifier_pb2.CollaborateOpen) -> None:
+        """Counts a message of the caller."""
         num_bytes = message.ByteSize()
         for traffic in self._traffics:
             traffic.num_bytes_received += num_bytes
 
+    def count_sent(self, message: verifier_pb2.CollaborateResponse) -> None:
+        """Counts a message to the caller."""
+        num_bytes = message.ByteSize()
+        for traffic in self._traffics:
+            traffic.num_bytes_sent += num_bytes
+
     def _take(self, request: verifier_pb2.CollaborateRequest) -> int:
-        """Returns what it weighs."""
-        self.count(request)
+        """Passes a draft on. Returns the work that it is."""
+        self.count_received(request)
         if request.WhichOneof("event") != "draft":
             raise InvalidArgument("event", "must be draft after the first message")
         self.last_node_id = last_node_id(request.draft)

@@ -1,36 +1,35 @@
 """The verifier's engine: one thread that runs the rounds of all sessions, a packed forward at a time.
 
-It never waits for the event loop: it takes what was posted to its inbox, asks every job whether its next round should
-begin, and runs one forward for those that are ready. What a step decided goes to the loop in one call.
+It never waits for the event loop: it takes what was posted to its inbox, asks every session whether its next round
+should begin, and runs one forward for those that are ready. What a step decided goes to the loop in one call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from functools import partial
 
 from outrider.core.costs import ForwardTimes
-from outrider.core.retrieval.ngrams import Continuation
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
-from outrider.core.tree import Draft
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
+from outrider.models.packing import Segment
 from outrider.models.ratio import Round, emitted
 from outrider.models.sampling import Sampler
-from outrider.verifier.measurements import EngineTimings, RoundCounts
+from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import GenerationListener, PeerRequests, VerifySession
+from outrider.verifier.timings import EngineTimings
 
-HOLD = 0.25
-"""A round whose forward would leave out jobs that wait for a draft is held back for them this share of a forward: two
-forwards one after the other cost more."""
+HOLD_SHARE = 0.25
+"""Share of a forward for which a round that would leave out waiting sessions is held back for them: two forwards one
+after the other cost more, as each reads all weights."""
 
 
 class Engine(EngineThread[VerifySession, VerifySession]):
-    """Runs rounds. Every public method but `stop` may be called from any thread and returns at once."""
+    """Runs the rounds of all sessions. `open` and the properties may be used in any thread."""
 
     def __init__(
         self,
@@ -45,151 +44,126 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         """
         Args:
             model: The target.
-            loop: Where sinks are called.
-            forward_times: What a forward costs by its rows.
+            loop: Event loop on which listeners are called.
+            forward_times: Times of a forward by its rows.
             prefill_chunk: Most prompt rows of one forward, over all sessions.
             max_rows: Most decode rows of one forward; chains and sub-trees are cut to fit.
-            max_num_rows: Most drafted rows of one session's sub-tree, where nobody has asked for a number.
+            max_num_rows: Most drafted rows of one session's sub-tree, where its request names no number.
         """
         super().__init__("verifier-engine", model.runner)
+        self.counts = RoundCounts()
+        self._timings = EngineTimings(forward_times, max_num_rows)
         self._sampler = Sampler()
         self._loop = loop
         self._prefill_chunk = prefill_chunk
         self._max_rows = max_rows
-        self._pace = EngineTimings(forward_times, max_num_rows)
         self.start()
 
     def open(
-        self, spec: SessionSpec, sink: GenerationListener, tiers: TierSource | None = None, *, has_drafter: bool = True
+        self,
+        spec: SessionSpec,
+        listener: GenerationListener,
+        tiers: TierSource | None = None,
+        *,
+        has_drafter: bool = True,
     ) -> None:
-        """Begins a generation. `tiers` are copies of the datastore's; None = there is no datastore. `has_drafter`:
-        whether drafts will come, if the method wants any."""
-        self.begin(
-            spec.session_id,
-            partial(self._open, spec, sink, tiers, has_drafter),
-            partial(self._loop.call_soon_threadsafe, sink.on_failure),
-        )
+        """Begins a generation.
 
-    def attach(self, session_id: str) -> None:
-        """A drafter's stream begins."""
-        self.post(session_id, VerifySession.attach)
+        Args:
+            spec: The request.
+            listener: Receives the verdicts.
+            tiers: Copies of the datastore's tiers. None means that there is no datastore.
+            has_drafter: True if drafts will come, should the method want any.
+        """
 
-    def detach(self, session_id: str) -> None:
-        """The drafter's stream has ended."""
-        self.post(session_id, VerifySession.detach)
+        def open_session() -> VerifySession:
+            cache = self._runner.new_cache(len(spec.prompt_token_ids) + spec.max_tokens)
+            now = time.perf_counter()
+            return VerifySession(spec, listener, cache, self._timings, self.counts, tiers, now, has_drafter=has_drafter)
 
-    def draft(self, session_id: str, draft: Draft) -> None:
-        """New nodes. For a session that has ended: nothing."""
-        self.post(session_id, lambda job: job.add_draft(draft, time.perf_counter()))
-
-    def call_back(self, session_id: str, taken_in: Callable[[], None]) -> None:
-        """Calls on the loop once all that was posted for the session before is taken in. If it has ended: never."""
-
-        def tell(_: VerifySession) -> None:
-            self._loop.call_soon_threadsafe(taken_in)
-
-        self.post(session_id, tell)
-
-    def continuation(self, session_id: str, base_len: int, continuation: Continuation) -> None:
-        """What the datastore found for the tokens before base_len, possibly nothing."""
-
-        def add(job: VerifySession) -> None:
-            job.add_continuation(base_len, continuation, time.perf_counter())
-            question = job.take_question()
-            if question is not None:
-                self._loop.call_soon_threadsafe(job.sink.on_question, question)
-
-        self.post(session_id, add)
-
-    def lose_datastore(self, session_id: str) -> None:
-        """The datastore does not answer."""
-        self.post(session_id, VerifySession.lose_datastore)
-
-    def pause(self, session_id: str, is_paused: bool) -> None:
-        """Stops or resumes a generation whose reader is slow."""
-
-        def set_paused(job: VerifySession) -> None:
-            job.is_paused = is_paused
-
-        self.post(session_id, set_paused)
-
-    @property
-    def counts(self) -> RoundCounts:
-        """What was counted since the start."""
-        return self._pace.counts
+        self.begin(spec.session_id, open_session, partial(self._loop.call_soon_threadsafe, listener.on_failure))
 
     @property
     def kv_cache_use(self) -> tuple[int, int]:
-        """Of all sessions: slots with a token's keys and values, and the memory held for them in bytes."""
-        caches = [job.cache for job in list(self.sessions.values())]
+        """Slots that hold keys and values, and the memory held for them in bytes, of all sessions."""
+        caches = [session.cache for session in list(self.sessions.values())]
         return sum(cache.length for cache in caches), sum(cache.num_bytes for cache in caches)
 
-    def _open(
-        self, spec: SessionSpec, sink: GenerationListener, tiers: TierSource | None, has_drafter: bool
-    ) -> VerifySession:
-        cache = self._runner.new_cache(len(spec.prompt_token_ids) + spec.max_tokens)
-        return VerifySession(spec, sink, cache, self._pace, tiers, time.perf_counter(), has_drafter=has_drafter)
+    # On the engine's thread.
 
     def plan(self, now: float) -> tuple[list[VerifySession], float | None]:
-        """The jobs whose round begins now; if none, how long to wait (None = until something is posted)."""
-        self._pace.set_num_sessions(len(self.sessions))
+        """Returns the sessions whose round begins now; if there are none, how long to wait for something to be posted,
+        where None means without end."""
+        self._timings.set_num_sessions(len(self.sessions))
         ready: list[VerifySession] = []
         waiting: list[VerifySession] = []
-        for job in self.sessions.values():
-            if not job.is_paused:
-                (ready if job.is_ready(now) else waiting).append(job)
+        for session in self.sessions.values():
+            if not session.is_paused:
+                (ready if session.is_ready(now) else waiting).append(session)
         if not waiting:
             return ready, None
-        until = min(job.deadline for job in waiting)
+        until = min(session.deadline for session in waiting)
         if ready:
-            held_since = min(job.ready_since or now for job in ready)
-            until = min(until, held_since + HOLD * self._pace.forward_ms.get(0.0) / 1e3)
+            held_since = min(session.ready_since or now for session in ready)
+            until = min(until, held_since + HOLD_SHARE * self._timings.forward_ms.get(0.0) / 1e3)
             if until <= now:
                 return ready, None
         return [], max(0.0, until - now)
 
     def step(self, work: list[VerifySession]) -> None:
-        """One forward, one draw for each row, one verdict for each job that is past its prompt."""
+        """Runs one forward, draws for each row, and delivers a verdict for each session that is past its prompt."""
         started = time.perf_counter()
-        prefill_rows, max_num_nodes = self._prefill_chunk, max(0, self._max_rows // len(work) - 1)
-        segments = []
-        for job in work:
-            segment = job.segment(max(1, prefill_rows), max_num_nodes)
-            prefill_rows -= len(segment.token_ids) - segment.num_logits
-            segments.append(segment)
+        segments = self._segments(work)
         packed = time.perf_counter()
         logits = self._runner.forward(segments)
         forward_ms = (time.perf_counter() - packed) * 1e3
-        drawing = [job for job, segment in zip(work, segments, strict=True) if segment.num_logits]
-        draws = emitted(self._sampler, logits, [_round(job) for job in drawing])
-        # What was drafted meanwhile: a verdict should find it, and what follows from it should know it.
+        drawing = [session for session, segment in zip(work, segments, strict=True) if segment.num_logits]
+        draws = emitted(self._sampler, logits, [_round(session) for session in drawing])
+        # Drafts that came during the forward: the verdict counts as a hit if they have its next token, and the next
+        # round goes on from them.
         self.take_posted(0.0)
         now = time.perf_counter()
-        num_rows = sum(len(segment.token_ids) for segment in segments)
-        if drawing:
-            self.counts.forwards.add(forward_ms / 1e3)
-            self.counts.num_rows += num_rows
-        if len(drawing) == len(work) and num_rows < 2 * self._max_rows:
-            self._pace.forward_ms.add(forward_ms)
-            self._pace.forward_times.observe(num_rows, forward_ms)
+        self._measure(segments, forward_ms, num_verdicts=len(drawing))
         verdicts = []
-        for job, tokens in zip(drawing, draws, strict=True):
-            verdict = job.apply(tokens, forward_ms, started, now)
-            verdicts.append((job.sink, verdict, job.session.statistics, job.wishes()))
+        for session, token_ids in zip(drawing, draws, strict=True):
+            verdict = session.apply(token_ids, forward_ms, started, now)
+            verdicts.append((session.listener, verdict, session.session.statistics, session.peer_requests()))
             if verdict.finish_reason is not None:
-                self.remove(job.session.spec.session_id)
+                self.remove(session.session.spec.session_id)
         if verdicts:
+            # One call for all of them: each one would write to the pipe that wakes the loop.
             self._loop.call_soon_threadsafe(_deliver, verdicts)
 
+    def _segments(self, work: list[VerifySession]) -> list[Segment]:
+        """Makes the rows of all sessions; the first prompts take the rows that are there for prompts."""
+        prefill_rows, max_num_nodes = self._prefill_chunk, max(0, self._max_rows // len(work) - 1)
+        segments = []
+        for session in work:
+            # One row at least: a prompt that got none would come out as a segment without rows.
+            segment = session.segment(max(1, prefill_rows), max_num_nodes)
+            prefill_rows -= len(segment.token_ids) - segment.num_logits
+            segments.append(segment)
+        return segments
 
-def _round(job: VerifySession) -> Round:
-    session = job.session
-    first = session.num_output_tokens
-    offset = first - len(session.committed)
-    indices = [first, *(node.position + 1 + offset for node in job.nodes)]
-    return Round(session.spec.sampling, indices, job.nodes if session.decides_by_ratio else None)
+    def _measure(self, segments: list[Segment], forward_ms: float, num_verdicts: int) -> None:
+        num_rows = sum(len(segment.token_ids) for segment in segments)
+        if num_verdicts:
+            self.counts.add_forward(forward_ms, num_rows)
+        # A forward with a piece of a prompt in it says nothing of those that only decode.
+        if num_verdicts == len(segments) and num_rows < 2 * self._max_rows:
+            self._timings.forward_ms.add(forward_ms)
+            self._timings.forward_times.observe(num_rows, forward_ms)
+
+
+def _round(session: VerifySession) -> Round:
+    """Describes the rows of a session for the sampler: the noise of each is keyed by its output index."""
+    generation = session.session
+    first = generation.num_output_tokens
+    offset = first - len(generation.committed)
+    indices = [first, *(node.position + 1 + offset for node in session.nodes)]
+    return Round(generation.spec.sampling, indices, session.nodes if generation.decides_by_ratio else None)
 
 
 def _deliver(verdicts: list[tuple[GenerationListener, Verdict, Statistics, PeerRequests]]) -> None:
-    for sink, verdict, statistics, wishes in verdicts:
-        sink.on_verdict(verdict, statistics, wishes)
+    for listener, verdict, statistics, requests in verdicts:
+        listener.on_verdict(verdict, statistics, requests)

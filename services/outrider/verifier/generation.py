@@ -4,21 +4,21 @@ client's stream."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 
 from outrider.core.auto.strategies import opening_params
 from outrider.core.params import Steering
 from outrider.core.retrieval.ngrams import Continuation
 from outrider.core.retrieval.plan import target_plan
-from outrider.core.retrieval.retriever import NO_COPIES
+from outrider.core.retrieval.retriever import NO_COPIES, TierSource
 from outrider.core.session import SessionSpec, Verdict, ending_of
 from outrider.core.statistics import Statistics, Traffic
 from outrider.core.tree import Draft
 from outrider.peers.datastore import DatastorePeer, RetrievalStream
 from outrider.peers.speculator import SpeculationSpec, SpeculationStream, SpeculatorPeer
 from outrider.verifier.engine import Engine
-from outrider.verifier.retrieval import Question
-from outrider.verifier.session import PeerRequests
+from outrider.verifier.session import PeerRequests, VerifySession
 from outrider.wire.errors import RpcError, Unavailable
 
 HIGH_WATER = 64
@@ -26,7 +26,10 @@ HIGH_WATER = 64
 
 
 class Generation:
-    """Starts the work when constructed, if any is left; `close` ends it everywhere."""
+    """Runs one generation: starts the work when constructed, if any is left; `close` ends it everywhere.
+
+    Listens to the engine (`GenerationListener`) and to the drafter (`SpeculationListener`). Lives on the event loop.
+    """
 
     def __init__(
         self,
@@ -41,18 +44,19 @@ class Generation:
         """
         Args:
             spec: The request.
-            engine: Where it runs.
-            speculator: Who drafts; None = nobody, or the caller.
-            datastore: Where continuations come from.
-            tenant: Whom it belongs to; None = this verifier's own.
-            brings_drafts: Whether the caller supplies the drafts itself.
+            engine: Runs the rounds.
+            speculator: Drafts. None means that nothing drafts, or that the caller does.
+            datastore: Finds continuations. None means that there is none.
+            tenant: Tenant that it belongs to. None means this verifier's own.
+            brings_drafts: True if the caller supplies the drafts itself.
         """
         self.spec = spec
         self.statistics = Statistics()
         """Complete once the last verdict is there."""
         self.traffic = Traffic()
-        """Between this verifier and whoever drafts."""
+        """Bytes that were exchanged with the drafter."""
         self._engine = engine
+        self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Verdict | Steering | RpcError] = asyncio.Queue()
         self._brings_drafts = brings_drafts
         self._is_paused = False
@@ -61,37 +65,44 @@ class Generation:
         if (ending := ending_of(spec)) is not None:
             self._events.put_nowait(ending)
             return
-        committed = spec.prompt_token_ids + spec.resume_token_ids
-        retrieves = datastore is not None and spec.speculation.retrieves
-        plan, tiers = target_plan(spec.speculation), None
-        if datastore is not None and plan is not None:
-            scope = spec.speculation.retrieval_scope
-            tiers = datastore.tiers(scope, tenant) if plan.is_in_process else NO_COPIES
-        engine.open(spec, self, tiers, has_drafter=speculator is not None or brings_drafts)
-        opened = opening_params(spec.speculation)
+        # The target's prefill takes longest: it begins before the peers hear of the session.
+        has_drafter = speculator is not None or brings_drafts
+        engine.open(spec, self, _tiers(spec, datastore, tenant), has_drafter=has_drafter)
         if brings_drafts:
-            self._events.put_nowait(Steering(opened))
-        if speculator is not None and spec.speculation.method.has_draft_model:
-            told = SpeculationSpec(spec.session_id, len(spec.prompt_token_ids), spec.sampling, opened)
-            self._speculation = speculator.speculate(told, committed, self)
+            self._events.put_nowait(Steering(opening_params(spec.speculation)))
+        if speculator is not None:
+            self._open_speculation(speculator)
+        if datastore is not None:
+            self._open_retrieval(datastore, tenant)
+
+    def _open_speculation(self, speculator: SpeculatorPeer) -> None:
+        spec = self.spec
+        if spec.speculation.method.has_draft_model:
+            params = opening_params(spec.speculation)
+            opening = SpeculationSpec(spec.session_id, len(spec.prompt_token_ids), spec.sampling, params)
+            self._speculation = speculator.speculate(opening, spec.prompt_token_ids + spec.resume_token_ids, self)
             self.traffic = self._speculation.traffic
-        if datastore is not None and retrieves:
-            params = spec.speculation
+
+    def _open_retrieval(self, datastore: DatastorePeer, tenant: str | None) -> None:
+        spec, params = self.spec, self.spec.speculation
+        if params.retrieves:
             self._retrieval = datastore.retrieve(
                 spec.session_id,
-                committed,
+                spec.prompt_token_ids + spec.resume_token_ids,
                 params.retrieval_scope,
                 params.contribute,
                 self.on_continuation,
                 self.on_datastore_lost,
-                plan,
+                target_plan(params),
                 tenant,
             )
             self._retrieval.look_up()
 
     async def events(self) -> AsyncIterator[Verdict | Steering]:
-        """The rounds' verdicts, until the one with a finish reason; to a caller that brings the drafts, also how to go
-        on with them: once before the first verdict, and whenever there is news.
+        """Yields the rounds' verdicts, until the one with a finish reason.
+
+        To a caller that brings the drafts it also yields how to go on with them: once before the first verdict, and
+        whenever that changes.
 
         Raises:
             Unavailable: the engine could not go on.
@@ -101,11 +112,14 @@ class Generation:
             if isinstance(item, RpcError):
                 raise item
             if self._is_paused and self._events.qsize() < HIGH_WATER // 2:
-                self._is_paused = False
-                self._engine.pause(self.spec.session_id, False)
+                self._set_paused(False)
             yield item
             if isinstance(item, Verdict) and item.finish_reason is not None:
                 return
+
+    def fail(self, error: RpcError) -> None:
+        """Ends the generation with an error."""
+        self._events.put_nowait(error)
 
     def close(self) -> None:
         """Ends the work on all servers. Idempotent."""
@@ -117,62 +131,78 @@ class Generation:
 
     # From the engine.
 
-    def on_verdict(self, verdict: Verdict, statistics: Statistics, wishes: PeerRequests) -> None:
-        """A round is over: the peers hear of it first, their work takes longest."""
+    def on_verdict(self, verdict: Verdict, statistics: Statistics, requests: PeerRequests) -> None:
+        """Passes a verdict on: to the peers first, as their work takes longest, then to the caller."""
         self.statistics = statistics
         is_over = verdict.finish_reason is not None
         if self._speculation is not None and not is_over:
             self._speculation.commit(verdict.token_ids)
-            if wishes.steering is not None:
-                self._speculation.steer(wishes.steering)
+            if requests.steering is not None:
+                self._speculation.steer(requests.steering)
         if self._retrieval is not None and verdict.token_ids:
             self._retrieval.commit(verdict.token_ids, verdict.rejected_token_id, verdict.sources)
-            if wishes.question is not None and not is_over:
-                self._retrieval.look_up(wishes.question)
+            if requests.question is not None and not is_over:
+                self._retrieval.look_up(requests.question)
         self._events.put_nowait(verdict)
-        if self._brings_drafts and wishes.steering is not None and not is_over:
-            self._events.put_nowait(wishes.steering)
+        if self._brings_drafts and requests.steering is not None and not is_over:
+            self._events.put_nowait(requests.steering)
         if self._events.qsize() >= HIGH_WATER and not self._is_paused:
-            self._is_paused = True
-            self._engine.pause(self.spec.session_id, True)
-
-    def on_question(self, question: Question) -> None:
-        """What the datastore is asked next."""
-        if self._retrieval is not None:
-            self._retrieval.look_up(question)
+            self._set_paused(True)
 
     def on_failure(self) -> None:
-        """The engine could not go on."""
+        """Ends the generation: the engine could not go on."""
         self.fail(Unavailable("the verifier lost this session; its log says why"))
 
-    def fail(self, error: RpcError) -> None:
-        """Ends the generation with an error."""
-        self._events.put_nowait(error)
-
-    # From the peers.
+    # From the drafter, to the engine.
 
     def on_attached(self) -> None:
-        """A drafter's stream begins."""
-        self._engine.attach(self.spec.session_id)
+        """Announces that a drafter's stream begins."""
+        self._post(VerifySession.attach)
 
     def on_draft(self, draft: Draft) -> None:
-        """New nodes."""
-        self._engine.draft(self.spec.session_id, draft)
+        """Adds new nodes."""
+        self._post(lambda session: session.add_draft(draft, time.perf_counter()))
 
     async def drafts_taken_in(self) -> None:
         """Returns when the engine has the drafts so far. If the session has ended there: never."""
         taken_in = asyncio.Event()
-        self._engine.call_back(self.spec.session_id, taken_in.set)
+        self._post(lambda _: self._loop.call_soon_threadsafe(taken_in.set))
         await taken_in.wait()
 
     def on_detached(self) -> None:
-        """The drafter is gone."""
-        self._engine.detach(self.spec.session_id)
+        """Announces that the drafter is gone."""
+        self._post(VerifySession.detach)
+
+    # From the datastore, to the engine.
 
     def on_continuation(self, base_len: int, continuation: Continuation) -> None:
-        """What the datastore found."""
-        self._engine.continuation(self.spec.session_id, base_len, continuation)
+        """Adds what the datastore has found, and asks what that leads to."""
+
+        def add(session: VerifySession) -> None:
+            question = session.add_continuation(base_len, continuation, time.perf_counter())
+            if question is not None and self._retrieval is not None:
+                self._loop.call_soon_threadsafe(self._retrieval.look_up, question)
+
+        self._post(add)
 
     def on_datastore_lost(self) -> None:
-        """The datastore is gone."""
-        self._engine.lose_datastore(self.spec.session_id)
+        """Announces that the datastore is gone."""
+        self._post(VerifySession.lose_datastore)
+
+    def _set_paused(self, is_paused: bool) -> None:
+        def set_paused(session: VerifySession) -> None:
+            session.is_paused = is_paused
+
+        self._is_paused = is_paused
+        self._post(set_paused)
+
+    def _post(self, action: Callable[[VerifySession], object]) -> None:
+        self._engine.post(self.spec.session_id, action)
+
+
+def _tiers(spec: SessionSpec, datastore: DatastorePeer | None, tenant: str | None) -> TierSource | None:
+    """Returns copies of the tiers that the target's side looks in; None means that it does not ask the datastore."""
+    plan = target_plan(spec.speculation)
+    if datastore is None or plan is None:
+        return None
+    return datastore.tiers(spec.speculation.retrieval_scope, tenant) if plan.is_in_process else NO_COPIES

@@ -1,22 +1,135 @@
-"""The verifier's counts under the names that Prometheus knows. `outrider_spec_decode_*` mean what vLLM's metrics of
-these names mean, where a draft is what a round verifies."""
+"""The counts of a verifier, and their names in Prometheus.
+
+`outrider_spec_decode_*` mean what vLLM's metrics of these names mean, where a draft is what a round verifies.
+"""
 
 from __future__ import annotations
 
-from outrider.core.params import Source
-from outrider.core.statistics import COUNTS
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.core.params import Method, Source
+from outrider.core.session import SessionSpec, Verdict
+from outrider.core.statistics import COUNTS, Counts, Histogram, RoundTime, Statistics, Traffic
 from outrider.peers.channel import PeerState, read_peers
 from outrider.telemetry.generation_metrics import GenerationCalls, read_calls
 from outrider.telemetry.metrics import HistogramMetric, Metrics, counter, counters, gauge
-from outrider.verifier.engine import Engine
-from outrider.verifier.measurements import RoundCounts, SessionCounts, num_accepted_at
+from outrider.verifier.round import EmptyRoundReason
 
-PREFIX = "outrider_"
+SHARE_BOUNDS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
+"""Bounds of the times of a round's parts."""
 
 
-def read_sessions(calls: GenerationCalls, counts: SessionCounts, states: list[PeerState]) -> Metrics:
-    """What the event loop knows, `states` of the peers. Safe to call in any thread, as all of these."""
-    yield from read_calls(calls, PREFIX)
+@dataclass(slots=True)
+class SessionCounts:
+    """Counts since the start that the event loop writes; another thread may read."""
+
+    sessions: dict[Method, int] = field(default_factory=lambda: dict.fromkeys(Method, 0))
+    """Sessions that have begun, by their method."""
+    num_resumed: int = 0
+    """Sessions that go on with a text that was interrupted."""
+    num_degraded: int = 0
+    """Sessions that have ended, and for part of which a peer that their method needs was missing."""
+    acceptance_rates: Histogram = field(default_factory=lambda: Histogram(SHARE_BOUNDS))
+    """Accepted of the drafted tokens, of each session that has ended and had any."""
+    caller_traffic: Traffic = field(default_factory=Traffic)
+    """Bytes between this verifier and callers that bring their own drafts."""
+
+    def begin(self, spec: SessionSpec) -> None:
+        """Counts a session that begins."""
+        self.sessions[spec.speculation.method] += 1
+        self.num_resumed += bool(spec.resume_token_ids)
+
+    def end(self, statistics: Statistics) -> None:
+        """Counts a session that has come to its end."""
+        self.num_degraded += statistics.degraded
+        if statistics.num_drafted_tokens:
+            self.acceptance_rates.add(statistics.num_accepted_tokens / statistics.num_drafted_tokens)
+
+
+@dataclass(slots=True)
+class RoundCounts(Counts):
+    """Counts since the start that the engine's thread writes: the totals of all summaries, and what no summary shows.
+
+    Other threads may read, and see numbers of about the same time.
+    """
+
+    forwards: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS_S))
+    """Durations in seconds of the target's forwards that a round came of."""
+    num_rows: int = 0
+    """Rows of these forwards, those of prompts included."""
+    rounds: dict[Method, int] = field(default_factory=lambda: dict.fromkeys(Method, 0))
+    """Rounds by the method in use; a round of `Method.AUTO` by what it chose."""
+    auto_rounds: dict[Method, int] = field(default_factory=lambda: dict.fromkeys(Method, 0))
+    """Rounds of `Method.AUTO` by what it chose."""
+    empty_rounds: dict[EmptyRoundReason, int] = field(default_factory=lambda: dict.fromkeys(EmptyRoundReason, 0))
+    """Rounds that verified nothing though their method would have."""
+    num_prompt_tokens: int = 0
+    """Tokens of prompts that are processed."""
+    num_generated_tokens: int = 0
+    accepted_lengths: list[int] = field(default_factory=lambda: [0])
+    """Rounds that verified a draft, by how many of its tokens were kept."""
+    waits: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS_S))
+    """Seconds that the rounds which waited for a draft or a continuation have waited."""
+    draft_latencies: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS_S))
+    """Seconds from a commit that left nothing to verify to the first draft that answers it."""
+    prefill_s: float = 0.0
+    """Time of the first rounds of all sessions, from their opening on."""
+    forward_s: float = 0.0
+    """Time of all later rounds that went to forwards, which sessions share."""
+    wait_s: float = 0.0
+    retrieval_s: float = 0.0
+    overhead_s: float = 0.0
+
+    def add_forward(self, forward_ms: float, num_rows: int) -> None:
+        """Counts a forward that a round came of."""
+        self.forwards.add(forward_ms / 1e3)
+        self.num_rows += num_rows
+
+    def add_round(
+        self, spec: SessionSpec, method: Method, verdict: Verdict, empty_reason: EmptyRoundReason | None
+    ) -> None:
+        """Counts a verdict.
+
+        Args:
+            spec: The request.
+            method: The method that the round went by.
+            verdict: Its outcome.
+            empty_reason: The reason why it verified nothing. None means that it did, or that nothing was wanted.
+        """
+        self.rounds[method] += 1
+        if spec.speculation.method is Method.AUTO:
+            self.auto_rounds[method] += 1
+        if empty_reason is not None:
+            self.empty_rounds[empty_reason] += 1
+        self.num_generated_tokens += len(verdict.token_ids)
+        if verdict.base_len == len(spec.prompt_token_ids) + len(spec.resume_token_ids):
+            self.num_prompt_tokens += len(spec.prompt_token_ids)
+        if not verdict.num_drafted:
+            return
+        # Tokens at and behind a stop are not kept.
+        num_kept = min(verdict.num_accepted, len(verdict.sources))
+        while len(self.accepted_lengths) <= num_kept:
+            self.accepted_lengths.append(0)
+        self.accepted_lengths[num_kept] += 1
+
+    def add_times(self, times: RoundTime, *, is_first: bool, has_waited: bool) -> None:
+        """Adds up where the time of a round went; all of a session's first one went to the prompt."""
+        if has_waited:
+            self.waits.add(times.wait_ms / 1e3)
+        if is_first:
+            self.prefill_s += times.round_ms / 1e3
+            return
+        self.forward_s += times.forward_ms / 1e3
+        self.wait_s += times.wait_ms / 1e3
+        self.retrieval_s += times.retrieval_ms / 1e3
+        self.overhead_s += max(0.0, times.overhead_ms - times.retrieval_ms) / 1e3
+
+
+def read_sessions(calls: GenerationCalls, counts: SessionCounts, peers: list[PeerState]) -> Metrics:
+    """Yields what the event loop has counted. May be called in any thread, as all functions here."""
+    yield from read_calls(calls, "outrider_")
     yield counters(
         "outrider_sessions_total",
         "Generations that were admitted, by method.",
@@ -34,17 +147,13 @@ def read_sessions(calls: GenerationCalls, counts: SessionCounts, states: list[Pe
         "Accepted of the drafted tokens, of each generation that came to its end and had any.",
         counts.acceptance_rates,
     )
-    yield from read_peers(states, {"caller": counts.caller_traffic})
+    yield from read_peers(peers, {"caller": counts.caller_traffic})
 
 
-def read_engine(engine: Engine, max_chain_len: int) -> Metrics:
-    """What the engine knows, once it is there. `max_chain_len` is that of any session."""
-    counts = engine.counts
-    num_slots, num_bytes = engine.kv_cache_use
+def read_rounds(counts: RoundCounts, max_chain_len: int) -> Metrics:
+    """Yields what the engine has counted. `max_chain_len` is that of any session."""
     yield counter("outrider_prompt_tokens_total", "Tokens of prompts that were processed.", counts.num_prompt_tokens)
     yield counter("outrider_generation_tokens_total", "Tokens that were generated.", counts.num_generated_tokens)
-    yield gauge("outrider_kv_cache_tokens", "Tokens whose keys and values are held, of all sessions.", num_slots)
-    yield gauge("outrider_kv_cache_bytes", "Memory held for keys and values, of all sessions.", num_bytes)
     yield HistogramMetric(
         "outrider_verify_duration_seconds",
         "A forward of the target, for all sessions that had a round then.",
@@ -54,12 +163,18 @@ def read_engine(engine: Engine, max_chain_len: int) -> Metrics:
     for name, info in COUNTS.items():
         if info.metric:
             yield counter(info.metric, info.description, getattr(counts, name))
-    yield from _drafts(counts, max_chain_len)
-    yield from _rounds(counts)
-    yield from _waiting(counts)
+    yield from _read_drafts(counts, max_chain_len)
+    yield from _read_methods(counts)
+    yield from _read_times(counts)
 
 
-def _drafts(counts: RoundCounts, max_chain_len: int) -> Metrics:
+def read_kv_cache(num_tokens: int, num_bytes: int) -> Metrics:
+    """Yields what is held for all sessions now."""
+    yield gauge("outrider_kv_cache_tokens", "Tokens whose keys and values are held, of all sessions.", num_tokens)
+    yield gauge("outrider_kv_cache_bytes", "Memory held for keys and values, of all sessions.", num_bytes)
+
+
+def _read_drafts(counts: RoundCounts, max_chain_len: int) -> Metrics:
     lengths = list(counts.accepted_lengths)
     at_position = [*num_accepted_at(lengths), *[0] * (max_chain_len + 1 - len(lengths))]
     yield counter("outrider_spec_decode_num_drafts_total", "Rounds that verified a draft.", sum(lengths))
@@ -77,7 +192,20 @@ def _drafts(counts: RoundCounts, max_chain_len: int) -> Metrics:
     )
 
 
-def _rounds(counts: RoundCounts) -> Metrics:
+def num_accepted_at(accepted_lengths: Sequence[int]) -> list[int]:
+    """Counts the drafts of which at least so much was kept, for each position from the first one on.
+
+    Args:
+        accepted_lengths: Drafts by how many of their tokens were kept.
+    """
+    counts, so_far = [], 0
+    for count in reversed(accepted_lengths[1:]):
+        so_far += count
+        counts.append(so_far)
+    return counts[::-1]
+
+
+def _read_methods(counts: RoundCounts) -> Metrics:
     yield counters(
         "outrider_rounds_total",
         "Rounds, by the method in use: a round of method auto by what it chose.",
@@ -94,8 +222,11 @@ def _rounds(counts: RoundCounts) -> Metrics:
         "outrider_fallback_rounds_total",
         "Rounds that verified nothing though their method would have, by why.",
         "reason",
-        {reason.value: count for reason, count in counts.fallback_rounds.items()},
+        {reason.value: count for reason, count in counts.empty_rounds.items()},
     )
+
+
+def _read_times(counts: RoundCounts) -> Metrics:
     yield counters(
         "outrider_round_seconds_total",
         "Time of the rounds of all sessions, by what it went to; the first round of each is all prefill.",
@@ -108,9 +239,6 @@ def _rounds(counts: RoundCounts) -> Metrics:
             "overhead": counts.overhead_s,
         },
     )
-
-
-def _waiting(counts: RoundCounts) -> Metrics:
     yield HistogramMetric(
         "outrider_draft_wait_seconds",
         "How long the rounds that waited for a draft or a continuation did so.",

@@ -1,8 +1,8 @@
-"""What is retrieved for one generation: what is known in process, and what the datastore is asked for.
+"""Retrieval for one generation: continuations that are known in process, and questions to the datastore.
 
 The datastore is asked while a forward runs, and only for what is not known here. `spacelike` knows nothing here: it
 asks after each commit that leaves no continuation, and before a continuation is used up it asks what comes behind that.
-A datastore that finds nothing costs next to nothing: it is waited for as its answers are worth, and asked less often.
+An answer is waited for as long as the answers before it were worth; a datastore that finds nothing is asked less often.
 """
 
 from __future__ import annotations
@@ -19,55 +19,71 @@ from outrider.core.retrieval.retriever import MIN_MATCH_LEN, Retriever, TierSour
 from outrider.core.session import Session, Verdict
 from outrider.core.statistics import RunningMean
 from outrider.core.tree import Node, TokenId
-from outrider.verifier.measurements import EngineTimings
+from outrider.verifier.timings import EngineTimings
 
 Question = tuple[TokenId, ...]
 """Tokens behind the committed ones, after which the datastore is asked what follows."""
 
 FIRST_VALUE = 0.5
-"""Tokens of an answer of the datastore that the target says, until it is known."""
+"""Tokens of an answer of the datastore that the target emits, until it is known."""
 MAX_PAUSE = 16
-"""Rounds without a question, at most, while answers are worth less than they cost. Each such answer doubles the pause:
-where all share few cores, an answer that nobody waits for is not free either."""
+"""Most rounds without a question while answers are worth less than they cost. Each such answer doubles the pause: where
+the services share few cores, even an answer that is not waited for takes time from the target."""
 MIN_AHEAD_PROBABILITY = 0.1
-"""What comes behind a continuation is asked for if it is used up with at least this probability."""
+"""The tokens behind a continuation are asked for if it is used up with at least this probability."""
 
 
 class SessionRetrieval:
-    """Of one generation. Owned by the engine's thread."""
+    """Grows the tree of one generation by what is retrieved, and decides what to ask the datastore. Owned by the
+    engine's thread."""
 
-    def __init__(self, session: Session, plan: RetrievalPlan, pace: EngineTimings, tiers: TierSource | None) -> None:
-        """`tiers` are copies of the datastore's; None = there is no datastore. If there is one, it has been asked what
-        follows the prompt."""
+    def __init__(self, session: Session, plan: RetrievalPlan, timings: EngineTimings, tiers: TierSource | None) -> None:
+        """
+        Args:
+            session: The generation, with its prompt committed.
+            plan: The tiers to look in, and after how many tokens.
+            timings: What all sessions have measured.
+            tiers: Copies of the datastore's tiers. None means that there is no datastore. If there is one, it has been
+                asked already what follows the prompt.
+        """
         spec = session.spec
-        self._tree, self._plan, self._pace = session.tree, plan, pace
+        self._tree, self._plan, self._timings = session.tree, plan, timings
+
+        # In process.
         self._retriever = Retriever(
-            session.committed, len(spec.prompt_token_ids), spec.sampling, pace.retrieval, tiers, plan
+            session.committed, len(spec.prompt_token_ids), spec.sampling, timings.retrieval, tiers, plan
         )
-        self._has_datastore = tiers is not None
-        self._enough_ahead = 2 * spec.speculation.num_speculative_tokens
         self.spent_s = 0.0
         """Time that this round's lookups in process have taken, learning from the commit before it included."""
         self._barren: Node | None = None
         """The end of a chain behind which nothing is known in process."""
         self._match_len = 0
+
+        # Questions to the datastore.
+        self._has_datastore = tiers is not None
         self._question: Question | None = None
-        self._open: dict[int, Node | None] = {len(session.committed): None} if self._has_datastore else {}
-        """Questions that are not answered, the oldest first, by position: the node behind which the answer stands, None
-        = it is behind committed tokens."""
-        self._asked_tip: Node | None = None
+        """The question that is to be sent."""
+        self._unanswered: dict[int, Node | None] = {len(session.committed): None} if self._has_datastore else {}
+        """Nodes behind which the answers will stand, by position, the oldest first. None means that an answer stands
+        behind committed tokens."""
+        self._enough_ahead = 2 * spec.speculation.num_speculative_tokens
+        self._last_tip_ahead: Node | None = None
         """The last node behind which the datastore was asked ahead."""
+        self._pause = self._num_skipped = 0
+
+        # Answers of the datastore, and what they are worth.
         self._awaits = self._has_datastore
-        self._num_timeouts = self._pause = self._num_skipped = 0
+        """True while the answer that follows the latest commit may be waited for."""
+        self._num_timeouts = 0
         self._last_answer: tuple[int, list[TokenId]] | None = None
-        """Behind committed tokens: its position, and its most probable tokens."""
+        """The last answer behind committed tokens: its position, and its most probable tokens."""
         self._value = RunningMean(0.2)
-        """Tokens of such an answer that the target says."""
+        """Tokens of such an answer that the target emits."""
 
     # In process.
 
     def extend(self, chain: Sequence[Node], missing: int) -> bool:
-        """Adds at most `missing` tokens in a row that are known behind a chain; whether there are any."""
+        """Adds at most `missing` tokens in a row that are known behind a chain. Returns True if there are any."""
         tip = chain[-1] if chain else self._tree.root
         if not self._plan.is_in_process or missing <= 0 or tip.children or tip is self._barren:
             return False
@@ -79,7 +95,7 @@ class SessionRetrieval:
         return bool(tip.children)
 
     def learn(self, judged: Sequence[Node], verdict: Verdict) -> None:
-        """The target has spoken. `judged` are the nodes that it kept, and the one that it refused, if any."""
+        """Learns from a verdict. `judged` are the nodes that were kept, and the one that was refused, if any."""
         started = time.perf_counter()
         if not judged and verdict.token_ids:
             self._retriever.observe(verdict.base_len, verdict.token_ids[0])
@@ -88,7 +104,7 @@ class SessionRetrieval:
         self.spent_s += time.perf_counter() - started
 
     def begin_round(self) -> None:
-        """A verdict is in: nothing is known of the new round."""
+        """Forgets what was found out about the round before."""
         self.spent_s, self._barren, self._match_len = 0.0, None, 0
         self._question, self._awaits = None, False
 
@@ -98,7 +114,7 @@ class SessionRetrieval:
         """Decides what the datastore is asked in this round, when the tree has all that is known in process.
 
         Args:
-            was_known: Whether the tree had something behind the committed tokens before that.
+            was_known: True if the tree had something behind the committed tokens before that.
         """
         if not self._has_datastore:
             return
@@ -118,28 +134,28 @@ class SessionRetrieval:
         return True
 
     def _ask_ahead(self) -> None:
-        """Asks for what comes behind the most probable path, if that is short; once for each end."""
+        """Asks what comes behind the most probable path, if that is short; once for each end."""
         path = self._tree.best_chain(self._enough_ahead)
         tip = path[-1]
-        if len(path) == self._enough_ahead or tip is self._asked_tip:
+        if len(path) == self._enough_ahead or tip is self._last_tip_ahead:
             return
         if sum(node.logprob for node in path) >= math.log(MIN_AHEAD_PROBABILITY):
-            self._asked_tip = tip
+            self._last_tip_ahead = tip
             self._put(tuple(node.token_id for node in path), tip)
 
     def _put(self, question: Question, tip: Node | None) -> None:
         self._question = question
         base_len = len(self._tree.committed) + len(question)
-        self._open.pop(base_len, None)
-        self._open[base_len] = tip
+        self._unanswered.pop(base_len, None)
+        self._unanswered[base_len] = tip
 
     def take_question(self) -> Question | None:
-        """What to ask the datastore now; None = nothing."""
+        """Returns what to ask the datastore now, once. None means nothing."""
         question, self._question = self._question, None
         return question
 
     def add(self, base_len: int, continuation: Continuation) -> bool:
-        """What the datastore has found, possibly nothing. Returns whether this is the answer that was awaited."""
+        """Takes in what the datastore has found, possibly nothing. Returns True if this answer was awaited."""
         self._num_timeouts = 0
         tip = self._answered(base_len)
         is_awaited = self._awaits and tip is None and base_len == len(self._tree.committed)
@@ -157,47 +173,47 @@ class SessionRetrieval:
         return is_awaited
 
     def _answered(self, base_len: int) -> Node | None:
-        """The node behind which an answer stands. Answers come in order: older questions have gone under."""
-        if base_len not in self._open:
+        """Returns the node behind which an answer stands."""
+        if base_len not in self._unanswered:
             return None
+        # Answers come in order: older questions were lost, with the stream that they were sent on.
         while True:
-            oldest = next(iter(self._open))
-            tip = self._open.pop(oldest)
+            oldest = next(iter(self._unanswered))
+            tip = self._unanswered.pop(oldest)
             if oldest == base_len:
                 return tip
 
     def _value_last_answer(self) -> None:
-        """The target has gone on: how much of the last answer did it say?"""
+        """Measures how much of the last answer the target has emitted since, and sets the pause by it."""
         if self._last_answer is None:
             return
         (position, path), self._last_answer = self._last_answer, None
         value = 0
-        for said, token_id in zip(self._tree.committed[position:], path, strict=False):
-            if said != token_id:
+        for committed_id, token_id in zip(self._tree.committed[position:], path, strict=False):
+            if committed_id != token_id:
                 break
             value += 1
         self._value.add(value)
-        self._pace.answer_value.add(value)
-        known = self._known_pace()
-        is_worth = patience_ms(Waiting.WORTH, replace(known, num_timeouts=0)) > 0
+        self._timings.answer_value.add(value)
+        is_worth = patience_ms(Waiting.WORTH, replace(self._answer_timings(), num_timeouts=0)) > 0
         self._pause = 0 if is_worth else min(2 * self._pause + 1, MAX_PAUSE)
 
     def lose(self) -> None:
-        """The datastore does not answer."""
+        """Waits for nothing any more, as the datastore does not answer."""
         self._awaits = False
-        self._open.clear()
+        self._unanswered.clear()
 
     # Waiting.
 
     def patience_ms(self) -> float:
-        """How long the answer that follows the commit may be waited for; 0 = there is none, or it is not worth it."""
-        return patience_ms(Waiting.WORTH, self._known_pace()) if self._awaits else 0.0
+        """Returns how long the answer that follows the commit may be waited for; 0 if none comes or is worth it."""
+        return patience_ms(Waiting.WORTH, self._answer_timings()) if self._awaits else 0.0
 
-    def _known_pace(self) -> DraftTimings:
-        pace = self._pace
-        value = self._value.get(pace.answer_value.get(FIRST_VALUE))
-        return DraftTimings(pace.datastore_ms.value, pace.forward_ms.get(0.0), value, self._num_timeouts)
+    def _answer_timings(self) -> DraftTimings:
+        timings = self._timings
+        value = self._value.get(timings.answer_value.get(FIRST_VALUE))
+        return DraftTimings(timings.datastore_ms.value, timings.forward_ms.get(0.0), value, self._num_timeouts)
 
     def time_out(self) -> None:
-        """It was waited for in vain."""
+        """Counts an answer that was waited for in vain."""
         self._num_timeouts += 1

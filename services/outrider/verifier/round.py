@@ -1,8 +1,9 @@
-"""What a round verifies, and whether it should wait for more."""
+"""The nodes that a round verifies, whether it should wait for better ones, and why it may have none."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from itertools import pairwise
 
 import numpy as np
@@ -14,38 +15,51 @@ from outrider.core.params import Rows, Source
 from outrider.core.session import Session
 from outrider.core.tree import Node, TokenId
 from outrider.models.runner import KVCache, Segment
-from outrider.verifier.measurements import EmptyRoundReason, EngineTimings
+from outrider.verifier.timings import EngineTimings
 
 MIN_OPEN_PROBABILITY = 0.25
-"""A path that the mirror breaks off may be waited for if it is at least so probable."""
+"""A path that the mirror breaks off may be waited for from this probability on."""
+FIRST_LATENCY_SHARE = 0.2
+"""Latency of a drafter that has not answered yet, as a share of a plain round."""
 
 
-def select(session: Session, chain: list[Node], rows: Rows, pace: EngineTimings) -> list[Node]:
-    """The chain; or, where rows may branch, the best sub-tree: of as many nodes as were asked for, otherwise of as many
-    as pay. What was retrieved, a chain or what stands behind a drafted one, is verified as far as it pays, which may be
-    nowhere: a short match is a weak guess."""
+def select_nodes(session: Session, chain: list[Node], rows: Rows, timings: EngineTimings) -> list[Node]:
+    """Returns what a round verifies: its chain; or, where rows may branch, the best sub-tree.
+
+    A sub-tree has as many nodes as the request names, otherwise as many as pay. Retrieved nodes, a chain of them or
+    those behind a drafted one, are verified as far as they pay, which may be nowhere: a short match is a weak guess.
+    """
     if rows is Rows.CHAIN or session.max_chain_len < 1:
         num_drafted = next((i for i, node in enumerate(chain) if node.source is not Source.DRAFT), len(chain))
-        if num_drafted == len(chain) or session.spec.speculation.is_ratio:  # samples may stand behind it
+        # Under the ratio rule samples may stand behind a retrieved node, and which samples are judged must not depend
+        # on their values: that would change the distribution of the text.
+        if num_drafted == len(chain) or session.spec.speculation.is_ratio:
             return chain
-        return chain[: max(num_drafted, _num_worth(session, chain, pace))]
-    num_asked = session.spec.speculation.max_rows
-    nodes = session.next_subtree(num_asked or pace.max_num_rows)
-    return nodes if num_asked else nodes[: max(1, _num_worth(session, nodes, pace))]
+        return chain[: max(num_drafted, _num_worth(session, chain, timings))]
+    num_requested = session.spec.speculation.max_rows
+    nodes = session.next_subtree(num_requested or timings.max_num_rows)
+    return nodes if num_requested else nodes[: max(1, _num_worth(session, nodes, timings))]
 
 
-def _num_worth(session: Session, nodes: Sequence[Node], pace: EngineTimings) -> int:
+def _num_worth(session: Session, nodes: Sequence[Node], timings: EngineTimings) -> int:
     probabilities = path_probabilities(nodes, session.tree.root)
-    num_sharing, overhead_ms = max(1, pace.num_sessions), pace.overhead_ms.get(0.5)
-    return num_worth(probabilities, pace.forward_times, num_sharing, overhead_ms)
+    return num_worth(probabilities, timings.forward_times, max(1, timings.num_sessions), timings.overhead_ms)
 
 
-def is_worth_verifying(session: Session, nodes: Sequence[Node], pace: EngineTimings, accepted_per_chain: float) -> bool:
-    """Whether these nodes need not wait for a drafter that is about to answer.
+def is_worth_verifying(
+    session: Session, nodes: Sequence[Node], timings: EngineTimings, accepted_per_chain: float
+) -> bool:
+    """Returns True if these nodes need not wait for a drafter that is about to answer.
 
     What is here may bring fewer tokens in its time than what comes a little later does in a little more: a retrieved
     chain instead of the draft model's, or a path that breaks off while it is still probable. Under the ratio rule what
-    is here is taken: whether a sample is judged must not depend on what it is.
+    is here is taken: whether a sample is judged must not depend on its value.
+
+    Args:
+        session: The generation.
+        nodes: What is there to be verified now.
+        timings: What rounds and the drafter's answers cost.
+        accepted_per_chain: Tokens that were kept of the chains that were waited for, on average.
     """
     if not nodes or session.spec.speculation.is_ratio:
         return bool(nodes)
@@ -53,17 +67,63 @@ def is_worth_verifying(session: Session, nodes: Sequence[Node], pace: EngineTimi
     later = 1 + accepted_per_chain
     if nodes[0].source is Source.DRAFT:
         later = tokens + _open_probability(session, nodes) * accepted_per_chain
-    forward_ms = pace.plain_ms
-    waited_ms = forward_ms + pace.speculator_ms.get(0.2 * forward_ms)
+    forward_ms = timings.plain_ms
+    waited_ms = forward_ms + timings.speculator_ms.get(FIRST_LATENCY_SHARE * forward_ms)
+    # tokens / forward_ms >= later / waited_ms, without a division by a time that may be 0.
     return tokens * waited_ms >= later * forward_ms
 
 
 def _open_probability(session: Session, nodes: Sequence[Node]) -> float:
-    """The most probable path that ends only because nothing more has come yet."""
+    """Returns the probability of the likeliest path that ends only because nothing more has come yet."""
     deepest = session.tree.root.position + session.max_chain_len
     ends = [node for node in nodes if not node.children and node.position < deepest]
     most = max(path_probabilities(ends, session.tree.root), default=0.0)
     return most if most >= MIN_OPEN_PROBABILITY else 0.0
+
+
+class EmptyRoundReason(Enum):
+    """Reasons why a round verifies nothing though its method would. The values are those of the metrics."""
+
+    LOAD = "load"
+    """Sessions share the rows of a forward, and none were left for drafts."""
+    DRAFT_DOWN = "draft_down"
+    """The speculator, or the caller that drafts, is gone."""
+    NO_MATCH = "no_match"
+    """The method only retrieves, and nothing was found."""
+    DRAFT_PENDING = "draft_pending"
+    """The drafter is there, and its first draft has not come: it reads the prompt."""
+    NO_DRAFT = "no_draft"
+    """The drafter has answered, with nothing that fits."""
+    NOT_AWAITED = "not_awaited"
+    """No draft was there, and waiting for one was worth nothing."""
+    DRAFT_TIMEOUT = "draft_timeout"
+    """A draft was waited for as long as it was worth, and has not come."""
+
+
+def empty_round_reason(
+    strategy: Strategy, *, has_drafter: bool, is_attached: bool, has_drafted: bool, is_answered: bool, was_awaited: bool
+) -> EmptyRoundReason | None:
+    """Returns why a round has nothing to verify; None means that its strategy wants nothing.
+
+    Args:
+        strategy: That of the round.
+        has_drafter: True if the session was opened for drafts.
+        is_attached: True if the drafter's stream is there.
+        has_drafted: True if anything has come on that stream.
+        is_answered: True if an answer to the latest commit has come.
+        was_awaited: True if the round has waited for one.
+    """
+    if has_drafter and not is_attached:
+        return EmptyRoundReason.DRAFT_DOWN
+    if strategy.is_plain or (strategy.method.has_draft_model and not has_drafter):
+        return None
+    if not strategy.method.has_draft_model:
+        return EmptyRoundReason.NO_MATCH
+    if not has_drafted:
+        return EmptyRoundReason.DRAFT_PENDING
+    if is_answered:
+        return EmptyRoundReason.NO_DRAFT
+    return EmptyRoundReason.DRAFT_TIMEOUT if was_awaited else EmptyRoundReason.NOT_AWAITED
 
 
 def segment_of(cache: KVCache, pending: Sequence[TokenId], nodes: Sequence[Node]) -> Segment:
@@ -103,29 +163,3 @@ def _visible(start: int, num_pending: int, nodes: Sequence[Node]) -> npt.NDArray
             visible[num_pending + row, root:] = visible[num_pending + above, root:]
         visible[num_pending + row, root + row] = True
     return visible
-
-
-def why_nothing(
-    way: Strategy, *, has_drafter: bool, is_attached: bool, has_drafted: bool, is_answered: bool, was_awaited: bool
-) -> EmptyRoundReason | None:
-    """Why a round that goes this way has nothing to verify; None = because it wants nothing.
-
-    Args:
-        way: That of the round.
-        has_drafter: Whether somebody should draft.
-        is_attached: Whether a drafter is there.
-        has_drafted: Whether anything has come from it.
-        is_answered: Whether the latest commit is.
-        was_awaited: Whether the round waited for that.
-    """
-    if has_drafter and not is_attached:
-        return EmptyRoundReason.DRAFT_DOWN
-    if way.is_plain or (way.method.has_draft_model and not has_drafter):
-        return None
-    if not way.method.has_draft_model:
-        return EmptyRoundReason.NO_MATCH
-    if not has_drafted:
-        return EmptyRoundReason.DRAFT_PENDING
-    if is_answered:
-        return EmptyRoundReason.NO_DRAFT
-    return EmptyRoundReason.DRAFT_TIMEOUT if was_awaited else EmptyRoundReason.NOT_AWAITED

@@ -1,4 +1,4 @@
-"""The verifier as a service: what `serve` runs."""
+"""The verifier as a service: the one place where its parts are made and put together."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from outrider.models.text import TextCodec
 from outrider.models.timing import measure_forward
 from outrider.peers.datastore import DatastorePeer
 from outrider.peers.speculator import SpeculatorPeer
+from outrider.security.peer_channel import PeerSecurity
 from outrider.security.quotas import Quotas
 from outrider.server.run import CannotLoad
 from outrider.telemetry.metrics import Metrics, build_info
@@ -25,29 +26,43 @@ from outrider.verifier.settings import VerifierSettings
 from outrider.wire.speculation import SpeculationLimits
 
 MEASURED_ROWS = (*range(1, 13), 14, 16, 20, 24, 32)
+"""Rows of the forwards that are timed at the start: all few of them, as a CPU takes its steps there."""
 
 
 class VerifierService:
-    """The verifier, as `serve` runs it."""
+    """Runs the verifier as `outrider.server.run.serve` wants it: makes everything that it consists of, and ends it."""
 
     name = "outrider.v1.VerifierService"
 
-    def __init__(self, settings: VerifierSettings) -> None:
-        self._settings = settings
-        self._servicer = VerifierServicer(
+    def __init__(
+        self,
+        settings: VerifierSettings,
+        model: LoadedModel | None = None,
+        forward_times_ms: dict[int, float] | None = None,
+        quotas: Quotas | None = None,
+    ) -> None:
+        """
+        Args:
+            settings: Flags and variables.
+            model: The target. None means that `load` loads the one that the settings name.
+            forward_times_ms: Times of its forwards by their rows. None means that `load` measures them.
+            quotas: Limits of callers and tenants. None means those of the settings.
+        """
+        self._settings, self._model, self._forward_times_ms = settings, model, forward_times_ms
+        self.serving: Serving | None = None
+        self.servicer = VerifierServicer(
             settings.max_num_sessions,
             settings.stall_timeout_s,
-            Quotas(settings.max_sessions_per_caller),
+            quotas or Quotas(settings.max_sessions_per_caller),
             settings.max_draft_nodes_per_s,
         )
-        self._serving: Serving | None = None
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the servicer."""
-        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self._servicer, server)
+        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self.servicer, server)
 
     async def load(self) -> None:
-        """Loads the target model and measures it. The peers are dialled, not waited for."""
+        """Loads the target model and measures it. The peers are dialled, not waited for. Raises CannotLoad."""
         settings = self._settings
         security = settings.peer_security()
         try:
@@ -62,67 +77,67 @@ class VerifierService:
             max_rows=settings.max_rows,
             max_num_rows=settings.max_num_rows,
         )
-        self._serving = Serving(
+        self.serving = Serving(
             model=model,
             codec=TextCodec(model.tokenizer),
             engine=engine,
             limits=limits_of(settings),
-            speculator=(
-                SpeculatorPeer(settings.speculator, model, security, settings.max_draft_nodes_per_s)
-                if settings.speculator
-                else None
-            ),
-            datastore=(
-                DatastorePeer(
-                    settings.datastore,
-                    model.tokenizer_hash,
-                    model.vocab_size,
-                    settings.corpus,
-                    settings.tenant,
-                    security,
-                )
-                if settings.datastore
-                else None
-            ),
+            speculator=_speculator(settings, model, security),
+            datastore=_datastore(settings, model, security),
             forward_times_ms=forward_times_ms,
         )
-        self._servicer.ready(self._serving)
+        self.servicer.ready(self.serving)
 
     def _load_model(self) -> tuple[LoadedModel, dict[int, float]]:
-        settings = self._settings
-        set_num_threads(settings.num_threads or len(settings.cores))
-        model = load_model(settings.model, dtype=settings.dtype, device=settings.device)
-        return model, measure_forward(
-            model.runner, MEASURED_ROWS, context=min(200, model.max_context_len // 2), num_repeats=7
-        )
+        settings, model, forward_times_ms = self._settings, self._model, self._forward_times_ms
+        if model is None:
+            set_num_threads(settings.num_threads or len(settings.cores))
+            model = load_model(settings.model, dtype=settings.dtype, device=settings.device)
+        if forward_times_ms is None:
+            context_len = min(200, model.max_context_len // 2)
+            forward_times_ms = measure_forward(model.runner, MEASURED_ROWS, context=context_len, num_repeats=7)
+        return model, forward_times_ms
 
     def metrics(self) -> Metrics:
-        """See `outrider.verifier.metrics`."""
+        """Yields the metrics of `outrider.verifier.metrics`."""
         settings = self._settings
         yield build_info("verifier", model=settings.model, dtype=settings.dtype, device=settings.device)
-        yield from self._servicer.metrics()
+        yield from self.servicer.metrics()
 
     def drain(self) -> None:
         """Refuses new sessions."""
-        self._servicer.drain()
+        self.servicer.drain()
 
     def fault(self) -> str:
-        """Why no generation can go on here; empty = they can."""
-        return "" if self._serving is None else self._serving.engine.fault()
+        """Returns why no generation can go on here; empty means that they can."""
+        return "" if self.serving is None else self.serving.engine.fault()
 
     async def close(self) -> None:
         """Ends the engine and hangs up."""
-        if self._serving is None:
+        if self.serving is None:
             return
-        if self._serving.speculator is not None:
-            await self._serving.speculator.close()
-        if self._serving.datastore is not None:
-            await self._serving.datastore.close()
-        await asyncio.to_thread(self._serving.engine.stop)
+        if self.serving.speculator is not None:
+            await self.serving.speculator.close()
+        if self.serving.datastore is not None:
+            await self.serving.datastore.close()
+        await asyncio.to_thread(self.serving.engine.stop)
+
+
+def _speculator(settings: VerifierSettings, model: LoadedModel, security: PeerSecurity) -> SpeculatorPeer | None:
+    if not settings.speculator:
+        return None
+    return SpeculatorPeer(settings.speculator, model, security, settings.max_draft_nodes_per_s)
+
+
+def _datastore(settings: VerifierSettings, model: LoadedModel, security: PeerSecurity) -> DatastorePeer | None:
+    if not settings.datastore:
+        return None
+    tokens = model.tokenizer_hash, model.vocab_size
+    return DatastorePeer(settings.datastore, *tokens, settings.corpus, settings.tenant, security)
 
 
 def limits_of(settings: VerifierSettings) -> Limits:
-    """What requests get by default, and what they may ask for."""
+    """Returns the defaults and limits of requests."""
     scope = None if settings.retrieval_scope is None else RetrievalScope[settings.retrieval_scope.upper()]
     defaults = SpeculationParams(
         method=Method(settings.default_method),

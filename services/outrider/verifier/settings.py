@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from outrider.core.params import MAX_BEAM_WIDTH, MAX_BUDGET, MAX_ROWS
+from outrider.core.params import MAX_BEAM_WIDTH, MAX_BUDGET, MAX_ROWS, Method
 from outrider.peers.speculator import MAX_NODES_PER_S
 from outrider.security.settings import SESSIONS_PER_CALLER
 from outrider.server.settings import LISTEN, DialingSettings, model_config
 
-MethodName = Literal[
-    "off", "speculative", "pearl", "retrieval", "card", "saguaro", "double", "spacelike", "best-first", "auto"
-]
+if TYPE_CHECKING:
+    MethodName = str
+else:
+    # A type checker cannot read a Literal that is computed. With the enum itself, flags would take its Python names.
+    MethodName = Literal[tuple(method.value for method in Method)]
 
 
 class VerifierSettings(DialingSettings):
@@ -61,5 +63,5 @@ class VerifierSettings(DialingSettings):
 
     @property
     def peers(self) -> dict[str, str]:
-        """See `PeerSecuritySettings.peers`."""
+        """Returns the addresses of the peers by the flags that set them."""
         return {"--speculator": self.speculator, "--datastore": self.datastore}

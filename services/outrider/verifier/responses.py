@@ -1,0 +1,86 @@
+"""The messages that answer Generate and Collaborate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from outrider.core.session import Verdict
+from outrider.models.text import TextCodec
+from outrider.v1 import types_pb2, verifier_pb2
+from outrider.verifier.generation import Generation
+from outrider.wire.convert import finish_reason_to_proto, source_to_proto, summary_to_proto
+from outrider.wire.handshake import Model, model_info
+
+Event = verifier_pb2.Started | verifier_pb2.Chunk | verifier_pb2.Finished | types_pb2.Steering
+
+FIELDS: dict[type[Event], str] = {
+    verifier_pb2.Started: "started",
+    verifier_pb2.Chunk: "chunk",
+    verifier_pb2.Finished: "finished",
+    types_pb2.Steering: "steering",
+}
+"""Fields of the responses by their types, where each response has one."""
+
+
+def in_field(event: Event) -> dict[str, Any]:
+    """Returns the fields of the response that carries an event. Only a CollaborateResponse has one for `Steering`."""
+    return {FIELDS[type(event)]: event}
+
+
+class Responses:
+    """Makes the messages about one generation, and decodes its text bit by bit on the way."""
+
+    def __init__(self, generation: Generation, model: Model, codec: TextCodec) -> None:
+        self._generation, self._model = generation, model
+        self._text = codec.stream()
+        # Bytes of a character may have begun in what an earlier call has sent.
+        self._text.step(generation.spec.resume_token_ids)
+
+    def started(self, *, shows_prompt: bool) -> verifier_pb2.Started:
+        """Makes the first message. `shows_prompt`: True if the caller wants to know the tokens of its prompt."""
+        spec = self._generation.spec
+        return verifier_pb2.Started(
+            session_id=spec.session_id,
+            seed=spec.sampling.seed,
+            num_prompt_tokens=len(spec.prompt_token_ids),
+            prompt_token_ids=spec.prompt_token_ids if shows_prompt else (),
+            model=model_info(self._model),
+        )
+
+    def of_verdict(
+        self, verdict: Verdict, acknowledged_node_id: int
+    ) -> Iterator[verifier_pb2.Chunk | verifier_pb2.Finished]:
+        """Makes the messages of a round: a chunk if it committed tokens; at the end the rest of the text and Finished.
+
+        Args:
+            verdict: The outcome of the round.
+            acknowledged_node_id: The latest node that has arrived from a caller that drafts.
+        """
+        text = self._text.step(verdict.token_ids)
+        if verdict.token_ids:
+            yield verifier_pb2.Chunk(
+                token_ids=verdict.token_ids,
+                sources=[source_to_proto(source) for source in verdict.sources],
+                text=text,
+                num_drafted=verdict.num_drafted,
+                acknowledged_node_id=acknowledged_node_id,
+            )
+        if verdict.finish_reason is not None:
+            # A message of its own: a client that resumes behind it knows that this text has come.
+            if rest := self._text.finish():
+                yield verifier_pb2.Chunk(text=rest)
+            yield self._finished(verdict)
+
+    def _finished(self, verdict: Verdict) -> verifier_pb2.Finished:
+        generation, spec = self._generation, self._generation.spec
+        assert verdict.finish_reason is not None
+        return verifier_pb2.Finished(
+            reason=finish_reason_to_proto(verdict.finish_reason),
+            stop_token_id=verdict.stop_token_id,
+            num_prompt_tokens=len(spec.prompt_token_ids),
+            num_output_tokens=verdict.base_len + len(verdict.token_ids) - len(spec.prompt_token_ids),
+            summary=summary_to_proto(
+                spec.speculation.method, generation.statistics, spec.requested_method, generation.traffic
+            ),
+        )

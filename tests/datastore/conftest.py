@@ -77,7 +77,7 @@ def scope() -> Scope:
 
 @pytest.fixture
 def contributing(scope) -> pb.Scope:
-    """The same session as a message has it, sharing what it records with its tenant."""
+    """A message's scope for that session, which shares with its tenant what it records."""
     return pb.Scope(
         tokenizer_hash=scope.tokenizer_hash,
         session_id=scope.session_id,

@@ -202,6 +202,6 @@ def _parent_offsets(chain_len: int, num_alternatives: bytes) -> tuple[int, ...]:
     offsets = [min(index, 1) for index in range(chain_len)]
     for depth, number in enumerate(num_alternatives):
         for _ in range(number):
-            # The parent is node `depth` of the chain; the first nodes have none.
+            # Nodes count from 1: this is the next one, and its parent node number `depth` of the chain, or none at all.
             offsets.append(len(offsets) + 1 - depth if depth else 0)
     return tuple(offsets)

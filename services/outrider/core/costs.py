@@ -1,8 +1,8 @@
-"""How many rows of a target forward are worth their time.
+"""Costs of a round: the rows of a target forward that are worth their time, and the time that a draft is worth.
 
 A forward reads its weights once, whatever its rows: up to a point, further rows are nearly free, and then they are not
 (8 on a CPU in bfloat16, 32 to 64 on a GPU). Where that point lies is measured when the server starts; how much a row
-brings is its path's probability.
+brings is its path's probability. A draft that is waited for must bring more tokens than plain rounds in that time.
 """
 
 from __future__ import annotations
@@ -17,19 +17,29 @@ from outrider.core.params import Fallback, Method, SpeculationParams
 from outrider.core.tree import Node
 
 LEARNING_RATE = 0.05
-"""Weight of a forward against all before it."""
-MOST_OFF = 2.0
-"""A forward that takes longer than this many times as usual was disturbed: it counts as that."""
+"""Weight of one forward in the running time of its size."""
+MAX_DEVIATION = 2.0
+"""Greatest ratio, up or down, of a forward's time to the usual one that is learnt: beyond it, the host was
+disturbed."""
 
 
 class ForwardTimes:
-    """Time of one target forward by its rows, in milliseconds: measured at some sizes, straight lines between them.
+    """Predicts the time of one target forward by its rows, in milliseconds, from measurements at some sizes.
 
-    More rows can be cheaper: matrix products have kernels for some sizes that beat those for smaller ones.
+    Between the sizes it interpolates linearly.
+
+    More rows can be cheaper: matrix products have kernels for some sizes that beat those for smaller ones. So the
+    times need not rise.
     """
 
     def __init__(self, measured_ms: Mapping[int, float]) -> None:
-        """ValueError without a measurement, or for one that is not positive."""
+        """
+        Args:
+            measured_ms: Times by number of rows.
+
+        Raises:
+            ValueError: There is no measurement, or one is not positive.
+        """
         if not measured_ms or min(measured_ms.values()) <= 0 or min(measured_ms) < 1:
             raise ValueError(f"forward times must be positive, for at least one size, got {dict(measured_ms)}")
         self._sizes = sorted(measured_ms)
@@ -37,17 +47,20 @@ class ForwardTimes:
         self._known: dict[int, float] = {}
 
     def observe(self, num_rows: int, time_ms: float) -> None:
-        """A forward of so many rows took so long: the nearest size that was measured learns it, slowly. A machine that
-        was busy when the server started is not busy for ever."""
+        """Learns from a forward: the nearest measured size moves slowly towards its time.
+
+        A machine that was busy when the server started is not busy for ever.
+        """
         expected = self.of(num_rows)
-        ratio = min(MOST_OFF, max(1 / MOST_OFF, time_ms / expected))
+        ratio = min(MAX_DEVIATION, max(1 / MAX_DEVIATION, time_ms / expected))
         nearest = min(range(len(self._sizes)), key=lambda index: abs(self._sizes[index] - num_rows))
+        # A forward far beyond the largest size would teach that size the time of another regime.
         if num_rows <= 2 * self._sizes[-1]:
             self._times_ms[nearest] *= 1 + LEARNING_RATE * (ratio - 1)
             self._known.clear()
 
     def of(self, num_rows: int) -> float:
-        """Time of a forward of so many rows; beyond the largest size that was measured, its last slope goes on."""
+        """Returns the time of a forward. Beyond the largest measured size the last slope continues."""
         time_ms = self._known.get(num_rows)
         if time_ms is None:
             time_ms = self._known[num_rows] = self._interpolated(num_rows)
@@ -66,20 +79,20 @@ class ForwardTimes:
 
 
 def path_probabilities(nodes: Sequence[Node], root: Node) -> list[float]:
-    """For each node, that the target says all tokens from the root down to it."""
+    """Returns for each node the probability that the target says all tokens from the root down to it."""
     return [math.exp(min(0.0, node.path_logprob - root.path_logprob)) for node in nodes]
 
 
 def num_worth(
     probabilities: Sequence[float], times: ForwardTimes, num_sharing: int = 1, overhead_ms: float = 1.0
 ) -> int:
-    """How many of these rows, from the first, bring the most tokens in the time of the round.
+    """Returns the number of rows, from the first, that bring the most tokens in the time of the round.
 
     Args:
-        probabilities: That a row's token is accepted, for rows in the order in which they would be taken.
+        probabilities: For each row, in the order in which they would be taken, that its token is accepted.
         times: The target's forward.
-        num_sharing: Sessions in one forward. Rows of all of them share its time; each is taken to want as many.
-        overhead_ms: What a round takes beside its forward.
+        num_sharing: Sessions in one forward. Their rows share its time; all are taken to want equally many.
+        overhead_ms: Time of a round beside its forward.
     """
     best, best_rate, tokens = 0, 1.0 / (times.of(num_sharing) + overhead_ms), 1.0
     for count, probability in enumerate(probabilities, start=1):
@@ -91,24 +104,24 @@ def num_worth(
 
 
 STUCK_AFTER_TIMEOUTS = 3
-"""Waits in vain, one after another, before a drafter counts as stuck and is not waited for until it speaks again."""
+"""Waits in vain, one after another, before a drafter counts as stuck and is not waited for until it answers again."""
 
 
 class Waiting(Enum):
-    """Whether the target waits for a draft when it has nothing to verify."""
+    """Waiting for a draft when there is nothing to verify."""
 
     NEVER = 0
     WORTH = 1
-    """While what is expected to arrive is worth more than the time."""
+    """The target waits while the draft is expected to be worth more than the time."""
     ALWAYS = 2
-    """Whatever the draft is worth: draft-then-verify. Only a drafter that is stuck is not waited for."""
+    """Draft-then-verify: the target waits whatever the draft is worth, but not for a drafter that is stuck."""
 
 
 def waiting_of(method: Method, params: SpeculationParams) -> Waiting:
-    """How a method waits, with the parameters of its session (whose own method may be `Method.AUTO`).
+    """Returns the waiting of a method under the parameters of its session, whose own method may be `Method.AUTO`.
 
     `speculative` is draft-then-verify, the baseline that the other methods are measured against; so is `double` where
-    draft and target take turns. SAGUARO's fallback after a miss is a choice of its own: draft now (always), what costs
+    draft and target take turns. SAGUARO's fallback after a miss decides for itself: draft now (always), what costs
     least (while that pays), or something else than a draft (never).
     """
     if method is Method.OFF:
@@ -124,28 +137,28 @@ def waiting_of(method: Method, params: SpeculationParams) -> Waiting:
 
 @dataclass(frozen=True, slots=True)
 class DraftTimings:
-    """What is known about a drafter's speed when a wait is decided."""
+    """The measured speed of a drafter when a wait is decided."""
 
     latency_ms: float | None
-    """Usual time from a commit to the first draft that answers it; None = not known yet."""
+    """Usual time from a commit to the first draft that answers it. None means not known yet."""
     forward_ms: float
     """Usual time of a target forward."""
     accepted_per_chain: float
     """Usual number of tokens accepted of a chain that is not empty."""
     num_timeouts: int
-    """Waits in vain since the drafter last spoke."""
+    """Waits in vain since the drafter last answered."""
 
 
-def patience_ms(waiting: Waiting, pace: DraftTimings) -> float:
-    """How long to wait for a draft, counted from the commit; 0 = not at all.
+def patience_ms(waiting: Waiting, timings: DraftTimings) -> float:
+    """Returns the time to wait for a draft, counted from the commit. 0 means not at all.
 
     A draft that is waited for saves `accepted_per_chain` plain rounds. Waiting longer than that costs more than it
     brings. A draft that is usually there after t is given up on after 2 t + 1: later, it is not late but lost.
     """
-    if waiting is Waiting.NEVER or pace.num_timeouts >= STUCK_AFTER_TIMEOUTS:
+    if waiting is Waiting.NEVER or timings.num_timeouts >= STUCK_AFTER_TIMEOUTS:
         return 0.0
     if waiting is Waiting.ALWAYS:
-        return 250.0 if pace.latency_ms is None else max(20.0, 4 * pace.latency_ms)
-    latency_ms = 0.2 * pace.forward_ms if pace.latency_ms is None else pace.latency_ms
-    worth_ms = pace.accepted_per_chain * pace.forward_ms
+        return 250.0 if timings.latency_ms is None else max(20.0, 4 * timings.latency_ms)
+    latency_ms = 0.2 * timings.forward_ms if timings.latency_ms is None else timings.latency_ms
+    worth_ms = timings.accepted_per_chain * timings.forward_ms
     return 2 * latency_ms + 1 if latency_ms < worth_ms else 0.0

@@ -1,6 +1,7 @@
 """Parameters of a generation, resolved: every field has a value, and every value is in its range.
 
-`SamplingParams` decide the text. `outrider.core.params.SpeculationParams` decide how fast it comes.
+`SamplingParams` decide the text, `SpeculationParams` how fast it comes, and `Steering` changes the latter while a
+generation runs. A value of a wrong range raises `InvalidParameter` where it is made.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ def check(condition: bool, field: str, rule: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the target's next token is drawn. A draw is a pure function of (logits, these, output index)."""
+    """Parameters of the target's draws. A draw is a pure function of (logits, these, output index)."""
 
     seed: int = 0
     """Keys the Gumbel noise. 0 <= seed < 2**64."""
     temperature: float = 1.0
-    """Divides the logits; 0 = greedy."""
+    """Divides the logits. 0 means greedy."""
     top_k: int = 0
-    """Keeps the k most probable tokens; 0 = all."""
+    """Keeps the k most probable tokens. 0 means all."""
     top_p: float = 1.0
     """Keeps the smallest set of most probable tokens whose probability reaches top_p."""
     min_p: float = 0.0
@@ -54,12 +55,12 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the draw is the most probable token, without noise."""
+        """True if the draw is the most probable token, without noise."""
         return self.temperature == 0
 
 
 class Method(Enum):
-    """How the draft tree grows, and whether the target waits for it."""
+    """A way to grow the draft tree and to wait for it."""
 
     OFF = "off"
     SPECULATIVE = "speculative"
@@ -74,55 +75,56 @@ class Method(Enum):
 
     @property
     def has_draft_model(self) -> bool:
-        """Whether a speculator, where there is one, grows the tree."""
+        """True if a speculator, where there is one, grows the tree."""
         return self not in (Method.OFF, Method.RETRIEVAL, Method.SPACELIKE)
 
     @property
     def needs_draft_model(self) -> bool:
-        """Whether the method is nothing without a speculator."""
+        """True if the method does nothing without a speculator."""
         return self.has_draft_model and self is not Method.AUTO
 
     @property
     def needs_datastore(self) -> bool:
-        """Whether the method is nothing without a datastore."""
+        """True if the method does nothing without a datastore."""
         return self is Method.SPACELIKE
 
     @property
     def drafts_ahead(self) -> bool:
-        """Whether the tree goes on growing while the target verifies."""
+        """True if the tree grows while the target verifies."""
         return self.has_draft_model and self is not Method.SPECULATIVE
 
     @property
     def always_retrieves(self) -> bool:
-        """Whether continuations are looked up without being asked for."""
+        """True if continuations are looked up even if the request does not ask for it."""
         return self in (Method.RETRIEVAL, Method.SPACELIKE, Method.DOUBLE, Method.AUTO)
 
     @property
     def samples(self) -> bool:
-        """Whether its drafted tokens can be samples of the draft model, as the ratio rule needs them."""
+        """True if its drafted tokens can be samples of the draft model, as the ratio rule needs them."""
         return self in (Method.SPECULATIVE, Method.PEARL, Method.SAGUARO, Method.DOUBLE)
 
 
 class Rows(Enum):
-    """What the rows of a target forward are spent on. The values are those of the wire."""
+    """The use of the rows of a target forward. The values are those of the wire."""
 
     CHAIN = 1
     """One path of the draft tree."""
     TREE = 2
-    """The best connected sub-tree: one draw for each node, and down to the child that equals the draw."""
+    """The best connected sub-tree: there is one draw for each node, and the path follows the draws."""
 
 
 class AcceptanceRule(Enum):
-    """Which drafted tokens are kept. The values are those of the wire."""
+    """The rule by which drafted tokens are kept. The values are those of the wire."""
 
     MATCH = 1
-    """Those that equal the target's own draw. The text is a function of prompt, parameters and seed."""
+    """Tokens that equal the target's own draw are kept. The text is a function of prompt, parameters and seed."""
     RATIO = 2
-    """x with probability min(1, p(x)/q(x)) (Leviathan et al. 2023). The text has the target's distribution."""
+    """A token x is kept with probability min(1, p(x)/q(x)) (Leviathan et al. 2023, algorithm 1). The text has the
+    target's distribution."""
 
 
 class Source(Enum):
-    """Where a token came from. The values are those of the wire."""
+    """The origin of a token. The values are those of the wire."""
 
     TARGET = 1
     DRAFT = 2
@@ -134,16 +136,17 @@ class Source(Enum):
 
 
 class RetrievalScope(Enum):
-    """Who may retrieve a session's tokens, and whose tokens it may retrieve. The values are those of the wire."""
+    """The sessions that may retrieve each other's tokens. The values are those of the wire."""
 
     SESSION = 1
-    """Nobody but the session itself."""
+    """Only the session itself."""
     TENANT = 2
     """All sessions of the same tenant that ask for it."""
     GLOBAL = 3
     """All sessions of all tenants that ask for it."""
 
 
+# Bounds of what a request may ask for: they keep a forward, a message and a tree of one session small.
 MAX_BEAM_WIDTH = 256
 MAX_BUDGET = 256
 MAX_ROWS = 64
@@ -161,12 +164,12 @@ class CardParams:
     """CARD: a beam of candidates, queried and corrected."""
 
     beam_width: int = 16
-    """Candidates kept for each layer (K, the size of the primary cache's layer)."""
+    """Candidates kept for each layer (K, the size of a layer of the primary cache)."""
     num_children: int = 8
     """Children considered for each candidate (top-k)."""
     correction: bool = True
-    """Whether commits prune the beam and a miss begins it anew at once. False = the paper's ablation, query without
-    correction."""
+    """Lets commits redirect the beam, and a miss restart it at once. False is the paper's ablation, query without
+    correction (section 3.3)."""
 
     def __post_init__(self) -> None:
         _check_range("card.beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
@@ -174,21 +177,22 @@ class CardParams:
 
 
 class FanOut(Enum):
-    """How many next tokens are predicted after each position of a chain. The values are those of the wire."""
+    """The numbers of next tokens that are predicted after each position of a chain. The values are those of the
+    wire."""
 
     GEOMETRIC = 1
     """Fewer after later positions (SAGUARO, Theorem 12), from the measured acceptance rate."""
     UNIFORM = 2
-    """As many after each."""
+    """Equally many after each position."""
     GIVEN = 3
-    """`fan_outs`."""
+    """The numbers are those of `SaguaroParams.fan_outs`."""
 
 
 class Fallback(Enum):
-    """What happens after a miss. The values are those of the wire."""
+    """The reaction to a miss. The values are those of the wire."""
 
     AUTO = 1
-    """What costs least, by sessions at a time and measured times."""
+    """The cheapest reaction, by the number of sessions and the measured times."""
     DRAFT = 2
     """The target waits for a chain that is drafted now."""
     RETRIEVAL = 3
@@ -205,15 +209,15 @@ class SaguaroParams:
     budget: int = 16
     """Outcomes that are drafted for at a time (B, the sum of the F_k)."""
     exponent: float = 1.0
-    """How fast the chance of a hit grows with the fan-out: the rejected part falls like F ** -exponent (r)."""
+    """Rate at which misses become fewer with the fan-out: their probability falls like F ** -exponent (r)."""
     fan_outs: tuple[int, ...] = ()
-    """F_k for k = 0, 1, ...; the last one stands for all further ones. Only for GIVEN."""
+    """F_k for k = 0, 1, ...; the last one holds for all later positions. Only for GIVEN."""
     fallback: Fallback = Fallback.AUTO
     bias: float = 1.0
-    """Factor of the probabilities of the most probable draft tokens before sampling (C of SAGUARO sampling): below 1,
-    what the target says after a refusal is more often among the outcomes. Only under the ratio rule."""
+    """Factor of the probabilities of the most probable draft tokens before sampling (C of SAGUARO sampling, section
+    4.2): below 1, the token after a refusal is more often among the outcomes. Only under the ratio rule."""
     num_biased: int = 0
-    """How many tokens that factor is for (F); 0 = as many as the fan-out after the first position."""
+    """Tokens that are scaled by the bias (F). 0 means the fan-out after the first position."""
 
     def __post_init__(self) -> None:
         _check_range("saguaro.budget", self.budget, 1, MAX_BUDGET)
@@ -232,7 +236,7 @@ class SaguaroParams:
 
 
 TIERS = (Source.PRIOR, Source.DYNAMIC, Source.SHARED, Source.REJECTED, Source.RING)
-"""What may be looked up."""
+"""Tiers that may be looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,17 +244,17 @@ class DoubleParams:
     """DOUBLE: retrieval on both sides. Its ablations are switches."""
 
     max_match_len: int = 4
-    """Longest n-gram that is looked up (n)."""
+    """Longest n-gram that is looked up (n of Algorithm 3)."""
     max_phrase_len: int = 10
     """Most retrieved tokens that one draft forward verifies (d)."""
     draft_retrieval: bool = True
-    """Whether the draft model verifies retrieved phrases."""
+    """Lets the draft model verify retrieved phrases."""
     target_retrieval: bool = True
-    """Whether retrieved tokens stand behind the chain that the target verifies."""
+    """Puts retrieved tokens behind the chain that the target verifies."""
     tiers: tuple[Source, ...] = TIERS
-    """Which tiers are asked."""
+    """Tiers that are looked up."""
     serial: bool = False
-    """Whether draft and target take turns, as they must where both share one device (section D.8)."""
+    """Lets draft and target take turns, as they must where both share one device (section D.8)."""
 
     def __post_init__(self) -> None:
         _check_range("double.max_match_len", self.max_match_len, 1, MAX_ASKED_MATCH_LEN)
@@ -262,7 +266,7 @@ class DoubleParams:
 
 @dataclass(frozen=True, slots=True)
 class SpacelikeParams:
-    """Takeoff's spacelike decoding: everything that was ever said here."""
+    """Spacelike decoding: continuations come from all earlier outputs of the system."""
 
     max_match_len: int = 10
     """Longest context that is looked up; shorter ones follow."""
@@ -276,7 +280,7 @@ class BestFirstParams:
     """best-first: the most probable unexpanded nodes anywhere in the tree."""
 
     num_expanded: int = 0
-    """Nodes expanded by one draft forward (M); 0 = by the horizon: few while the target waits, more while it works."""
+    """Nodes expanded by one draft forward (M). 0 means few while the target waits, more while it works."""
     num_children: int = 8
     """Candidates considered for each expanded node; those of improbable paths do not become nodes."""
 
@@ -297,28 +301,30 @@ PARAMS_OF: dict[Method, type[MethodParams]] = {
 
 @dataclass(frozen=True, slots=True)
 class SpeculationParams:
-    """How drafts are made."""
+    """Parameters of drafting and of verification. They decide how fast a text comes, and under the match rule never
+    which."""
 
     method: Method = Method.OFF
     num_speculative_tokens: int = 8
     """Most tokens of a path verified in one round (gamma)."""
     lookahead: int = 8
-    """How many tokens beyond the committed ones the speculator may draft."""
+    """Most tokens beyond the committed ones that the speculator may draft."""
     min_path_probability: float = 0.0
-    """A chain ends where the draft model's probability of the whole path falls below this; 0 = never."""
+    """A chain ends where the draft model's probability of the whole path falls below this. 0 means never."""
     rows: Rows = Rows.CHAIN
-    """What the rows of a target forward are spent on."""
+    """Use of the rows of a target forward."""
     max_rows: int = 0
-    """Drafted rows of one target forward, for Rows.TREE; 0 = as many as pay, by the measured times of the forward."""
+    """Most drafted rows of one target forward, for Rows.TREE. 0 means as many as pay, by the measured forward times."""
     acceptance_rule: AcceptanceRule = AcceptanceRule.MATCH
     shared_noise: bool = True
-    """Whether the speculator ranks with the target's own noise. False = by its own probabilities alone, to compare."""
+    """Lets the speculator rank tokens with the target's own noise (Daliri, Musco, Suresh 2024). False means by its own
+    probabilities alone, for comparison."""
     retrieval: bool = False
-    """Whether retrieved continuations stand behind the chain, and in place of one when there is none."""
+    """Puts retrieved continuations behind the chain, and in its place when it is empty."""
     retrieval_scope: RetrievalScope = RetrievalScope.SESSION
-    """With whom retrieval shares."""
+    """Sessions that share their tokens for retrieval."""
     contribute: bool = False
-    """Whether the others of the scope may retrieve this session's tokens."""
+    """Lets the other sessions of the scope retrieve this session's tokens."""
     card: CardParams = field(default_factory=CardParams)
     saguaro: SaguaroParams = field(default_factory=SaguaroParams)
     double: DoubleParams = field(default_factory=DoubleParams)
@@ -359,7 +365,7 @@ class SpeculationParams:
 
     @property
     def retrieves(self) -> bool:
-        """Whether continuations are looked up."""
+        """True if continuations are looked up."""
         return self.retrieval or self.method.always_retrieves
 
     @property
@@ -369,17 +375,31 @@ class SpeculationParams:
 
     @property
     def is_ratio(self) -> bool:
-        """Whether the ratio rule decides. (At temperature 0 both rules say the same, and drafts need no q.)"""
+        """True if the ratio rule was asked for. At temperature 0 both rules agree, and drafts need no q."""
         return self.acceptance_rule is AcceptanceRule.RATIO
 
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """Go on differently. What was grown so far stays."""
+    """A change of parameters for a drafter while a generation runs. What has grown so far stays."""
 
     speculation: SpeculationParams | None = None
-    """Grow like this from here on; Method.OFF = pause. None = as before."""
+    """Parameters to grow by from here on; Method.OFF pauses. None means no change."""
     forward_us: int = 0
-    """What one forward of the target takes; 0 = as before."""
+    """Time of one forward of the target, in microseconds. 0 means no change."""
     round_trip_us: int = 0
-    """From a commit sent to the first draft that answers it, the drafting itself not counted; 0 = as before."""
+    """Time from a commit to the first draft that answers it, without the drafting itself, in microseconds. 0 means no
+    change."""
+
+    @property
+    def is_pause(self) -> bool:
+        """True if nothing shall grow until further notice."""
+        return self.speculation is not None and self.speculation.method is Method.OFF
+
+    def then(self, later: Steering) -> Steering:
+        """Returns the one change that has the effect of this one followed by a later one."""
+        return Steering(
+            later.speculation or self.speculation,
+            later.forward_us or self.forward_us,
+            later.round_trip_us or self.round_trip_us,
+        )

@@ -25,7 +25,7 @@ TokenId = int
 
 
 class NodeState(Enum):
-    """What has become of a node."""
+    """The state of a node."""
 
     LIVE = "live"
     COMMITTED = "committed"
@@ -33,7 +33,7 @@ class NodeState(Enum):
 
 
 class Node:
-    """One guessed token. Owned by its tree; read freely, never write."""
+    """One guessed token. Its tree owns it; others may read it, and never write."""
 
     __slots__ = (
         "children",
@@ -64,9 +64,9 @@ class Node:
         """Sum of the log-probabilities from an ancestor that all live nodes share: nodes of one tree can be compared by
         it, before and after a commit. Relative to the root, subtract the root's."""
         self.is_expanded = False
-        """Whether a draft model has said what follows it."""
+        """True if a draft model has said what follows it."""
         self.q: SparseRow | None = None
-        """What the token was drawn from; None = it was picked."""
+        """Distribution that the token was drawn from. None means that it was picked."""
 
     def __repr__(self) -> str:
         return f"Node({self.token_id}@{self.position}, {self.state.value}, {len(self.children)} children)"
@@ -77,14 +77,14 @@ class Draft:
     """New nodes of a drafter's tree, as they cross the wire. The lists run in parallel."""
 
     base_len: int
-    """How many tokens are committed where the drafter's root stands, for nodes whose parent offset is 0."""
+    """Tokens that are committed at the drafter's root, which nodes with parent offset 0 follow."""
     first_node_id: int
     """Id of the first node; the others count on."""
     parent_offsets: Sequence[int]
-    """Node id minus the parent's id; 0 = the root at base_len."""
+    """Node id minus the parent's id. 0 means the root at base_len."""
     token_ids: Sequence[TokenId]
     logprobs: Sequence[float]
-    """Empty = all certain."""
+    """Log-probabilities of the tokens after their parents. Empty means that all are certain."""
     source: Source
     q_rows: Sequence[SparseRow | None] = ()
     """Distributions that the tokens were drawn from. Empty means that all tokens were picked."""
@@ -95,7 +95,7 @@ class Draft:
 
 
 class DraftTree:
-    """Committed tokens and the guesses below them.
+    """Holds the committed tokens and the guesses below them.
 
     Claims of token ids outside [0, vocab_size) never stand: no model could be asked about them. `max_num_nodes`
     bounds what a drafter can make the tree hold; claims beyond it are ignored until a commit makes room.
@@ -115,7 +115,8 @@ class DraftTree:
         return Node(self.committed[position], position, None, 0.0, Source.TARGET, NodeState.COMMITTED)
 
     def anchor(self, base_len: int) -> Node | None:
-        """The node after which a claim about position `base_len` stands; None if nothing is known to stand there."""
+        """Returns the node after which a claim about position `base_len` stands, or None if that is beyond the
+        committed tokens."""
         if base_len == len(self.committed):
             return self.root
         if 0 < base_len < len(self.committed):
@@ -125,11 +126,18 @@ class DraftTree:
     def add(
         self, parent: Node, token_id: TokenId, logprob: float, source: Source, q: SparseRow | None = None
     ) -> Node | None:
-        """Claims that `token_id` follows `parent`.
+        """Claims that `token_id` follows `parent`. A draft model's claim replaces a retrieved one.
 
-        Returns the node that now stands for the claim, which may be an existing one, or None if the claim is
-        contradicted, its parent is gone, the token does not exist, or the tree is full. The draft model's opinion
-        replaces a retrieved one.
+        Args:
+            parent: A node of this tree, or one that was.
+            token_id: The claimed token.
+            logprob: Its log-probability after the parent.
+            source: Its origin.
+            q: Distribution that it was drawn from. None means that it was picked.
+
+        Returns:
+            The node that now stands for the claim, which may be an existing one. None if the claim is contradicted, its
+            parent is gone, the token does not exist, or the tree is full.
         """
         if parent.state is NodeState.DEAD or not 0 <= token_id < self.vocab_size:
             return None
@@ -155,8 +163,11 @@ class DraftTree:
         return node
 
     def commit(self, token_ids: Sequence[TokenId]) -> int:
-        """Appends committed tokens and re-roots the tree. Returns how many of them, from the first, the tree had as
-        nodes."""
+        """Appends committed tokens and re-roots the tree.
+
+        Returns:
+            How many of the tokens, from the first, the tree had as nodes.
+        """
         num_known = 0
         for token_id in token_ids:
             self.committed.append(token_id)
@@ -185,7 +196,7 @@ class DraftTree:
             self.num_nodes -= 1
 
     def best_chain(self, max_len: int, min_path_logprob: float = -math.inf, *, is_sampled: bool = False) -> list[Node]:
-        """The chain to verify: from the root, always the best child, at most `max_len` nodes.
+        """Returns the chain to verify: from the root, always the best child, at most `max_len` nodes.
 
         A draft model's child is better than a retrieved one, a probable one better than an improbable one, the lower
         token id wins a tie. The chain ends where its path falls below `min_path_logprob`; its first node always stands.
@@ -211,8 +222,9 @@ class DraftTree:
         return chain
 
     def best_subtree(self, max_num_nodes: int, max_depth: int, min_path_logprob: float = -math.inf) -> list[Node]:
-        """The connected sub-tree to verify: the nodes with the most probable paths, most probable first, so parents
-        come before their children and every beginning of the list is connected too.
+        """Returns the connected sub-tree to verify: the nodes with the most probable paths, most probable first.
+
+        Parents come before their children, so every beginning of the list is connected too.
 
         None is deeper than `max_depth` below the root or less probable than `min_path_logprob`, but the first one
         always stands. The lower token id wins a tie.
@@ -234,7 +246,7 @@ class DraftTree:
         return found
 
     def live_nodes(self) -> Iterator[Node]:
-        """Every node below the root, parents before children."""
+        """Yields every node below the root, parents before children."""
         queue = list(self.root.children.values())
         for node in queue:
             yield node
@@ -242,7 +254,7 @@ class DraftTree:
 
 
 def _reweigh(node: Node, change: float) -> None:
-    """Adds to the path of a node and of all below it."""
+    """Adds to the path's log-probability of a node and of all below it."""
     stack = [node]
     while stack:
         changed = stack.pop()
@@ -252,19 +264,20 @@ def _reweigh(node: Node, change: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SparseRow:
-    """What a drafted token was drawn from: token i has probability weights[i] / total; all others have none."""
+    """A distribution that a drafted token was drawn from: token i has probability weights[i] / total, others have
+    none."""
 
     token_ids: Sequence[int]
-    """Each once."""
+    """Tokens, each once."""
     weights: Sequence[int]
-    """In parallel; at least 1 each."""
+    """Weights of the tokens, at least 1 each."""
     total: int = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "total", sum(self.weights))
 
     def probability(self, token_id: int) -> float:
-        """q of a token."""
+        """Returns the probability of a token."""
         for known, weight in zip(self.token_ids, self.weights, strict=True):
             if known == token_id:
                 return weight / self.total
@@ -272,7 +285,7 @@ class SparseRow:
 
 
 class StreamNodes:
-    """The node ids of one drafter's stream, translated into nodes of a tree.
+    """Translates the node ids of one drafter's stream into nodes of a tree.
 
     Remembers at most `max_num_ids` of the latest ids; a node below a forgotten one is ignored, like one below an
     unknown one.
@@ -284,8 +297,11 @@ class StreamNodes:
         self._max_num_ids = max_num_ids
 
     def add(self, draft: Draft) -> int:
-        """Adds a draft's nodes by the content rule. Returns how many of them stand in the tree or among the committed
-        tokens."""
+        """Adds a draft's nodes by the content rule.
+
+        Returns:
+            How many of them stand in the tree or among the committed tokens.
+        """
         num_standing = 0
         logprobs = draft.logprobs or [0.0] * len(draft.token_ids)
         q_rows = draft.q_rows or [None] * len(draft.token_ids)

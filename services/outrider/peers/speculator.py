@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias
 import grpc
 import structlog
 
-from outrider.core.params import InvalidParameter, Method, SamplingParams, SpeculationParams, Steering
+from outrider.core.params import InvalidParameter, SamplingParams, SpeculationParams, Steering
 from outrider.core.statistics import RunningMean, Traffic
 from outrider.core.tree import Draft, TokenId
 from outrider.peers.channel import SENSELESS, PeerState, reason_of, wait_before_retry
@@ -162,12 +162,7 @@ class SpeculationStream:
 
     def steer(self, steering: Steering) -> None:
         """Tells the speculator what was measured and decided. What it was told before and this leaves open, stays."""
-        known = self._steering
-        self._steering = Steering(
-            steering.speculation or known.speculation,
-            steering.forward_us or known.forward_us,
-            steering.round_trip_us or known.round_trip_us,
-        )
+        self._steering = self._steering.then(steering)
         self._is_steered = True
         self._fresh.set()
 
@@ -177,8 +172,7 @@ class SpeculationStream:
 
     @property
     def _is_paused(self) -> bool:
-        speculation = self._steering.speculation
-        return speculation is not None and speculation.method is Method.OFF
+        return self._steering.is_pause
 
     async def _run(self) -> None:
         breaker = self._peer.breaker

@@ -5,8 +5,8 @@ after all filters. The first refused one is replaced by a draw from the residual
 a whole chain comes one draw from p. A token that was picked, not drawn, has the one-hot q: it is kept with probability
 p(x), and the residual is p without x. The text then has exactly the target's distribution, if
 
-* q is what x was drawn from. Nobody can check that: a drafter that says otherwise bends the text. So a draft is drawn
-  from small integer weights, and those very integers are sent (`SparseRow`).
+* q is what x was drawn from. The target cannot check that: a drafter that sends another q bends the text. So a draft is
+  drawn from small integer weights, and those very integers are sent (`SparseRow`).
 * whether x is tested does not depend on x. So a chain may not end, nor a message be sent, because of the probability of
   a token that is in it (`DraftTree.best_chain`, `outrider.core.drafting.chain`).
 * every number that chance decides by is used once and independent of the others: the draft's
@@ -46,7 +46,7 @@ class Drafted(Protocol):
 
 
 def decides_by_ratio(sampling: SamplingParams, speculation: SpeculationParams) -> bool:
-    """Whether drafts are drawn and judged by the ratio rule. At temperature 0 both rules say the same, without q."""
+    """Returns true if drafts are drawn and judged by the ratio rule. At temperature 0 both rules agree, without q."""
     return speculation.is_ratio and not sampling.is_greedy
 
 
@@ -56,7 +56,7 @@ def decides_by_ratio(sampling: SamplingParams, speculation: SpeculationParams) -
 def sparse_row(
     token_ids: Sequence[TokenId], probabilities: Sequence[float], bias: float = 1.0, num_biased: int = 0
 ) -> SparseRow:
-    """What a draft is drawn from: the most probable tokens, their probabilities as integer weights.
+    """Returns the distribution that a draft is drawn from: the most probable tokens, with integer weights.
 
     Args:
         token_ids: At least one; the most probable first. Those too improbable for a weight are left out.
@@ -73,7 +73,16 @@ def sparse_row(
 
 
 def drawn_from(row: SparseRow, word: int) -> tuple[TokenId, int]:
-    """A token with exactly the row's probabilities, and its weight. `word` is uniform in [0, 2**64)."""
+    """Returns a token drawn with exactly the row's probabilities, and its weight.
+
+    Args:
+        row: The distribution.
+        word: Uniform in [0, 2**64).
+
+    Raises:
+        ValueError: `word` is outside its range.
+    """
+    # A fixed-point product: its bias is below total / 2**64, less than that of the weights' own rounding.
     place = (word * row.total) >> 64
     for token_id, weight in zip(row.token_ids, row.weights, strict=True):
         place -= weight
@@ -85,13 +94,14 @@ def drawn_from(row: SparseRow, word: int) -> tuple[TokenId, int]:
 def sampled_candidates(
     row: SparseRow, token_ids: Sequence[TokenId], logprobs: Sequence[float], word: int, k: int
 ) -> list[Candidate]:
-    """A token drawn from the row, and at most k - 1 others, the most probable first, as picks.
+    """Returns a token drawn from the row, and at most k - 1 others, the most probable first, as picks.
 
     Args:
-        row: What is drawn from.
+        row: The distribution.
         token_ids: The most probable first.
         logprobs: In parallel; the draft model's, not biased.
-        word: Uniform in [0, 2**64), and of no other use.
+        word: Uniform in [0, 2**64), and used for nothing else.
+        k: Most candidates.
     """
     drawn, weight = drawn_from(row, word)
     candidates = [Candidate(drawn, math.log(weight / row.total), row)]
@@ -107,28 +117,30 @@ def sampled_candidates(
 def first_refused(
     target_probabilities: Sequence[float], chain: Sequence[Drafted], seed: int, first_output_index: int
 ) -> int:
-    """How many tokens of a chain come before the first that is refused; the length of the chain if none is.
+    """Returns how many tokens of a chain come before the first that is refused: all, if none is.
 
     Args:
         target_probabilities: p of each token of the chain, after those before it.
         chain: In parallel.
         seed: Of the generation.
-        first_output_index: How many tokens the generation put out before the chain.
+        first_output_index: Tokens that the generation put out before the chain.
     """
     for index, (probability, drafted) in enumerate(zip(target_probabilities, chain, strict=True)):
         claimed = claimed_probability(drafted)
+        # u >= p / q without the division: q may be small.
         if acceptance_uniform(seed, first_output_index + index) * claimed >= probability:
             return index
     return len(chain)
 
 
 def claimed_probability(drafted: Drafted) -> float:
-    """q of a drafted token; 1 for one that was picked, or that its row does not have, so cannot have been drawn."""
+    """Returns q of a drafted token: 1 for one that was picked, or that its row does not have, so cannot have been
+    drawn."""
     return 1.0 if drafted.q is None else drafted.q.probability(drafted.token_id) or 1.0
 
 
 def claimed_row(drafted: Drafted) -> SparseRow:
-    """q as a whole; the one-hot row for a token that was picked, or that its row does not have."""
+    """Returns q as a whole: the one-hot row for a token that was picked, or that its row does not have."""
     row = drafted.q
     if row is None or drafted.token_id not in row.token_ids:
         return SparseRow((drafted.token_id,), (1,))
@@ -136,7 +148,8 @@ def claimed_row(drafted: Drafted) -> SparseRow:
 
 
 class DraftNoise:
-    """The noise of one session. The same context has the same noise, whatever of it is committed."""
+    """Makes the random words of one session's drafts. The same context has the same word, whatever part of it is
+    committed, so a chain that is drafted again is the same chain."""
 
     def __init__(self, seed: int) -> None:
         key = seed.to_bytes(8, "little")
@@ -144,7 +157,7 @@ class DraftNoise:
         self._num_hashed = 0
 
     def words(self, tree: DraftTree, expansion: Expansion) -> list[int]:
-        """A word for each draw that an expansion's logits are for: uniform in [0, 2**64).
+        """Returns a word for each draw that an expansion's logits are for: uniform in [0, 2**64).
 
         The first ones are for the nodes, one each, then one for each token of the phrase.
         """
@@ -174,7 +187,7 @@ def _bytes(token_ids: Sequence[TokenId]) -> bytes:
 
 
 def _path(root: Node, node: Node) -> list[TokenId]:
-    """The tokens below the root down to a node."""
+    """Returns the tokens below the root down to a node."""
     path: list[TokenId] = []
     above: Node | None = node
     while above is not None and above is not root:

@@ -33,7 +33,7 @@ FMIX32 = (16, 0x85EBCA6B, 13, 0xC2B2AE35, 16)
 
 
 def _mix_64(word: int) -> int:
-    """The output function of splitmix64: a bijection of 64-bit words."""
+    """Applies the output function of splitmix64, a bijection of 64-bit words."""
     word = (word + GOLDEN_64) & MASK_64
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK_64
@@ -41,13 +41,14 @@ def _mix_64(word: int) -> int:
 
 
 def row_key(seed: int, output_index: int) -> tuple[int, int]:
-    """Two 32-bit words that select the noise of one output index. For one seed, all indices have different keys."""
+    """Returns two 32-bit words that select the noise of one output index. For one seed, all indices have different
+    keys."""
     key = _mix_64(_mix_64(seed) ^ output_index)
     return key >> 32, key & 0xFFFFFFFF
 
 
 def acceptance_uniform(seed: int, output_index: int) -> float:
-    """What decides under the ratio rule whether a drafted token is kept: in [0, 1), one for each output index.
+    """Returns the uniform that decides under the ratio rule if a drafted token is kept: in [0, 1), one for an index.
 
     Independent of the Gumbel noise: its key is that of an output index that no text reaches.
     """
@@ -56,7 +57,7 @@ def acceptance_uniform(seed: int, output_index: int) -> float:
 
 
 def _finalise(words: npt.NDArray[np.uint32], constants: tuple[int, int, int, int, int]) -> None:
-    """One round, in place; the products wrap at 32 bits."""
+    """Applies one round in place; the products wrap at 32 bits."""
     first, factor, second, factor_2, third = constants
     words ^= words >> np.uint32(first)
     words *= np.uint32(factor)
@@ -66,7 +67,7 @@ def _finalise(words: npt.NDArray[np.uint32], constants: tuple[int, int, int, int
 
 
 def hash_rows(seed: int, output_indices: Sequence[int], token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-    """A 32-bit word for each output index and each token id.
+    """Returns a 32-bit word for each output index and each token id.
 
     Returns:
         uint32 [num output indices, num token ids].
@@ -80,13 +81,14 @@ def hash_rows(seed: int, output_indices: Sequence[int], token_ids: npt.NDArray[n
 
 
 def gumbel_rows(seed: int, output_indices: Sequence[int], token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Standard Gumbel noise for each output index and each token id: float32 [num output indices, num token ids].
+    """Returns standard Gumbel noise for each output index and each token id: float32 [num output indices, num token
+    ids].
 
     Computed in float64: in float32 the largest hashes would all round to a uniform of 1, and to infinite noise.
     The noise lies between -3.14 and 22.9.
     """
     uniform = hash_rows(seed, output_indices, token_ids).astype(np.float64)
-    uniform += 0.5
+    uniform += 0.5  # neither 0 nor 1: both logarithms stay finite
     uniform *= 2.0**-32
     np.log(uniform, out=uniform)
     np.negative(uniform, out=uniform)
@@ -96,13 +98,13 @@ def gumbel_rows(seed: int, output_indices: Sequence[int], token_ids: npt.NDArray
 
 
 def gumbel(seed: int, output_index: int, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Standard Gumbel noise for each token id at one output index: float32, of the shape of `token_ids`."""
+    """Returns standard Gumbel noise for each token id at one output index: float32, of the shape of `token_ids`."""
     noise: npt.NDArray[np.float32] = gumbel_rows(seed, (output_index,), token_ids)[0]
     return noise
 
 
 def gumbel_of(seed: int, output_index: int, token_ids: Sequence[int]) -> list[float]:
-    """As `gumbel`, in double precision, without arrays: quicker for a handful of tokens."""
+    """Returns the same as `gumbel`, in double precision, without arrays: quicker for a handful of tokens."""
     first, second = row_key(seed, output_index)
     noise = []
     for token_id in token_ids:
@@ -112,7 +114,7 @@ def gumbel_of(seed: int, output_index: int, token_ids: Sequence[int]) -> list[fl
 
 
 def _finalised(word: int, constants: tuple[int, int, int, int, int]) -> int:
-    """`_finalise` of one word."""
+    """Applies `_finalise` to one word."""
     first, factor, second, factor_2, third = constants
     word ^= word >> first
     word = (word * factor) & MASK_32

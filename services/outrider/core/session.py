@@ -20,7 +20,7 @@ from outrider.core.tree import DraftTree, Node, TokenId
 
 
 class FinishReason(Enum):
-    """Why a generation ended. The values are those of the wire."""
+    """The reason why a generation ended. The values are those of the wire."""
 
     LENGTH = 1
     STOP = 2
@@ -28,12 +28,12 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one round decided."""
+    """The decision of one round."""
 
     num_drafted: int
     """Drafted tokens that were verified."""
     num_accepted: int
-    """How many of them were kept: a path from the root."""
+    """Drafted tokens that were kept: a path from the root."""
     accepted_rows: tuple[int, ...]
     """Rows of the kept tokens, the root being row 0."""
     base_len: int
@@ -42,7 +42,7 @@ class Verdict:
     """Tokens committed by it: the accepted ones and the next token, cut at the end of the generation. Empty if it
     begins with a stop."""
     sources: tuple[Source, ...]
-    """Where each came from."""
+    """Origin of each token."""
     rejected_token_id: TokenId | None
     """The most probable drafted token at the place of the next token, if there was one: it was refused."""
     rejected_row: int | None
@@ -74,7 +74,7 @@ class SessionSpec:
 
 
 def ending_of(spec: SessionSpec) -> Verdict | None:
-    """The last verdict of a generation whose resumed tokens are all that it may emit; None = it goes on."""
+    """Returns the last verdict of a generation whose resumed tokens are all that it may emit, or None if it goes on."""
     num_resumed = len(spec.resume_token_ids)
     if num_resumed < spec.max_tokens:
         return None
@@ -93,7 +93,7 @@ def ending_of(spec: SessionSpec) -> Verdict | None:
 
 
 class Session:
-    """One generation. The caller owns the model, the clock and the streams."""
+    """Runs one generation as a state machine. The caller owns the model, the clock and the streams."""
 
     def __init__(self, spec: SessionSpec, totals: Counts | None = None) -> None:
         """`totals` are those of the process; its statistics are added to them. None means that there are none."""
@@ -103,7 +103,7 @@ class Session:
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: TokenId | None = None
         self.decides_by_ratio = decides_by_ratio(spec.sampling, spec.speculation)
-        """Whether the draws that `apply` takes come from `outrider.core.acceptance`."""
+        """True if the draws that `apply` takes come from the ratio rule (`outrider.core.acceptance`)."""
 
     @property
     def committed(self) -> Sequence[TokenId]:
@@ -126,13 +126,13 @@ class Session:
         return min(self.spec.speculation.num_speculative_tokens, self.num_wanted - 1)
 
     def next_chain(self) -> list[Node]:
-        """The chain for the next round, possibly empty."""
+        """Returns the chain for the next round, possibly empty."""
         return self.tree.best_chain(
             self.max_chain_len, self.spec.speculation.min_path_logprob, is_sampled=self.decides_by_ratio
         )
 
     def next_subtree(self, max_num_nodes: int) -> list[Node]:
-        """The sub-tree for the next round, possibly empty: parents before children, the most probable first."""
+        """Returns the sub-tree for the next round, possibly empty: parents before children, the most probable first."""
         return self.tree.best_subtree(max_num_nodes, self.max_chain_len)
 
     def apply(self, nodes: Sequence[Node], draws: Sequence[TokenId]) -> Verdict:

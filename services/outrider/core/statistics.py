@@ -148,7 +148,7 @@ class Statistics(Counts):
     """True if a peer that the method needs was missing for part of the generation."""
     round_times: list[RoundTime] = field(default_factory=list)
     draft_times: list[DraftTime] = field(default_factory=list)
-    """Of the drafts that were waited for and whose time is known."""
+    """Times of the drafts that were waited for and whose time is known."""
     decisions: Sequence[Decision] = ()
     """Strategies that `Method.AUTO` has used."""
 
@@ -159,7 +159,7 @@ class Statistics(Counts):
 
 
 def median_or_zero(values: Sequence[float]) -> float:
-    """The median; 0 of nothing."""
+    """Returns the median, or 0 without values."""
     return median(values) if values else 0.0
 
 
@@ -177,7 +177,7 @@ class RunningMean:
         self.value = value if self.value is None else self.value + self._weight * (value - self.value)
 
     def get(self, default: float) -> float:
-        """The mean, or `default` while there is none."""
+        """Returns the mean, or `default` before the first value."""
         return default if self.value is None else self.value
 
 
@@ -202,5 +202,5 @@ class Histogram:
 
     @property
     def num_observations(self) -> int:
-        """How many there were."""
+        """Number of observations."""
         return sum(self.counts)

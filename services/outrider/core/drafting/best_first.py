@@ -1,4 +1,4 @@
-"""best-first: the most probable unexpanded nodes anywhere in the tree.
+"""Growth of `best-first`: the most probable unexpanded nodes anywhere in the tree.
 
 CARD's beam and SAGUARO's fan-out are special cases: a beam is what best-first grows where all layers are equally sure,
 a fan-out what it grows around a sure chain. It needs neither layers nor outcomes: a node is worth its path's
@@ -28,7 +28,7 @@ MIN_CHILD = 0.001
 READY = 0.3
 """Once all more probable paths have ended, the target has what it would verify: it is told at once."""
 FIRST_CHAIN = 16
-"""So many nodes are a first message, however probable what comes behind them."""
+"""Nodes that are a first message, however probable what comes behind them."""
 NUM_EXPANDED_WAITING = 1
 """Nodes a forward while the target waits for the first message: further rows cost time."""
 NUM_EXPANDED_WORKING = 8
@@ -38,7 +38,7 @@ BATCH = 16
 
 
 class BestFirstGrowth:
-    """The frontier of one session's tree, the most promising node first."""
+    """Grows one session's tree at its frontier, the most promising node first."""
 
     def __init__(self, params: SpeculationParams) -> None:
         self._num_expanded = params.best_first.num_expanded
@@ -51,30 +51,30 @@ class BestFirstGrowth:
         self._next: list[Node] = []
         self._too_deep: list[Node] = []
         self._grown: list[Child] = []
-        """What is becoming nodes, and is not in the frontier yet."""
-        self._spares: dict[Node, list[Candidate]] = {}
-        """What was found below a node and was too improbable."""
+        """Candidates that are becoming nodes, and are not in the frontier yet."""
+        self._improbable: dict[Node, list[Candidate]] = {}
+        """Candidates below a node that were too improbable."""
         self._is_new = True
         self._is_awaited = True
         self._num_found = 0
         """Nodes that forwards have found since the last commit."""
         self._stale_tokens = 0.0
         self._best_logprob = RunningMean(0.05)
-        """Of the best child of an expanded node."""
+        """Mean log-probability of the best child of an expanded node."""
 
     def known_children(self, tree: DraftTree) -> list[Child]:
-        """What was too improbable before the commit and is not now."""
+        """Returns candidates that were too improbable before the commit and are not now."""
         chosen = []
-        for node, candidates in list(self._spares.items()):
+        for node, candidates in list(self._improbable.items()):
             if node is not tree.root and node.state is not NodeState.LIVE:
-                del self._spares[node]
+                del self._improbable[node]
                 continue
             chosen += self._choose(tree, node, candidates)
         self._grown += chosen
         return chosen
 
     def foresee(self, stale_tokens: float) -> None:
-        """How many tokens the target will be further when what is drafted now has arrived."""
+        """Sets the horizon: tokens that the target will be further when what is drafted now has arrived."""
         self._stale_tokens = stale_tokens
         self._max_depth = reach(self._params.lookahead, self._params.num_speculative_tokens, stale_tokens)
 
@@ -93,7 +93,7 @@ class BestFirstGrowth:
         return Expansion(tuple(self._next), self._num_children) if self._next else None
 
     def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
-        """Every candidate that is probable enough, and the best one in any case."""
+        """Returns every candidate that is probable enough, and the best one in any case."""
         self._next, chosen = [], []
         for node, candidates in zip(expansion.nodes, found, strict=True):
             if candidates:
@@ -105,7 +105,7 @@ class BestFirstGrowth:
         return chosen
 
     def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
-        """What was about to be expanded is compared anew; the target may be waiting."""
+        """Compares all open nodes again: the horizon is measured from the new root, and the target may be waiting."""
         self._is_awaited, self._num_found = True, 0
         open_nodes = [*self._next, *self._too_deep, *(entry[-1] for entry in self._frontier), *nodes_of(self._grown)]
         self._next, self._too_deep, self._grown, self._frontier = [], [], [], []
@@ -114,8 +114,8 @@ class BestFirstGrowth:
                 self._push(tree, node)
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
-        """The first one after a commit when it holds what the target would verify: a whole chain, or all that is
-        probable; later ones in batches."""
+        """Returns true for the first message after a commit when it holds what the target would verify: a whole chain,
+        or all that is probable; later for each batch."""
         if not self._is_awaited:
             return num_unsent >= BATCH
         root = tree.root
@@ -129,14 +129,14 @@ class BestFirstGrowth:
         return not self._is_awaited
 
     def _choose(self, tree: DraftTree, node: Node, candidates: Sequence[Candidate]) -> list[Child]:
-        """Those that are probable enough now; the others are spare."""
+        """Returns the candidates that are probable enough now, and keeps the others."""
         least = tree.root.path_logprob + math.log(MIN_CHILD) - node.path_logprob
         # One by one: calibrated, a lower rank may be the more probable one.
-        spares = [candidate for candidate in candidates if candidate.logprob < least]
-        if spares:
-            self._spares[node] = spares
+        improbable = [candidate for candidate in candidates if candidate.logprob < least]
+        if improbable:
+            self._improbable[node] = improbable
         else:
-            self._spares.pop(node, None)
+            self._improbable.pop(node, None)
         return [Child(node, candidate) for candidate in candidates if candidate.logprob >= least]
 
     def _take(self, tree: DraftTree) -> None:
@@ -156,7 +156,7 @@ class BestFirstGrowth:
             (self._next if node.position < deepest else self._too_deep).append(node)
 
     def _push(self, tree: DraftTree, node: Node) -> None:
-        """Orders by the log-probability of the node's path where it begins to count."""
+        """Adds a node to the frontier, ordered by the log-probability of its path where it begins to count."""
         missing = max(0.0, self._stale_tokens - (node.position - tree.root.position))
         worth = node.path_logprob + missing * self._best_logprob.get(-0.3)
         heapq.heappush(self._frontier, (-worth, next(self._ranks), node))

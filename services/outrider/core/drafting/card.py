@@ -25,7 +25,7 @@ MIN_REFILL = 0.01
 
 
 class CardGrowth:
-    """The beam of one session's tree. It grows a layer with each forward, down to `lookahead` layers.
+    """Grows one session's tree as a beam: a layer with each forward, down to `lookahead` layers.
 
     **After a commit** it goes on with the layer that it would have expanded next, as far as that survived. Where
     nothing of that did, the beam has diverged: the deepest layer with survivors has been expanded already. Then the
@@ -41,8 +41,8 @@ class CardGrowth:
     not told where to go) a commit still drops what it contradicts, because nothing else can be queried; but the beam
     does not react. The places of contradicted candidates are lost: later layers have at most as many nodes as survived
     of the layer at which the beam stood. If none survived, the beam stands still, as if it went on below candidates
-    that nobody can use, and the target gets along with what is left above. Only when the committed tokens have come to
-    the beam's last layer, so that no layer lies ahead, does it begin anew from the root, with all its places.
+    that cannot be used, and the target gets along with what is left above. Only when the committed tokens have come to
+    the beam's last layer, so that no layer lies ahead, does it start again from the root, with all its places.
 
     **Messages.** A layer is a message: a sibling is of use only if the target's side has it when the verdict comes.
     But a target that has nothing, or whose chain breaks off while it is probable, may be waiting, and takes the first
@@ -60,7 +60,7 @@ class CardGrowth:
         self._num_places = self._beam_width
         """Most nodes of the next layer."""
         self._layer: list[Node] | None = None
-        """What is expanded next; None = nobody has looked yet."""
+        """Nodes that are expanded next. None until the first look at the tree."""
         self._diverged: list[Node] = []
         """The deepest layer with survivors, all expanded, while nothing stands below it."""
         self._chosen: list[Child] = []
@@ -71,12 +71,12 @@ class CardGrowth:
         self._refilled: list[Node] = []
         """Not expanded, in layers that the beam has passed."""
         self._cut: list[Child] = []
-        """What will be refilled with."""
+        """Candidates that come back into layers with free places, before they are in the tree."""
         self._is_awaited = True
 
     def next_expansion(self, tree: DraftTree) -> Expansion | None:
-        """What came back into earlier layers, unless the target may be waiting; then the last layer, until it is
-        `lookahead` deep."""
+        """Returns the nodes that came back into earlier layers, unless the target may be waiting; then the last layer,
+        until it is `lookahead` deep."""
         self._take_in(tree)
         if self._refilled and not self._is_awaited:
             return Expansion(tuple(self._refilled[: self._beam_width]), self._num_children)
@@ -87,7 +87,7 @@ class CardGrowth:
         return Expansion(tuple(layer), self._num_children)
 
     def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
-        """The K best of all candidates, by the probability of their path (eqs. 5 to 9)."""
+        """Returns the K best of all candidates, by the probability of their path (eqs. 5 to 9)."""
         self._secondary.update(zip(expansion.nodes, found, strict=True))
         if expansion.nodes[0] in self._refilled:
             expanded = set(expansion.nodes)
@@ -97,7 +97,7 @@ class CardGrowth:
         return self._choose(all_children(expansion, found))
 
     def known_children(self, tree: DraftTree) -> list[Child]:
-        """Where the beam has diverged, the K best of the secondary cache; and what comes back into layers."""
+        """Returns the K best of the secondary cache where the beam has diverged, and what comes back into layers."""
         kept = [Child(node, candidate) for node in self._diverged for candidate in self._secondary.get(node, ())]
         chosen = self._choose(kept) if kept else []
         if self._is_corrected:
@@ -105,7 +105,8 @@ class CardGrowth:
         return chosen + self._cut
 
     def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
-        """Correction: the beam goes on where the target did. See the class for what happens without."""
+        """Corrects the beam (section 2.4): it goes on where the target did. The class says what happens without
+        correction."""
         self._take_in(tree)
         root = tree.root
         self._refilled = [node for node in self._refilled if _is_open(node, tree)]
@@ -126,11 +127,11 @@ class CardGrowth:
         self._is_awaited = self._chain_is_open(tree, math.log(OPEN_PROBABILITY))
 
     def foresee(self, stale_tokens: float) -> None:
-        """The paper's beam is as wide near the root as far from it; but it need not go on for ever."""
+        """Limits the depth. The width stays: the paper's beam is as wide near the root as far from it."""
         self._max_depth = reach(self._lookahead, self._chain_len, stale_tokens)
 
     def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
-        """Every layer; but while the target may be waiting, only with the whole chain."""
+        """Returns true for every layer; while the target may be waiting, only with the whole chain."""
         self._is_awaited = self._is_awaited and self._chain_is_open(tree, -math.inf)
         return not self._is_awaited
 
@@ -142,8 +143,8 @@ class CardGrowth:
         return self._chosen
 
     def _best_cut(self, tree: DraftTree, parents: Iterable[Node], last_position: int) -> list[Child]:
-        """What was found below these nodes and is not in the tree: for each layer down to `last_position`, the best, as
-        many as it has room for."""
+        """Returns the best candidates below these nodes that are not in the tree: for each layer down to
+        `last_position`, as many as it has room for."""
         least = tree.root.path_logprob + math.log(MIN_REFILL)
         cut: dict[int, list[Child]] = {}
         for node in parents:
@@ -176,7 +177,7 @@ class CardGrowth:
             self._cut = []
 
     def _find_layer(self, tree: DraftTree) -> None:
-        """Where the beam goes on in a tree that anybody may have grown."""
+        """Finds the layer to go on with in a tree that another policy may have grown."""
         layer = [tree.root]
         while below := [child for node in layer for child in node.children.values()]:
             layer = below
@@ -187,7 +188,7 @@ class CardGrowth:
         self._diverged = [] if self._layer else layer
 
     def _chain_is_open(self, tree: DraftTree, min_path_logprob: float) -> bool:
-        """Whether the best chain is shorter than the target would have it, at least so probable, and may yet grow."""
+        """Returns true if the best chain may yet grow: it is shorter than the target verifies at once, and probable."""
         chain = tree.best_chain(self._chain_len)
         end = chain[-1] if chain else tree.root
         is_probable = end.path_logprob - tree.root.path_logprob >= max(self._min_chain_logprob, min_path_logprob)
@@ -195,10 +196,10 @@ class CardGrowth:
 
 
 def _is_open(node: Node, tree: DraftTree) -> bool:
-    """Whether a node of the tree waits for its forward."""
+    """Returns true if a node of the tree waits for its forward."""
     return not node.is_expanded and (node.state is NodeState.LIVE or node is tree.root)
 
 
 def _path_logprob(child: Child) -> float:
-    """Eq. 3, as a logarithm."""
+    """Returns the path score of eq. 3 as a logarithm."""
     return child.parent.path_logprob + child.candidate.logprob

@@ -1,4 +1,4 @@
-"""What followed the last tokens, the times they were seen before: a tier of n-grams, and what a lookup in it returns.
+"""A tier of n-grams and the tokens that followed them, and the continuation that a lookup in it returns.
 
 The retrieval of DOUBLE (Algorithm 3) without its gaps: streams are indexed as they are, continuations may be short, and
 followers are ranked by how often and how lately they came. `prior.py` has the tier that never changes, and
@@ -30,23 +30,23 @@ FANOUT = (4, 2)
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What followed a context: a small tree. The three lists run in parallel.
+    """A small tree of tokens that followed a context. The three lists run in parallel.
 
     The most counted path comes first, its nodes in order; the alternatives at its first positions come after it.
     """
 
     match_len: int
-    """Length of the suffix that matched; 0 = nothing found, and no nodes."""
+    """Length of the suffix that matched. 0 means that nothing was found, and there are no nodes."""
     tier: Source | None
     """The tier that matched."""
     parent_offsets: tuple[int, ...]
-    """Distance from a node to its parent; 0 = follows the context directly."""
+    """Distance from a node to its parent. 0 means that it follows the context directly."""
     token_ids: tuple[TokenId, ...]
     counts: tuple[int, ...]
-    """How often each token followed the n-gram before it."""
+    """Number of times that each token followed the n-gram before it."""
 
     def chain(self) -> tuple[TokenId, ...]:
-        """The most counted path."""
+        """Returns the most counted path."""
         return self.token_ids[: num_chained(self)]
 
 
@@ -54,7 +54,7 @@ NOTHING = Continuation(0, None, (), (), ())
 
 
 def num_chained(continuation: Continuation) -> int:
-    """Length of the most counted path."""
+    """Returns the length of the most counted path."""
     return _num_chained(continuation.parent_offsets)
 
 
@@ -74,7 +74,7 @@ def continuation_of(
     counts: Sequence[int],
     alternatives: Iterable[tuple[int, Follower]],
 ) -> Continuation:
-    """Lays a continuation out.
+    """Returns a continuation from a path and its alternatives.
 
     Args:
         token_ids: The most counted path; one token at least.
@@ -148,11 +148,11 @@ class NgramTier:
                             del table[by_age.popleft()]
 
     def followers(self, ngram: Ngram) -> tuple[Follower, ...]:
-        """What followed the n-gram: the most counted first, the latest first among equals."""
+        """Returns the followers of the n-gram: the most counted first, the latest first among equals."""
         return self._followers.get(ngram, ())
 
     def longest(self, tail: Ngram, min_len: int = 1) -> tuple[Ngram, tuple[Follower, ...]] | None:
-        """The longest n-gram that the tail ends with, of min_len tokens at least, and its followers; None = none."""
+        """Returns the longest known n-gram of at least min_len tokens that the tail ends with, and its followers."""
         table = self._followers
         for first in range(len(tail) - min_len + 1):
             ngram = tail[first:]
@@ -196,7 +196,7 @@ class NgramTier:
 
 
 def _counted(followers: tuple[Follower, ...], token_id: TokenId) -> tuple[Follower, ...]:
-    """The followers, one of them counted once more. There is one at least."""
+    """Returns the followers with one of them counted once more. There must be one at least."""
     index, count = min(len(followers), MAX_FOLLOWERS - 1), 1
     for number, (other, times) in enumerate(followers):
         if other == token_id:

@@ -1,4 +1,4 @@
-"""What each side of a session looks up: in which tiers, after how many tokens."""
+"""Plans of retrieval: the tiers that each side of a session looks up, after how many tokens."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ MAX_PHRASE_LEN = 10
 
 @dataclass(frozen=True, slots=True)
 class RetrievalPlan:
-    """What one side of a session looks up."""
+    """The lookups of one side of a session."""
 
     max_match_len: int = NGRAM_ORDER
     """Longest n-gram that is looked up in process."""
     context_len: int = CONTEXT_LEN
-    """Last tokens that the datastore is told: no tier of it matches more."""
+    """Last tokens that are sent to the datastore: none of its tiers matches more."""
     tiers: tuple[Source, ...] = TIERS
-    """Which are asked, here and in the datastore."""
+    """Tiers that are looked up, here and in the datastore."""
     max_phrase_len: int = MAX_PHRASE_LEN
     """Most retrieved tokens that one draft forward verifies."""
     is_ranked_by_noise: bool = True
-    """Whether tokens that followed the same n-gram are ranked with the target's noise."""
+    """Ranks tokens that followed the same n-gram with the target's noise."""
     looks_ahead: bool = False
-    """Whether the datastore is asked for what comes behind a continuation before that is used up."""
+    """Asks the datastore for what comes behind a continuation before that is used up."""
 
     @property
     def is_in_process(self) -> bool:
-        """Whether anything is looked up without the datastore."""
+        """True if anything is looked up without the datastore."""
         return set(self.tiers) != {Source.RING}
 
 
 def target_plan(params: SpeculationParams) -> RetrievalPlan | None:
-    """What the verifier looks up; None = nothing."""
+    """Returns the verifier's plan. None means that it looks nothing up."""
     by_noise = _is_ranked_by_noise(params)
     match params.method:
         case Method.DOUBLE:
@@ -51,7 +51,7 @@ def target_plan(params: SpeculationParams) -> RetrievalPlan | None:
 
 
 def draft_plan(params: SpeculationParams) -> RetrievalPlan | None:
-    """What the speculator looks up; None = nothing."""
+    """Returns the speculator's plan. None means that it looks nothing up."""
     by_noise = _is_ranked_by_noise(params)
     if params.method is Method.DOUBLE:
         return _double_plan(params, by_noise) if params.double.draft_retrieval else None
@@ -67,5 +67,5 @@ def _double_plan(params: SpeculationParams, by_noise: bool) -> RetrievalPlan:
 
 
 def _is_ranked_by_noise(params: SpeculationParams) -> bool:
-    """Under the ratio rule a guess that knew the noise of the target's next token would bend the text."""
+    # Under the ratio rule a guess that knew the noise of the target's next token would bend the text.
     return params.shared_noise and not params.is_ratio

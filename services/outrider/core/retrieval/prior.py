@@ -46,7 +46,7 @@ other followers begin. Side by side, so that a step of a walk waits for memory o
 
 
 class PriorTable:
-    """What followed each n-gram of some documents. Immutable; any number of threads may read it.
+    """Knows what followed each n-gram of some documents. Immutable; any number of threads may read it.
 
     Gives the answers of an `NgramTier` that has learned the same documents, save where an n-gram has more than
     MAX_FOLLOWERS different followers: the table counts them all and keeps the most counted, then the latest. The tier
@@ -114,13 +114,16 @@ class PriorTable:
         return len(self._tokens) + sum(len(items) * items.itemsize for items in arrays)
 
     def followers(self, ngram: Ngram) -> tuple[Follower, ...]:
-        """What followed the n-gram: the most counted first, the latest first among equals."""
+        """Returns the followers of the n-gram: the most counted first, the latest first among equals."""
         match_len, node = self.longest(ngram)
         return self._followers_at(node) if ngram and match_len == len(ngram) else ()
 
     def longest(self, tail: Ngram, refused: Container[TokenId] = ()) -> tuple[int, int]:
-        """The longest n-gram that the tail ends with and that has a follower which is not refused: its length, and its
-        node for `walk`. 0 and -1 = there is none."""
+        """Finds the longest n-gram that the tail ends with and that has a follower which is not refused.
+
+        Returns:
+            Its length, and its node for `walk`; 0 and -1 if there is no such n-gram.
+        """
         word, words = _SEED, []
         for token_id in reversed(tail[-self.max_match_len :]):
             word = ((word ^ token_id) * _FACTOR) & MASK_64
@@ -142,7 +145,8 @@ class PriorTable:
         return self._walk(match_len, node, max_len, [], [], [])
 
     def walk_past(self, refused: Container[TokenId], ngram: Ngram, node: int, max_len: int) -> Continuation:
-        """As `walk`, but some tokens are passed over at the first step. The n-gram has another follower."""
+        """Does the same as `walk`, but passes over some tokens at the first step. The n-gram must have another
+        follower."""
         (token_id, count), *others = (pair for pair in self._followers_at(node) if pair[0] not in refused)
         alternatives = [(0, follower) for follower in others[: FANOUT[0] - 1]]
         _, node = self.longest((*ngram, token_id))
@@ -172,8 +176,8 @@ class PriorTable:
         return continuation_of(match_len, Source.PRIOR, token_ids, counts, alternatives)
 
     def entries(self) -> Iterator[tuple[bytes, bytes]]:
-        """Each n-gram, the shorter ones first: its tokens (4 bytes each) and its followers (token id and count, 4 bytes
-        each; the most counted first, then the latest), all little-endian."""
+        """Yields each n-gram, the shorter ones first: its tokens (4 bytes each) and its followers (token id and count,
+        4 bytes each; the most counted first, then the latest), all little-endian."""
         tokens = self._tokens
         bests = np.frombuffer(self._nodes, np.int32).reshape(-1, _WIDTH)[:, 1:3].astype("<u4").tobytes()
         others = np.frombuffer(self._others, np.uint32).astype("<u4").tobytes()
@@ -183,7 +187,7 @@ class PriorTable:
                 yield tokens[4 * (end - n) : 4 * end], bests[best : best + 8] + others[4 * begin : 4 * stop]
 
     def _find(self, word: int, n: int) -> int:
-        """Node of the n-gram of n tokens with that hash; -1 = there is none."""
+        """Returns the node of the n-gram of n tokens with that hash, or -1."""
         bucket = word >> self._shifts[n]
         directory, hashes = self._directories[n], self._hashes
         end = directory[bucket + 1]
@@ -204,7 +208,7 @@ class _Level:
     ends: Ints
     """Position behind the n-gram's latest occurrence."""
     gotos: Ints
-    """Node to go on with after the first follower; -1 = none."""
+    """Node to go on with after the first follower, or -1."""
     bests: Ints
     """[n-grams, 2]: the first follower and its count."""
     num_others: Ints
@@ -213,7 +217,7 @@ class _Level:
 
 
 def _levels_of(text: Text, max_match_len: int) -> list[_Level]:
-    """The n-grams of one to max_match_len tokens.
+    """Returns the n-grams of one to max_match_len tokens.
 
     A run that goes on with one more token is a longer run: so followers are the runs of the next length, and a goto is
     the longest n-gram that such a run ends with.
@@ -249,8 +253,8 @@ def _levels_of(text: Text, max_match_len: int) -> list[_Level]:
 
 
 def _followers_of(ngrams: Ints, runs: Runs, num_ngrams: int) -> tuple[Ints, Ints]:
-    """The runs by the n-gram that they continue, the most counted first, then the latest: MAX_FOLLOWERS of each at
-    most. And how many of each that are."""
+    """Returns the runs by the n-gram that they continue, the most counted first, then the latest, at most MAX_FOLLOWERS
+    of each; and the number of runs for each n-gram."""
     order = np.lexsort((-runs.lasts, -runs.counts, ngrams))
     sizes = np.bincount(ngrams, minlength=num_ngrams)
     ranks = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -258,7 +262,7 @@ def _followers_of(ngrams: Ints, runs: Runs, num_ngrams: int) -> tuple[Ints, Ints
 
 
 def _array(typecode: str, parts: Sequence[npt.NDArray[np.generic]]) -> array[int]:
-    """Parts in a row, as an array whose items are read far more quickly than numpy's."""
+    """Returns the parts in a row, as an array whose items are read far more quickly than numpy's."""
     items: array[int] = array(typecode)
     for part in parts:
         items.frombytes(part.astype(f"{'i' if typecode == 'i' else 'u'}{items.itemsize}").tobytes())
@@ -285,13 +289,13 @@ class Runs:
     """The different runs of one length. The last three arrays run in parallel."""
 
     run_at: Ints
-    """[number of tokens]: the run that ends with each token; -1 = its document is too short up to there."""
+    """[number of tokens]: the run that ends with each token. -1 means that its document is too short up to there."""
     counts: Ints
-    """How often each run occurs."""
+    """Number of occurrences of each run."""
     lasts: Ints
     """Position of the last token of its latest occurrence."""
     is_followed: npt.NDArray[np.bool_]
-    """Whether a token of the same document comes after one of the occurrences."""
+    """True if a token of the same document comes after one of the occurrences."""
 
 
 def join(documents: Sequence[Sequence[int]]) -> Text:

@@ -1,4 +1,4 @@
-"""One session's retrieval in process: what its tiers say comes next, as guesses with probabilities.
+"""One session's retrieval in process: guesses from its tiers, with the probability that the target agrees.
 
 No message is sent for any of it. The prior and the shared tier are copies that others keep up to date (`TierSource`);
 the dynamic tier learns from the session's own commits, as its original in the datastore does. So it knows what the
@@ -7,8 +7,7 @@ dynamic tier, which DOUBLE's ablation takes away, the rejected tier learns what 
 
 A count says how often a token followed, not how often the target will agree. `RetrievalCalibration` measures that, over
 all sessions of a process. Above temperature 0 the target's draw is known but for its logits: tokens that followed the
-same
-n-gram are ranked by log share + noise, with the noise that the target will draw with (Daliri, Musco, Suresh 2024).
+same n-gram are ranked by log share + noise, with the noise that the target will draw with (Daliri, Musco, Suresh 2024).
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ SHARPNESS = 1.7
 
 
 class TierSource(Protocol):
-    """Where copies of the datastore's wider tiers are found. Both may change at any time."""
+    """Holds copies of the datastore's wider tiers. Both may be replaced at any time."""
 
     @property
     def prior(self) -> PriorTable | None:
-        """The prior; None = there is none, or it has not come yet."""
+        """The prior. None means that there is no prior, or that it has not come yet."""
 
     @property
     def shared(self) -> NgramTier | None:
-        """The shared tier of the session's scope; None = the scope has none."""
+        """The shared tier of the session's scope. None means that the scope does not share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +51,14 @@ class _NoCopies:
 
 
 NO_COPIES: TierSource = _NoCopies()
-"""For who asks the datastore alone."""
+"""No copies: for sessions that ask the datastore alone."""
 
 
 EVERYTHING = RetrievalPlan()
 
 
 class Retriever:
-    """One session's retrieval. Owned by one thread."""
+    """Guesses what one session says next, and learns from its commits. One thread owns it."""
 
     def __init__(
         self,
@@ -83,8 +82,13 @@ class Retriever:
         self.commit(committed, None)
 
     def commit(self, token_ids: Sequence[TokenId], rejected: TokenId | None, rejected_at: int = -1) -> None:
-        """Learns what the target said. `rejected` is the token that it refused, in whose place it said
-        token_ids[rejected_at]."""
+        """Learns what the target said.
+
+        Args:
+            token_ids: The committed tokens.
+            rejected: The token that the target refused, if there was one.
+            rejected_at: Index in token_ids of the token that it said instead.
+        """
         known = [*self._tail, *token_ids]
         if rejected is not None and token_ids:
             place = len(known) - (len(token_ids) - rejected_at if rejected_at >= 0 else -rejected_at)
@@ -96,7 +100,7 @@ class Retriever:
         self._length += len(token_ids)
 
     def _reject(self, known: list[TokenId], place: int, rejected: TokenId) -> None:
-        """The target said known[place] and refused a token in its place."""
+        """Learns that the target said known[place] and refused a token in its place."""
         context = known[max(0, place - self._plan.max_match_len) : place]
         if Source.REJECTED not in self._plan.tiers:
             return
@@ -107,7 +111,10 @@ class Retriever:
 
     def guess(self, behind: Sequence[TokenId], max_len: int) -> Guess | None:
         """Guesses what follows the committed tokens and the tokens `behind` them: at most max_len tokens in a row.
-        None = nothing is known."""
+
+        Returns:
+            None if nothing is known.
+        """
         context = [*self._tail, *behind]
         found = self._look_up(context, max_len)
         return None if found.tier is None else self._from_tiers(context, found, self._length + len(behind), max_len)
@@ -120,7 +127,8 @@ class Retriever:
         return self._tiers.lookup(context, self._plan.max_match_len, max_len)
 
     def grow(self, tree: DraftTree, tip: Node, behind: Sequence[TokenId], max_len: int) -> int:
-        """Adds a guess below `tip`, the node of the last token `behind`; returns its match length, 0 = none."""
+        """Adds a guess below `tip`, the node of the last token `behind`. Returns its match length, 0 without a
+        guess."""
         guess = self.guess(behind, max_len)
         if guess is None:
             return 0
@@ -138,13 +146,13 @@ class Retriever:
                 self._pending[node] = key
 
     def from_datastore(self, continuation: Continuation, base_len: int) -> Guess | None:
-        """A datastore's answer for position base_len as a guess; None = it found nothing."""
+        """Returns a datastore's answer for position base_len as a guess, or None if it found nothing."""
         if continuation.tier is None or not continuation.token_ids:
             return None
         return self._guess(continuation, base_len)
 
     def judge(self, chain: Sequence[Node], num_accepted: int) -> None:
-        """The target has judged a chain: the tokens it accepted, and the one it refused."""
+        """Learns from a verdict on a chain: the tokens that the target accepted, and the one that it refused."""
         for index, node in enumerate(chain[: num_accepted + 1]):
             key = self._pending.get(node)
             if key is not None and node.source is key[0]:
@@ -152,20 +160,28 @@ class Retriever:
         self._pending = {node: key for node, key in self._pending.items() if node.state is NodeState.LIVE}
 
     def observe(self, position: int, token_id: TokenId) -> None:
-        """The target has said a token without judging what was guessed in its place: the best guess was right or wrong
-        all the same. A guess that nobody verifies any more would never be found to have become better."""
+        """Learns from a token that the target said without a verdict on the guess in its place.
+
+        The best guess was right or wrong all the same. Without this, a kind of guess that is no longer verified could
+        never be found to have become better.
+        """
         guesses = [node for node, key in self._pending.items() if node.position == position and node.source is key[0]]
         if guesses:
             best = max(guesses, key=lambda node: node.logprob)
             self._calibration.add(self._pending[best], best.token_id == token_id)
 
     def phrase(self, tip: Node, max_len: int, min_probability: float) -> tuple[list[TokenId], list[RetrievalKey]]:
-        """The most probable path of a guess behind a node, as far as its probability does not fall below the bound, and
-        what its tokens are counted under."""
+        """Returns the most probable path of a guess behind a node, and the calibration key of each token.
+
+        Args:
+            tip: The node.
+            max_len: Most tokens.
+            min_probability: The path ends where its probability falls below this.
+        """
         context, position = self._context_of(tip), tip.position + 1
         probability, token_ids, keys = 1.0, list[TokenId](), list[RetrievalKey]()
         key_of, rate_of = self._calibration.key, self._calibration.rate
-        # A branch that the noise prefers to the most counted path ends it: what follows is looked up anew.
+        # A branch that the noise prefers to the most counted path ends it: what follows is looked up again.
         while len(token_ids) < max_len:
             found = self._look_up(context, max_len - len(token_ids))
             if found.tier is None:
@@ -184,7 +200,7 @@ class Retriever:
         return token_ids, keys
 
     def _context_of(self, tip: Node) -> list[TokenId]:
-        """The last tokens up to a node."""
+        """Returns the last tokens up to a node."""
         context: list[TokenId] = []
         node: Node | None = tip
         longest = self._plan.max_match_len
@@ -196,13 +212,13 @@ class Retriever:
         return [*self._tail[-missing:], *context] if missing else context
 
     def judge_phrase(self, keys: Sequence[RetrievalKey], num_accepted: int) -> None:
-        """A draft model has judged a phrase."""
+        """Learns from the verdict of a draft model on a phrase."""
         for index, key in enumerate(keys[: num_accepted + 1]):
             self._calibration.add(key, index < num_accepted)
 
     def _best_path(self, found: Continuation, position: int) -> list[tuple[TokenId, float]]:
-        """The most probable tokens in a row and their shares: the most counted path, or its beginning and the branch
-        that the noise prefers there."""
+        """Returns the most probable tokens in a row and their shares: the most counted path, or its beginning and the
+        branch that the noise prefers there."""
         length, token_ids = num_chained(found), found.token_ids
         path = [(token_id, 1.0) for token_id in token_ids[:length]]
         groups: list[list[int]] = [[0], [1]]
@@ -231,7 +247,7 @@ class Retriever:
         return guess
 
     def _guess(self, found: Continuation, position: int) -> Guess:
-        """A continuation with its shares; above temperature 0 the token that the noise prefers stands first."""
+        """Returns a continuation as a guess. Above temperature 0 the token that the noise prefers stands first."""
         assert found.tier is not None
         groups: dict[int, list[int]] = {}
         for index, offset in enumerate(found.parent_offsets):
@@ -254,7 +270,7 @@ class Retriever:
         return guess
 
     def _ranked(self, found: Continuation, children: list[int], position: int) -> list[tuple[int, float]]:
-        """Siblings and their shares, the best first."""
+        """Returns siblings and their shares, the best first."""
         if len(children) == 1:
             return [(children[0], 1.0)]
         total = sum(found.counts[child] for child in children) or 1
@@ -279,20 +295,20 @@ class Guess:
 
     match_len: int
     parents: list[int]
-    """Index of the parent in these lists; -1 = the end of the context."""
+    """Index of the parent in these lists. -1 means the end of the context."""
     token_ids: list[TokenId]
     keys: list[RetrievalKey]
-    """What each is counted under in the calibration."""
+    """Calibration key of each token."""
 
     def add(self, parent: int, token_id: TokenId, key: RetrievalKey) -> int:
-        """Adds a token; returns its index."""
+        """Adds a token. Returns its index."""
         self.parents.append(parent)
         self.token_ids.append(token_id)
         self.keys.append(key)
         return len(self.token_ids) - 1
 
     def path(self) -> list[TokenId]:
-        """The most probable tokens in a row."""
+        """Returns the most probable tokens in a row."""
         path: list[TokenId] = []
         tip = -1
         for index, parent in enumerate(self.parents):

@@ -94,7 +94,7 @@ class TokenRing:
 
     @property
     def wants_build(self) -> bool:
-        """Whether so much is not indexed that a build is worth its time: an eighth of what is."""
+        """True if enough tokens are not indexed for a build to be worth its time: an eighth of those that are."""
         most = self._fresh.size // 2  # the rest of it is for what comes during the build
         return self._end - self._index_end > min(max(MIN_FRESH_TOKENS, self.num_indexed_tokens // 8), most)
 
@@ -191,7 +191,7 @@ class _FreshContexts:
 
     For each of a few key lengths a hash table holds the latest position after each key, and each position the distance
     back to the one before. Keys that share a place in the table share a chain, so positions are only candidates.
-    Nothing is ever removed: chains go back in time, and whoever walks them knows where to stop.
+    Nothing is ever removed: chains go back in time, and a walk stops at the oldest position that it was given.
     """
 
     KEY_LENS = (8, 4, 2, 1)

@@ -46,10 +46,10 @@ _WIDTH = 4  # bytes of a token
 
 
 class Matches(NamedTuple):
-    """Where the longest known suffix of a context has occurred."""
+    """The occurrences of the longest known suffix of a context."""
 
     match_len: int
-    """Its length; 0 = not even the last token is known."""
+    """Length of the suffix. 0 means that not even the last token is known."""
     positions: Sequence[int]
     """Positions of the tokens that followed, MAX_MATCHES at most, in no order."""
     num_matches: int

@@ -14,10 +14,11 @@ from outrider.core.retrieval.prior import PriorTable
 
 
 class LocalTiers:
-    """The tiers of one session. The longest match counts; at equal length prior, dynamic, shared, then rejected.
+    """Looks up the tiers of one session. The longest match counts; at equal length prior, dynamic, shared, then
+    rejected.
 
     A follower in the prior tier is passed over where this session's target has refused it, after the same max_match_len
-    tokens: what others said must not be guessed again and again against the evidence.
+    tokens: what others said must not be guessed again and again after the target has refused it.
 
     The dynamic and the rejected tier are the session's own. `prior` and `shared` are kept by others, may be replaced at
     any time, and `shared` may grow meanwhile in another thread. The methods are called by one thread.
@@ -51,9 +52,12 @@ class LocalTiers:
         self._refused[tail] = (token_id, *others)[:MAX_FOLLOWERS]
 
     def lookup(self, context: Sequence[TokenId], max_match_len: int, max_continuation_len: int) -> Continuation:
-        """What followed the longest suffix of the context, of at most max_match_len tokens, that a tier knows.
+        """Returns what followed the longest suffix of the context that a tier knows, `NOTHING` if none knows one.
 
-        `NOTHING` where no tier knows one. max_match_len limits the match, not the steps of the walk behind it.
+        Args:
+            context: The last tokens of the session.
+            max_match_len: Longest suffix. It limits the match, not the steps of the walk behind it.
+            max_continuation_len: Most tokens of the most counted path.
         """
         if max_match_len < 1 or max_continuation_len < 1:
             return NOTHING

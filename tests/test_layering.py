@@ -60,7 +60,7 @@ HOMES = {
     "opentelemetry": (
         "services/outrider/telemetry/tracing.py",
         "services/outrider/server/export.py",
-        "clients/outrider_bench/suites/observability/sink.py",
+        "clients/outrider_bench/workers/span_collector.py",
     ),
     "typer": ("clients/outrider_cli/", "clients/outrider_bench/"),
     "matplotlib": ("clients/outrider_bench/",),

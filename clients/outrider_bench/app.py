@@ -281,8 +281,8 @@ def _run(suite: str, config: object, out: Path | None, *more: object) -> None:
     console = Console()
     console = console if console.is_terminal else Console(width=_WIDTH)
     # Imported only here: --help and wrong flags need none of it, and each suite only its own.
-    run_and_report = import_module(f"outrider_bench.suites.{suite}.suite").run_and_report
-    if status := run_and_report(config, out, console, *more):
+    module = import_module(f"outrider_bench.suites.{suite}.suite")
+    if status := getattr(module, f"{suite.title()}Suite")(config, *more).run(out, console):
         sys.exit(status)
 
 

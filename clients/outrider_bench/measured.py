@@ -48,6 +48,23 @@ class Measured:
         """Tokens a second by those of `off`."""
         return self.ratio(experiment, label, OFF, temperature, category)
 
+    def beside_the_best(
+        self, experiment: str, label: str, others: Iterable[str], temperature: float, category: str = ""
+    ) -> tuple[float | None, str]:
+        """Divide the tokens a second of one contender by those of the fastest of the others.
+
+        Returns:
+            The ratio, None if none of the others was measured; and a remark that names the fastest, and those of the
+            others that were not measured.
+        """
+        ratios = {other: self.ratio(experiment, label, other, temperature, category) for other in others}
+        known = {other: ratio for other, ratio in ratios.items() if ratio is not None}
+        if not known:
+            return None, ""
+        best = min(known, key=lambda other: known[other])
+        missing = ", ".join(ratios.keys() - known.keys())
+        return known[best], f"best of them: {best}" + (f"; not measured: {missing}" if missing else "")
+
     def throughput(self, experiment: str, label: str, temperature: float) -> float | None:
         """Tokens a second, prefill included."""
         found = self._finished(experiment, label, temperature)

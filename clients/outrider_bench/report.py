@@ -1,11 +1,14 @@
-"""What the reports of the suites have in common: tables on the terminal and in Markdown, claims, the machine."""
+"""One table, one report: a `Table` drawn on the terminal and in Markdown, and the reports that suites make of them.
+
+A suite says which tables stand in which chapter; how they look, and what every report says about the machine, is here.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,172 +16,405 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from outrider_bench.claims import MET, MISSED, NOT_MEASURED, counts_of
-from outrider_bench.result import counts_of as section_counts_of
-from outrider_bench.tables import TextTable
+from outrider_bench.experiment import OFF
+from outrider_bench.result import MET, MISSED, NOT_MEASURED, counts_of
+from outrider_bench.statistics import Row, label_of
+from outrider_cli.prompts import ALL_CATEGORIES
 
+NONE = "–"
 QUICK_NOTE = "Small sizes (--quick): this shows that everything works, not how fast it is."
-_STYLES = {MET: "green", MISSED: "red", NOT_MEASURED: "yellow", "": ""}
-_VERDICT_COLUMN = 3
-
-
-def summary_of(claims: Sequence[Mapping[str, Any]]) -> str:
-    """Met, missed and not measured in one line, and in which parts claims were missed."""
-    counts = counts_of(claims)
-    parts = Counter(claim["part"] for claim in claims if claim["verdict"] == MISSED)
-    named = f" ({', '.join(f'{part}: {count}' for part, count in parts.items())})" if parts else ""
-    return f"{counts[MET]} claims met, {counts[MISSED]} missed{named}, {counts[NOT_MEASURED]} not measured."
-
-
-def where(results: Mapping[str, Any]) -> str:
-    """The machine, the versions, the models: a list in Markdown."""
-    environment, config = results["environment"], results["config"]
-    cores, target = config["cores"], environment["models"].get("target", {})
-    pinning = f"target on core {cores[0]}, all others on core {cores[-1]}, one thread each" if cores else "not pinned"
-    lines = [
-        f"{environment['cpu']}, {environment['num_cores']} cores, {environment['memory_gib']} GiB; {pinning}",
-        ", ".join(f"{name} {number}" for name, number in environment["versions"].items() if number),
-        f"target {config['target']}, {target.get('dtype', 'dtype unknown')}",
-        f"seed {config['seed']}; {results['duration_s'] / 60:.1f} minutes",
-    ]
-    return "\n".join(f"* {line}" for line in lines)
-
-
-def markdown_table(table: TextTable) -> str:
-    """A table in Markdown."""
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in table.rows]
-    rule = ["---", *("---:" for _ in table.columns[1:])]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [table.columns, rule, *escaped])
-
-
-def rich_table(table: TextTable) -> Table:
-    """A table on the terminal."""
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(table.columns):
-        drawn.add_column(column, justify="right" if index else "left", no_wrap=index == 0)
-    for cells in table.rows:
-        drawn.add_row(*map(Text, cells))
-    return drawn
-
-
-def rich_claims(table: TextTable) -> Table:
-    """A table of claims on the terminal, their verdicts in colour."""
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(table.columns):
-        drawn.add_column(column, justify="right" if index in (1, 2) else "left", no_wrap=index in (1, 2, 3))
-    for cells in table.rows:
-        styles = [_STYLES[cells[_VERDICT_COLUMN]] if index == _VERDICT_COLUMN else "" for index in range(len(cells))]
-        drawn.add_row(*(Text(cell, style=style) for cell, style in zip(cells, styles, strict=True)))
-    return drawn
-
-
-_SECTION_STYLES = {MET: "green", MISSED: "red", "": ""}
-_COMPARISONS = {"<=": "≤", ">=": "≥"}
+_STYLES = {MET: "green", MISSED: "red", NOT_MEASURED: "yellow"}
+_SYMBOLS = {">=": "≥", "<=": "≤"}
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Of the tables of a suite."""
+class Table:
+    """Holds a title, column names, rows of cells, and what must be said about them."""
 
-    columns: tuple[str, ...]
-    """The last is the verdict."""
-    left: frozenset[str]
-    """Columns whose cells stand at the left; all others have numbers."""
-    cells_of: Callable[[Mapping[str, Any]], list[str]]
-    """A row, from a number as results.json has it."""
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    words: frozenset[str] = frozenset()
+    """Columns, beside the first one, whose cells are words and stand at the left; numbers stand at the right."""
+    wrapped: frozenset[str] | None = None
+    """Columns that may break a cell into lines; None means all but the first."""
 
-    def print(self, sections: Sequence[Mapping[str, Any]], console: Console) -> None:
-        """On the terminal."""
-        for section in sections:
-            console.print(Text(section["title"], style="bold"))
-            console.print(self._rich_table(section["numbers"]))
-            for note in section["notes"]:
-                console.print(Padding(Text(note, style="dim"), (0, 0, 0, 1)))
-            console.print()
+    def to_markdown(self) -> str:
+        """Draw the table in Markdown."""
+        # Both would end the cell, or begin emphasis.
+        escaped = [[cell.replace("|", "\\|").replace("*", "\\*") for cell in row] for row in self.rows]
+        rule = ["---" if self._is_left(index) else "---:" for index in range(len(self.columns))]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in [self.columns, rule, *escaped])
 
-    def to_markdown(self, sections: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Paragraphs of Markdown."""
-        found: list[str] = []
-        for section in sections:
-            found += [f"## {section['title']}", self._markdown_table(section["numbers"]), *section["notes"]]
-        return found
-
-    def _markdown_table(self, numbers: Sequence[Mapping[str, Any]]) -> str:
-        rule = ["---" if column in self.left else "---:" for column in self.columns]
-        rows = [[cell.replace("|", "\\|") for cell in self.cells_of(number)] for number in numbers]
-        return "\n".join(f"| {' | '.join(cells)} |" for cells in [self.columns, rule, *rows])
-
-    def _rich_table(self, numbers: Sequence[Mapping[str, Any]]) -> Table:
-        table = Table(box=box.SIMPLE_HEAD)
+    def to_rich(self) -> RichTable:
+        """Draw the table for the terminal: verdicts in colour, `off` pale, the best of several settings bold."""
+        drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+        wrapped = self.wrapped if self.wrapped is not None else frozenset(self.columns[1:])
         for index, column in enumerate(self.columns):
-            table.add_column(column, justify="left" if column in self.left else "right", no_wrap=index > 0)
-        for number in numbers:
-            *cells, verdict = self.cells_of(number)
-            table.add_row(*map(Text, cells), Text(verdict, style=_SECTION_STYLES[verdict]))
-        return table
+            justify = "left" if self._is_left(index) else "right"
+            drawn.add_column(column, justify=justify, no_wrap=column not in wrapped)  # type: ignore[arg-type]
+        for row in self.rows:
+            style = "dim" if row[0] == OFF else "bold" if row[0].endswith(" *") else ""
+            cells = zip(self.columns, row, strict=True)
+            drawn.add_row(
+                *(Text(cell, _STYLES.get(cell, "") if name == "verdict" else "") for name, cell in cells), style=style
+            )
+        return drawn
+
+    def _is_left(self, index: int) -> bool:
+        return index == 0 or self.columns[index] in self.words
 
 
-def print_notes(notes: Sequence[str], console: Console) -> None:
-    """What must be said before the numbers."""
-    for note in notes:
-        console.print(Text(f"Note: {note}", style="yellow"))
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """Holds what a report says about one thing."""
+
+    title: str
+    tables: Sequence[Table] = ()
+    sentences: Sequence[str] = ()
+    """How it was measured, and how to read it."""
+    items: Sequence[str] = ()
+    """Entries of a list."""
+    pictures: Sequence[str] = ()
+    """Names of the pictures that belong here, without `.png`."""
 
 
-def drawn(pictures: Sequence[Path]) -> list[str]:
-    """Pictures, as Markdown."""
-    return [f"![{picture.stem.replace('_', ' ')}]({picture.name})" for picture in pictures]
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Holds everything that a suite says, in order."""
 
+    title: str
+    environment: Sequence[str]
+    """Lines about the machine and the run."""
+    notes: Sequence[str]
+    """What must be known before the numbers: small sizes, failures, an interruption."""
+    chapters: Sequence[Chapter]
+    summary: str = ""
+    checks: Sequence[str] = field(default_factory=list)
+    """Sentences about what was made sure of before measuring."""
 
-def section_summary_of(results: Mapping[str, Any]) -> str:
-    """Met and missed in one line, and in which sections the missed ones are."""
-    counts = section_counts_of(results["sections"])
-    missed = [
-        f"{section['title']}: {number['name']}"
-        for section in results["sections"]
-        for number in section["numbers"]
-        if number["verdict"] == MISSED
-    ]
-    named = f" ({'; '.join(missed)})" if missed else ""
-    return f"{counts[MET]} targets met, {counts[MISSED]} missed{named}."
+    def print(self, console: Console) -> None:
+        """Print notes, chapters and summary."""
+        for note in self.notes:
+            console.print(Text(f"Note: {note}", style="yellow"))
+        for chapter in self.chapters:
+            console.print(Text(chapter.title, style="bold"))
+            for table in chapter.tables:
+                if table.title:
+                    console.print(Text(table.title))
+                console.print(table.to_rich())
+                if table.caption:
+                    console.print(Padding(Text(table.caption, style="dim"), (0, 0, 1, 1)))
+            for sentence in (*chapter.sentences, *chapter.items):
+                console.print(Padding(Text(sentence, style="dim"), (0, 0, 0, 1)))
+            console.print()
+        if self.summary:
+            console.print(self.summary, markup=False, highlight=False)
 
-
-def wanted(number: Mapping[str, Any]) -> str:
-    """The target of a number; empty = it has none."""
-    target = number["target"]
-    return f"{_COMPARISONS[target['comparison']]} {shown(target['value'])}" if target else ""
-
-
-def shown(value: float) -> str:
-    """A number in as many digits as mean something."""
-    size = abs(value)
-    if size >= 100 or value == round(value):
-        return f"{value:,.0f}".replace(",", " ")
-    return f"{value:.{1 if size >= 10 else 2 if size >= 0.1 else 4}f}"
+    def to_markdown(self, pictures: Sequence[Path] = ()) -> str:
+        """Draw the report in Markdown; pictures that no chapter names stand at the end."""
+        lines = [f"# {self.title}", _list(self.environment), *(f"> **Note.** {note}" for note in self.notes)]
+        lines += [self.summary] if self.summary else []
+        lines += [_list(self.checks)] if self.checks else []
+        left = {picture.stem: picture for picture in pictures}
+        for chapter in self.chapters:
+            lines.append(f"## {chapter.title}")
+            for table in chapter.tables:
+                lines += [f"### {table.title}"] if table.title else []
+                lines.append(table.to_markdown())
+                lines += [table.caption] if table.caption else []
+            lines += chapter.sentences
+            lines += [_list(chapter.items)] if chapter.items else []
+            lines += [_picture(left.pop(name)) for name in chapter.pictures if name in left]
+        lines += [_picture(picture) for picture in left.values()]
+        return "\n\n".join(lines) + "\n"
 
 
 def write_results(
     results: Mapping[str, Any],
     folder: Path,
+    report_of: Callable[[Mapping[str, Any]], Report],
     report_name: str,
-    to_markdown: Callable[[Mapping[str, Any], Sequence[Path]], str],
-    plots: str,
+    figures: str,
 ) -> list[Path]:
-    """Writes results.json, the report and, if matplotlib is there, what `write_plots` of the module `plots` draws.
+    """Write results.json, the report and, if matplotlib is installed, pictures.
 
-    Returns what was written.
+    Args:
+        results: What results.json shall keep.
+        folder: Where everything is written.
+        report_of: Makes the report.
+        report_name: Name of the report's file.
+        figures: Module whose `figures_of` draws the pictures; imported only here.
+
+    Returns:
+        The paths that were written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     data, text = folder / "results.json", folder / report_name
     # First of all the numbers: whatever goes wrong with the rest, they are kept.
     data.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     try:
-        pictures: list[Path] = import_module(plots).write_plots(results, folder)
+        from outrider_bench.plotting import write_figures
+
+        pictures = write_figures(import_module(figures).figures_of(results), folder)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "matplotlib":
             raise
         pictures = []
-    text.write_text(to_markdown(results, pictures), encoding="utf-8")
+    text.write_text(report_of(results).to_markdown(pictures), encoding="utf-8")
     return [data, text, *pictures]
+
+
+def environment_lines(results: Mapping[str, Any], *lines: str, pinning: str = "") -> list[str]:
+    """Describe the machine and the versions, then what a suite adds."""
+    environment = results["environment"]
+    machine = f"{environment['cpu']}, {environment['num_cores']} cores, {environment['memory_gib']} GiB"
+    versions = ", ".join(f"{name} {number}" for name, number in environment["versions"].items() if number)
+    return [f"{machine}; {pinning}" if pinning else machine, versions, *lines]
+
+
+def notes_of(results: Mapping[str, Any], *, interrupted: str, failed: str = "{what} failed: {why}") -> list[str]:
+    """Say what must be known before the numbers: small sizes, an interruption, what failed."""
+    found = [QUICK_NOTE] if results["config"].get("is_quick") else []
+    found += [interrupted] if results["interrupted"] else []
+    return found + [failed.format(what=what, why=why) for what, why in results["failures"].items()]
+
+
+def measurements_table(
+    measurements: Sequence[Mapping[str, Any]],
+    *,
+    title: str = "",
+    first: str = "measured",
+    spread: str = "",
+    spread_of: Callable[[Mapping[str, Any]], str] | None = None,
+    digits: int | None = None,
+) -> Table:
+    """Make a table of measurements as results.json keeps them: value, unit, target, verdict.
+
+    Args:
+        measurements: One row each.
+        title: Of the table; empty where the chapter's is enough.
+        first: Heading of the names.
+        spread: Heading of the column that says how far the repeats lie apart; empty means no such column.
+        spread_of: Makes that column's cell.
+        digits: Decimals of values below 100; None means as many as mean something.
+    """
+    shows_units = any(one["unit"] for one in measurements)
+    shows_remarks = any(one["remark"] for one in measurements)
+    columns = [first, "value", *([spread] if spread else []), *(["unit"] if shows_units else [])]
+    columns += ["target", "verdict", *(["remark"] if shows_remarks else [])]
+    rows = []
+    for one in measurements:
+        cells = [one["name"], _value_cell(one["value"], digits)]
+        cells += [spread_of(one)] if spread_of is not None else []
+        cells += [one["unit"]] if shows_units else []
+        cells += [target_of(one), one["verdict"]]
+        rows.append(cells + ([one["remark"]] if shows_remarks else []))
+    return Table(title, columns, rows, "", frozenset({"unit", "verdict", "remark"}), frozenset({first, "remark"}))
+
+
+def section_chapters(
+    sections: Sequence[Mapping[str, Any]],
+    first: str = "measured",
+    spread: str = "",
+    spread_of: Callable[[Mapping[str, Any]], str] | None = None,
+) -> list[Chapter]:
+    """Make a chapter of each section."""
+    return [
+        Chapter(
+            section["title"],
+            [measurements_table(section["measurements"], first=first, spread=spread, spread_of=spread_of)],
+            section["notes"],
+        )
+        for section in sections
+    ]
+
+
+def summary_of_sections(sections: Sequence[Mapping[str, Any]]) -> str:
+    """Count targets that were met and missed in one line, and name the missed ones."""
+    counts = counts_of(one for section in sections for one in section["measurements"])
+    missed = [
+        f"{section['title']}: {one['name']}"
+        for section in sections
+        for one in section["measurements"]
+        if one["verdict"] == MISSED
+    ]
+    named = f" ({'; '.join(missed)})" if missed else ""
+    return f"{counts[MET]} targets met, {counts[MISSED]} missed{named}."
+
+
+def summary_of_claims(claims: Sequence[Mapping[str, Any]]) -> str:
+    """Count claims that were met, missed and not measured in one line, and name the parts of the missed ones."""
+    counts = counts_of(claims)
+    parts = Counter(one["part"] for one in claims if one["verdict"] == MISSED)
+    named = f" ({', '.join(f'{part}: {count}' for part, count in parts.items())})" if parts else ""
+    return f"{counts[MET]} claims met, {counts[MISSED]} missed{named}, {counts[NOT_MEASURED]} not measured."
+
+
+def target_of(measurement: Mapping[str, Any]) -> str:
+    """Show the target of a measurement; empty if it has none, or the limit is not known."""
+    target = measurement["target"]
+    if target is None or target["value"] is None:
+        return ""
+    return f"{_SYMBOLS.get(target['comparison'], target['comparison'])} {shown(target['value'])}"
+
+
+def shown(value: float) -> str:
+    """Show a number in as many digits as mean something."""
+    size = abs(value)
+    if size >= 100 or value == round(value):
+        return f"{value:,.0f}".replace(",", " ")
+    return f"{value:.{1 if size >= 10 else 2 if size >= 0.1 else 4}f}"
+
+
+def _value_cell(value: float | None, digits: int | None) -> str:
+    if value is not None and (digits is None or abs(value) >= 100):
+        return shown(value)
+    # Of a claim that is just missed, the digits must show that it is.
+    return number_cell(value, digits or 0)
+
+
+def number_cell(value: float | None, digits: int, unit: str = "") -> str:
+    """Show a number in so many digits, or that there is none."""
+    return NONE if value is None else f"{value:.{digits}f}{unit}"
+
+
+def percent_cell(value: float | None) -> str:
+    """Show a share, or that there is none."""
+    return NONE if value is None else f"{value:.0%}"
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "\n".join(f"* {line}" for line in lines)
+
+
+def _picture(path: Path) -> str:
+    return f"![{path.stem.replace('_', ' ')}]({path.name})"
+
+
+EXPERIMENT_COLUMNS = (
+    "method",
+    "T",
+    "tok/s",
+    "x off",
+    "tok/forward",
+    "accepted",
+    "kept",
+    "hits",
+    "empty",
+    "wait ms",
+    "same",
+)
+EXPERIMENT_CAPTION = (
+    "tok/s: output tokens by wall time at the client, prefill included; median of the repeats. x off: median (lowest "
+    "to highest) of the ratio to off in the same repeat. tok/forward: tokens committed by one forward of the target, "
+    "its own included. accepted: drafted tokens kept, of those compared with the target's; kept: of all that were "
+    "verified. hits: next tokens that the draft tree already had. empty: rounds without a draft. wait: for a draft, "
+    "median of the rounds. same: texts with the very token ids of off; in bfloat16 two texts may part where two tokens "
+    "are equally probable up to rounding, and under the ratio rule they do."
+)
+
+
+def experiment_table(experiment: Mapping[str, Any]) -> Table:
+    """Make a row for each contender and temperature; prompts of several kinds have rows of their own for each kind."""
+    rows: Sequence[Row] = experiment["rows"]
+    categories = {row["category"] for row in rows} - {ALL_CATEGORIES}
+    shown = [row for row in rows if (row["category"] == ALL_CATEGORIES) == (not categories)]
+    if not categories:
+        return Table(experiment["title"], EXPERIMENT_COLUMNS, [_experiment_cells(row) for row in shown])
+    # Kinds apart, each with its temperatures.
+    shown = sorted(shown, key=lambda row: (row["category"], row["temperature"]))
+    columns = ("prompts", *EXPERIMENT_COLUMNS)
+    return Table(experiment["title"], columns, [[row["category"], *_experiment_cells(row)] for row in shown])
+
+
+def origins_table(experiment: Mapping[str, Any]) -> Table | None:
+    """Show where accepted tokens came from; None means that all came from the draft model."""
+    if {name for row in experiment["rows"] for name in row["accepted_by_source"]} <= {"draft"}:
+        return None
+    return _shares_table(experiment, "accepted_by_source", "where accepted tokens came from")
+
+
+def decisions_table(experiment: Mapping[str, Any]) -> Table | None:
+    """Show what auto chose, in shares of its rounds; None means that it chose nothing, or took no part."""
+    return _shares_table(experiment, "decisions", "what auto chose, in rounds")
+
+
+def _shares_table(experiment: Mapping[str, Any], field: str, title: str) -> Table | None:
+    rows = [row for row in experiment["rows"] if row["category"] == ALL_CATEGORIES and sum(row[field].values())]
+    names = list(dict.fromkeys(name for row in rows for name in row[field]))
+    if not names:
+        return None
+    cells = []
+    for row in rows:
+        total = sum(row[field].values())
+        shares = [percent_cell(row[field][name] / total) if name in row[field] else NONE for name in names]
+        cells.append([label_of(row), f"{row['temperature']:g}", *shares])
+    return Table(f"{experiment['title']}: {title}", ("method", "T", *names), cells)
+
+
+def degraded_notes(experiment: Mapping[str, Any]) -> list[str]:
+    """Name the contenders that lacked a peer."""
+    return [
+        f"{experiment['title']}, {label_of(row)}, T = {row['temperature']:g}: a peer was missing for a part of "
+        f"{row['degraded']} generations"
+        for row in experiment["rows"]
+        if row["category"] == ALL_CATEGORIES and row["degraded"]
+    ]
+
+
+def _experiment_cells(row: Row) -> list[str]:
+    speedups = row["speedup_runs"]
+    spread = f" ({min(speedups):.2f}–{max(speedups):.2f})" if len(speedups) > 1 else ""
+    is_off = row["method"] == OFF
+    drafts = row["num_draft_tokens"] > 0
+    return [
+        label_of(row) + (" (partial)" if row["partial"] else ""),
+        f"{row['temperature']:g}",
+        number_cell(row["output_throughput"] or None, 1),
+        NONE if is_off else number_cell(row["speedup_over_off"], 2) + spread,
+        number_cell(row["mean_acceptance_length"], 2),
+        percent_cell(row["acceptance"]) if drafts else NONE,
+        percent_cell(row["draft_acceptance_rate"]) if drafts else NONE,
+        percent_cell(row["hit_rate"]) if drafts else NONE,
+        percent_cell(row["empty_chain_rate"]) if drafts else NONE,
+        NONE if is_off else number_cell(row["wait_ms_p50"], 1),
+        NONE if is_off else percent_cell(row["identical_to_off"]),
+    ]
+
+
+def experiment_notes(experiments: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the contenders that failed, and those that lacked a peer."""
+    found: list[str] = []
+    for experiment in experiments:
+        found += [f"{experiment['title']}, {label}: failed: {why}" for label, why in experiment["failures"].items()]
+        found += degraded_notes(experiment)
+    return found
+
+
+def of_part(things: Sequence[Mapping[str, Any]], part: str) -> list[Mapping[str, Any]]:
+    """Select the experiments, or the claims, of a part."""
+    return [one for one in things if one["part"] == part]
+
+
+def claims_tables(results: Mapping[str, Any], part: str) -> list[Table]:
+    """Make the table of a part's claims, if it has any."""
+    claims = of_part(results["claims"], part)
+    return [measurements_table(claims, digits=3)] if claims else []
+
+
+def experiments_environment(results: Mapping[str, Any]) -> list[str]:
+    """Describe the machine and the run of a suite of experiments."""
+    config, target = results["config"], results["environment"]["models"].get("target", {})
+    cores = config["cores"]
+    pinning = f"target on core {cores[0]}, all others on core {cores[-1]}, one thread each" if cores else "not pinned"
+    return environment_lines(
+        results,
+        f"target {config['target']}, {target.get('dtype', 'dtype unknown')}",
+        f"seed {config['seed']}; {results['duration_s'] / 60:.1f} minutes",
+        pinning=pinning,
+    )

@@ -1,92 +1,136 @@
-"""Measured numbers beside their targets, in sections: what a suite finds, and how results.json has it.
+"""The one type of what a suite finds: a `Measurement` beside its target, and what of it results.json keeps.
 
-Pure: numbers in, values out. A number has one run for each repeat; its median is what counts.
+Pure: numbers in, values out. A measurement has a value for each repeat; their median is what counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-MET, MISSED = "met", "missed"
+FORMAT_VERSION = 2
+"""Of results.json. 1 had `numbers` of sections apart from `claims`, each with fields under names of its own."""
+MET, MISSED, NOT_MEASURED = "met", "missed", "not measured"
 PLOTTED_PERCENTILES = (*range(1, 100), 99.5, 99.9)
-"""What is kept of a distribution, for the pictures."""
+"""Percentiles of a distribution that are kept, for the pictures."""
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    ">": operator.gt,
+    "<=": operator.le,
+    "<": operator.lt,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a number should be."""
+    """Says how a value should compare with a limit."""
 
-    comparison: Literal["<=", ">="]
-    value: float
+    comparison: str
+    """One of >=, >, <=, <."""
+    value: float | None
+    """None means that the limit itself depends on something that was not measured."""
 
     def is_met_by(self, value: float) -> bool:
-        """Whether a value is as it should be; the limit itself is."""
-        return value <= self.value if self.comparison == "<=" else value >= self.value
+        """Compare a value with the limit, which must be known."""
+        assert self.value is not None
+        return _COMPARISONS[self.comparison](value, self.value)
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
-    """Something measured."""
+class Measurement:
+    """Holds something measured, and what it should be."""
 
     name: str
-    unit: str
-    runs: tuple[float, ...]
-    """One for each repeat; at least one."""
+    unit: str = ""
+    values: tuple[float, ...] = ()
+    """One for each repeat; empty means that it was not measured."""
     target: Target | None = None
-    """None = measured for comparison."""
-
-    def __post_init__(self) -> None:
-        if not self.runs:
-            raise ValueError(f"{self.name} was not measured")
+    """None means that it was measured for comparison."""
+    remark: str = ""
+    part: str = ""
+    """The part of the suite that it belongs to, where that has claims of several parts."""
 
     @property
-    def median(self) -> float:
-        """Over the runs."""
-        return median(self.runs)
+    def value(self) -> float | None:
+        """The median over the repeats."""
+        return median(self.values) if self.values else None
 
     @property
     def verdict(self) -> str:
-        """MET or MISSED; nothing where there is no target."""
+        """MET, MISSED or NOT_MEASURED; empty where there is a value but no target."""
+        value = self.value
+        if value is None or (self.target is not None and self.target.value is None):
+            return NOT_MEASURED
         if self.target is None:
             return ""
-        return MET if self.target.is_met_by(self.median) else MISSED
+        return MET if self.target.is_met_by(value) else MISSED
 
     def to_json(self) -> dict[str, Any]:
-        """As results.json has it."""
+        """Return the object that results.json keeps."""
         target = self.target and {"comparison": self.target.comparison, "value": self.target.value}
         return {
+            "part": self.part,
             "name": self.name,
             "unit": self.unit,
-            "median": self.median,
-            "runs": list(self.runs),
+            "value": self.value,
+            "values": list(self.values),
             "target": target,
             "verdict": self.verdict,
+            "remark": self.remark,
         }
+
+
+def claim(
+    part: str, name: str, value: float | None, comparison: str, limit: float | None, remark: str = ""
+) -> Measurement:
+    """Hold one value against a limit. None means that the value, or what the limit depends on, was not measured."""
+    values = () if value is None else (value,)
+    return Measurement(name, "", values, Target(comparison, limit), remark, part)
+
+
+def at_least(part: str, name: str, value: float | None, limit: float | None, remark: str = "") -> Measurement:
+    """Claim that a value reaches a limit."""
+    return claim(part, name, value, ">=", limit, remark)
+
+
+def at_most(part: str, name: str, value: float | None, limit: float | None, remark: str = "") -> Measurement:
+    """Claim that a value does not exceed a limit."""
+    return claim(part, name, value, "<=", limit, remark)
+
+
+def above(part: str, name: str, value: float | None, limit: float | None, remark: str = "") -> Measurement:
+    """Claim that a value exceeds a limit."""
+    return claim(part, name, value, ">", limit, remark)
+
+
+def reported(part: str, name: str, value: float | None, remark: str = "") -> Measurement:
+    """Report a value that nothing is claimed about."""
+    return Measurement(name, "", () if value is None else (value,), None, remark, part)
 
 
 @dataclass(slots=True)
 class Section:
-    """Numbers that belong together."""
+    """Holds measurements that belong together."""
 
     title: str
-    numbers: list[Number] = field(default_factory=list)
+    measurements: list[Measurement] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """How they were measured, and what must be known to read them. Sentences."""
+    """Sentences: how they were measured, and what must be known to read them."""
     distributions: dict[str, list[float]] = field(default_factory=dict)
-    """Values at PLOTTED_PERCENTILES, in the unit of the section's numbers, by name."""
+    """Values at PLOTTED_PERCENTILES, in the unit of the section's measurements, by name."""
     curves: dict[str, list[list[float]]] = field(default_factory=dict)
     """[size, value] in a row, by name."""
 
     def to_json(self) -> dict[str, Any]:
-        """As results.json has it."""
+        """Return the object that results.json keeps."""
         return {
             "title": self.title,
-            "numbers": [number.to_json() for number in self.numbers],
+            "measurements": [one.to_json() for one in self.measurements],
             "notes": self.notes,
             "distributions": self.distributions,
             "curves": self.curves,
@@ -94,52 +138,54 @@ class Section:
 
 
 class Runs:
-    """Values by name, as they come repeat by repeat; the names keep the order in which they came first."""
+    """Collects values by name, repeat by repeat; the names keep the order in which they came first."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[float]] = {}
 
     def add(self, name: str, value: float) -> None:
-        """One more run."""
+        """Add the value of one more repeat."""
         self._values.setdefault(name, []).append(value)
 
     def add_latencies(self, name: str, values: Sequence[float], *statistics: str) -> None:
-        """The runs "NAME: p50" and so on, for each statistic: "p50", "p99", "max"."""
+        """Add a value "NAME: p50" and so on, for each statistic: "p50", "p99", "max"."""
         for statistic in statistics:
             self.add(f"{name}: {statistic}", statistic_of(values, statistic))
 
-    def numbers(self, unit: str, targets: Mapping[str, Target] | None = None) -> list[Number]:
-        """All of them. Raises KeyError for a target of something that was not measured."""
-        wanted = dict(targets or {})
-        found = [Number(name, unit, tuple(runs), wanted.pop(name, None)) for name, runs in self._values.items()]
-        if wanted:
-            raise KeyError(f"not measured: {', '.join(wanted)}")
+    def measurements(self, unit: str, targets: Mapping[str, Target] | None = None) -> list[Measurement]:
+        """Return a measurement for each name. Raises KeyError for a target of something that was not measured."""
+        missing = dict(targets or {})
+        found = [Measurement(name, unit, tuple(runs), missing.pop(name, None)) for name, runs in self._values.items()]
+        if missing:
+            raise KeyError(f"not measured: {', '.join(missing)}")
         return found
 
 
 def statistic_of(values: Sequence[float], statistic: str) -> float:
-    """The maximum for "max", a percentile for "p50", "p99", "p99.9"."""
+    """Return the maximum for "max", a percentile for "p50", "p99", "p99.9"."""
     if statistic == "max":
         return float(max(values))
     return float(np.percentile(np.asarray(values, float), float(statistic.removeprefix("p"))))
 
 
 def distribution_of(values: Sequence[float]) -> list[float]:
-    """The values at PLOTTED_PERCENTILES."""
+    """Return the values at PLOTTED_PERCENTILES."""
     return [float(value) for value in np.percentile(np.asarray(values, float), PLOTTED_PERCENTILES)]
 
 
 def change_of(before: float, after: float) -> float:
-    """How much more there is afterwards, in percent; negative = less."""
+    """Return the growth in percent; negative means that it became less."""
     return 100 * (after - before) / before
 
 
 def lost_seconds(acknowledged: Sequence[tuple[float, int]], num_stored: int) -> float:
-    """How far back the loss of a stream of records reaches: from the last acknowledgement that still holds to the last.
+    """Return how far back the loss of a stream of records reaches.
+
+    That is the time from the last acknowledgement that still holds to the last one.
 
     Args:
         acknowledged: (time of the acknowledgement in seconds, tokens that were stored then), in order.
-        num_stored: Tokens that are there afterwards.
+        num_stored: Tokens that are stored afterwards.
     """
     kept = [when for when, num_tokens in acknowledged if num_tokens <= num_stored]
     if len(kept) == len(acknowledged):
@@ -147,7 +193,12 @@ def lost_seconds(acknowledged: Sequence[tuple[float, int]], num_stored: int) -> 
     return acknowledged[-1][0] - (kept[-1] if kept else acknowledged[0][0])
 
 
-def counts_of(sections: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """How many targets were met and missed, from sections as results.json has them."""
-    verdicts = [number["verdict"] for section in sections for number in section["numbers"]]
-    return {verdict: verdicts.count(verdict) for verdict in (MET, MISSED)}
+def share_of(value: float | None, whole: float | None) -> float | None:
+    """Divide one value by another; None where one of them is missing, or the second is zero."""
+    return value / whole if value is not None and whole else None
+
+
+def counts_of(measurements: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Count verdicts of measurements that come from results.json."""
+    verdicts = [one["verdict"] for one in measurements]
+    return {verdict: verdicts.count(verdict) for verdict in (MET, MISSED, NOT_MEASURED)}

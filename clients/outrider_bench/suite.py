@@ -1,4 +1,7 @@
-"""What all suites of measurements do alike: fail in parts, end when they are told to, and leave what they know."""
+"""The base of all suites: run, end when told to, keep what is known, print and write it.
+
+A part that fails does not take the others with it, and Ctrl-C ends the run, not the report of what was measured.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,22 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import grpc
 from rich.console import Console
 
-from outrider_bench.drivers import GenerationFailed
-from outrider_bench.servers import StackError
+from outrider_bench.config import BenchConfig
+from outrider_bench.datastore_streams import NoAnswer
+from outrider_bench.drivers import GenerationFailed, StackError
+from outrider_bench.experiment import Experiment
+from outrider_bench.measured import Measured
+from outrider_bench.report import Report, write_results
+from outrider_bench.result import FORMAT_VERSION
+from outrider_bench.samples import Block
 from outrider_bench.workers.client import WorkerError
 from outrider_cli.failures import FAILED, INTERRUPTED
 from outrider_cli.local.process import ProcessFailed
@@ -22,11 +32,13 @@ from outrider_cli.local.redis import RedisFailed, RedisNotFound
 from outrider_cli.local.stack import termination_as_exit
 from outrider_client.errors import OutriderError
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
+"""Takes one line about what is going on."""
 
 FAILURES: tuple[type[Exception], ...] = (
     ProcessFailed,
     GenerationFailed,
+    NoAnswer,
     OutriderError,
     RedisFailed,
     RedisNotFound,
@@ -35,75 +47,174 @@ FAILURES: tuple[type[Exception], ...] = (
     WorkerError,
     grpc.aio.AioRpcError,
 )
-"""What can go wrong with something that is measured. A part that fails does not take the others with it."""
+"""Ways in which something that is measured can fail; anything else is a mistake in this program."""
 
 
-class Suite(Protocol):
-    """One run. What has been measured is kept however it ends."""
+class Suite(ABC):
+    """Is one run of a suite. What has been measured is kept however the run ends."""
 
-    async def run(self, say: Say) -> None:
-        """Measures everything. `say` hears what is going on."""
+    name: ClassVar[str]
+    """Of the subcommand, and of the suite's package."""
+    report_name: ClassVar[str] = "results.md"
+    essential: ClassVar[frozenset[str]] = frozenset()
+    """Names of attempts that everything else stands on: a run in which one failed is not complete."""
 
-    def results(self) -> dict[str, Any]:
-        """What is known so far, as results.json has it."""
+    def __init__(self, cores: tuple[int, ...] = ()) -> None:
+        """`cores`: the first is for what is measured, the last for everything else; empty means not pinned."""
+        self.cores = cores
+        self.failures: dict[str, str] = {}
+        """Reasons of what went wrong, by what it was."""
+        self.is_complete = False
+        self.duration_s = 0.0
+
+    @abstractmethod
+    async def measure(self, log: Log) -> None:
+        """Measure everything."""
+
+    @abstractmethod
+    def found(self) -> dict[str, Any]:
+        """Return what is known so far: the part of results.json that is this suite's own."""
+
+    @staticmethod
+    @abstractmethod
+    def report_of(results: Mapping[str, Any]) -> Report:
+        """Make the report of what results.json keeps."""
 
     @property
     def has_failures(self) -> bool:
-        """Whether anything could not be measured."""
+        """True if anything could not be measured."""
+        return bool(self.failures)
+
+    def results(self) -> dict[str, Any]:
+        """Return everything that results.json keeps."""
+        return {
+            "format": FORMAT_VERSION,
+            "suite": self.name,
+            "interrupted": not self.is_complete,
+            "duration_s": self.duration_s,
+            "failures": self.failures,
+            **self.found(),
+        }
+
+    @classmethod
+    def write(cls, results: Mapping[str, Any], folder: Path) -> list[Path]:
+        """Write results, report and pictures into a folder. Return the paths."""
+        return write_results(
+            results, folder, cls.report_of, cls.report_name, f"outrider_bench.suites.{cls.name}.figures"
+        )
+
+    def run(self, out: Path | None, console: Console) -> int:
+        """Measure, then print and write.
+
+        Args:
+            out: Folder for what is written; None means that nothing is.
+            console: Takes the report.
+
+        Returns:
+            The exit status: missed targets are results, what could not be measured is a failure.
+        """
+        is_interrupted, mistake = False, None
+        began = time.perf_counter()
+        if self.cores:
+            # Children inherit this; those that are measured then move to the core of their own.
+            os.sched_setaffinity(0, {self.cores[-1]})
+
+        def log(text: str) -> None:
+            print(f"{time.perf_counter() - began:5.0f} s  {text}", file=sys.stderr, flush=True)
+
+        try:
+            with termination_as_exit():
+                asyncio.run(self._measure(log, began))
+        except (KeyboardInterrupt, SystemExit):
+            is_interrupted = True
+        except Exception as error:
+            mistake = error  # in this program: its traceback comes after what has been measured
+        self._leave(out, console)
+        if mistake is not None:
+            raise mistake
+        return INTERRUPTED if is_interrupted else FAILED if self.has_failures else 0
+
+    async def _measure(self, log: Log, began: float) -> None:
+        try:
+            await self.measure(log)
+        finally:
+            self.duration_s = time.perf_counter() - began
+        self.is_complete = self.essential.isdisjoint(self.failures)
+
+    def _leave(self, out: Path | None, console: Console) -> None:
+        results = self.results()
+        paths = self.write(results, out) if out is not None else []
+        self.report_of(results).print(console)
+        for path in paths:
+            console.print(f"wrote {path}", highlight=False)
+
+    async def attempt(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something that may fail in one of the ways of FAILURES; `failures` then has the reason under its name."""
+        try:
+            await work()
+        except FAILURES as error:
+            self.failures[name] = _reason_of(error)
+        except BaseExceptionGroup as group:
+            _, others = group.split(FAILURES)
+            if others is not None:
+                raise
+            self.failures[name] = _reason_of(group.exceptions[0])
 
 
-async def attempt(
-    what: str,
-    work: Callable[[], Awaitable[None]],
-    failures: dict[str, str],
-    kinds: tuple[type[Exception], ...] = FAILURES,
-) -> None:
-    """Does something that may fail in one of these ways; `failures` then has the reason."""
-    try:
-        await work()
-    except kinds as error:
-        failures[what] = _reason_of(error)
-    except BaseExceptionGroup as group:
-        _, others = group.split(kinds)
-        if others is not None:
-            raise
-        failures[what] = _reason_of(group.exceptions[0])
+class ExperimentSuite(Suite):
+    """Is a suite of experiments: contenders that take turns on the same prompts."""
 
+    def __init__(self, cores: tuple[int, ...], seed: int, experiments: Sequence[Experiment]) -> None:
+        super().__init__(cores)
+        self.experiments = experiments
+        self.contender_failures: dict[str, dict[str, str]] = {}
+        """Reasons by the label of a contender, by the name of the experiment."""
+        self.models: dict[str, dict[str, Any]] = {}
+        self._seed = seed
+        self._blocks: dict[str, list[Block]] = {}
 
-def run_suite(
-    suite: Suite,
-    cores: tuple[int, ...],
-    console: Console,
-    print_report: Callable[[Mapping[str, Any], Console], None],
-    write: Callable[[Mapping[str, Any]], list[Path]] | None,
-) -> int:
-    """Runs on the last of the cores, then prints and writes. Ctrl-C ends the run, not the report of what has been
-    measured. Returns the exit status: missed targets are results, what could not be measured is a failure."""
-    interrupted = False
-    mistake: Exception | None = None
-    if cores:
-        # Children inherit this; those that are measured then move to the core of their own.
-        os.sched_setaffinity(0, {cores[-1]})
+    @property
+    def has_failures(self) -> bool:
+        return super().has_failures or any(self.contender_failures.values())
 
-    def say(text: str) -> None:
-        print(f"{time.perf_counter() - began:5.0f} s  {text}", file=sys.stderr, flush=True)
+    @property
+    def measured(self) -> Measured:
+        """All blocks so far."""
+        return Measured(self._blocks)
 
-    began = time.perf_counter()
-    try:
-        with termination_as_exit():
-            asyncio.run(suite.run(say))
-    except (KeyboardInterrupt, SystemExit):
-        interrupted = True
-    except Exception as error:
-        mistake = error  # in this program: its traceback comes after what has been measured
-    results = suite.results()
-    paths = write(results) if write is not None else []
-    print_report(results, console)
-    for path in paths:
-        console.print(f"wrote {path}", highlight=False)
-    if mistake is not None:
-        raise mistake
-    return INTERRUPTED if interrupted else FAILED if suite.has_failures else 0
+    def keep(self, experiment: str, blocks: Iterable[Block]) -> None:
+        """Keep what an experiment has measured, at once: nothing of it is lost when the run ends."""
+        self._blocks.setdefault(experiment, []).extend(blocks)
+
+    def config_of(self, experiment: Experiment) -> BenchConfig:
+        """Return an experiment as the configuration of the machinery that takes turns and starts services."""
+        return experiment.config(self._seed, self.cores)
+
+    def experiments_to_json(self) -> list[dict[str, Any]]:
+        """Return the experiments that are known, with their rows, for results.json."""
+        measured = self.measured
+        return [self._to_json(one, measured) for one in self.experiments if self._is_known(one)]
+
+    def _is_known(self, experiment: Experiment) -> bool:
+        return experiment.name in self._blocks or bool(self.contender_failures.get(experiment.name))
+
+    def _to_json(self, experiment: Experiment, measured: Measured) -> dict[str, Any]:
+        num_off = None if experiment.off_at is None else len(experiment.off_at)
+        return {
+            "name": experiment.name,
+            "part": experiment.part,
+            "title": experiment.title,
+            "target": experiment.target,
+            "draft": experiment.draft,
+            "prior_share": experiment.prior_share,
+            "rtt_ms": experiment.rtt_ms,
+            "num_prompts": len(experiment.prompts),
+            "max_tokens": experiment.max_tokens,
+            "repeats": experiment.repeats,
+            "note": experiment.note,
+            "failures": self.contender_failures.get(experiment.name, {}),
+            "rows": measured.rows(experiment.name, len(experiment.prompts), experiment.repeats, num_off),
+        }
 
 
 def _reason_of(error: BaseException) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 from outrider_bench.experiment import PLAIN, Experiment, contender
 from outrider_bench.measured import Measured
 from outrider_bench.samples import Block, Condition, GenerationSample, Rounds, Sample
-from outrider_bench.suites.methods.asked import MethodsEvidence
-from outrider_bench.suites.methods.plan import MethodsSizes
+from outrider_bench.suites.methods.claims import MethodsEvidence
+from outrider_bench.suites.methods.experiments import MethodsSizes
 from outrider_bench.suites.methods.replay import NEAR, NEW
 from outrider_cli.prompts import Prompt
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from outrider_bench.config import BenchConfig
-from outrider_bench.environment import describe_config
-from outrider_bench.machine import Machine
+from outrider_bench.environment import Machine, describe_config
 from outrider_bench.samples import TIME_NAMES, Block, Chunk, Condition, GenerationSample, Rounds, Sample
 from outrider_bench.statistics import rows_of
 from outrider_cli.prompts import Prompt

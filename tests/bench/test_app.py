@@ -125,7 +125,15 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
     def suite(module: str) -> Any:
         name = module.split(".")[-2]
-        return SimpleNamespace(run_and_report=lambda config, *_: found.append((name, config)))
+
+        class Recorded:
+            def __init__(self, config: Any, *_: Any) -> None:
+                found.append((name, config))
+
+            def run(self, *_: Any) -> int:
+                return 0
+
+        return SimpleNamespace(**{f"{name.title()}Suite": Recorded})
 
     monkeypatch.setattr(app_module, "import_module", suite)
     return found

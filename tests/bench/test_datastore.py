@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 
-from outrider_bench.report import section_summary_of, shown
+from outrider_bench.report import QUICK_NOTE, shown, summary_of_sections
 from outrider_bench.result import (
     MET,
     MISSED,
+    NOT_MEASURED,
     PLOTTED_PERCENTILES,
-    Number,
+    Measurement,
     Runs,
     Section,
     Target,
@@ -30,33 +31,35 @@ from outrider_bench.result import (
     statistic_of,
 )
 from outrider_bench.suites.datastore.data import VOCAB_SIZE, contexts_of, documents_of, made_up_tokens
-from outrider_bench.suites.datastore.report import QUICK_NOTE, print_report, to_markdown, write_report
+from outrider_bench.suites.datastore.report import report_of
+from outrider_bench.suites.datastore.suite import DatastoreSuite
 from outrider_bench.workers.replay import replay
 
 
 def test_a_target_is_met_at_its_very_limit_and_by_the_median() -> None:
-    assert Number("n", "us", (10.0, 1.0, 900.0), Target("<=", 10)).verdict == MET
-    assert Number("n", "us", (10.1, 1.0, 900.0), Target("<=", 10)).verdict == MISSED
-    assert Number("n", "1/s", (5.0, 7.0), Target(">=", 6)).verdict == MET
-    assert Number("n", "1/s", (5.0, 6.9), Target(">=", 6)).verdict == MISSED
-    assert Number("n", "1/s", (5.0,)).verdict == ""
+    assert Measurement("n", "us", (10.0, 1.0, 900.0), Target("<=", 10)).verdict == MET
+    assert Measurement("n", "us", (10.1, 1.0, 900.0), Target("<=", 10)).verdict == MISSED
+    assert Measurement("n", "1/s", (5.0, 7.0), Target(">=", 6)).verdict == MET
+    assert Measurement("n", "1/s", (5.0, 6.9), Target(">=", 6)).verdict == MISSED
+    assert Measurement("n", "1/s", (5.0,)).verdict == ""
 
 
-def test_what_was_not_measured_is_no_number_and_has_no_target() -> None:
-    with pytest.raises(ValueError, match="n was not measured"):
-        Number("n", "us", ())
+def test_what_was_not_measured_has_no_value_and_meets_no_target() -> None:
+    nothing = Measurement("n", "us", (), Target("<=", 1))
+    assert (nothing.value, nothing.verdict) == (None, NOT_MEASURED)
+    assert Measurement("n", "us", (1.0,), Target("<=", None)).verdict == NOT_MEASURED
     runs = Runs()
     runs.add("lookup: p50", 1.0)
     with pytest.raises(KeyError, match="lookup: p99"):
-        runs.numbers("us", {"lookup: p99": Target("<=", 1)})
+        runs.measurements("us", {"lookup: p99": Target("<=", 1)})
 
 
 def test_runs_of_a_name_are_one_number_with_its_statistics() -> None:
     runs = Runs()
     for values in ([1.0, 2.0, 3.0], [2.0, 4.0, 6.0]):
         runs.add_latencies("lookup", values, "p50", "max")
-    numbers = runs.numbers("us", {"lookup: max": Target("<=", 4)})
-    assert [(number.name, number.runs, number.verdict) for number in numbers] == [
+    numbers = runs.measurements("us", {"lookup: max": Target("<=", 4)})
+    assert [(number.name, number.values, number.verdict) for number in numbers] == [
         ("lookup: p50", (2.0, 4.0), ""),
         ("lookup: max", (3.0, 6.0), MISSED),
     ]
@@ -154,9 +157,9 @@ def results_of(**changes: Any) -> dict[str, Any]:
     section = Section(
         "Lookup of one context",
         [
-            Number("lookup: p50", "us", (150.0, 170.0, 160.0), Target("<=", 200)),
-            Number("lookup: p99", "us", (700.0, 650.0, 900.0), Target("<=", 600)),
-            Number("echo: p50", "us", (90.25,)),
+            Measurement("lookup: p50", "us", (150.0, 170.0, 160.0), Target("<=", 200)),
+            Measurement("lookup: p99", "us", (700.0, 650.0, 900.0), Target("<=", 600)),
+            Measurement("echo: p50", "us", (90.25,)),
         ],
         ["Made-up tokens."],
         {"lookup": times, "echo": times},
@@ -178,22 +181,24 @@ def results_of(**changes: Any) -> dict[str, Any]:
 
 
 def test_each_number_stands_beside_its_target() -> None:
-    text = to_markdown(results_of())
-    assert "| measured | median | lowest–highest | unit | target | verdict |" in text
+    text = report_of(results_of()).to_markdown()
+    assert "| measured | value | lowest–highest | unit | target | verdict |" in text
     assert "| lookup: p50 | 160 | 150–170 | us | ≤ 200 | met |" in text
     assert "| lookup: p99 | 700 | 650–900 | us | ≤ 600 | missed |" in text
     assert "| echo: p50 | 90.2 |  | us |  |  |" in text
     assert "Made-up tokens." in text
-    assert "services on core 0, who asks on core 1" in text
+    assert "services on core 0, clients on core 1" in text
 
 
 def test_the_summary_names_what_was_missed() -> None:
-    assert section_summary_of(results_of()) == "1 targets met, 1 missed (Lookup of one context: lookup: p99)."
+    assert (
+        summary_of_sections(results_of()["sections"]) == "1 targets met, 1 missed (Lookup of one context: lookup: p99)."
+    )
 
 
 def test_what_must_be_known_is_said_before_any_number() -> None:
     config = {**results_of()["config"], "is_quick": True}
-    text = to_markdown(results_of(config=config, interrupted=True, failures={"ring": "WorkerError: gone"}))
+    text = report_of(results_of(config=config, interrupted=True, failures={"ring": "WorkerError: gone"})).to_markdown()
     for note in (QUICK_NOTE, "parts are missing", "ring could not be measured: WorkerError: gone"):
         assert 0 <= text.index(note) < text.index("| measured |")
 
@@ -201,7 +206,7 @@ def test_what_must_be_known_is_said_before_any_number() -> None:
 def test_a_table_fits_into_an_ordinary_terminal() -> None:
     console = Console(width=118, force_terminal=False)
     with console.capture() as capture:
-        print_report(results_of(), console)
+        report_of(results_of()).print(console)
     text = capture.get()
     assert "…" not in text
     assert "missed" in text
@@ -209,10 +214,10 @@ def test_a_table_fits_into_an_ordinary_terminal() -> None:
 
 
 def test_numbers_report_and_picture_are_written(tmp_path: Path) -> None:
-    paths = write_report(results_of(), tmp_path / "new")
+    paths = DatastoreSuite.write(results_of(), tmp_path / "new")
     assert [path.name for path in paths] == ["results.json", "report.md", "lookup_of_one_context.png"]
     [section] = json.loads(paths[0].read_text())["sections"]
-    assert [number["verdict"] for number in section["numbers"]] == [MET, MISSED, ""]
+    assert [number["verdict"] for number in section["measurements"]] == [MET, MISSED, ""]
     assert "![lookup of one context](lookup_of_one_context.png)" in paths[1].read_text()
     with Image.open(paths[2]) as image:
         assert min(image.size) >= 300
@@ -229,9 +234,9 @@ def test_the_suite_measures_everything_in_small_sizes(tmp_path: Path) -> None:
     assert results["failures"] == {}
     assert not results["interrupted"]
     numbers = {
-        (section["title"], number["name"]): number["median"]
+        (section["title"], number["name"]): number["value"]
         for section in results["sections"]
-        for number in section["numbers"]
+        for number in section["measurements"]
     }
     assert numbers["The datastore is killed (SIGKILL) with records under way", "acknowledged tokens lost"] == 0
     assert numbers["The datastore is killed (SIGKILL) with records under way", "acknowledged tokens"] > 0

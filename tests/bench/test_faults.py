@@ -17,11 +17,10 @@ from PIL import Image
 from rich.console import Console
 
 from outrider_bench.config import FaultsConfig
+from outrider_bench.report import QUICK_NOTE
 from outrider_bench.result import MET, MISSED
-from outrider_bench.suites.faults.fault_proxy import FaultProxy
-from outrider_bench.suites.faults.leaks import Holdings, Process
-from outrider_bench.suites.faults.observed import Observed, Outcome, Suffered
-from outrider_bench.suites.faults.plan import (
+from outrider_bench.suites.faults.claims import sections_of
+from outrider_bench.suites.faults.experiments import (
     CHOICES,
     GARBAGE,
     KILL,
@@ -32,9 +31,11 @@ from outrider_bench.suites.faults.plan import (
     faults_of,
     sizes_of,
 )
-from outrider_bench.suites.faults.report import QUICK_NOTE, print_report, to_markdown, write_report
+from outrider_bench.suites.faults.fault_stack import FaultProxy
+from outrider_bench.suites.faults.observed import Holdings, Observed, Outcome, Process, Suffered
+from outrider_bench.suites.faults.report import report_of
 from outrider_bench.suites.faults.sessions import DRAFTING, OTHERS, cases_of
-from outrider_bench.suites.faults.verdicts import sections_of
+from outrider_bench.suites.faults.suite import FaultsSuite
 
 
 def test_faults_are_decided_by_the_seed_and_evenly_spaced() -> None:
@@ -164,7 +165,7 @@ def results_of(seen: Observed, *snapshots: Holdings, **changes: Any) -> dict[str
 
 
 def verdicts_of(results: dict[str, Any]) -> dict[str, str]:
-    return {number["name"]: number["verdict"] for section in results["sections"] for number in section["numbers"]}
+    return {number["name"]: number["verdict"] for section in results["sections"] for number in section["measurements"]}
 
 
 def test_what_is_as_it_should_be_is_met() -> None:
@@ -194,7 +195,7 @@ def test_a_report_tells_of_every_generation_that_went_wrong() -> None:
     seen = observed()
     seen.add(outcome(is_equal=False, first_difference=17))
     seen.add(outcome(is_equal=False, error="UNAVAILABLE: gone", num_resumes=3))
-    text = to_markdown(results_of(seen, holdings(10), holdings(12), holdings(12)))
+    text = report_of(results_of(seen, holdings(10), holdings(12), holdings(12))).to_markdown()
     assert "pearl, 100 tokens, 0 resumed: differs from token 17 on" in text
     assert "pearl, 100 tokens, 3 resumed: UNAVAILABLE: gone" in text
     assert "| texts that differ from those without faults | 1 | texts | ≤ 0 | missed |" in text
@@ -204,7 +205,9 @@ def test_a_report_tells_of_every_generation_that_went_wrong() -> None:
 
 def test_what_must_be_known_is_said_before_any_number() -> None:
     config = {**results_of(observed())["config"], "is_quick": True}
-    text = to_markdown(results_of(observed(), config=config, interrupted=True, failures={"run": "ChildFailed: gone"}))
+    text = report_of(
+        results_of(observed(), config=config, interrupted=True, failures={"run": "ChildFailed: gone"})
+    ).to_markdown()
     for note in (QUICK_NOTE, "faults and numbers are missing", "run failed: ChildFailed: gone"):
         assert 0 <= text.index(note) < text.index("| seen |")
 
@@ -212,12 +215,12 @@ def test_what_must_be_known_is_said_before_any_number() -> None:
 def test_a_table_fits_into_an_ordinary_terminal() -> None:
     console = Console(width=118, force_terminal=False)
     with console.capture() as capture:
-        print_report(results_of(observed(), holdings(10), holdings(12), holdings(12)), console)
+        report_of(results_of(observed(), holdings(10), holdings(12), holdings(12))).print(console)
     assert "…" not in capture.get()
 
 
 def test_numbers_report_and_picture_are_written(tmp_path: Path) -> None:
-    paths = write_report(results_of(observed(), holdings(10), holdings(12), holdings(12)), tmp_path / "new")
+    paths = FaultsSuite.write(results_of(observed(), holdings(10), holdings(12), holdings(12)), tmp_path / "new")
     assert [path.name for path in paths] == ["results.json", "report.md", "tokens_over_time.png"]
     results = json.loads(paths[0].read_text())
     assert [one["recovery_s"] for one in results["faults"]][:3] == [pytest.approx(1.5), None, None]

@@ -17,8 +17,7 @@ from outrider_bench.experiment import PLAIN, label_of
 from outrider_bench.running import turns_of
 from outrider_bench.samples import Request
 from outrider_bench.suites.methods.estimate import seconds_of, total_seconds
-from outrider_bench.suites.methods.parts import experiments_of
-from outrider_bench.suites.methods.plan import QUICK, MethodsSizes, sizes_of
+from outrider_bench.suites.methods.experiments import QUICK, MethodsSizes, experiments_of, sizes_of
 from tests.bench.methods_samples import small
 
 BUDGET_S = 14 * 60
@@ -165,6 +164,6 @@ def test_the_suite_measures_a_part_in_small_sizes(tmp_path: Path) -> None:
             assert row["completed"] == 1
             if row["method"] in ("off", "speculative", "pearl", "card", "saguaro", "best-first"):
                 assert not row["degraded"]  # the others ask the datastore, which may answer late on a busy machine
-    assert all(claim["measured"] is not None for claim in results["claims"])
+    assert all(claim["value"] is not None for claim in results["claims"])
     names = {"results.json", "results.md", "noise.png"}
     assert {path.name for path in tmp_path.iterdir()} == names

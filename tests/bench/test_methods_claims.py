@@ -6,34 +6,32 @@ from collections.abc import Sequence
 
 import pytest
 
-from outrider_bench.claims import (
+from outrider_bench.config import PARTS
+from outrider_bench.experiment import label_of
+from outrider_bench.measured import Measured
+from outrider_bench.result import (
     MET,
     MISSED,
     NOT_MEASURED,
-    Claim,
+    Measurement,
     above,
     at_least,
-    beside_the_best,
     counts_of,
     reported,
     share_of,
 )
-from outrider_bench.config import PARTS
-from outrider_bench.experiment import label_of
-from outrider_bench.measured import Measured
+from outrider_bench.result import claim as compared
 from outrider_bench.samples import Block
-from outrider_bench.suites.methods.asked import AT_BEST, claims_of
-from outrider_bench.suites.methods.parts import ALL_METHODS
-from outrider_bench.suites.methods.peers import LLAMA_CPP
-from outrider_bench.suites.methods.plan import DRAFT_C2_5, MethodsSizes
+from outrider_bench.suites.methods.claims import AT_BEST, LLAMA_CPP, claims_of
+from outrider_bench.suites.methods.experiments import ALL_METHODS, DRAFT_C2_5, MethodsSizes
 from outrider_bench.suites.methods.replay import analyse
 from tests.bench.methods_samples import evidence, made, ran, replayed
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 
 
-def claim(claims: Sequence[Claim], what: str) -> Claim:
-    [found] = [each for each in claims if each.what == what]
+def claim(claims: Sequence[Measurement], what: str) -> Measurement:
+    [found] = [each for each in claims if each.name == what]
     return found
 
 
@@ -52,16 +50,16 @@ def methods_run(seconds: dict[str, float]) -> dict[str, list[Block]]:
         (at_least("p", "w", 1.119, 1.12), MISSED),
         (above("p", "w", 1.0, 1.0), MISSED),
         (above("p", "w", 1.001, 1.0), MET),
-        (Claim("p", "w", 2.5, "<", 2.5), MISSED),
-        (Claim("p", "w", 2.4, "<", 2.5), MET),
-        (Claim("p", "w", 0.5, "<=", 0.5), MET),
+        (compared("p", "w", 2.5, "<", 2.5), MISSED),
+        (compared("p", "w", 2.4, "<", 2.5), MET),
+        (compared("p", "w", 0.5, "<=", 0.5), MET),
         (at_least("p", "w", None, 1.12), NOT_MEASURED),
         (above("p", "w", 2.0, None), NOT_MEASURED),
         (reported("p", "w", 0.7), ""),
         (reported("p", "w", None), NOT_MEASURED),
     ],
 )
-def test_a_claim_is_met_missed_or_not_measured(claim_: Claim, verdict: str) -> None:
+def test_a_claim_is_met_missed_or_not_measured(claim_: Measurement, verdict: str) -> None:
     assert claim_.verdict == verdict
     assert claim_.to_json()["verdict"] == verdict
 
@@ -84,33 +82,33 @@ def test_best_first_stands_beside_the_fastest_other_method_and_not_beside_itself
     run = methods_run({"best-first": 4.0, "best-first chain": 1.0, "card": 3.96, "auto": 0.5})
     claims = claims_of(["methods"], evidence(run))
     found = claim(claims, "T = 0.7: best-first by every other method")
-    assert found.measured == pytest.approx(0.99)
+    assert found.value == pytest.approx(0.99)
     assert (found.verdict, found.remark) == (MET, "best of them: card")
-    assert claim(claims, "T = 1: best-first by off").measured == pytest.approx(2.5)
-    assert [claim(claims, f"T = {t:g}: best-first by off").asked for t in TEMPERATURES] == list(AT_BEST.values())
+    assert claim(claims, "T = 1: best-first by off").value == pytest.approx(2.5)
+    assert [claim(claims, f"T = {t:g}: best-first by off").target.value for t in TEMPERATURES] == list(AT_BEST.values())
 
 
 def test_auto_stands_beside_the_best_of_all_fixed_methods() -> None:
     run = methods_run({"best-first chain": 2.0, "auto": 2.05})
     found = claim(claims_of(["methods"], evidence(run)), "T = 0: auto by the best fixed method")
-    assert found.measured == pytest.approx(2.0 / 2.05)
+    assert found.value == pytest.approx(2.0 / 2.05)
     assert (found.verdict, found.remark) == (MET, "best of them: best-first chain")
 
 
 def test_a_method_that_was_refused_is_named_where_the_others_are_compared() -> None:
     blocks = [block for block in methods_run({})["methods"] if block.condition.method != "double"]
     found = claim(claims_of(["methods"], evidence({"methods": blocks})), "T = 0: best-first by every other method")
-    assert found.measured == 1.0
+    assert found.value == 1.0
     assert "not measured: double" in found.remark
 
 
 def test_nobody_is_beside_the_best_of_nobody() -> None:
-    assert beside_the_best(Measured({}), "e", "auto", ["pearl"], 0.0) == (None, "")
+    assert Measured({}).beside_the_best("e", "auto", ["pearl"], 0.0) == (None, "")
 
 
 def test_saguaro_is_compared_with_draft_then_verify() -> None:
     claims = claims_of(["methods"], evidence(methods_run({"saguaro": 4.4, "speculative": 5.0})))
-    assert claim(claims, "T = 0: saguaro by speculative").measured == pytest.approx(5 / 4.4)
+    assert claim(claims, "T = 0: saguaro by speculative").value == pytest.approx(5 / 4.4)
     assert claim(claims, "T = 0: saguaro by speculative").verdict == MET
     assert claim(claims, "T = 1: saguaro by off").verdict == MISSED
 
@@ -123,8 +121,8 @@ def test_the_ceiling_of_double_is_the_measured_speed_ratio() -> None:
     claims = claims_of(["double"], evidence({"double": blocks}, speed_ratios={DRAFT_C2_5: 2.5}))
     assert claim(claims, "T = 0: pearl by off stays below C").verdict == MET
     assert claim(claims, "T = 0: double by off exceeds C").verdict == MET
-    assert claim(claims, "T = 0: double by off exceeds C").asked == 2.5
-    assert claim(claims, "T = 0: double by pearl").measured == pytest.approx(1.35)
+    assert claim(claims, "T = 0: double by off exceeds C").target.value == 2.5
+    assert claim(claims, "T = 0: double by pearl").value == pytest.approx(1.35)
     assert claim(claims, "T = 0: double by double with no prior").verdict == MET
     assert claim(claims, "T = 0: double by double with no rejected tier").verdict == NOT_MEASURED
     unknown = claims_of(["double"], evidence({"double": blocks}))
@@ -142,7 +140,7 @@ def test_a_prior_saturates_where_its_last_part_brings_little(at_a_quarter: int, 
         "double-prior-1": [ran("pearl", 0.0, made(3.0)), ran("double", 0.0, made(30.0 / at_a_quarter))],
     }
     found = claims_of(["double"], evidence(blocks))[-1]
-    assert found.measured == pytest.approx((40 - at_a_quarter) / 20)
+    assert found.value == pytest.approx((40 - at_a_quarter) / 20)
     assert found.verdict == verdict
 
 
@@ -159,8 +157,8 @@ def test_a_wider_beam_pays_up_to_a_point(speeds: list[float], rises: str, falls:
     claims = claims_of(["card"], evidence({"card-width": blocks}))
     assert claim(claims, "T = 0: tokens/s, the best K by K = 5 (rises)").verdict == rises
     assert claim(claims, "T = 0: tokens/s, the best K by K = 200 (falls)").verdict == falls
-    assert claim(claims, "T = 0: hit rate, the highest by K = 5").measured == pytest.approx(9 / 5)
-    assert claim(claims, "T = 0: highest hit rate").measured == pytest.approx(0.9)
+    assert claim(claims, "T = 0: hit rate, the highest by K = 5").value == pytest.approx(9 / 5)
+    assert claim(claims, "T = 0: highest hit rate").value == pytest.approx(0.9)
     assert claim(claims, "T = 0: highest hit rate").verdict == MET
 
 
@@ -170,7 +168,7 @@ def test_sixteen_rows_are_claimed_and_the_others_reported() -> None:
     claims = claims_of(["rows"], evidence({"rows": blocks}))
     assert {claim.verdict for claim in claims} == {MET, ""}
     assert [claim.verdict for claim in claims].count(MET) == 1
-    assert all(claim.measured == pytest.approx(3.6 / 3) for claim in claims)
+    assert all(claim.value == pytest.approx(3.6 / 3) for claim in claims)
 
 
 def test_auto_is_asked_about_every_kind_of_prompt_at_every_temperature_and_where_drafting_cannot_pay() -> None:
@@ -184,7 +182,7 @@ def test_auto_is_asked_about_every_kind_of_prompt_at_every_temperature_and_where
     alone = [ran("off", 0.7, made(10.0)), ran("auto", 0.7, made(10.5))]
     claims = claims_of(["auto"], evidence({"auto": blocks, "auto-slow": alone}))
     assert len(claims) == 2 * 6 + 3
-    assert claim(claims, "T = 0.7, prose: auto by the best of three").measured == pytest.approx(4 / 4.1)
+    assert claim(claims, "T = 0.7, prose: auto by the best of three").value == pytest.approx(4 / 4.1)
     assert claim(claims, "draft model slowed twenty times, T = 0.7: auto by off").verdict == MISSED
     assert claim(claims, "T = 1.5: auto by off").verdict == NOT_MEASURED
 
@@ -192,8 +190,8 @@ def test_auto_is_asked_about_every_kind_of_prompt_at_every_temperature_and_where
 def test_a_peer_is_compared_by_its_ratio_to_plain_decoding() -> None:
     assert [round(peer.speedup, 2) for peer in LLAMA_CPP] == [3.48, 2.0, 1.42]
     claims = claims_of(["peers"], evidence(methods_run({"double": 2.5})))
-    assert [each.asked for each in claims] == [1.0, 1.1, 1.3]
-    assert claims[0].measured == pytest.approx(4 / (355 / 102))
+    assert [each.target.value for each in claims] == [1.0, 1.1, 1.3]
+    assert claims[0].value == pytest.approx(4 / (355 / 102))
     assert claims[0].remark.startswith("double: 4.00; llama.cpp: 3.48")
     assert [each.verdict for each in claims] == [MET, MET, MET]
 
@@ -203,4 +201,4 @@ def test_the_claims_of_spacelike_are_those_of_the_replay() -> None:
     replay = analyse(replayed(seconds, off_at=[0, 1, 2, 30, 45], near=[58]), 60, num_cold=3)
     claims = claims_of(["spacelike"], evidence({}, replay=replay))
     assert [each.verdict for each in claims] == [MET, MISSED, MET]
-    assert claims[2].measured == pytest.approx(1 / 1.02)
+    assert claims[2].value == pytest.approx(1 / 1.02)

@@ -7,8 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.models.demo.training.corpus import load_corpus
-from outrider_bench.suites.methods.prior import longest_shared_run, other_prompts, runs_of
-from outrider_bench.suites.methods.provenance import check_prompts, digest_of_training
+from outrider_bench.suites.methods.prior import (
+    check_prompts,
+    digest_of_training,
+    longest_shared_run,
+    other_prompts,
+    runs_of,
+)
 from outrider_bench.suites.methods.replay import NEAR, NEW, replay_requests
 from outrider_cli.prompts import default_prompts
 
@@ -43,7 +48,7 @@ def test_the_prompts_of_the_benchmark_are_not_in_the_training_text_and_others_wo
 
 def test_another_library_than_that_of_the_training_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert digest_of_training() is not None
-    monkeypatch.setattr("outrider_bench.suites.methods.provenance.digest_of_training", lambda: "0" * 64)
+    monkeypatch.setattr("outrider_bench.suites.methods.prior.digest_of_training", lambda: "0" * 64)
     found = check_prompts(["nothing"])
     assert not found.is_same_library
     assert any("not that of the training" in sentence for sentence in found.sentences)

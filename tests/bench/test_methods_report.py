@@ -12,13 +12,13 @@ from PIL import Image
 from rich.console import Console
 
 from outrider_bench.config import PARTS, MethodsConfig
+from outrider_bench.drivers import StackError
 from outrider_bench.experiment import OFF, Experiment, label_of
-from outrider_bench.report import QUICK_NOTE, summary_of
+from outrider_bench.report import QUICK_NOTE, summary_of_claims
 from outrider_bench.samples import Block, Condition, Sample
-from outrider_bench.servers import StackError
 from outrider_bench.suites.methods import suite as suite_module
-from outrider_bench.suites.methods.report import print_report, to_markdown, write_report
-from outrider_bench.suites.methods.suite import MethodsSuite, run_and_report
+from outrider_bench.suites.methods.report import report_of
+from outrider_bench.suites.methods.suite import MethodsSuite
 from outrider_cli.failures import FAILED, INTERRUPTED
 from tests.bench.samples import generation
 
@@ -65,12 +65,12 @@ def results() -> dict[str, Any]:
 
 
 def test_every_part_has_its_claims_and_its_tables(results: dict[str, Any]) -> None:
-    text = to_markdown(results)
+    text = report_of(results).to_markdown()
     assert text.count("\n## ") == len(PARTS) + 1
-    assert "| measured | value | asked | verdict | remark |" in text
+    assert "| measured | value | target | verdict | remark |" in text
     assert "| T = 0: saguaro by speculative | 1.000 | ≥ 1.12 | missed |  |" in text
     assert "| T = 0: saguaro by off | 3.000 | ≥ 4.60 | missed |  |" in text
-    assert "| T = 1: acceptance, shared noise | 0.800 |  |  |  |" in text
+    assert "| T = 1: acceptance, shared noise | 0.800 |  |  |" in text
     assert "| pearl | 0 | 30.0 | 3.00 | 3.00 | 80% | 50% | 50% | 25% | 30.0 | 100% |" in text
     assert "| off | 0 | 10.0 | – | 1.00 | – | – | – | – | – | – |" in text
     assert "| prose | auto | 0.7 |" in text
@@ -82,14 +82,17 @@ def test_every_part_has_its_claims_and_its_tables(results: dict[str, Any]) -> No
 
 
 def test_what_must_be_known_is_said_before_any_number(results: dict[str, Any]) -> None:
-    text = to_markdown({**results, "interrupted": True})
+    text = report_of({**results, "interrupted": True}).to_markdown()
     for note in (QUICK_NOTE, "cost is inflated", "did not come to its end", "c5: StackError: the speculator ended"):
         assert 0 <= text.index(note) < text.index("| measured |")
 
 
 def test_a_contender_that_failed_is_told_with_its_reason(results: dict[str, Any]) -> None:
     experiments = [{**one, "failures": {"card": "INVALID_ARGUMENT: no"}} for one in results["experiments"]]
-    assert "All methods, card: failed: INVALID_ARGUMENT: no" in to_markdown({**results, "experiments": experiments})
+    assert (
+        "All methods, card: failed: INVALID_ARGUMENT: no"
+        in report_of({**results, "experiments": experiments}).to_markdown()
+    )
 
 
 def test_a_peer_that_was_missing_is_told(results: dict[str, Any]) -> None:
@@ -100,7 +103,10 @@ def test_a_peer_that_was_missing_is_told(results: dict[str, Any]) -> None:
     assert made is not None
     lame = replace(made, rounds=replace(made.rounds, degraded=True))
     suite.keep(experiment.name, [replace(blocks[0], samples=(replace(blocks[0].samples[0], generation=lame),))])
-    assert "shared noise, T = 1: a peer was missing for a part of 1 generations" in to_markdown(suite.results())
+    assert (
+        "shared noise, T = 1: a peer was missing for a part of 1 generations"
+        in report_of(suite.results()).to_markdown()
+    )
 
 
 def test_the_summary_counts_and_names_the_parts(results: dict[str, Any]) -> None:
@@ -111,13 +117,13 @@ def test_the_summary_counts_and_names_the_parts(results: dict[str, Any]) -> None
         {"part": "rows", "verdict": ""},
         {"part": "auto", "verdict": "not measured"},
     ]
-    assert summary_of(claims) == "1 claims met, 2 missed (card: 2), 1 not measured."
+    assert summary_of_claims(claims) == "1 claims met, 2 missed (card: 2), 1 not measured."
 
 
 def test_a_table_fits_into_an_ordinary_terminal(results: dict[str, Any]) -> None:
     console = Console(width=118, force_terminal=False)
     with console.capture() as capture:
-        print_report(results, console)
+        report_of(results).print(console)
     text = capture.get()
     assert "…" not in text
     assert "best-first chain" in text
@@ -126,7 +132,7 @@ def test_a_table_fits_into_an_ordinary_terminal(results: dict[str, Any]) -> None
 
 
 def test_numbers_report_and_a_picture_for_each_part_are_written(results: dict[str, Any], tmp_path: Path) -> None:
-    paths = write_report(results, tmp_path / "new")
+    paths = MethodsSuite.write(results, tmp_path / "new")
     assert [path.name for path in paths] == ["results.json", "results.md", *(f"{part}.png" for part in PARTS)]
     written = json.loads(paths[0].read_text())
     assert [experiment["name"] for experiment in written["experiments"]][:2] == ["methods", "saguaro-fan-out"]
@@ -142,7 +148,7 @@ def test_an_interrupted_run_gives_the_pictures_that_there_is_something_for(tmp_p
     suite = MethodsSuite(MethodsConfig(repeats=1, is_quick=True))
     [experiment] = [one for one in suite.experiments if one.name == "card"]
     suite.keep(experiment.name, blocks_of(experiment)[:3])
-    paths = write_report(suite.results(), tmp_path)
+    paths = MethodsSuite.write(suite.results(), tmp_path)
     assert [path.name for path in paths] == ["results.json", "results.md"]
     assert "card query only (partial)" not in paths[1].read_text()
     assert "(partial)" in paths[1].read_text()
@@ -155,7 +161,7 @@ def test_a_run_in_which_nothing_could_be_measured_is_a_failure_with_a_report(
         raise StackError("the verifier ended")
 
     monkeypatch.setattr(suite_module, "running_stack", broken)
-    status = run_and_report(MethodsConfig(parts=("rows",), repeats=1, is_quick=True), tmp_path, Console(quiet=True))
+    status = MethodsSuite(MethodsConfig(parts=("rows",), repeats=1, is_quick=True)).run(tmp_path, Console(quiet=True))
     assert status == FAILED
     text = (tmp_path / "results.md").read_text()
     assert "everything with demo/draft: StackError: the verifier ended" in text
@@ -167,7 +173,7 @@ def test_ctrl_c_ends_the_run_and_not_the_report(monkeypatch: pytest.MonkeyPatch,
         raise KeyboardInterrupt
 
     monkeypatch.setattr(suite_module, "running_stack", interrupted)
-    status = run_and_report(MethodsConfig(parts=("rows",), repeats=1, is_quick=True), tmp_path, Console(quiet=True))
+    status = MethodsSuite(MethodsConfig(parts=("rows",), repeats=1, is_quick=True)).run(tmp_path, Console(quiet=True))
     assert status == INTERRUPTED
     assert "did not come to its end" in (tmp_path / "results.md").read_text()
 
@@ -180,7 +186,7 @@ def test_one_failure_does_not_take_other_models_with_it(monkeypatch: pytest.Monk
         raise StackError("no")
 
     monkeypatch.setattr(suite_module, "running_stack", broken)
-    run_and_report(MethodsConfig(parts=("auto",), repeats=1, is_quick=True), None, Console(quiet=True))
+    MethodsSuite(MethodsConfig(parts=("auto",), repeats=1, is_quick=True)).run(None, Console(quiet=True))
     assert started == ["demo/draft", "demo/draft-untrained", "demo/draft-c2.2"]
 
 

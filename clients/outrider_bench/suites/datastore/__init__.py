@@ -1,7 +1,7 @@
 """`outrider bench --suite datastore`: the retrieval-datastore, beside its targets and what the machine could do.
 
 suite        what is measured, in which order, and what is left behind
-plan         how much of everything
+run         how much of everything
 data         made-up token streams, and Python's library
 generation   beside models: loading a prior, the cost of retrieval in a generation
 lookup       over gRPC: latency and throughput, beside gRPC and Redis alone

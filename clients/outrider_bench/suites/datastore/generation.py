@@ -11,12 +11,12 @@ from itertools import chain
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from outrider.v1 import types_pb2, verifier_pb2
-from outrider_bench.result import Number, Runs, Section, Target, statistic_of
+from outrider_bench.datastore_streams import connected, load_prior
+from outrider_bench.result import Measurement, Runs, Section, Target, statistic_of
 from outrider_bench.suites.datastore.data import library_texts
 from outrider_bench.suites.datastore.inprocess import TokenFiles
-from outrider_bench.suites.datastore.plan import Plan
-from outrider_bench.suites.datastore.services import BenchRedis
-from outrider_bench.suites.datastore.streams import connected, load_prior
+from outrider_bench.suites.datastore.sizes import DatastoreRun
+from outrider_cli.local.redis import LocalRedis, find_program
 from outrider_cli.local.stack import LocalStack, StackConfig
 from outrider_cli.prior import requests as prior_requests
 from outrider_cli.prior import split
@@ -42,39 +42,39 @@ class RealText:
     files: TokenFiles
 
 
-async def measure_generation(plan: Plan) -> tuple[list[Section], TokenFiles]:
+async def measure_generation(run: DatastoreRun) -> tuple[list[Section], TokenFiles]:
     """Loads a prior into a datastore beside the demo pair, and generates with it. Also returns the text's tokens."""
-    folder = plan.folder / "generation"
+    folder = run.folder / "generation"
     folder.mkdir()
-    redis = BenchRedis(folder, plan.server_cores)
+    redis = LocalRedis(find_program(), folder, run.server_cores)
     # Blocks the event loop on purpose: the processes live as long as the thread that starts them.
     redis.start()
     try:
         stack_config = StackConfig(
-            target=plan.sizes.target,
+            target=run.sizes.target,
             draft=DRAFT,
             redis_url=redis.url,
-            cores=plan.config.cores,
+            cores=run.config.cores,
             log_folder=folder,
         )
-        with LocalStack(stack_config, plan.say) as stack:
+        with LocalStack(stack_config, run.log) as stack:
             assert stack.datastore is not None
             async with Client(stack.address) as client, connected(stack.datastore.address) as stub:
-                text = await _real_text(plan, client)
-                loading = await _load(plan, stub, text)
-                return [loading, *await _generate(plan, client)], text.files
+                text = await _real_text(run, client)
+                loading = await _load(run, stub, text)
+                return [loading, *await _generate(run, client)], text.files
     finally:
         redis.kill()
 
 
-async def _real_text(plan: Plan, client: Client) -> RealText:
-    plan.say("tokenizing Python's library")
-    sizes = plan.sizes
+async def _real_text(run: DatastoreRun, client: Client) -> RealText:
+    run.log("tokenizing Python's library")
+    sizes = run.sizes
     model = (await client.info()).model
     learned, heldout = library_texts()
     documents = await _tokenized(client, learned, sizes.prior_tokens)
     new = await _tokenized(client, heldout, sizes.replay_tokens)
-    files = TokenFiles.write(plan, "library", [*chain(*documents)], [*chain(*new)], "Tokens of Python's library")
+    files = TokenFiles.write(run, "library", [*chain(*documents)], [*chain(*new)], "Tokens of Python's library")
     return RealText(PriorHeader(model.tokenizer_hash, model.vocab_size, model.model_id, 1), documents, files)
 
 
@@ -90,24 +90,24 @@ async def _tokenized(client: Client, texts: Sequence[str], num_tokens: int) -> l
     return [document for document in documents if len(document) > 1]
 
 
-async def _load(plan: Plan, stub: pb_grpc.DatastoreServiceAsyncStub, text: RealText) -> Section:
+async def _load(run: DatastoreRun, stub: pb_grpc.DatastoreServiceAsyncStub, text: RealText) -> Section:
     """Loads the prior under several names, at last under the one that is used."""
     times, num_ngrams = Runs(), 0
     documents = list(split(text.documents))
-    for repeat in reversed(range(plan.config.repeats)):
-        plan.say(f"loading a prior, {repeat + 1} to go")
+    for repeat in reversed(range(run.config.repeats)):
+        run.log(f"loading a prior, {repeat + 1} to go")
         corpus = f"load {repeat}" if repeat else ""
         scope = pb.Scope(tokenizer_hash=text.header.tokenizer_hash, corpus=corpus, vocab_size=text.header.vocab_size)
         began = time.perf_counter()
         num_ngrams = (await load_prior(stub, prior_requests(scope, documents))).num_ngrams
         times.add("load", time.perf_counter() - began)
     num_tokens = sum(map(len, documents))
-    size = write_prior(plan.folder / "prior", text.header, text.documents)
+    size = write_prior(run.folder / "prior", text.header, text.documents)
     section = Section(f"A prior of {num_tokens} tokens of source code")
-    section.numbers = times.numbers("s", {"load": LOAD_TARGET})
-    section.numbers += [
-        Number("prior file", "MB", (size / 1e6,), SIZE_TARGET),
-        Number("n-grams", "n-grams", (num_ngrams,)),
+    section.measurements = times.measurements("s", {"load": LOAD_TARGET})
+    section.measurements += [
+        Measurement("prior file", "MB", (size / 1e6,), SIZE_TARGET),
+        Measurement("n-grams", "n-grams", (num_ngrams,)),
     ]
     section.notes = [
         f"{len(text.documents)} files of Python's library, none of them held out, in tokens of the demo pair."
@@ -115,19 +115,19 @@ async def _load(plan: Plan, stub: pb_grpc.DatastoreServiceAsyncStub, text: RealT
     return section
 
 
-async def _generate(plan: Plan, client: Client) -> list[Section]:
+async def _generate(run: DatastoreRun, client: Client) -> list[Section]:
     """Generations with the draft model and retrieval: what retrieval takes, by what the forwards take."""
-    prompts = [prompt.text for prompt in choose(default_prompts(), ["code"], plan.sizes.num_prompts)]
+    prompts = [prompt.text for prompt in choose(default_prompts(), ["code"], run.sizes.num_prompts)]
     options = GenerateOptions(
-        max_tokens=plan.sizes.max_tokens, seed=SEED, ignore_eos=True, method="pearl", retrieval=True
+        max_tokens=run.sizes.max_tokens, seed=SEED, ignore_eos=True, method="pearl", retrieval=True
     )
-    plan.say("generating, to warm up")
+    run.log("generating, to warm up")
     for prompt in prompts:
         await client.complete(prompt, **GenerateOptions(**options, temperature=0.0))
     costs, lengths = _Costs(), Runs()
-    for repeat in range(plan.config.repeats):
+    for repeat in range(run.config.repeats):
         for temperature in TEMPERATURES:
-            plan.say(f"generating at temperature {temperature:g}, repeat {repeat + 1}")
+            run.log(f"generating at temperature {temperature:g}, repeat {repeat + 1}")
             sampling = GenerateOptions(**options, temperature=temperature)
             results = [await client.complete(prompt, **sampling) for prompt in prompts]
             summaries = [result.summary for result in results]
@@ -136,11 +136,11 @@ async def _generate(plan: Plan, client: Client) -> list[Section]:
             num_accepted = sum(summary.num_accepted_tokens for summary in summaries)
             lengths.add(f"T = {temperature:g}: acceptance length", 1 + num_accepted / max(1, num_rounds))
     section = costs.section()
-    section.numbers += lengths.numbers("tokens")
+    section.measurements += lengths.measurements("tokens")
     section.notes.insert(
         0,
-        f"{plan.sizes.target} and {DRAFT}, pearl with retrieval, the prior above; {len(prompts)} code prompts that are "
-        f"not in it, {plan.sizes.max_tokens} tokens each. Medians over the rounds, then over the prompts.",
+        f"{run.sizes.target} and {DRAFT}, pearl with retrieval, the prior above; {len(prompts)} code prompts that are "
+        f"not in it, {run.sizes.max_tokens} tokens each. Medians over the rounds, then over the prompts.",
     )
     return [section]
 
@@ -178,13 +178,13 @@ class _Costs:
         """All of it."""
         section = Section("Retrieval inside a generation")
         for runs, side, target in ((self._target, "target", TARGET_COST), (self._draft, "draft", DRAFT_COST)):
-            section.numbers += [replace(number, target=target) for number in runs.numbers("%")]
+            section.measurements += [replace(number, target=target) for number in runs.measurements("%")]
             if self._num_silent[side]:
                 section.notes.append(
                     f"{self._num_silent[side]} of {self._num_generations} generations did not report the times of the "
                     f"{side}'s side, and are left out there."
                 )
-        section.numbers += self._accepted.numbers("tokens")
+        section.measurements += self._accepted.measurements("tokens")
         section.notes.append("Accepted tokens: of all prompts together, in one repeat.")
         if self._num_degraded:
             section.notes.append(f"In {self._num_degraded} generations a peer was missing for a time.")

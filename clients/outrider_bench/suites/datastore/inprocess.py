@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from outrider_bench.datastore_streams import CONTINUATION_LEN
 from outrider_bench.result import Runs, Section, Target, distribution_of, statistic_of
 from outrider_bench.suites.datastore.data import DOCUMENT_LEN, made_up_tokens
-from outrider_bench.suites.datastore.plan import CONTEXT_LEN, CONTINUATION_LEN, Plan
+from outrider_bench.suites.datastore.sizes import CONTEXT_LEN, DatastoreRun
 from outrider_bench.workers.client import Worker
 
 LOCAL_TARGET = Target("<=", 10)
@@ -32,35 +33,35 @@ class TokenFiles:
     """What they are, in a few words."""
 
     @classmethod
-    def write(cls, plan: Plan, name: str, learned: Any, heldout: Any, origin: str) -> TokenFiles:
+    def write(cls, run: DatastoreRun, name: str, learned: Any, heldout: Any, origin: str) -> TokenFiles:
         """Writes both."""
-        paths = [plan.folder / f"{name}-{part}.npy" for part in ("learned", "heldout")]
+        paths = [run.folder / f"{name}-{part}.npy" for part in ("learned", "heldout")]
         for path, tokens in zip(paths, (learned, heldout), strict=True):
             np.save(path, np.asarray(tokens, np.int32))
         return cls(paths[0], paths[1], origin)
 
 
-def made_up_files(plan: Plan) -> TokenFiles:
+def made_up_files(run: DatastoreRun) -> TokenFiles:
     """As many made-up tokens as a prior, and some more."""
-    sizes = plan.sizes
-    stream = made_up_tokens(sizes.prior_tokens + sizes.replay_tokens, plan.config.seed)
+    sizes = run.sizes
+    stream = made_up_tokens(sizes.prior_tokens + sizes.replay_tokens, run.config.seed)
     return TokenFiles.write(
-        plan, "made-up", stream[: sizes.prior_tokens], stream[sizes.prior_tokens :], "made-up tokens"
+        run, "made-up", stream[: sizes.prior_tokens], stream[sizes.prior_tokens :], "made-up tokens"
     )
 
 
-async def measure_local_tiers(plan: Plan, worker: Worker, files: TokenFiles) -> list[Section]:
+async def measure_local_tiers(run: DatastoreRun, worker: Worker, files: TokenFiles) -> list[Section]:
     """Lookups in a session's tiers, beside a copy of the prior."""
     lookups, learning, others = Runs(), Runs(), Runs()
     hit_rate = 0.0
-    for repeat in range(plan.config.repeats):
-        plan.say(f"local tiers, repeat {repeat + 1}")
+    for repeat in range(run.config.repeats):
+        run.log(f"local tiers, repeat {repeat + 1}")
         answer = await worker.call(
             "local_tiers",
             prior=str(files.learned),
             heldout=str(files.heldout),
             document_len=DOCUMENT_LEN,
-            num_lookups=plan.sizes.num_local_lookups,
+            num_lookups=run.sizes.num_local_lookups,
             max_continuation_len=CONTINUATION_LEN,
         )
         lookups.add_latencies("lookup", answer["lookup_us"], "p50", "p99")
@@ -68,31 +69,31 @@ async def measure_local_tiers(plan: Plan, worker: Worker, files: TokenFiles) -> 
         others.add("building the prior's table", answer["build_s"])
         hit_rate = answer["hit_rate"]
     section = Section("Local tiers, in process")
-    section.numbers = [*lookups.numbers("us", {"lookup: p50": LOCAL_TARGET}), *learning.numbers("us")]
-    section.numbers += others.numbers("s")
+    section.measurements = [*lookups.measurements("us", {"lookup: p50": LOCAL_TARGET}), *learning.measurements("us")]
+    section.measurements += others.measurements("s")
     section.notes = [
-        f"{files.origin}: a prior of {plan.sizes.prior_tokens}, sessions of held-out text; {hit_rate:.0%} of the "
+        f"{files.origin}: a prior of {run.sizes.prior_tokens}, sessions of held-out text; {hit_rate:.0%} of the "
         f"contexts are found; {CONTINUATION_LEN} tokens a continuation."
     ]
     return [section]
 
 
-async def measure_ring(plan: Plan, worker: Worker) -> list[Section]:
+async def measure_ring(run: DatastoreRun, worker: Worker) -> list[Section]:
     """Builds and lookups, by size; at the second size also lookups during a build."""
-    small, middle, large = plan.sizes.ring_sizes
-    path = plan.folder / "ring.npy"
-    np.save(path, made_up_tokens(large + NUM_HELDOUT, plan.config.seed))
+    small, middle, large = run.sizes.ring_sizes
+    path = run.folder / "ring.npy"
+    np.save(path, made_up_tokens(large + NUM_HELDOUT, run.config.seed))
     sorts: list[str] = worker.hello["sorts"]
-    cores = sorted({*plan.config.cores})
-    runs = _RingRuns(plan, worker, path)
-    for repeat in range(plan.config.repeats):
+    cores = sorted({*run.config.cores})
+    runs = _RingRuns(run, worker, path)
+    for repeat in range(run.config.repeats):
         for sort in sorts:
-            plan.say(f"ring of {middle} tokens, {sort}, repeat {repeat + 1}")
+            run.log(f"ring of {middle} tokens, {sort}, repeat {repeat + 1}")
             await runs.measure(middle, sort, cores)
         if len(cores) > 1:
             await runs.measure(middle, sorts[-1], cores[:1], ", one core")
     for size in (small, large):
-        plan.say(f"ring of {size} tokens, {sorts[-1]}")
+        run.log(f"ring of {size} tokens, {sorts[-1]}")
         await runs.measure(size, sorts[-1], cores, rebuild=False)
     return [runs.section(sorts)]
 
@@ -100,8 +101,8 @@ async def measure_ring(plan: Plan, worker: Worker) -> list[Section]:
 class _RingRuns:
     """What rings of several sizes do."""
 
-    def __init__(self, plan: Plan, worker: Worker, path: Path) -> None:
-        self._plan, self._worker, self._path = plan, worker, path
+    def __init__(self, run: DatastoreRun, worker: Worker, path: Path) -> None:
+        self._run, self._worker, self._path = run, worker, path
         self._builds, self._lookups, self._ratios = Runs(), Runs(), Runs()
         self._by_size: dict[int, list[float]] = {}
         self._while_building: list[float] = []
@@ -113,7 +114,7 @@ class _RingRuns:
             tokens=str(self._path),
             document_len=DOCUMENT_LEN,
             num_tokens=size,
-            num_lookups=self._plan.sizes.num_ring_lookups,
+            num_lookups=self._run.sizes.num_ring_lookups,
             max_continuation_len=CONTINUATION_LEN,
             sort=sort,
             rebuild=rebuild,
@@ -135,19 +136,19 @@ class _RingRuns:
 
     def section(self, sorts: list[str]) -> Section:
         """All of it."""
-        sizes = self._plan.sizes
+        sizes = self._run.sizes
         _, middle, large = sizes.ring_sizes
         builds = {f"{_shown(middle)}, {sort}: build": BUILD_TARGET for sort in sorts}
         ratios = {f"{_shown(middle)}, {sort}: p99 during a build, by idle": REBUILD_TARGET for sort in sorts}
         lookups = {f"{_shown(large)}, {sorts[-1]}: lookup: p50": LARGE_TARGET}
         section = Section("Ring, in process")
-        section.numbers = self._builds.numbers("s", builds) + self._ratios.numbers("x", ratios)
-        section.numbers += self._lookups.numbers("us", lookups)
+        section.measurements = self._builds.measurements("s", builds) + self._ratios.measurements("x", ratios)
+        section.measurements += self._lookups.measurements("us", lookups)
         section.notes = [
             f"Made-up tokens in documents of {DOCUMENT_LEN}; if not said otherwise, one in 16 (at most 131 072) is "
             f"not indexed yet; contexts of {CONTEXT_LEN} held-out tokens, {CONTINUATION_LEN} tokens a continuation. "
             "Builds run in a background thread of lower priority, as in the datastore, on "
-            + ("both cores if one is not named." if self._plan.config.cores else "any core."),
+            + ("both cores if one is not named." if self._run.config.cores else "any core."),
         ]
         if "pydivsufsort" not in sorts:
             section.notes.append("pydivsufsort is not installed: numpy sorts.")
@@ -163,12 +164,12 @@ class _RingRuns:
         return section
 
 
-async def measure_replay(plan: Plan, worker: Worker, files: TokenFiles) -> list[Section]:
+async def measure_replay(run: DatastoreRun, worker: Worker, files: TokenFiles) -> list[Section]:
     """Held-out documents against the truth, ours beside Arctic Inference's suffix decoding if that is installed."""
     lookups, counts, shares, learning = Runs(), Runs(), Runs(), Runs()
     found: dict[str, Any] = {}
-    for repeat in range(plan.config.repeats):
-        plan.say(f"replaying held-out documents, repeat {repeat + 1}")
+    for repeat in range(run.config.repeats):
+        run.log(f"replaying held-out documents, repeat {repeat + 1}")
         found = await worker.call(
             "replay",
             documents=str(files.learned),
@@ -184,11 +185,11 @@ async def measure_replay(plan: Plan, worker: Worker, files: TokenFiles) -> list[
             shares.add(f"{name}: empty proposals", 100 * tally["empty_rate"])
             learning.add(f"{name}: learning a token", tally["learn_us_per_token"])
     section = Section("Replay of held-out documents")
-    section.numbers = [*lookups.numbers("us"), *counts.numbers("tokens"), *shares.numbers("%")]
-    section.numbers += learning.numbers("us")
+    section.measurements = [*lookups.measurements("us"), *counts.measurements("tokens"), *shares.measurements("%")]
+    section.measurements += learning.measurements("us")
     section.notes = [
-        f"{files.origin}: {plan.sizes.prior_tokens} learned as finished documents (shared tier and ring), "
-        f"{plan.sizes.replay_tokens} replayed in documents of {DOCUMENT_LEN}: at each position after a miss up to "
+        f"{files.origin}: {run.sizes.prior_tokens} learned as finished documents (shared tier and ring), "
+        f"{run.sizes.replay_tokens} replayed in documents of {DOCUMENT_LEN}: at each position after a miss up to "
         f"{CONTINUATION_LEN} tokens are proposed, and those accepted that agree with the text.",
         "Learning: into an empty store, the ring's index included.",
     ]

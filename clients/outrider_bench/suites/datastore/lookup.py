@@ -11,12 +11,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from outrider.v1 import datastore_pb2 as pb
-from outrider_bench.result import Number, Runs, Section, Target, distribution_of, statistic_of
-from outrider_bench.suites.datastore import echo
-from outrider_bench.suites.datastore.data import contexts_of, documents_of, made_up_tokens
-from outrider_bench.suites.datastore.plan import BATCH_LEN, CONTEXT_LEN, CONTINUATION_LEN, Plan
-from outrider_bench.suites.datastore.services import running_echo, running_services
-from outrider_bench.suites.datastore.streams import (
+from outrider_bench.datastore_streams import (
+    CONTINUATION_LEN,
     TOKENIZER_HASH,
     LookupStream,
     NoAnswer,
@@ -26,6 +22,11 @@ from outrider_bench.suites.datastore.streams import (
     lookup_request,
     tenant_scope,
 )
+from outrider_bench.result import Measurement, Runs, Section, Target, distribution_of, statistic_of
+from outrider_bench.suites.datastore.data import contexts_of, documents_of, made_up_tokens
+from outrider_bench.suites.datastore.services import running_echo, running_services
+from outrider_bench.suites.datastore.sizes import BATCH_LEN, CONTEXT_LEN, DatastoreRun
+from outrider_bench.workers import echo
 from outrider_bench.workers.client import Worker
 from outrider_cli.prior import requests as prior_requests
 from outrider_client.channel import open_aio
@@ -48,12 +49,12 @@ THROUGHPUT_TARGET = Target(">=", 20_000)
 Ask = Callable[[], Awaitable[object]]
 
 
-async def measure_lookups(plan: Plan, worker: Worker) -> list[Section]:
+async def measure_lookups(run: DatastoreRun, worker: Worker) -> list[Section]:
     """Latency and throughput of a datastore with a prior, a session and a shared tier."""
-    sizes = plan.sizes
-    stream = made_up_tokens(sizes.prior_tokens + CONTEXT_LEN * sizes.num_lookups, plan.config.seed)
+    sizes = run.sizes
+    stream = made_up_tokens(sizes.prior_tokens + CONTEXT_LEN * sizes.num_lookups, run.config.seed)
     contexts = contexts_of(stream[sizes.prior_tokens :], sizes.num_lookups, CONTEXT_LEN)
-    with running_services(plan, "lookup") as services:
+    with running_services(run, "lookup") as services:
         async with connected(services.datastores[0].address) as stub:
             prior = documents_of(stream[: sizes.prior_tokens])
             await load_prior(stub, prior_requests(pb.Scope(tokenizer_hash=TOKENIZER_HASH), prior))
@@ -65,9 +66,9 @@ async def measure_lookups(plan: Plan, worker: Worker) -> list[Section]:
                 answers = [await lookups.ask(lookup_request([context], scope)) for context in contexts]
                 request = lookup_request([contexts[0]])
                 answer = sorted(answers, key=lambda answer: answer.ByteSize())[len(answers) // 2]
-                async with _echoing(plan, request.ByteSize(), answer.ByteSize()) as echo:
-                    latency = await _latency(plan, worker, services.redis.url, lookups, contexts, echo)
-                throughput = await _throughput(plan, lookups, contexts)
+                async with _echoing(run, request.ByteSize(), answer.ByteSize()) as echo:
+                    latency = await _latency(run, worker, services.redis.url, lookups, contexts, echo)
+                throughput = await _throughput(run, lookups, contexts)
                 store = (await stub.GetInfo(pb.DatastoreServiceGetInfoRequest())).store
     hits = sum(answer.results[0].match_len > 0 for answer in answers) / len(answers)
     latency.notes += [
@@ -78,16 +79,14 @@ async def measure_lookups(plan: Plan, worker: Worker) -> list[Section]:
         "echo.",
         f"{store}. "
         + (
-            "Who asks runs on one core, who answers (Redis included) on another."
-            if plan.config.cores
-            else "Not pinned."
+            "Who asks runs on one core, who answers (Redis included) on another." if run.config.cores else "Not pinned."
         ),
     ]
     return [latency, throughput]
 
 
 async def _latency(
-    plan: Plan,
+    run: DatastoreRun,
     worker: Worker,
     redis_url: str,
     lookups: LookupStream,
@@ -104,10 +103,10 @@ async def _latency(
         return answer
 
     asks: dict[str, Ask] = {LOOKUP: look_up, ECHO: echo}
-    ways = {BACK_TO_BACK: (plan.sizes.num_lookups, 0.0), PAUSED: (plan.sizes.num_paused_lookups, PAUSE_S)}
+    ways = {BACK_TO_BACK: (run.sizes.num_lookups, 0.0), PAUSED: (run.sizes.num_paused_lookups, PAUSE_S)}
     runs, all_times = Runs(), dict[str, list[float]]()
-    for repeat in range(plan.config.repeats):
-        plan.say(f"lookups one at a time, repeat {repeat + 1}")
+    for repeat in range(run.config.repeats):
+        run.log(f"lookups one at a time, repeat {repeat + 1}")
         times: dict[str, list[float]] = {f"{who}, {how}": [] for how in ways for who in asks}
         for turn in range(NUM_TURNS):
             for how, (count, pause_s) in ways.items():
@@ -128,9 +127,9 @@ async def _latency(
         for how in ways:
             lookup, nothing = (statistic_of(times[f"{who}, {how}"], "p50") for who in asks)
             runs.add(f"rest, {how}: p50", lookup - nothing)
-    section = Section("Lookup of one context", runs.numbers("us", LATENCY_TARGETS))
+    section = Section("Lookup of one context", runs.measurements("us", LATENCY_TARGETS))
     share = 100 * sum(are_local) / len(are_local)
-    section.numbers.append(Number("lookups answered without Redis, which was late", "%", (share,)))
+    section.measurements.append(Measurement("lookups answered without Redis, which was late", "%", (share,)))
     section.distributions = {name: distribution_of(values) for name, values in all_times.items()}
     return section
 
@@ -151,10 +150,10 @@ async def _times(ask: Ask, count: int, pause_s: float) -> list[float]:
 
 
 @asynccontextmanager
-async def _echoing(plan: Plan, num_request_bytes: int, num_response_bytes: int) -> AsyncIterator[Ask]:
+async def _echoing(run: DatastoreRun, num_request_bytes: int, num_response_bytes: int) -> AsyncIterator[Ask]:
     """A question to a server that does nothing, of the same sizes."""
     question = bytes(num_request_bytes)
-    with running_echo(plan, num_response_bytes) as address:
+    with running_echo(run, num_response_bytes) as address:
         async with open_aio(address, None) as channel:
             call: Any = channel.stream_stream(echo.METHOD)()
 
@@ -169,18 +168,16 @@ async def _echoing(plan: Plan, num_request_bytes: int, num_response_bytes: int) 
             call.cancel()
 
 
-async def _throughput(plan: Plan, lookups: LookupStream, contexts: Sequence[Sequence[int]]) -> Section:
+async def _throughput(run: DatastoreRun, lookups: LookupStream, contexts: Sequence[Sequence[int]]) -> Section:
     """Contexts a second, in batches, with one and with several requests under way."""
     batches = itertools.cycle([lookup_request(batch) for batch in _batches(contexts)])
     runs = Runs()
-    for repeat in range(plan.config.repeats):
-        plan.say(f"lookups in batches, repeat {repeat + 1}")
+    for repeat in range(run.config.repeats):
+        run.log(f"lookups in batches, repeat {repeat + 1}")
         for in_flight in IN_FLIGHT:
-            runs.add(
-                _throughput_name(in_flight), await _contexts_per_s(lookups, batches, in_flight, plan.sizes.batch_s)
-            )
+            runs.add(_throughput_name(in_flight), await _contexts_per_s(lookups, batches, in_flight, run.sizes.batch_s))
     targets = {_throughput_name(in_flight): THROUGHPUT_TARGET for in_flight in IN_FLIGHT}
-    return Section(f"Lookups in batches of {BATCH_LEN}", runs.numbers("contexts/s", targets))
+    return Section(f"Lookups in batches of {BATCH_LEN}", runs.measurements("contexts/s", targets))
 
 
 def _throughput_name(in_flight: int) -> str:

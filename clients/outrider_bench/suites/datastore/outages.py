@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import signal
 import time
 from collections.abc import Callable
+from functools import partial
 
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
-from outrider_bench.result import Number, Runs, Section, Target, lost_seconds
-from outrider_bench.suites.datastore.data import contexts_of, documents_of, made_up_tokens
-from outrider_bench.suites.datastore.plan import BATCH_LEN, CONTEXT_LEN, Plan
-from outrider_bench.suites.datastore.services import DatastoreServices, running_services
-from outrider_bench.suites.datastore.streams import (
+from outrider_bench.datastore_streams import (
     TOKENIZER_HASH,
     LookupStream,
     RecordStream,
@@ -23,6 +22,10 @@ from outrider_bench.suites.datastore.streams import (
     num_stored_tokens,
     session_scope,
 )
+from outrider_bench.result import Measurement, Runs, Section, Target, lost_seconds
+from outrider_bench.suites.datastore.data import contexts_of, documents_of, made_up_tokens
+from outrider_bench.suites.datastore.services import DatastoreServices, running_services
+from outrider_bench.suites.datastore.sizes import BATCH_LEN, CONTEXT_LEN, DatastoreRun
 from outrider_cli.prior import requests as prior_requests
 
 RECORDS_IN_FLIGHT = 8
@@ -35,20 +38,20 @@ RECOVERY_TARGET = Target("<=", 2000)
 OUTAGE_TARGET = Target("<=", 5)
 
 
-async def measure_outages(plan: Plan) -> list[Section]:
+async def measure_outages(run: DatastoreRun) -> list[Section]:
     """SIGKILL of the datastore, and of a Redis that writes a file; then a Redis that is away."""
-    with running_services(plan, "outages", is_durable=True) as services:
-        sections = [await _kill_datastore(plan, services), await _restart_redis(plan, services)]
-        return [*sections, await _without_redis(plan, services)]
+    with running_services(run, "outages", is_durable=True) as services:
+        sections = [await _kill_datastore(run, services), await _restart_redis(run, services)]
+        return [*sections, await _without_redis(run, services)]
 
 
-async def _kill_datastore(plan: Plan, services: DatastoreServices) -> Section:
+async def _kill_datastore(run: DatastoreRun, services: DatastoreServices) -> Section:
     """Kills it while records are under way: some are acknowledged, the others are not."""
     [datastore] = services.datastores
     num_acknowledged = num_lost = num_unreadable = 0
     restarts: list[float] = []
-    for number in range(plan.sizes.num_kills):
-        plan.say(f"killing the datastore, {number + 1} of {plan.sizes.num_kills}")
+    for number in range(run.sizes.num_kills):
+        run.log(f"killing the datastore, {number + 1} of {run.sizes.num_kills}")
         scope = session_scope(f"killed {number}")
         first = FIRST_TOKEN + number * RECORDS_IN_FLIGHT * BATCH_LEN
         tokens = [*range(first, first + RECORDS_IN_FLIGHT * BATCH_LEN)]
@@ -71,27 +74,27 @@ async def _kill_datastore(plan: Plan, services: DatastoreServices) -> Section:
         num_lost += max(0, acknowledged - stored)
         num_unreadable += tokens[acknowledged - 1] not in answer.results[0].token_ids
     section = Section("The datastore is killed (SIGKILL) with records under way")
-    section.numbers = [
-        Number("acknowledged tokens lost", "tokens", (num_lost,), LOSS_TARGET),
-        Number("last acknowledged token not found", "lookups", (num_unreadable,), LOSS_TARGET),
-        Number("acknowledged tokens", "tokens", (num_acknowledged,)),
-        Number("start of the service until it serves", "s", tuple(restarts)),
+    section.measurements = [
+        Measurement("acknowledged tokens lost", "tokens", (num_lost,), LOSS_TARGET),
+        Measurement("last acknowledged token not found", "lookups", (num_unreadable,), LOSS_TARGET),
+        Measurement("acknowledged tokens", "tokens", (num_acknowledged,)),
+        Measurement("start of the service until it serves", "s", tuple(restarts)),
     ]
     section.notes = [
-        f"{plan.sizes.num_kills} kills, each with {RECORDS_IN_FLIGHT} records of {BATCH_LEN} tokens sent and 1 to "
+        f"{run.sizes.num_kills} kills, each with {RECORDS_IN_FLIGHT} records of {BATCH_LEN} tokens sent and 1 to "
         f"{RECORDS_IN_FLIGHT} of them acknowledged. Redis runs on."
     ]
     return section
 
 
-async def _restart_redis(plan: Plan, services: DatastoreServices) -> Section:
+async def _restart_redis(run: DatastoreRun, services: DatastoreServices) -> Section:
     """Kills Redis while a session is recorded, and starts it again on its file."""
     runs = {"lost": Runs(), "tokens": Runs(), "recovery": Runs(), "start": Runs()}
-    for repeat in range(plan.config.repeats):
-        plan.say(f"killing a Redis with an append-only file, repeat {repeat + 1}")
+    for repeat in range(run.config.repeats):
+        run.log(f"killing a Redis with an append-only file, repeat {repeat + 1}")
         scope = session_scope(f"restarted {repeat}")
         async with connected(services.datastores[0].address) as stub:
-            acknowledged = await _record_for(stub, scope, plan.sizes.append_s)
+            acknowledged = await _record_for(stub, scope, run.sizes.append_s)
             services.redis.kill()
             began = time.perf_counter()
             services.redis.start()
@@ -106,11 +109,11 @@ async def _restart_redis(plan: Plan, services: DatastoreServices) -> Section:
             runs["tokens"].add("acknowledged tokens", acknowledged[-1][1])
             runs["tokens"].add("acknowledged tokens lost", max(0, acknowledged[-1][1] - stored))
     section = Section("Redis (append-only file, flushed each second) is killed and restarted")
-    section.numbers = [
-        *runs["lost"].numbers("s", {"acknowledged records lost": LOSS_S_TARGET}),
-        *runs["tokens"].numbers("tokens"),
-        *runs["recovery"].numbers("ms", {"until the first answer from Redis": RECOVERY_TARGET}),
-        *runs["start"].numbers("s"),
+    section.measurements = [
+        *runs["lost"].measurements("s", {"acknowledged records lost": LOSS_S_TARGET}),
+        *runs["tokens"].measurements("tokens"),
+        *runs["recovery"].measurements("ms", {"until the first answer from Redis": RECOVERY_TARGET}),
+        *runs["start"].measurements("s"),
     ]
     section.notes = [
         "Lost: from the last acknowledgement that still holds to the last one. What Redis has written is safe from its "
@@ -137,27 +140,32 @@ async def _record_for(
     raise AssertionError("count does not end")
 
 
-async def _without_redis(plan: Plan, services: DatastoreServices) -> Section:
+async def _without_redis(run: DatastoreRun, services: DatastoreServices) -> Section:
     """Lookups while Redis is dead, and while it hangs."""
     redis = services.redis
-    stream = made_up_tokens(plan.sizes.prior_tokens + NUM_CONTEXTS * CONTEXT_LEN, plan.config.seed)
-    contexts = contexts_of(stream[plan.sizes.prior_tokens :], NUM_CONTEXTS, CONTEXT_LEN)
+    stream = made_up_tokens(run.sizes.prior_tokens + NUM_CONTEXTS * CONTEXT_LEN, run.config.seed)
+    contexts = contexts_of(stream[run.sizes.prior_tokens :], NUM_CONTEXTS, CONTEXT_LEN)
+
+    def send(number: signal.Signals) -> None:
+        # Looked up at the last moment: a restarted Redis is another process.
+        os.kill(redis.pid, number)
+
     ways: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
         "killed": (redis.kill, redis.start),
-        "hung": (redis.freeze, redis.thaw),
+        "hung": (partial(send, signal.SIGSTOP), partial(send, signal.SIGCONT)),
     }
     latency, recovery, found = Runs(), Runs(), Runs()
     async with connected(services.datastores[0].address) as stub:
-        prior = documents_of(stream[: plan.sizes.prior_tokens])
+        prior = documents_of(stream[: run.sizes.prior_tokens])
         await load_prior(stub, prior_requests(pb.Scope(tokenizer_hash=TOKENIZER_HASH), prior))
         with LookupStream(stub) as lookups:
             await lookups.ask(lookup_request(contexts[:1], session_scope()))
-            await asyncio.sleep(plan.sizes.settle_s)
-            for repeat in range(plan.config.repeats):
+            await asyncio.sleep(run.sizes.settle_s)
+            for repeat in range(run.config.repeats):
                 for name, (fail, recover) in ways.items():
-                    plan.say(f"Redis is {name}, repeat {repeat + 1}")
+                    run.log(f"Redis is {name}, repeat {repeat + 1}")
                     fail()
-                    times, hit_rate = await _lookups_for(lookups, contexts, plan.sizes.outage_s)
+                    times, hit_rate = await _lookups_for(lookups, contexts, run.sizes.outage_s)
                     recover()
                     began = time.perf_counter()
                     await lookups.ask_until_shared(lookup_request(contexts[:1]))
@@ -169,13 +177,13 @@ async def _without_redis(plan: Plan, services: DatastoreServices) -> Section:
     section = Section("Lookups while Redis is away (SIGKILL), or hangs (SIGSTOP)")
     statistics = [f"Redis {name}, lookup: {statistic}" for name in ways for statistic in ("p50", "max")]
     recoveries = [f"Redis {name}, until answers come from it again" for name in ways]
-    section.numbers = [
-        *latency.numbers("ms", dict.fromkeys(statistics, OUTAGE_TARGET)),
-        *found.numbers("%"),
-        *recovery.numbers("ms", dict.fromkeys(recoveries, RECOVERY_TARGET)),
+    section.measurements = [
+        *latency.measurements("ms", dict.fromkeys(statistics, OUTAGE_TARGET)),
+        *found.measurements("%"),
+        *recovery.measurements("ms", dict.fromkeys(recoveries, RECOVERY_TARGET)),
     ]
     section.notes = [
-        f"One stream, a question each {1000 * PAUSE_S:g} ms, from the signal on; {plan.sizes.outage_s:g} s each time. "
+        f"One stream, a question each {1000 * PAUSE_S:g} ms, from the signal on; {run.sizes.outage_s:g} s each time. "
         "The answers come from the prior that the replica holds. Recovery begins when Redis itself serves again."
     ]
     return section

@@ -10,10 +10,7 @@ from collections.abc import Iterator
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from outrider.v1 import types_pb2
-from outrider_bench.result import Runs, Section, Target
-from outrider_bench.suites.datastore.plan import BATCH_LEN, Plan
-from outrider_bench.suites.datastore.services import running_services
-from outrider_bench.suites.datastore.streams import (
+from outrider_bench.datastore_streams import (
     ANSWER_TIMEOUT_S,
     LookupStream,
     NoAnswer,
@@ -22,6 +19,9 @@ from outrider_bench.suites.datastore.streams import (
     lookup_request,
     tenant_scope,
 )
+from outrider_bench.result import Runs, Section, Target
+from outrider_bench.suites.datastore.services import running_services
+from outrider_bench.suites.datastore.sizes import BATCH_LEN, DatastoreRun
 
 LOOKUP, WATCH, RING = "lookup", "watch", "ring"
 TARGET = Target("<=", 100)
@@ -31,23 +31,25 @@ SUFFIX_LEN = 6
 """Longer than any n-gram: only the ring can match so much."""
 
 
-async def measure_replicas(plan: Plan) -> list[Section]:
+async def measure_replicas(run: DatastoreRun) -> list[Section]:
     """From the acknowledgement at one replica to the answer of the other."""
     runs, records = Runs(), _records()
-    with running_services(plan, "replicas", num_replicas=2) as services:
+    with running_services(run, "replicas", num_replicas=2) as services:
         one, other = (replica.address for replica in services.datastores)
         async with connected(one) as stub, connected(other) as other_stub:
-            for repeat in range(plan.config.repeats):
-                plan.say(f"two replicas, repeat {repeat + 1}")
+            for repeat in range(run.config.repeats):
+                run.log(f"two replicas, repeat {repeat + 1}")
                 with RecordStream(stub) as sent, LookupStream(other_stub) as asked:
                     # The first question makes the other replica follow the scope's ring.
                     await asked.ask(lookup_request([[0]], tenant_scope()))
-                    for name, times in (await _delays(plan, other_stub, sent, asked, records)).items():
+                    for name, times in (await _delays(run, other_stub, sent, asked, records)).items():
                         runs.add_latencies(name, times, "p50", "max")
     names = [f"{name}: {statistic}" for name in (LOOKUP, WATCH, RING) for statistic in ("p50", "max")]
-    section = Section("Recorded at one replica, known at another", runs.numbers("ms", dict.fromkeys(names, TARGET)))
+    section = Section(
+        "Recorded at one replica, known at another", runs.measurements("ms", dict.fromkeys(names, TARGET))
+    )
     section.notes = [
-        f"From the acknowledgement of a record of {BATCH_LEN} tokens, {plan.sizes.num_records} records each: until a "
+        f"From the acknowledgement of a record of {BATCH_LEN} tokens, {run.sizes.num_records} records each: until a "
         "lookup finds it (asked again and again), until a Watch brings it, and, for a session that has ended, until "
         "the ring has it. 0 = it was there before the acknowledgement.",
     ]
@@ -60,7 +62,7 @@ def _records() -> Iterator[list[int]]:
 
 
 async def _delays(
-    plan: Plan,
+    run: DatastoreRun,
     other_stub: pb_grpc.DatastoreServiceAsyncStub,
     sent: RecordStream,
     asked: LookupStream,
@@ -69,7 +71,7 @@ async def _delays(
     """Milliseconds, by way."""
     delays: dict[str, list[float]] = {LOOKUP: [], WATCH: [], RING: []}
     async with _Watcher(other_stub) as watcher:
-        for number in range(plan.sizes.num_records):
+        for number in range(run.sizes.num_records):
             tokens = next(records)
             acknowledged = await _record(sent, tokens, f"looked up {number} {tokens[0]}")
             await asked.ask_until_found(lookup_request([tokens[:3]]))

@@ -10,17 +10,17 @@ import psutil
 
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
-from outrider_bench.result import Number, Section, Target, change_of
-from outrider_bench.suites.datastore.data import Tokens, made_up_tokens
-from outrider_bench.suites.datastore.plan import BATCH_LEN, CONTEXT_LEN, Plan
-from outrider_bench.suites.datastore.services import running_services
-from outrider_bench.suites.datastore.streams import (
+from outrider_bench.datastore_streams import (
     LookupStream,
     RecordStream,
     connected,
     lookup_request,
     session_scope,
 )
+from outrider_bench.result import Measurement, Section, Target, change_of
+from outrider_bench.suites.datastore.data import Tokens, made_up_tokens
+from outrider_bench.suites.datastore.services import running_services
+from outrider_bench.suites.datastore.sizes import BATCH_LEN, CONTEXT_LEN, DatastoreRun
 from outrider_cli.local.stack import Service
 
 NUM_WORKERS = 8
@@ -30,14 +30,14 @@ GROWTH_TARGET = Target("<=", 5)
 MIB = 2**20
 
 
-async def measure_sessions(plan: Plan) -> list[Section]:
+async def measure_sessions(run: DatastoreRun) -> list[Section]:
     """Memory before and after."""
-    sizes = plan.sizes
-    tokens = made_up_tokens(1 << 16, plan.config.seed)
-    with running_services(plan, "sessions") as services:
+    sizes = run.sizes
+    tokens = made_up_tokens(1 << 16, run.config.seed)
+    with running_services(run, "sessions") as services:
         [datastore] = services.datastores
         async with connected(datastore.address) as stub:
-            plan.say(f"{sizes.num_warm_up_sessions} sessions to warm up, then {sizes.num_sessions}")
+            run.log(f"{sizes.num_warm_up_sessions} sessions to warm up, then {sizes.num_sessions}")
             await _run_sessions(stub, tokens, iter(range(sizes.num_warm_up_sessions)))
             before = await _memory(stub, datastore)
             began = time.perf_counter()
@@ -47,13 +47,13 @@ async def measure_sessions(plan: Plan) -> list[Section]:
             after = await _memory(stub, datastore)
     section = Section(f"{sizes.num_sessions} sessions, opened, used and closed")
     for name, old, new in zip(("Redis, used memory", "datastore, RSS"), before, after, strict=True):
-        section.numbers += [
-            Number(f"{name}, before", "MiB", (old / MIB,)),
-            Number(f"{name}, after", "MiB", (new / MIB,)),
-            Number(f"{name}, growth", "%", (change_of(old, new),), GROWTH_TARGET),
-            Number(f"{name}, growth a session", "bytes", ((new - old) / sizes.num_sessions,)),
+        section.measurements += [
+            Measurement(f"{name}, before", "MiB", (old / MIB,)),
+            Measurement(f"{name}, after", "MiB", (new / MIB,)),
+            Measurement(f"{name}, growth", "%", (change_of(old, new),), GROWTH_TARGET),
+            Measurement(f"{name}, growth a session", "bytes", ((new - old) / sizes.num_sessions,)),
         ]
-    section.numbers.append(Number("sessions a second", "1/s", (sizes.num_sessions / took_s,)))
+    section.measurements.append(Measurement("sessions a second", "1/s", (sizes.num_sessions / took_s,)))
     section.notes = [
         f"A session: a record of {BATCH_LEN} tokens, a lookup, its end; {NUM_WORKERS} at a time. Nothing else is in "
         f"Redis. Before the first measurement {sizes.num_warm_up_sessions} sessions warm both processes up: their "

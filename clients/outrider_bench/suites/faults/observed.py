@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from outrider_bench.suites.faults.plan import SLOW, SPECULATOR, Fault
+import grpc
+import psutil
+
+from outrider.v1 import speculator_pb2, verifier_pb2
+from outrider.v1.speculator_pb2_grpc import SpeculatorServiceStub
+from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
+from outrider_bench.suites.faults.experiments import SLOW, SPECULATOR, Fault
+from outrider_bench.suites.faults.fault_stack import FaultStack
+from outrider_client.channel import open_aio
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +104,72 @@ class Observed:
             "num_generations": dict(Counter(outcome.method for outcome in self.outcomes)),
             "strange": [asdict(outcome) for outcome in strange],
         }
+
+
+SETTLE_S = 10.0
+"""For sessions of peers that were killed to be noticed, and for what closes in the background."""
+POLL_S = 0.1
+ANSWER_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What a process holds."""
+
+    process_id: int
+    num_files: int
+    num_threads: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What is held while nobody generates."""
+
+    processes: Mapping[str, Process]
+    num_sessions: Mapping[str, int]
+    """By service that has any."""
+    num_client_tasks: int
+    """Asyncio tasks of this process."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As results.json has it."""
+        return asdict(self)
+
+
+async def holdings_of(stack: FaultStack) -> Holdings:
+    """What is held once it has settled: sessions that have no caller any more are given some seconds to end."""
+    for _ in range(int(SETTLE_S / POLL_S)):
+        sessions = await _num_sessions(stack)
+        if not any(sessions.values()):
+            break
+        await asyncio.sleep(POLL_S)
+    return Holdings(
+        {name: _process(process_id) for name, process_id in stack.process_ids.items()},
+        sessions,
+        len(asyncio.all_tasks()),
+    )
+
+
+def _process(process_id: int) -> Process:
+    process = psutil.Process(process_id)
+    with process.oneshot():
+        return Process(process_id, process.num_fds(), process.num_threads(), process.memory_info().rss)
+
+
+async def _num_sessions(stack: FaultStack) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, service in stack.services.items():
+        async with open_aio(service.address, None) as channel:
+            if name == SPECULATOR:
+                info = await _speculator_info(channel)
+                found[name] = info.num_sessions
+            elif service in stack.verifiers:
+                answer = VerifierServiceStub(channel).GetInfo(verifier_pb2.GetInfoRequest(), timeout=ANSWER_TIMEOUT_S)
+                found[name] = (await answer).num_sessions
+    return found
+
+
+async def _speculator_info(channel: grpc.aio.Channel) -> speculator_pb2.SpeculatorServiceGetInfoResponse:
+    request = speculator_pb2.SpeculatorServiceGetInfoRequest()
+    return await SpeculatorServiceStub(channel).GetInfo(request, timeout=ANSWER_TIMEOUT_S)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.core.params import Method, Source
+from outrider_bench.suites.faults.experiments import FaultsSizes
 from outrider_bench.suites.faults.observed import Observed, Outcome
-from outrider_bench.suites.faults.plan import FaultsSizes
 from outrider_cli.prompts import default_prompts
 from outrider_client.client import Client
 from outrider_client.errors import OutriderError
@@ -53,7 +53,7 @@ def cases_of(sizes: FaultsSizes, seed: int) -> list[Case]:
     ]
 
 
-async def answered(cases: Sequence[Case], address: str) -> list[Case]:
+async def with_answers(cases: Sequence[Case], address: str) -> list[Case]:
     """The cases with what comes out, by plain decoding."""
     gate = asyncio.Semaphore(CONCURRENCY)
 

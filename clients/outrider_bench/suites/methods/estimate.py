@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from outrider_bench.experiment import DRAFT, DRAFT_UNTRAINED, Contender, Experiment
 from outrider_bench.running import AUTO_WARM_UP_TOKENS, AUTO_WARM_UPS, WARM_UP_TOKENS
-from outrider_bench.suites.methods.plan import DRAFT_C2_5, DRAFT_C5, DRAFT_SLOW, MethodsSizes
+from outrider_bench.suites.methods.experiments import DRAFT_C2_5, DRAFT_C5, DRAFT_SLOW, MethodsSizes
 
 TOKEN_S = 0.0207
 """A plain round: 47 tokens a second, prefill aside."""

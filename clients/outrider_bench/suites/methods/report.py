@@ -1,26 +1,26 @@
-"""The methods' numbers: on the terminal, in results.json and results.md, and as pictures."""
+"""The report of the methods suite: a chapter for each part, its claims first."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-from rich.padding import Padding
-from rich.text import Text
-
-from outrider_bench.experiment_tables import (
-    CAPTION,
-    claims_table,
+from outrider_bench.report import (
+    EXPERIMENT_CAPTION,
+    Chapter,
+    Report,
+    Table,
+    claims_tables,
     decisions_table,
-    degraded_notes,
+    experiment_notes,
     experiment_table,
+    experiments_environment,
+    notes_of,
+    of_part,
     origins_table,
+    summary_of_claims,
 )
-from outrider_bench.report import QUICK_NOTE, markdown_table, rich_claims, rich_table, summary_of, where, write_results
-from outrider_bench.suites.methods.peers import SOURCE
-from outrider_bench.tables import TextTable
+from outrider_bench.suites.methods.claims import SOURCE
 
 TITLES = {
     "methods": "Methods",
@@ -39,85 +39,38 @@ INFLATION_NOTE = (
 )
 
 
-def print_report(results: Mapping[str, Any], console: Console) -> None:
-    """Tables on the terminal."""
-    for note in notes_of(results):
-        console.print(Text(f"Note: {note}", style="yellow"))
-    for part in results["config"]["parts"]:
-        console.print(Text(TITLES[part], style="bold"))
-        for experiment in _experiments_of(results, part):
-            for table in tables_of(experiment):
-                console.print(Text(table.title))
-                console.print(rich_table(table))
-        for sentence in sentences_of(results, part):
-            console.print(Padding(Text(sentence, style="dim"), (0, 0, 1, 1)))
-        if claims := _claims_of(results, part):
-            console.print(rich_claims(claims_table(claims)))
-    if results["experiments"]:
-        console.print(Padding(Text(CAPTION, style="dim"), (0, 0, 1, 0)))
-    console.print(summary_of(results["claims"]), markup=False, highlight=False)
+def report_of(results: Mapping[str, Any]) -> Report:
+    """Make the report of what results.json keeps."""
+    experiments = results["experiments"]
+    interrupted = "The run did not come to its end: experiments are missing, and rows marked (partial) lack some."
+    notes = notes_of(results, interrupted=interrupted, failed="{what}: {why}")
+    chapters = [_chapter(results, part) for part in results["config"]["parts"]]
+    if experiments:
+        chapters.append(Chapter("How to read the tables", sentences=[EXPERIMENT_CAPTION]))
+    return Report(
+        "The methods, measured",
+        experiments_environment(results),
+        [*([INFLATION_NOTE] if experiments else []), *notes, *experiment_notes(experiments)],
+        chapters,
+        summary_of_claims(results["claims"]),
+        results["checks"],
+    )
 
 
-def write_report(results: Mapping[str, Any], folder: Path) -> list[Path]:
-    """results.json, results.md and, if matplotlib is there, the pictures. Returns what was written."""
-    return write_results(results, folder, "results.md", to_markdown, "outrider_bench.suites.methods.plots")
-
-
-def to_markdown(results: Mapping[str, Any], pictures: Sequence[Path] = ()) -> str:
-    """The report as Markdown."""
-    lines = ["# The methods, measured", where(results), *(f"> **Note.** {note}" for note in notes_of(results))]
-    lines.append(summary_of(results["claims"]))
-    if results["checks"]:
-        lines.append("* " + "\n* ".join(results["checks"]))
-    for part in results["config"]["parts"]:
-        lines.append(f"## {TITLES[part]}")
-        if claims := _claims_of(results, part):
-            lines.append(markdown_table(claims_table(claims)))
-        lines += sentences_of(results, part)
-        for experiment in _experiments_of(results, part):
-            for table in tables_of(experiment):
-                lines += [f"### {table.title}", markdown_table(table)]
-        lines += [f"![{picture.stem}]({picture.name})" for picture in pictures if picture.stem == part]
-    if results["experiments"]:
-        lines += ["## How to read the tables", CAPTION]
-    return "\n\n".join(lines) + "\n"
-
-
-def tables_of(experiment: Mapping[str, Any]) -> list[TextTable]:
-    """All tables of an experiment."""
-    found = (experiment_table(experiment), origins_table(experiment), decisions_table(experiment))
-    return [table for table in found if table is not None]
-
-
-def notes_of(results: Mapping[str, Any]) -> list[str]:
-    """What must be said before the numbers."""
-    found = [QUICK_NOTE] if results["config"]["is_quick"] else []
-    if results["experiments"]:
-        found.append(INFLATION_NOTE)
-    if results["interrupted"]:
-        found.append("The run did not come to its end: experiments are missing, and rows marked (partial) lack some.")
-    found += [f"{what}: {why}" for what, why in results["failures"].items()]
-    for experiment in results["experiments"]:
-        found += [f"{experiment['title']}, {label}: failed: {why}" for label, why in experiment["failures"].items()]
-        found += degraded_notes(experiment)
-    return found
-
-
-def sentences_of(results: Mapping[str, Any], part: str) -> list[str]:
-    """How a part was measured."""
-    found = [SOURCE] if part == "peers" else []
-    for experiment in _experiments_of(results, part):
+def _chapter(results: Mapping[str, Any], part: str) -> Chapter:
+    experiments = of_part(results["experiments"], part)
+    tables = [*claims_tables(results, part), *(table for one in experiments for table in tables_of(one))]
+    sentences = [SOURCE] if part == "peers" else []
+    for experiment in experiments:
         sizes = (
             f"{experiment['title']}: {experiment['draft']}, {experiment['num_prompts']} prompts, "
             f"{experiment['max_tokens']} tokens each, {experiment['repeats']} repeats."
         )
-        found.append(f"{sizes} {experiment['note']}".strip())
-    return found
+        sentences.append(f"{sizes} {experiment['note']}".strip())
+    return Chapter(TITLES[part], tables, sentences, pictures=[part])
 
 
-def _experiments_of(results: Mapping[str, Any], part: str) -> list[Mapping[str, Any]]:
-    return [experiment for experiment in results["experiments"] if experiment["part"] == part]
-
-
-def _claims_of(results: Mapping[str, Any], part: str) -> list[Mapping[str, Any]]:
-    return [claim for claim in results["claims"] if claim["part"] == part]
+def tables_of(experiment: Mapping[str, Any]) -> list[Table]:
+    """Make all tables of an experiment."""
+    found = (experiment_table(experiment), origins_table(experiment), decisions_table(experiment))
+    return [table for table in found if table is not None]

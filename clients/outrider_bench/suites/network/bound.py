@@ -11,7 +11,7 @@ from typing import Any
 from outrider.core.costs import ForwardTimes, Waiting
 from outrider_bench.experiment import DRAFT
 from outrider_bench.simulation import Odds, SimulatedCosts, SimulatedMethod, simulate
-from outrider_bench.suites.network.plan import SMALL_TARGET, NetworkSizes
+from outrider_bench.suites.network.experiments import SMALL_TARGET, NetworkSizes
 from outrider_bench.workers.client import Worker
 from outrider_cli.prompts import choose, default_prompts
 

@@ -13,7 +13,7 @@ from outrider_bench.drivers import Driver
 from outrider_bench.experiment import Experiment, label_of
 from outrider_bench.running import Running, turns_of
 from outrider_bench.samples import Block
-from outrider_bench.suite import Say
+from outrider_bench.suite import Log
 from outrider_cli.links.control import LinkControl
 
 LEARNERS = ("speculative", "best-first", "auto")
@@ -28,7 +28,7 @@ async def run_round_trips(
     cores: tuple[int, ...],
     driver: Driver,
     link: LinkControl,
-    say: Say,
+    log: Log,
     keep: Keep,
 ) -> dict[str, dict[str, str]]:
     """Runs experiments that differ in their round trip, a repeat of each at a time.
@@ -39,7 +39,7 @@ async def run_round_trips(
         cores: As in the configuration of the benchmark.
         driver: Of the services.
         link: Of the proxy between verifier and speculator.
-        say: Hears what is going on.
+        log: Takes a line about what is going on.
         keep: Gets what was measured, with the experiment's name.
 
     Returns:
@@ -52,7 +52,7 @@ async def run_round_trips(
         # None of them is always first.
         first = repeat % len(rtts_ms)
         for rtt_ms in rtts_ms[first:] + rtts_ms[:first]:
-            say(f"repeat {repeat + 1}: round trip {rtt_ms:g} ms")
+            log(f"repeat {repeat + 1}: round trip {rtt_ms:g} ms")
             link.change(delay_ms=rtt_ms / 2)
             for run in runs:
                 if run.experiment.rtt_ms == rtt_ms:

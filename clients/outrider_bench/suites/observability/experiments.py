@@ -1,4 +1,4 @@
-"""The services, and a turn of a variant: what is read meanwhile, and what of it is recorded."""
+"""What is compared, how often, and what is asked for."""
 
 from __future__ import annotations
 
@@ -15,14 +15,62 @@ from pathlib import Path
 import psutil
 
 from outrider_bench.config import ObservabilityConfig
-from outrider_bench.drivers import StackDriver
+from outrider_bench.drivers import StackDriver, running_services
+from outrider_bench.result import Target
 from outrider_bench.samples import Request
-from outrider_bench.servers import running_services
-from outrider_bench.suites.observability.plan import CPU_TIME, METRICS, RATIOS, SCRAPE_S, SPEED, ObservabilitySizes
 from outrider_cli.local.process import ManagedProcess
 from outrider_cli.local.redis import free_port
 from outrider_cli.local.stack import ANY_PORT, LOOPBACK, StackConfig
 from outrider_cli.prompts import default_prompts
+
+NOTHING, AGAIN, METRICS, SOME_TRACES, ALL_TRACES = (
+    "nothing",
+    "nothing, once more",
+    "metrics, read every second",
+    "traces of 10 %",
+    "traces of 100 %",
+)
+VARIANTS = (NOTHING, AGAIN, METRICS, SOME_TRACES, ALL_TRACES)
+"""Turns of the same services: two processes that do the same differ by some percent all their lives. The second shows
+what a comparison of equals comes to."""
+RATIOS = {SOME_TRACES: 0.1, ALL_TRACES: 1.0}
+"""Share of the generations that are recorded; none in other turns."""
+TARGETS = {METRICS: Target("<=", 1), SOME_TRACES: Target("<=", 2)}
+"""Loss of speed in percent."""
+SPEED, CPU_TIME = "tokens/s", "ms of CPU time a token"
+"""What is measured of a turn, by its unit. CPU time is that of all services but Redis: less disturbed by whatever else
+the machine does, though not what a caller notices."""
+METHODS = ("off", "auto")
+SCRAPE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ObservabilitySizes:
+    """How much is done."""
+
+    target: str
+    concurrency: int
+    """Generations at once."""
+    max_tokens: int
+    rounds_per_repeat: int
+    """In a round every variant has one turn."""
+
+
+SIZES = ObservabilitySizes("demo/target-100m", concurrency=4, max_tokens=48, rounds_per_repeat=8)
+QUICK_SIZES = ObservabilitySizes("demo/target", concurrency=2, max_tokens=8, rounds_per_repeat=1)
+
+
+def sizes_of(config: ObservabilityConfig) -> ObservabilitySizes:
+    """How much a run does."""
+    return QUICK_SIZES if config.is_quick else SIZES
+
+
+def order_of(variants: tuple[str, ...], number: int) -> tuple[str, ...]:
+    """Who comes when in a round: each is first equally often, and every other round goes backwards, so that nobody
+    always runs behind the same one."""
+    first = number // 2 % len(variants)
+    order = variants[first:] + variants[:first]
+    return order[::-1] if number % 2 else order
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +128,15 @@ def decision(seed: int, ratio: float) -> tuple[tuple[str, str], ...]:
 
 
 @asynccontextmanager
-async def running_sink(folder: Path) -> AsyncIterator[str]:
+async def running_span_collector(folder: Path) -> AsyncIterator[str]:
     """The URL of a collector."""
-    sink = ManagedProcess("sink", "outrider_bench.suites.observability.sink", (), folder / "sink.log", listen=ANY_PORT)
-    sink.start()
+    log = folder / "span-collector.log"
+    collector = ManagedProcess("span collector", "outrider_bench.workers.span_collector", (), log, listen=ANY_PORT)
+    collector.start()
     try:
-        yield f"http://{sink.address}"
+        yield f"http://{collector.address}"
     finally:
-        sink.stop()
+        collector.stop()
 
 
 async def start(

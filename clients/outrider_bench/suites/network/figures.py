@@ -1,60 +1,25 @@
-"""Pictures of the network's numbers: speed by round trip with the simulated bound, and bytes."""
+"""Pictures of the network suite: speed by round trip with the simulated bound, and bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from outrider_bench.experiment import OFF
-from outrider_bench.plotting import (
-    BLUE,
-    DPI,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    RED,
-    SKY,
-    draw_bars,
-    draw_line,
-    finish,
-    new_figure,
-)
+from outrider_bench.plotting import BLACK, GREY, METHOD_COLOURS, SKY, draw_bars, draw_line, finish, new_figure
 from outrider_bench.statistics import label_of
 from outrider_cli.prompts import ALL_CATEGORIES
 
-_COLOURS = {
-    OFF: "black",
-    "speculative": GREY,
-    "pearl": ORANGE,
-    "saguaro": GREEN,
-    "card": SKY,
-    "double": PINK,
-    "best-first": BLUE,
-    "auto": RED,
-}
 
-
-def write_plots(results: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Writes every picture that there is something to draw for, named after its part."""
-    written = []
-    for part, draw in (("rtt", draw_round_trips), ("bytes", draw_bytes)):
-        figure = draw(results)
-        if figure is not None:
-            path = folder / f"{part}.png"
-            figure.savefig(path, dpi=DPI)
-            plt.close(figure)
-            written.append(path)
-    return written
+def figures_of(results: Mapping[str, Any]) -> dict[str, Figure | None]:
+    """Draw every picture that there is something to draw for, named after its part."""
+    return {"rtt": draw_round_trips(results), "bytes": draw_bytes(results)}
 
 
 def draw_round_trips(results: Mapping[str, Any]) -> Figure | None:
-    """Tokens a second by round trip, a panel for each temperature; the simulated bound as a broken line."""
+    """Draw tokens a second by round trip, a panel for each temperature; the simulated bound as a broken line."""
     rows = [
         row
         for experiment in results["experiments"]
@@ -73,7 +38,7 @@ def draw_round_trips(results: Mapping[str, Any]) -> Figure | None:
             points = sorted(
                 (row["rtt_ms"], row["output_throughput"]) for row in of_temperature if label_of(row) == label
             )
-            draw_line(axes, points, label, _COLOURS.get(label, GREY))
+            draw_line(axes, points, label, METHOD_COLOURS.get(label, GREY))
         if temperature in bounds:
             _draw_bound(axes, bounds[temperature])
         finish(axes)
@@ -86,7 +51,7 @@ def draw_round_trips(results: Mapping[str, Any]) -> Figure | None:
 
 
 def draw_bytes(results: Mapping[str, Any]) -> Figure | None:
-    """Bytes for each accepted token, and for each round, a panel for each temperature."""
+    """Draw bytes for each accepted token, and for each round, a panel for each temperature."""
     traffic: Sequence[Mapping[str, Any]] = results["traffic"]
     temperatures = sorted({each["temperature"] for each in traffic})
     if not temperatures:
@@ -96,7 +61,7 @@ def draw_bytes(results: Mapping[str, Any]) -> Figure | None:
     for axes, (temperature, name) in zip(panels, kinds, strict=True):
         of_temperature = [each for each in traffic if each["temperature"] == temperature]
         values = {each["label"]: each[name] for each in of_temperature if each[name] is not None}
-        colours = {label: _COLOURS.get(label.partition(" ")[0], SKY) for label in values}
+        colours = {label: METHOD_COLOURS.get(label.partition(" ")[0], SKY) for label in values}
         draw_bars(axes, values, colours, "{:.0f}")
         axes.set_ylabel("bytes for each accepted token" if name == "per_accepted" else "bytes for each round")
         axes.set_title(f"T = {temperature:g}")
@@ -105,6 +70,4 @@ def draw_bytes(results: Mapping[str, Any]) -> Figure | None:
 
 def _draw_bound(axes: Axes, bound: Mapping[str, Any]) -> None:
     points = [(point["rtt_ms"], point["tokens_per_s"]) for point in bound["points"]]
-    line = draw_line(axes, points, "simulated bound", "black")
-    line.set_linestyle("--")
-    line.set_marker("")
+    draw_line(axes, points, "simulated bound", BLACK, linestyle="--", marker="")

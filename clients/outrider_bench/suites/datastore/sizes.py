@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider_bench.config import DatastoreConfig
-from outrider_bench.suite import Say
+from outrider_bench.suite import Log
 
 CONTEXT_LEN = 16
 """Tokens of a context: more than any match needs."""
-CONTINUATION_LEN = 10
-"""Tokens asked for."""
 BATCH_LEN = 64
 """Contexts in a batch, and tokens in a record."""
 
@@ -67,15 +65,15 @@ QUICK = DatastoreSizes(
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DatastoreRun:
     """One run of the suite."""
 
     config: DatastoreConfig
     sizes: DatastoreSizes
     folder: Path
     """For logs and data; deleted at the end."""
-    say: Say
-    """Hears what is going on."""
+    log: Log
+    """Takes a line about what is going on."""
 
     @property
     def server_cores(self) -> tuple[int, ...]:

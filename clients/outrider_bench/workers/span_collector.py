@@ -1,6 +1,6 @@
-"""A collector that takes spans and forgets them.
+"""A collector of traces that takes spans and forgets them: what services send to, and nothing that it costs them.
 
-python -m outrider_bench.suites.observability.sink --listen HOST:PORT
+python -m outrider_bench.workers.span_collector --listen HOST:PORT
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 
-class Sink(trace_service_pb2_grpc.TraceServiceServicer):
-    """Parses what comes, as any collector does, and nothing more."""
+class SpanCollector(trace_service_pb2_grpc.TraceServiceServicer):
+    """Parses spans, as any collector does, and does nothing more."""
 
     def Export(
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--listen", required=True)
     listen = parser.parse_args().listen
     server = grpc.server(ThreadPoolExecutor(2))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Sink(), server)  # type: ignore[no-untyped-call]
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(SpanCollector(), server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port(listen)
     server.start()
     print(f"listening {listen.rpartition(':')[0]}:{port}", flush=True)

@@ -1,6 +1,6 @@
 """A server that answers each message of a stream with a fixed number of bytes: what gRPC alone costs.
 
-    python -m outrider_bench.suites.datastore.echo --listen 127.0.0.1:0 --response-bytes 120
+    python -m outrider_bench.workers.echo --listen 127.0.0.1:0 --response-bytes 120
 
 The same library, event loop and channel settings as the services, and nothing else: no messages, no work.
 """

@@ -1,15 +1,15 @@
-"""What is asked of each part: its claims, from what was measured."""
+"""The claims of each part, from what was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider_bench.claims import Claim, at_least, at_most, reported
 from outrider_bench.experiment import OFF, Experiment, label_of
 from outrider_bench.measured import Measured
+from outrider_bench.result import Measurement, at_least, at_most, reported
 from outrider_bench.suites.network.bound import Bound
-from outrider_bench.suites.network.parts import EDGE, SAMPLED_METHODS, WAN, WAN_METHODS, WAN_TEXTS, WIDE, rtt_name
+from outrider_bench.suites.network.experiments import EDGE, SAMPLED_METHODS, WAN, WAN_METHODS, WAN_TEXTS, WIDE, rtt_name
 from outrider_bench.suites.network.traffic import TrafficCount
 
 AUTO_KEEPS = {10.0: 0.9, 40.0: 0.7, 100.0: 0.45}
@@ -39,21 +39,21 @@ class NetworkEvidence:
         return [experiment for experiment in self.experiments if experiment.part == part]
 
 
-def claims_of(parts: Sequence[str], evidence: NetworkEvidence) -> list[Claim]:
+def claims_of(parts: Sequence[str], evidence: NetworkEvidence) -> list[Measurement]:
     """The claims of these parts."""
-    return [claim for part in parts for claim in _ASKED[part](evidence)]
+    return [one for part in parts for one in _CLAIMS[part](evidence)]
 
 
-def _round_trips(evidence: NetworkEvidence) -> list[Claim]:
+def _round_trips(evidence: NetworkEvidence) -> list[Measurement]:
     measured, part = evidence.measured, "rtt"
     claims = [
         at_least(
             part,
             f"T = 0: auto at {rtt_ms:g} ms by itself at 0",
             measured.kept(rtt_name(rtt_ms, 0.0), rtt_name(0.0, 0.0), "auto", 0.0),
-            asked,
+            limit,
         )
-        for rtt_ms, asked in AUTO_KEEPS.items()
+        for rtt_ms, limit in AUTO_KEEPS.items()
     ]
     for experiment in evidence.of(part):
         (temperature,) = experiment.temperatures
@@ -65,7 +65,7 @@ def _round_trips(evidence: NetworkEvidence) -> list[Claim]:
     return claims
 
 
-def _simulation(evidence: NetworkEvidence) -> list[Claim]:
+def _simulation(evidence: NetworkEvidence) -> list[Measurement]:
     """Measured shares by simulated ones: how much of what could be kept is kept."""
     claims = []
     for temperature, bound in evidence.bounds.items():
@@ -82,12 +82,12 @@ def _simulation(evidence: NetworkEvidence) -> list[Claim]:
     return claims
 
 
-def _traffic(evidence: NetworkEvidence) -> list[Claim]:
-    part, claims = "bytes", list[Claim]()
-    for label, asked in BYTES_PER_ACCEPTED.items():
+def _traffic(evidence: NetworkEvidence) -> list[Measurement]:
+    part, claims = "bytes", list[Measurement]()
+    for label, limit in BYTES_PER_ACCEPTED.items():
         traffic = evidence.traffic.of(label, 0.0)
         measured = traffic.per_accepted if traffic is not None else None
-        claims.append(at_most(part, f"T = 0: bytes for each accepted token of {label}", measured, asked))
+        claims.append(at_most(part, f"T = 0: bytes for each accepted token of {label}", measured, limit))
     for experiment in evidence.of(part):
         if experiment.temperatures == (1.0,):
             for label in map(label_of, experiment.contenders):
@@ -97,7 +97,7 @@ def _traffic(evidence: NetworkEvidence) -> list[Claim]:
     return claims
 
 
-def _wan(evidence: NetworkEvidence) -> list[Claim]:
+def _wan(evidence: NetworkEvidence) -> list[Measurement]:
     measured, part = evidence.measured, "wan"
     claims = [at_least(part, "T = 0: auto by off", measured.speedup(WAN, "auto", 0.0), WAN_SPEEDUP)]
     claims += [
@@ -118,8 +118,8 @@ def _wan(evidence: NetworkEvidence) -> list[Claim]:
     return claims
 
 
-def _edge(evidence: NetworkEvidence) -> list[Claim]:
-    measured, label, claims = evidence.measured, label_of(EDGE), list[Claim]()
+def _edge(evidence: NetworkEvidence) -> list[Measurement]:
+    measured, label, claims = evidence.measured, label_of(EDGE), list[Measurement]()
     for experiment in evidence.of("edge"):
         what = f"T = 0: an application beside the edge by plain decoding in the cloud, {experiment.max_tokens} tokens"
         first = {who: measured.first_token_s(experiment.name, who, 0.0) for who in (OFF, label)}
@@ -129,7 +129,7 @@ def _edge(evidence: NetworkEvidence) -> list[Claim]:
     return claims
 
 
-_ASKED: dict[str, Callable[[NetworkEvidence], list[Claim]]] = {
+_CLAIMS: dict[str, Callable[[NetworkEvidence], list[Measurement]]] = {
     "rtt": _round_trips,
     "simulation": _simulation,
     "bytes": _traffic,

@@ -1,9 +1,10 @@
-"""What is hurt: a Redis, a datastore, a speculator behind a wire that can fail, and two verifiers, as processes."""
+"""A link that can also change bytes: what no link of TCP does, and a peer that has gone mad does."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from outrider_bench.suites.datastore.services import BenchRedis
-from outrider_bench.suites.faults.fault_proxy import FaultProxy
-from outrider_bench.suites.faults.plan import (
+from outrider_bench.suites.faults.experiments import (
     CUT,
     DATASTORE,
     GARBAGE,
@@ -29,9 +28,39 @@ from outrider_bench.suites.faults.plan import (
     VERIFIER,
     Fault,
 )
+from outrider_cli.links.delay_proxy import DelayProxy
 from outrider_cli.links.line import LinkSettings
-from outrider_cli.local.redis import free_port
+from outrider_cli.local.redis import LocalRedis, find_program, free_port
 from outrider_cli.local.stack import Service
+
+GARBAGE_SHARE = 0.2
+"""Of the pieces that come in while the wire changes bytes."""
+
+
+class FaultProxy(DelayProxy):
+    """Forwards connections to a target. Lives in one event loop."""
+
+    def __init__(self, target: str, seed: int = 0) -> None:
+        super().__init__(target)
+        self._random = random.Random(seed)
+        self._is_garbled = False
+
+    def garble(self) -> None:
+        """Some of what gets through is changed, either way."""
+        self._is_garbled = True
+
+    async def heal(self) -> None:
+        """All is well from here on."""
+        self._is_garbled = False
+        await super().heal()
+
+    def _arriving(self, data: bytes) -> bytes:
+        if not self._is_garbled or self._random.random() >= GARBAGE_SHARE:
+            return data
+        changed = bytearray(data)
+        changed[self._random.randrange(len(data))] ^= self._random.randrange(1, 256)
+        return bytes(changed)
+
 
 PARTS = (REDIS, DATASTORE, SPECULATOR, VERIFIER)
 REST_S = 3.0
@@ -43,7 +72,7 @@ _MODEL_FLAGS = ("--dtype", "float32", "--num-threads", "1")
 T = TypeVar("T")
 
 
-class Stage:
+class FaultStack:
     """Everything that runs. One fault of a part at a time; those of different parts may overlap."""
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -54,7 +83,7 @@ class Stage:
         self._exits = AsyncExitStack()
         # A process dies with the thread that has started it: each part has one that stays.
         self._hands = {part: ThreadPoolExecutor(1, f"{part}-hand") for part in PARTS}
-        self.redis = BenchRedis(folder)
+        self.redis = LocalRedis(find_program(), folder)
         self.services: dict[str, Service] = {}
         """By name: datastore, speculator, verifier-0, verifier-1."""
 
@@ -99,9 +128,9 @@ class Stage:
 
     async def _hurt_redis(self, fault: Fault) -> None:
         if fault.kind == STOP:
-            self.redis.freeze()
+            os.kill(self.redis.pid, signal.SIGSTOP)
             await asyncio.sleep(fault.lasting_s)
-            self.redis.thaw()
+            os.kill(self.redis.pid, signal.SIGCONT)
             return
         await self._do(REDIS, self.redis.kill)
         await asyncio.sleep(fault.lasting_s if fault.kind == KILL else 0.0)
@@ -114,11 +143,11 @@ class Stage:
             os.kill(service.pid, signal.SIGCONT)
         elif fault.kind == RESTART:
             await self._do(fault.part, service.stop)
-            await self._do(fault.part, partial(_begin_anew, service))
+            await self._do(fault.part, partial(_restart, service))
         else:
             await self._do(fault.part, service.kill)
             await asyncio.sleep(fault.lasting_s)
-            await self._do(fault.part, partial(_begin_anew, service))
+            await self._do(fault.part, partial(_restart, service))
 
     async def _do(self, part: str, action: Callable[[], T]) -> T:
         """Does something that blocks, on the part's own thread."""
@@ -167,7 +196,7 @@ class Stage:
         await self._stop()
 
 
-def _begin_anew(service: Service) -> None:
+def _restart(service: Service) -> None:
     service.spawn()
     _wait(service)
 

@@ -1,12 +1,13 @@
-"""Pictures of what the papers vary: fan-out and C, the beam's width, the prior's size, use, rows."""
+"""Pictures of the methods suite, one for each part: what is compared, and what the papers vary."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from outrider_bench.experiment import OFF
 from outrider_bench.plotting import (
     BLUE,
     GREEN,
@@ -15,23 +16,120 @@ from outrider_bench.plotting import (
     RED,
     draw_bars,
     draw_groups,
+    draw_level,
     draw_line,
+    draw_speedup,
     finish,
     new_figure,
     points_of,
     rows_by_label,
     two_axes,
 )
-from outrider_bench.suites.methods.plan import DRAFT_C2_5
+from outrider_bench.statistics import label_of
+from outrider_bench.suites.methods.claims import LLAMA_CPP
+from outrider_bench.suites.methods.experiments import DRAFT_C2_5
 from outrider_bench.suites.methods.replay import NEAR, NEW
+from outrider_cli.prompts import ALL_CATEGORIES
 
 Experiments = Mapping[str, Mapping[str, Any]]
 _FAN_OUT_COLOURS = (BLUE, GREY, GREEN, ORANGE, "#8cc5a2", "#f2bf8c")
 """Pairs of shapes: with shared noise, and paler without."""
 
 
+def figures_of(results: Mapping[str, Any]) -> dict[str, Figure | None]:
+    """Draw every picture that there is something to draw for, named after its part."""
+    experiments = {experiment["name"]: experiment for experiment in results["experiments"] if experiment["rows"]}
+    return {part: _DRAW[part](experiments, results) for part in results["config"]["parts"]}
+
+
+def draw_methods(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
+    """Draw speed-up over `off` by temperature, the settings of a method apart."""
+    rows = experiments.get("methods", {}).get("rows", [])
+    apart = [
+        {**row, "method": label_of(row), "setting": "", "best_setting": False}
+        for row in rows
+        if row["category"] == ALL_CATEGORIES
+    ]
+    return draw_speedup(apart)
+
+
+def draw_noise(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
+    """Draw acceptance and tokens per forward, with the same draft model."""
+    if "noise" not in experiments:
+        return None
+    rows = {label.removeprefix("speculative "): row for label, row in rows_by_label(experiments["noise"], 1.0).items()}
+    colours = dict(zip(rows, (BLUE, GREY, ORANGE), strict=False))
+    figure, (acceptance, tokens) = new_figure(2, width=4.6)
+    draw_bars(acceptance, {name: row["acceptance"] or 0.0 for name, row in rows.items()}, colours)
+    acceptance.set_ylabel("drafted tokens kept, of those compared")
+    acceptance.set_ylim(0, 1)
+    draw_bars(tokens, {name: row["mean_acceptance_length"] for name, row in rows.items()}, colours)
+    tokens.set_ylabel("tokens per forward of the target")
+    figure.suptitle("The same draft model at temperature 1")
+    return figure
+
+
+def draw_auto(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
+    """Draw speed-up over `off` of auto and fixed methods, by prompts and temperature; and where drafting cannot pay."""
+    if "auto" not in experiments:
+        return None
+    rows = [row for row in experiments["auto"]["rows"] if row["category"] != ALL_CATEGORIES and row["method"] != OFF]
+    kinds = sorted({(row["category"], row["temperature"]) for row in rows})
+    speedups = {(label_of(row), row["category"], row["temperature"]): row["speedup_over_off"] for row in rows}
+    bars = {label: [speedups.get((label, *kind)) for kind in kinds] for label in dict.fromkeys(map(label_of, rows))}
+    colours = {"pearl": ORANGE, "best-first": BLUE, "retrieval": GREEN, "auto": RED}
+    figure, (axes, alone) = new_figure(2, width=7)
+    draw_groups(axes, [f"{category}\nT = {t:g}" for category, t in kinds], bars, colours)
+    axes.set_ylabel("speed-up over off")
+    # Where nothing but auto is measured: the name says what is wrong with the draft model.
+    names = {"auto-hot": "T = 1.5", "auto-untrained": "untrained\ndraft model", "auto-slow": "slow\ndraft model"}
+    values = {
+        names[name]: row["speedup_over_off"]
+        for name in names
+        for row in experiments.get(name, {}).get("rows", [])
+        if row["method"] == "auto" and row["category"] == ALL_CATEGORIES and row["speedup_over_off"]
+    }
+    draw_bars(alone, values, dict.fromkeys(values, RED))
+    alone.set_ylabel("speed-up of auto over off")
+    for panel in (axes, alone):
+        draw_level(panel)
+    figure.suptitle("Auto beside fixed methods, and where drafting hardly pays")
+    return figure
+
+
+def draw_peers(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
+    """Draw the best of ours beside the best of llama.cpp's, each over plain decoding on its machine."""
+    rows = experiments.get("methods", {}).get("rows", [])
+    best = {
+        peer.temperature: max(
+            (
+                row["speedup_over_off"]
+                for row in rows
+                if row["temperature"] == peer.temperature
+                and row["category"] == ALL_CATEGORIES
+                and row["speedup_over_off"]
+            ),
+            default=None,
+        )
+        for peer in LLAMA_CPP
+    }
+    if not any(best.values()):
+        return None
+    figure, (axes,) = new_figure()
+    bars: dict[str, list[float | None]] = {
+        "our best method": list(best.values()),
+        "llama.cpp's best (another machine)": [peer.speedup for peer in LLAMA_CPP],
+    }
+    draw_groups(axes, [f"T = {t:g}" for t in best], bars, dict(zip(bars, (BLUE, GREY), strict=True)))
+    axes.set_xlabel("sampling temperature")
+    axes.set_ylabel("tokens a second, by those of a plain runner beside it")
+    draw_level(axes)
+    axes.set_title("The same pair of models: gain over plain decoding")
+    return figure
+
+
 def draw_saguaro(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
-    """Hit rates by fan-out, and what SAGUARO sampling trades for them."""
+    """Draw hit rates by fan-out, and what SAGUARO sampling trades for them."""
     if "saguaro-fan-out" not in experiments:
         return None
     figure, (bars, curve) = new_figure(2)
@@ -61,7 +159,7 @@ def draw_saguaro(experiments: Experiments, _: Mapping[str, Any]) -> Figure | Non
 
 
 def draw_card(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
-    """The ablation, and the width of the beam: hit rate on one side, speed on the other."""
+    """Draw the ablation, and the width of the beam: hit rate on one side, speed on the other."""
     if "card-width" not in experiments or "card" not in experiments:
         return None
     figure, (bars, curve) = new_figure(2)
@@ -92,7 +190,7 @@ def draw_card(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
 
 
 def draw_double(experiments: Experiments, results: Mapping[str, Any]) -> Figure | None:
-    """Double and its ablations over the ceiling C, and what more prior brings."""
+    """Draw double and its ablations over the ceiling C, and what more prior brings."""
     if "double" not in experiments:
         return None
     figure, (bars, curve) = new_figure(2, width=7)
@@ -128,7 +226,7 @@ def draw_double(experiments: Experiments, results: Mapping[str, Any]) -> Figure 
 
 
 def draw_spacelike(_: Experiments, results: Mapping[str, Any]) -> Figure | None:
-    """Speed-up over the requests."""
+    """Draw speed-up over the requests."""
     replay = results["replay"]
     if replay is None:
         return None
@@ -140,7 +238,7 @@ def draw_spacelike(_: Experiments, results: Mapping[str, Any]) -> Figure | None:
             axes.scatter(numbers, speedups, s=9, color=colour, label=category, alpha=0.7)
     if replay["points"]:
         draw_line(axes, [(number, speedup) for number, speedup in replay["points"]], "all of the last few", BLUE)
-    axes.axhline(1, color="black", linewidth=0.8)
+    draw_level(axes)
     axes.set_xlabel("requests so far")
     axes.set_ylabel("speed-up over off")
     axes.set_ylim(bottom=0)
@@ -151,7 +249,7 @@ def draw_spacelike(_: Experiments, results: Mapping[str, Any]) -> Figure | None:
 
 
 def draw_rows(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
-    """What more rows bring, and what they cost; the chain as a level."""
+    """Draw the gain and the cost of more rows; the chain as a level."""
     rows = rows_by_label(experiments["rows"], 1.0) if "rows" in experiments else {}
     prefix = "best-first rows = "
     lengths = points_of(rows, prefix, "mean_acceptance_length")
@@ -171,3 +269,16 @@ def draw_rows(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
     axes.set_ylabel("tokens per forward of the target")
     axes.set_title("Rows of a target forward, T = 1")
     return figure
+
+
+_DRAW: dict[str, Callable[[Experiments, Mapping[str, Any]], Figure | None]] = {
+    "methods": draw_methods,
+    "saguaro": draw_saguaro,
+    "card": draw_card,
+    "double": draw_double,
+    "spacelike": draw_spacelike,
+    "rows": draw_rows,
+    "noise": draw_noise,
+    "auto": draw_auto,
+    "peers": draw_peers,
+}

@@ -13,9 +13,10 @@ import grpc
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from outrider.v1 import types_pb2
-from outrider_bench.suites.datastore.plan import CONTINUATION_LEN
 from outrider_client.channel import open_aio
 
+CONTINUATION_LEN = 10
+"""Tokens that a lookup asks for."""
 TOKENIZER_HASH = "benchmark"
 """Of the made-up streams."""
 RETRY_S = 0.002

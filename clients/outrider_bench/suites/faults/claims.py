@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from outrider_bench.result import Number, Section, Target
-from outrider_bench.suites.faults.leaks import Holdings
-from outrider_bench.suites.faults.observed import Observed
-from outrider_bench.suites.faults.plan import CHOICES, SLOW, SPECULATOR
+from outrider_bench.result import Measurement, Section, Target
+from outrider_bench.suites.faults.experiments import CHOICES, SLOW, SPECULATOR
+from outrider_bench.suites.faults.observed import Holdings, Observed
 
 NONE = Target("<=", 0)
 RECOVERY = Target("<=", 2)
@@ -28,18 +27,20 @@ def _texts(observed: Observed) -> Section:
     resumed = [outcome for outcome in outcomes if outcome.num_resumes]
     differing = [outcome for outcome in outcomes if not outcome.error and not outcome.is_equal]
     section = Section("What callers notice")
-    section.numbers = [
-        Number("texts that differ from those without faults", "texts", (len(differing),), NONE),
-        Number("errors that reached a caller", "errors", (sum(bool(outcome.error) for outcome in outcomes),), NONE),
-        Number("generations", "", (len(outcomes),)),
-        Number("generations that went on in another call", "", (len(resumed),)),
-        Number("calls that they went on in", "", (sum(outcome.num_resumes for outcome in resumed),)),
-        Number("faults", "", (len(observed.suffered),)),
+    section.measurements = [
+        Measurement("texts that differ from those without faults", "texts", (len(differing),), NONE),
+        Measurement(
+            "errors that reached a caller", "errors", (sum(bool(outcome.error) for outcome in outcomes),), NONE
+        ),
+        Measurement("generations", "", (len(outcomes),)),
+        Measurement("generations that went on in another call", "", (len(resumed),)),
+        Measurement("calls that they went on in", "", (sum(outcome.num_resumes for outcome in resumed),)),
+        Measurement("faults", "", (len(observed.suffered),)),
     ]
     if outcomes:
         pauses = [outcome.longest_pause_s for outcome in outcomes]
-        section.numbers.append(Number("longest pause in a generation: median", "s", (median(pauses),)))
-        section.numbers.append(Number("longest pause in a generation: longest", "s", (max(pauses),)))
+        section.measurements.append(Measurement("longest pause in a generation: median", "s", (median(pauses),)))
+        section.measurements.append(Measurement("longest pause in a generation: longest", "s", (max(pauses),)))
     section.notes = [
         "Every text is compared, token by token, with that of the same prompt, parameters and seed by plain decoding "
         "before the faults. A pause is the time between two chunks, or before the first."
@@ -54,8 +55,8 @@ def _recovery(observed: Observed) -> Section:
         known = [seconds for one in suffered if (seconds := observed.recovery_s(one)) is not None]
         if part != SPECULATOR or kind == SLOW or not known:
             continue
-        section.numbers.append(Number(f"{kind}: median of {len(known)}", "s", (median(known),)))
-        section.numbers.append(Number(f"{kind}: longest", "s", (max(known),), RECOVERY))
+        section.measurements.append(Measurement(f"{kind}: median of {len(known)}", "s", (median(known),)))
+        section.measurements.append(Measurement(f"{kind}: longest", "s", (max(known),), RECOVERY))
     section.notes = [
         "It is back when its process serves again, goes on, or its wire is whole. Faults that the next one of the "
         "same part followed before that are left out."
@@ -67,16 +68,16 @@ def _leaks(snapshots: Sequence[Holdings]) -> Section:
     before, between, after = snapshots
     section = Section("What is left when nobody generates")
     num_sessions = sum(after.num_sessions.values()) + sum(between.num_sessions.values())
-    section.numbers.append(Number("sessions on all services", "", (num_sessions,), NONE))
+    section.measurements.append(Measurement("sessions on all services", "", (num_sessions,), NONE))
     num_tasks = after.num_client_tasks - before.num_client_tasks
-    section.numbers.append(Number("more asyncio tasks in the clients than before", "", (num_tasks,), NONE))
+    section.measurements.append(Measurement("more asyncio tasks in the clients than before", "", (num_tasks,), NONE))
     for name, process in after.processes.items():
         former = between.processes[name]
         grown = 100 * (process.memory_bytes / former.memory_bytes - 1)
-        section.numbers += [
-            Number(f"{name}: open files that {GREW}", "", (process.num_files - former.num_files,), MORE_FILES),
-            Number(f"{name}: threads that {GREW}", "", (process.num_threads - former.num_threads,), MORE_THREADS),
-            Number(f"{name}: memory that {GREW}", "%", (grown,), MORE_MEMORY),
+        section.measurements += [
+            Measurement(f"{name}: open files that {GREW}", "", (process.num_files - former.num_files,), MORE_FILES),
+            Measurement(f"{name}: threads that {GREW}", "", (process.num_threads - former.num_threads,), MORE_THREADS),
+            Measurement(f"{name}: memory that {GREW}", "%", (grown,), MORE_MEMORY),
         ]
     section.notes = [
         f"{name}: {process.num_files} open files before the faults, {between.processes[name].num_files} after them, "

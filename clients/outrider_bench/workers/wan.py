@@ -14,9 +14,9 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 from typing import Any
 
+from outrider_bench.drivers import Services, describe_server, running_services
 from outrider_bench.samples import GenerationSample, Request
-from outrider_bench.servers import Services, describe_server, running_services
-from outrider_bench.suites.network.plan import LOSSY
+from outrider_bench.suites.network.experiments import LOSSY
 from outrider_bench.workers.worker import Handler, serve
 from outrider_cli.links.namespaces import Namespace
 from outrider_cli.local.stack import StackConfig

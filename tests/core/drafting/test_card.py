@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.core.drafting.card import CardGrowth
 from outrider.core.drafting.policy import Candidate
-from outrider.core.params import Source
+from outrider.core.params import CardParams, Method, Source, SpeculationParams
 from outrider.core.tree import DraftTree, Node
-from tests.core.drafting.toy_beam import diverged_session, policy
 from tests.core.drafting.toy_speculator import (
     VOCAB_SIZE,
     DraftModel,
@@ -24,6 +24,35 @@ from tests.core.drafting.toy_speculator import (
     paths,
     toy_model,
 )
+
+
+def policy(
+    beam_width: int = 4,
+    num_children: int = 3,
+    *,
+    gamma: int = 3,
+    lookahead: int = 6,
+    correction: bool = True,
+    min_path_probability: float = 0.0,
+) -> CardGrowth:
+    card = CardParams(beam_width, num_children, correction)
+    return CardGrowth(SpeculationParams(Method.CARD, gamma, lookahead, min_path_probability, card=card))
+
+
+def diverged_session() -> tuple[ToySpeculator, list[Node]]:
+    """A hit on a child of the root whose descendants fell out of the beam halfway down. Returns what was left of it in
+    the deepest layer that had survivors."""
+    for seed in range(100):
+        session = ToySpeculator(policy(4, 3), toy_model(1.0, seed))
+        session.grow()
+        for child in session.tree.root.children.values():
+            below = [[node for node in layer if path_of(session.tree, node)[0] == child.token_id]
+                     for layer in layers(session.tree)]  # fmt: skip
+            if below[1] and not below[-1]:
+                survivors = [layer for layer in below if layer][-1]
+                assert session.commit([child.token_id]) == 1
+                return session, survivors
+    raise AssertionError("no beam has diverged")
 
 
 def beam(
@@ -275,3 +304,93 @@ def test_a_root_that_went_through_a_forward_in_vain_goes_through_another() -> No
     session = ToySpeculator(policy(), toy_model())
     session.tree.root.is_expanded = True  # a pause began while the forward ran
     assert session.grow() == 6
+
+
+# Without correction.
+
+
+def test_without_correction_the_places_of_what_a_commit_contradicts_stay_lost() -> None:
+    session = ToySpeculator(policy(6, 3, correction=False), toy_model(0.3))
+    session.grow(4)
+    deepest = layers(session.tree)[-1]
+    followed = path_of(session.tree, deepest[0])[0]
+    num_survivors = sum(path_of(session.tree, node)[0] == followed for node in deepest)
+    assert 0 < num_survivors < 6
+    session.commit([followed])
+    session.grow(2)
+    assert [len(layer) for layer in layers(session.tree)][-2:] == [num_survivors, num_survivors]
+
+
+def test_without_correction_a_miss_is_corrected_only_when_no_layer_lies_ahead() -> None:
+    session = ToySpeculator(policy(4, 3, correction=False), toy_model())
+    session.grow(3)
+    missing = a_missing_token(session.tree)
+    session.commit([missing])
+    assert session.forward() is None
+    session.commit([0])
+    assert session.forward() is None
+    session.commit([0])  # the third token: the beam had three layers
+    expansion = session.forward()
+    assert expansion is not None
+    assert expansion.nodes == (session.tree.root,)
+    assert session.grow() == 5
+    assert [len(layer) for layer in layers(session.tree)] == [3, 4, 4, 4, 4, 4]
+
+
+def test_without_correction_what_is_left_above_a_dead_beam_can_still_be_queried() -> None:
+    corrected, _ = diverged_session()
+    session = ToySpeculator(policy(4, 3, correction=False), corrected.model)
+    session.grow()
+    assert session.commit(corrected.tree.committed[1:]) == 1
+    assert session.tree.num_nodes > 0
+    assert session.forward() is None
+
+
+# Messages.
+
+
+def test_a_target_that_has_nothing_is_sent_a_whole_chain_and_every_layer_from_then_on() -> None:
+    session = ToySpeculator(policy(gamma=3), toy_model(5.0))
+    session.grow()
+    assert session.messages == [3, 4, 5, 6]
+    assert len(session.mirror.best_chain(3)) == 3
+    session.commit([a_missing_token(session.tree)])
+    session.grow()
+    assert session.messages == [3, 4, 5, 6, 9, 10, 11, 12]
+
+
+def test_an_improbable_chain_goes_out_as_soon_as_the_target_would_not_verify_more() -> None:
+    # .5 ** 2 is still above .2, .5 ** 3 is not.
+    session = ToySpeculator(policy(gamma=5, min_path_probability=0.2), one_after_another(0.5))
+    session.grow(4)
+    assert session.messages == [3, 4]
+
+
+def test_a_chain_that_has_fallen_out_of_the_beam_goes_out() -> None:
+    def model(context: Sequence[int], count: int) -> list[Candidate]:
+        # 2 is the best token after 1, but what follows it is improbable: both places of the next layer go below 3.
+        best, second = {1: (0.5, 0.4), 2: (0.03, 0.02)}.get(context[-1], (0.9, 0.06))
+        return [Candidate(2, math.log(best)), Candidate(3, math.log(second))]
+
+    session = ToySpeculator(policy(2, 2, gamma=4), model)
+    session.grow(3)
+    assert paths(session.tree) >= {(2,), (3,), (3, 2), (3, 3)}
+    assert (2, 2) not in paths(session.tree)
+    assert session.messages == [2, 3]
+
+
+def test_a_hit_whose_chain_breaks_off_while_it_is_probable_is_followed_by_the_whole_chain() -> None:
+    session = ToySpeculator(policy(1, 1, gamma=4, lookahead=8), one_after_another(0.9))
+    session.grow(4)
+    assert session.messages == [4]
+    session.commit([2, 2])
+    session.grow(3)
+    assert session.messages == [4, 6, 7]
+
+
+def test_a_hit_whose_chain_is_improbable_where_it_breaks_off_is_followed_by_every_layer() -> None:
+    session = ToySpeculator(policy(1, 1, gamma=4, lookahead=8), one_after_another(0.4))
+    session.grow(4)
+    session.commit([2, 2])
+    session.grow(2)
+    assert session.messages == [4, 5, 6]

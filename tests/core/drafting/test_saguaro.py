@@ -2,21 +2,71 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.drafting.saguaro import MAX_ROWS, fan_outs
-from outrider.core.params import SaguaroParams
-from tests.core.drafting.toy_outcomes import GAMMA, check_tree, num_outcomes, outcomes, policy
+from outrider.core.calibration import MAX_ACCEPTANCE_RATE, MIN_ACCEPTANCE_RATE
+from outrider.core.drafting.policy import Candidate
+from outrider.core.drafting.saguaro import MAX_ROWS, SaguaroGrowth, apportioned, fan_outs, geometric_shares
+from outrider.core.params import AcceptanceRule, FanOut, Method, SaguaroParams, Source, SpeculationParams
+from outrider.core.tree import DraftTree, Node
 from tests.core.drafting.toy_speculator import (
     VOCAB_SIZE,
     ToySpeculator,
     a_missing_token,
     chain_below,
     drawn,
+    one_after_another,
     path_of,
     toy_model,
 )
+
+GAMMA = 4
+
+
+def policy(
+    fan_out: Sequence[int] | int = 12,
+    *,
+    lookahead: int = 16,
+    gamma: int = GAMMA,
+    min_path_probability: float = 0.0,
+    is_ratio: bool = False,
+) -> SaguaroGrowth:
+    """With a budget, or with given fan-outs."""
+    is_budget = isinstance(fan_out, int)
+    saguaro = SaguaroParams(budget=fan_out) if is_budget else SaguaroParams(FanOut.GIVEN, fan_outs=tuple(fan_out))
+    rule = AcceptanceRule.RATIO if is_ratio else AcceptanceRule.MATCH
+    return SaguaroGrowth(
+        SpeculationParams(Method.SAGUARO, gamma, lookahead, min_path_probability, acceptance_rule=rule, saguaro=saguaro)
+    )
+
+
+def outcomes(tree: DraftTree, chain_len: int) -> list[list[Node]]:
+    """For each position of the chain the outcomes there. After its last one that is the chain's own next token too."""
+    chain = [tree.root, *chain_below(tree.root)][: chain_len + 1]
+    own = set(chain)
+    return [[child for child in node.children.values() if child not in own] for node in chain]
+
+
+def num_outcomes(tree: DraftTree, chain_len: int) -> list[int]:
+    return [len(found) for found in outcomes(tree, chain_len)]
+
+
+def check_tree(tree: DraftTree, budget: int, lookahead: int) -> None:
+    """Branches stand on the chain alone, and there are no more of them than the budget allows."""
+    on_chain = {tree.root, *chain_below(tree.root)}
+    num_beside = 0
+    for node in [tree.root, *tree.live_nodes()]:
+        assert node.position - tree.root.position <= lookahead
+        if node in on_chain:
+            num_beside += max(0, len(node.children) - 1)
+        else:
+            assert len(node.children) <= 1
+    assert num_beside <= budget
 
 
 def test_a_chain_comes_first_and_alone_and_goes_out_whole() -> None:
@@ -181,3 +231,330 @@ def test_the_rails_of_the_most_probable_outcomes_grow_first_where_rows_are_short
     assert grown == every[: MAX_ROWS - 1]  # one row is that of the chain's end
     session.grow()
     assert all(node.children for found in outcomes(tree, 16)[:16] for node in found)
+
+
+# Improbable paths.
+
+
+def test_an_improbable_chain_ends_and_what_the_target_does_not_verify_is_an_outcome() -> None:
+    # .5 ** 2 is still above .2, .5 ** 3 is not: two tokens are verified, and the third is what may follow them.
+    session = ToySpeculator(policy((1, 1, 3), min_path_probability=0.2), one_after_another(0.5, 0.3))
+    session.grow()
+    assert session.num_rows[:4] == [1, 1, 1, 5]
+    assert session.messages[0] == 3
+    assert num_outcomes(session.tree, 2) == [1, 1, 3]
+
+
+def test_a_rail_ends_where_its_path_below_the_outcome_is_improbable() -> None:
+    session = ToySpeculator(policy((1, 1, 3), min_path_probability=0.2), one_after_another(0.5, 0.3))
+    session.grow()
+    for found in outcomes(session.tree, 2):
+        assert {len(chain_below(node)) for node in found} == {3}
+
+
+def test_the_first_token_of_a_chain_always_stands() -> None:
+    session = ToySpeculator(policy((1, 2), gamma=4, min_path_probability=0.2), one_after_another(0.1, 0.05))
+    session.grow()
+    assert session.messages[0] == 1
+    assert num_outcomes(session.tree, 1) == [1, 2]
+
+
+# Hits on rails that are not long enough.
+
+
+def hit_after(num_forwards: int, probability: float) -> ToySpeculator:
+    """A hit on an outcome after the first position, whose rail had so many forwards."""
+    session = ToySpeculator(policy((2, 2, 1, 1, 1)), one_after_another(probability))
+    session.grow(GAMMA + num_forwards)
+    session.commit(path_of(session.tree, outcomes(session.tree, GAMMA)[1][0]))
+    return session
+
+
+def test_a_hit_on_a_rail_that_has_not_begun_is_like_a_miss() -> None:
+    session = hit_after(0, 0.9)
+    assert session.tree.num_nodes == 0
+    forwards = len(session.num_rows)
+    session.grow(GAMMA)
+    assert session.num_rows[forwards:] == [1] * GAMMA
+    assert session.messages[-1] == forwards + GAMMA
+
+
+def test_a_probable_rail_that_is_too_short_is_first_made_long() -> None:
+    session = hit_after(2, 0.9)
+    forwards, messages = len(session.num_rows), len(session.messages)
+    session.grow(3)
+    assert session.num_rows[forwards:] == [1, 1, 7]
+    assert session.messages[messages:] == [forwards + 2, forwards + 3]
+
+
+def test_an_improbable_rail_that_is_too_short_is_taken_as_the_chain_it_is() -> None:
+    session = hit_after(2, 0.4)
+    forwards, messages = len(session.num_rows), len(session.messages)
+    assert num_outcomes(session.tree, 2) == [2, 2, 0]
+    session.grow(2)
+    assert session.num_rows[forwards] == 5
+    assert session.messages[messages:] == [forwards + 1, forwards + 2]
+    assert num_outcomes(session.tree, 2) == [2, 2, 1]
+
+
+def test_a_chain_that_the_target_did_not_wait_for_goes_on_alone() -> None:
+    session = ToySpeculator(policy(), one_after_another(0.9))
+    session.grow(2)
+    assert session.commit([2]) == 1
+    forwards = len(session.num_rows)
+    session.grow(3)
+    assert session.num_rows[forwards:] == [1, 1, 1]
+    assert session.messages == [forwards + 3]
+
+
+def test_a_chain_that_has_not_been_sent_goes_out_whole_even_if_it_is_improbable() -> None:
+    session = ToySpeculator(policy(), one_after_another(0.4))
+    session.grow(3)
+    session.commit([2])
+    session.grow(2)
+    assert session.num_rows == [1] * 5
+    assert session.messages == [5]
+
+
+# What the target says.
+
+
+def test_outcomes_move_with_the_acceptance_rate_that_is_measured() -> None:
+    session = ToySpeculator(policy(12), toy_model())
+    for _ in range(60):
+        session.grow()
+        session.commit([a_missing_token(session.tree)])
+    session.grow()
+    refused = num_outcomes(session.tree, GAMMA)
+    for _ in range(60):
+        session.commit([node.token_id for node in chain_below(session.tree.root)[: GAMMA + 1]])
+        session.grow()
+    accepted = num_outcomes(session.tree, GAMMA)
+    assert refused == [9, 2, 1, 0, 1]  # all twelve, and the chain goes on
+    assert sum(accepted) == 12
+    assert accepted[GAMMA] >= 5
+
+
+def test_a_chain_that_was_never_sent_says_nothing_about_the_acceptance_rate() -> None:
+    session = ToySpeculator(policy(12), toy_model())
+    for _ in range(60):
+        session.grow(2)
+        session.commit([a_missing_token(session.tree)])
+    session.grow()
+    assert num_outcomes(session.tree, GAMMA) == fan_outs(SaguaroParams(budget=12), GAMMA, 0.7)
+
+
+# The ratio rule.
+
+
+def test_the_chain_and_the_rails_follow_what_was_drawn_and_outcomes_are_picks() -> None:
+    session = ToySpeculator(policy((2, 2, 2, 2, 3), is_ratio=True), drawn(toy_model(), rank=2))
+    session.grow()
+    chain = [session.tree.root, *chain_below(session.tree.root)][: GAMMA + 1]
+    for k, node in enumerate(chain):
+        first, *others = session.candidates(node, 8)
+        own = node.children[first.token_id]
+        assert own.q is not None
+        picks = [child for child in node.children.values() if child is not own]
+        assert all(child.q is None for child in picks)
+        assert [child.token_id for child in picks] == [c.token_id for c in others[: (2, 2, 2, 2, 2)[k]]]
+        for pick in picks:
+            assert len(chain_below(pick)) == GAMMA
+            assert all(below.q is not None for below in chain_below(pick))
+    hit = next(child for child in chain[1].children.values() if child.q is None)
+    rail = chain_below(hit)
+    assert session.commit(path_of(session.tree, hit)) == 2
+    assert chain_below(session.tree.root)[:GAMMA] == rail
+    assert num_outcomes(session.tree, GAMMA)[:GAMMA] == [2, 2, 2, 2]
+
+
+def test_when_a_drawn_token_is_sent_does_not_depend_on_what_was_drawn() -> None:
+    schedules = []
+    for probability in (0.9, 0.001):
+        model = drawn(one_after_another(probability, probability / 2), rank=0)
+        session = ToySpeculator(policy(8, min_path_probability=0.3, is_ratio=True), model)
+        session.grow(5)
+        schedules.append((session.messages[0], session.num_rows[: session.messages[0]]))
+    # At the rate of .7 that is taken for granted, .7 ** 3 is still above .3 and .7 ** 4 is not.
+    assert schedules == [(4, [1] * 4)] * 2
+
+
+def test_under_the_ratio_rule_a_chain_gets_shorter_when_the_target_refuses_much() -> None:
+    session = ToySpeculator(policy(8, min_path_probability=0.3, is_ratio=True), drawn(toy_model(), rank=0))
+    for _ in range(60):
+        session.grow()
+        session.commit([a_missing_token(session.tree)])
+    forwards = len(session.num_rows)
+    session.grow()
+    assert min(message for message in session.messages if message > forwards) == forwards + 1
+
+
+def test_what_the_target_leaves_of_a_drawn_chain_is_a_rail() -> None:
+    # The chain is four tokens long whatever was drawn; the target takes those whose parent's path is probable: two.
+    session = ToySpeculator(
+        policy((1, 1, 3), min_path_probability=0.3, is_ratio=True), drawn(one_after_another(0.5), 0)
+    )
+    session.grow()
+    assert session.messages[0] == GAMMA
+    assert num_outcomes(session.tree, 2) == [1, 1, 3]
+
+
+# Bad circumstances.
+
+
+def test_a_full_tree_ends_growth_and_a_commit_lets_it_go_on() -> None:
+    session = ToySpeculator(policy(), toy_model(), max_num_nodes=12)
+    assert session.grow() < 50
+    session.commit([a_missing_token(session.tree)])
+    assert session.grow() > GAMMA
+
+
+def test_candidates_that_no_tree_takes_end_growth() -> None:
+    session = ToySpeculator(policy(), lambda context, count: [Candidate(VOCAB_SIZE, -0.1)])
+    assert session.grow() == 1
+    session.commit([3])
+    assert session.grow() == 1
+
+
+def test_a_chain_that_another_policy_has_grown_goes_on() -> None:
+    session = ToySpeculator(policy((1,)), one_after_another(0.9))
+    node = session.tree.root
+    for _ in range(GAMMA + 2):
+        node.is_expanded = True
+        added = session.tree.add(node, 2, math.log(0.9), Source.DRAFT)
+        assert added is not None
+        session.unsent.append(added)
+        node = added
+    expansion = session.policy.next_expansion(session.tree)
+    assert expansion is not None
+    assert expansion.nodes == (node,)
+    assert session.policy.is_message(session.tree, 1)
+    session.forward()
+    session.commit([2, 2])
+    session.grow()
+    assert num_outcomes(session.tree, GAMMA) == [0, 0, 0, 0, 1]  # nobody has kept what was found beside the chain
+
+
+def test_a_root_that_went_through_a_forward_in_vain_goes_through_another() -> None:
+    session = ToySpeculator(policy(), toy_model())
+    session.tree.root.is_expanded = True  # a pause began while the forward ran
+    session.grow(GAMMA)
+    assert session.messages == [GAMMA]
+
+
+@pytest.mark.parametrize("fan_out", [(0,), (1, 0)])
+def test_the_chain_goes_on_where_no_outcome_is_wanted(fan_out: tuple[int, ...]) -> None:
+    session = ToySpeculator(policy(fan_out), toy_model())
+    session.grow()
+    assert num_outcomes(session.tree, GAMMA) == [fan_out[0], 0, 0, 0, 1]
+    assert len(chain_below(session.tree.root)) == 2 * GAMMA + 1
+
+
+RATES = st.floats(MIN_ACCEPTANCE_RATE, MAX_ACCEPTANCE_RATE)
+EXPONENTS = st.floats(0.1, 10.0)
+
+
+def test_the_shares_are_those_of_the_theorem() -> None:
+    # a = 1/4, r = 1: the root of a is 1/2, that of 1 - a is .866.
+    assert geometric_shares(3, 0.25, 1.0) == pytest.approx([1, 1 / 2, 1 / 4, 1 / 8 / math.sqrt(0.75)])
+    # a = .729, r = 2: the cube root of a is .9; all after the last position.
+    assert geometric_shares(2, 0.729, 2.0) == pytest.approx([1, 0.9, 0.81 * 0.271 ** (-1 / 3)])
+    assert geometric_shares(0, 0.5, 1.0) == pytest.approx([math.sqrt(2)])
+
+
+def test_whole_numbers_follow_from_the_largest_remainders() -> None:
+    # 10 * (1, .5, .25, .144) / 1.894 = 5.28, 2.64, 1.32, 0.76: one short each for the second and the last.
+    assert fan_outs(SaguaroParams(budget=10), 3, 0.25) == [5, 3, 1, 1]
+    # a = .64: the root is .8; 16 * (1, .8, .64, .512 / .6) / 3.293 = 4.86, 3.89, 3.11, 4.15.
+    assert fan_outs(SaguaroParams(budget=16), 3, 0.64) == [5, 4, 3, 4]
+
+
+def test_equal_remainders_go_to_the_earlier_positions() -> None:
+    assert fan_outs(SaguaroParams(FanOut.UNIFORM, budget=10), 3, 0.5) == [3, 3, 2, 2]
+    assert apportioned(2, [1.0, 1.0, 1.0]) == [1, 1, 0]
+
+
+def test_given_fan_outs_are_taken_as_they_are_and_the_last_one_stands_for_the_rest() -> None:
+    params = SaguaroParams(FanOut.GIVEN, fan_outs=(5, 3, 1))
+    assert fan_outs(params, 4, 0.5) == [5, 3, 1, 1, 1]
+    assert fan_outs(params, 1, 0.5) == [5, 3]
+
+
+def test_a_surer_draft_model_gets_more_outcomes_after_later_positions() -> None:
+    doubtful, sure = (fan_outs(SaguaroParams(budget=32), 8, rate) for rate in (0.3, 0.9))
+    assert doubtful[0] > sure[0]
+    assert sum(doubtful[4:]) < sum(sure[4:])
+    assert sure[8] > sure[0]
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_a_rate_that_gives_all_to_one_end_is_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match="acceptance_rate"):
+        geometric_shares(4, rate, 1.0)
+
+
+@given(budget=st.integers(1, 256), chain_len=st.integers(0, 20), rate=RATES, exponent=EXPONENTS)
+def test_the_sum_is_the_budget_and_later_positions_before_the_last_get_no_more(
+    budget: int, chain_len: int, rate: float, exponent: float
+) -> None:
+    counts = fan_outs(SaguaroParams(budget=budget, exponent=exponent), chain_len, rate)
+    assert len(counts) == chain_len + 1
+    assert sum(counts) == budget
+    assert min(counts) >= 0
+    assert counts[:-1] == sorted(counts[:-1], reverse=True)
+    shares = geometric_shares(chain_len, rate, exponent)
+    for count, share in zip(counts, shares, strict=True):
+        assert abs(count - budget * share / sum(shares)) < 1
+
+
+@given(budget=st.integers(1, 256), chain_len=st.integers(0, 20))
+def test_the_geometric_fan_out_becomes_uniform_before_the_last_position_as_all_is_accepted(
+    budget: int, chain_len: int
+) -> None:
+    almost_one = math.nextafter(1.0, 0.0)
+    shares = geometric_shares(chain_len, almost_one, 1.0)
+    assert shares[:-1] == pytest.approx([1.0] * chain_len)
+    uniform = apportioned(budget, [1.0] * chain_len) if chain_len else []
+    assert apportioned(budget, shares[:-1]) == uniform if chain_len else True
+
+
+@given(budget=st.integers(1, 64), chain_len=st.integers(0, 12), rate=RATES)
+def test_the_geometric_fan_out_becomes_uniform_where_more_guesses_bring_nearly_all_at_once(
+    budget: int, chain_len: int, rate: float
+) -> None:
+    assert geometric_shares(chain_len, rate, 1e9) == pytest.approx([1.0] * (chain_len + 1))
+
+
+def hit_probability(counts: Sequence[float], rate: float, exponent: float) -> float:
+    """The theorem's model: F guesses miss with probability F ** -r; without a guess nothing is hit."""
+    last = len(counts) - 1
+    weights = [rate**k * (1 - rate) for k in range(last)] + [rate**last]
+    return sum(w * (1 - count**-exponent) for w, count in zip(weights, counts, strict=True) if count >= 1)
+
+
+def allocations(budget: int, num_positions: int) -> Iterator[tuple[int, ...]]:
+    """Every way to spend the budget, at least one guess each."""
+    if num_positions == 1:
+        yield (budget,)
+        return
+    for first in range(1, budget - num_positions + 2):
+        for rest in allocations(budget - first, num_positions - 1):
+            yield (first, *rest)
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("rate", [0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize(("budget", "chain_len"), [(12, 2), (16, 3), (24, 3)])
+def test_no_allocation_has_a_higher_hit_probability_but_for_rounding(
+    budget: int, chain_len: int, rate: float, exponent: float
+) -> None:
+    counts = fan_outs(SaguaroParams(budget=budget, exponent=exponent), chain_len, rate)
+    shares = geometric_shares(chain_len, rate, exponent)
+    exact = [budget * share / sum(shares) for share in shares]
+    best = max(allocations(budget, chain_len + 1), key=lambda found: hit_probability(found, rate, exponent))
+    most = hit_probability(best, rate, exponent)
+    if min(exact) >= 1:  # the theorem's solution is one: nothing in whole numbers is better
+        assert hit_probability(exact, rate, exponent) >= most
+    assert hit_probability(counts, rate, exponent) >= most - 0.01
+    uniform = fan_outs(SaguaroParams(FanOut.UNIFORM, budget=budget), chain_len, rate)
+    assert hit_probability(counts, rate, exponent) >= hit_probability(uniform, rate, exponent) - 0.01

@@ -26,9 +26,9 @@ from outrider_cli import options, prior_build
 from outrider_cli.failures import UNREACHABLE, reported
 from outrider_cli.options import secured
 from outrider_cli.prior_file import read_prior
+from outrider_client.base import DEFAULT_TIMEOUT_S
 from outrider_client.blocking import BlockingClient
 from outrider_client.channel import ChannelSecurity, SecurityOptions, open_blocking
-from outrider_client.client import DEFAULT_TIMEOUT_S
 from outrider_client.errors import FailedPrecondition, Internal, NotFound, Unavailable, from_rpc_error
 
 PIECE_LEN = 16_384

@@ -37,19 +37,19 @@ CONTEXT_LEN = 4
 be counted once a round."""
 MAX_ROUNDS = 100
 MAX_NUM_WAITS = 60
-"""How often a generation waits for a verifier that has all its sessions in use, before that counts as a failure."""
+"""Waits of a generation for a verifier that has all its sessions in use, before that counts as a failure."""
 END_TIMEOUT_S = 1.0
 """The connections of a process close a moment before it is gone."""
 _STACK_FLAGS = ("target", "target_dtype", "draft", "draft_dtype", "speculator", "device", "num_threads")
 
 OnOutput = Callable[[int], None]
-"""Is told of every output how many tokens it has."""
+"""Called with the number of tokens of every output."""
 Display = tuple[Callable[[str], None], OnOutput]
 
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What to continue, and how."""
+    """Says which prompts to continue, and how."""
 
     prompts: tuple[str, ...]
     rounds: int = 10
@@ -68,7 +68,7 @@ class BuildPlan:
             raise FlagError("--rounds", rule, self.rounds)
 
     def sampling(self, round_number: int) -> GenerateOptions:
-        """How a round draws: the first one, numbered 1, is greedy."""
+        """Returns the sampling of a round: the first one, numbered 1, is greedy."""
         if round_number == 1:
             return GenerateOptions(temperature=0)
         return GenerateOptions(temperature=self.temperature, seed=self.seed + round_number)
@@ -138,7 +138,7 @@ def build(
 async def continue_prompts(
     address: str, plan: BuildPlan, on_output: OnOutput = lambda _: None, **security: Unpack[SecurityOptions]
 ) -> tuple[PriorHeader, list[list[int]]]:
-    """What the verifier at an address says to the prompts, as a prior: round by round, as many as may run at a time.
+    """Makes a prior of a verifier's continuations of the prompts: round by round, as many at a time as it allows.
 
     The documents of a prompt stand together, in the order of the rounds: whole in the first, with the end of the prompt
     in the others. The result depends on the plan and the model alone.
@@ -229,7 +229,7 @@ def _run(
 
 
 def _check_running(stack: LocalStack) -> None:
-    """Raises ChildFailed, with the end of its log, if the verifier has ended: that says more than its silence."""
+    """Raises ProcessFailed, with the end of its log, if the verifier has ended: that says more than its silence."""
     if (verifier := stack.verifier) is not None:
         try:
             verifier.wait(END_TIMEOUT_S)
@@ -240,7 +240,7 @@ def _check_running(stack: LocalStack) -> None:
 
 @contextmanager
 def _display(plan: BuildPlan) -> Iterator[Display]:
-    """What the user sees on stderr meanwhile: a bar on a terminal, a line for each round elsewhere."""
+    """Shows the progress on stderr: a bar on a terminal, a line for each round elsewhere."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     columns = (
         TextColumn("{task.description}", markup=False),

@@ -53,16 +53,16 @@ class PriorFileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PriorHeader:
-    """Where a prior comes from. Raises PriorFileError for values that no prior can have."""
+    """Says where a prior comes from. Raises PriorFileError for values that no prior can have."""
 
     tokenizer_hash: str
-    """As in `ModelInfo.tokenizer_hash`: files of another tokenizer are of no use."""
+    """The hash of `ModelInfo.tokenizer_hash`: files of another tokenizer are of no use."""
     vocab_size: int
     """Every token id is below it."""
     model_id: str
     """The model that generated the documents."""
     rounds: int
-    """How often it continued each prompt."""
+    """Number of continuations of each prompt."""
     created_by: str = f"outrider {__version__}"
     """The program that wrote the file."""
 
@@ -100,7 +100,7 @@ def write_prior(path: Path, header: PriorHeader, documents: Sequence[Sequence[in
     """
     check_destination(path)
     data = format_prior(header, documents)
-    # Beside it, for a rename must not cross file systems; not by `tempfile`, whose files nobody else can read.
+    # Beside it, for a rename must not cross file systems; not by `tempfile`, whose files no other user can read.
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with unfinished.open("xb") as file:

@@ -1,6 +1,6 @@
 """Prompts: a JSONL file with one `{"prompt": ..., "category": ...}` a line.
 
-The set that ships with the benchmark has three categories of eight. `code` is held-out library code, what the demo pair
+The set that ships with the command has three categories of eight. `code` is held-out library code, what the demo pair
 was trained for; `prose` is documentation in English, where a model of code guesses badly; `repetitive` is where looking
 the continuation up is hard to beat. None of it is in the demo pair's training text.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 NO_CATEGORY = "none"
 ALL_CATEGORIES = "all"
-"""What the rows over all prompts are called; no prompt may claim it."""
+"""Name of the rows over all prompts; no category may have it."""
 
 _KEYS = frozenset({"prompt", "category", "source"})
 
@@ -34,7 +34,7 @@ class Prompt:
 
 
 def default_prompts() -> list[Prompt]:
-    """The 24 prompts that ship with the benchmark."""
+    """The 24 prompts that ship with the command."""
     name = "prompts.jsonl"
     return parse_prompts((resources.files(__package__) / name).read_text(encoding="utf-8"), name)
 

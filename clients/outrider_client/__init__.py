@@ -1,4 +1,4 @@
-"""The client SDK: an asyncio and a blocking client, the `outrider` command, the benchmark.
+"""The client SDK: an asyncio and a blocking client of a verifier, and an edge inside the application.
 
 >>> from outrider_client import BlockingClient
 >>> with BlockingClient("127.0.0.1:50051") as client:                           # doctest: +SKIP

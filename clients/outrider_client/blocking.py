@@ -1,7 +1,7 @@
 """The blocking client of a verifier: `client.py` without asyncio, over a blocking channel.
 
 A blocking channel instead of a private event loop in a thread: it works beside any loop of the caller's, and Ctrl-C
-reaches the thread that reads. What both clients share is in `requests`, `generation`, `resuming` and `errors`.
+reaches the thread that reads. What both clients share is in `base.py`.
 """
 
 from __future__ import annotations
@@ -13,19 +13,27 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Protocol, Self, TypeAlias, TypeVar, Unpack
+from typing import Protocol, Self, TypeVar, Unpack
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
+from outrider_client.base import (
+    CANCELLED,
+    DEFAULT_TIMEOUT_S,
+    BaseClient,
+    BaseGeneration,
+    Metadata,
+    OpenCall,
+    is_serving,
+)
 from outrider_client.channel import ChannelSecurity, SecurityOptions, open_blocking
-from outrider_client.client import CANCELLED, DEFAULT_TIMEOUT_S, Metadata
 from outrider_client.errors import Cancelled, OutriderError, from_rpc_error
-from outrider_client.generation import Chunk, Result, Transcript
-from outrider_client.requests import GenerateOptions, Prompt, generate_request, prompt_message
-from outrider_client.retries import Replicas, ResumableCall, RetryState
+from outrider_client.generation import Chunk, Result
+from outrider_client.requests import GenerateOptions, Prompt, prompt_message
+from outrider_client.retries import ResumableCall, RetryState
 
 _T = TypeVar("_T")
 
@@ -38,32 +46,24 @@ class Stream(Protocol):
     def cancel(self) -> object: ...
 
 
-_OpenCall: TypeAlias = Callable[[int, verifier_pb2.GenerateRequest, float | None], Stream]
-"""Replica, request and deadline in seconds -> the call."""
-
-
-class BlockingGeneration(Transcript):
+class BlockingGeneration(BaseGeneration["WatchedCall"]):
     """A running generation: an iterator of chunks. After its end, `result` is set.
 
     `close()`, leaving `with`, and dropping the last reference end it; merely leaving `for` does not, as long as the
     generation is still referred to.
     """
 
-    def __init__(self, course: ResumableCall, open_call: _OpenCall) -> None:
-        super().__init__()
-        self._course = course
-        self._open_call = open_call
-        self._cancelled = threading.Event()
-        self._call = self._open()
+    def __init__(self, resumable: ResumableCall, open_call: OpenCall[Stream]) -> None:
+        self._cancelled = threading.Event()  # before the first call is opened, which asks for it
+        super().__init__(resumable, lambda *call: WatchedCall(open_call(*call)))
 
     def cancel(self) -> None:
         """Ends the work on all servers within one round. A pending or later read raises Cancelled. Idempotent."""
         self._cancelled.set()
-        self._call.cancel()
-        self._course.trace.cancel()
+        self._cancel()
 
     def close(self) -> None:
-        """As `cancel`; nothing happens to a generation that has finished."""
+        """Cancels the generation, unless it has finished."""
         if self._result is None:
             self.cancel()
 
@@ -75,7 +75,7 @@ class BlockingGeneration(Transcript):
             try:
                 response = self._read()
                 if response is not None:
-                    self._course.on_message(response)
+                    self._resumable.on_message(response)
             except OutriderError as error:
                 self._call.cancel()
                 self._resume(error)
@@ -87,10 +87,8 @@ class BlockingGeneration(Transcript):
                 return chunk
 
     def _open(self) -> WatchedCall:
-        replica = self._course.begin()
-        request = self._course.request(self.seed, self.token_ids)
-        call = WatchedCall(self._open_call(replica, request, self._course.remaining_s))
-        if self._cancelled.is_set():
+        call = super()._open()
+        if self._cancelled.is_set():  # by another thread, which has cancelled the call before this one
             call.cancel()
         return call
 
@@ -98,18 +96,18 @@ class BlockingGeneration(Transcript):
         """Goes on in another call. Raises the error if it is final."""
         if self._cancelled.is_set():
             raise Cancelled(CANCELLED) from None
-        if self._cancelled.wait(self._course.after(error)):
+        if self._cancelled.wait(self._resumable.after(error)):
             raise Cancelled(CANCELLED) from None
-        if self._course.is_closed:
+        if self._resumable.is_closed:
             raise error
         self._call = self._open()
 
     def _read(self) -> verifier_pb2.GenerateResponse | None:
         """The next message of the call; None at its end."""
         try:
-            return self._call.read(self._course.await_message())
+            return self._call.read(self._resumable.await_message())
         except TimeoutError:
-            raise self._course.stalled() from None
+            raise self._resumable.stalled() from None
         except grpc.RpcError as error:
             if self._result is not None:
                 return None  # all has come; only the status is missing
@@ -124,7 +122,7 @@ class BlockingGeneration(Transcript):
         self.close()
 
 
-class BlockingClient:
+class BlockingClient(BaseClient[grpc.Channel]):
     """A connection to a verifier, or to the replicas of one, thread-safe. Retries and errors as `Client`.
 
     >>> with BlockingClient("127.0.0.1:50051") as client:                       # doctest: +SKIP
@@ -142,20 +140,13 @@ class BlockingClient:
         """`address`: HOST:PORT; several, with commas between them or as a sequence, are replicas of one verifier.
         Raises ValueError for plaintext to another machine, unless `insecure` is given."""
         secured = ChannelSecurity(credentials=credentials, **security)
-        self._replicas = Replicas(address)
-        self.address = ",".join(self._replicas.addresses)
-        self._metadata = (*metadata, *secured.metadata)
-        self._channels = [
-            open_blocking(replica, secured.credentials_for(replica), retries=False)
-            for replica in self._replicas.addresses
-        ]
+        super().__init__(address, metadata, secured, partial(open_blocking, retries=False))
         self._stubs = [VerifierServiceStub(channel) for channel in self._channels]
-        self._healths = [health_pb2_grpc.HealthStub(channel) for channel in self._channels]
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> BlockingGeneration:
         """Starts a generation. Returns at once: errors of the server are raised by the first read."""
-        course = ResumableCall(generate_request(prompt, options), self._replicas, options)
-        return BlockingGeneration(course, partial(self._generate, course.trace.metadata))
+        resumable = self._resumable_call(prompt, options)
+        return BlockingGeneration(resumable, self._opener([stub.Generate for stub in self._stubs], resumable))
 
     def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Result:
         """Generates to the end."""
@@ -175,14 +166,14 @@ class BlockingClient:
         return self._ask([stub.Detokenize for stub in self._stubs], request, timeout_s).text
 
     def info(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> verifier_pb2.GetInfoResponse:
-        """What the server is: model, methods, limits, peers, load."""
+        """Returns what the server is: model, methods, limits, peers, load."""
         return self._ask([stub.GetInfo for stub in self._stubs], verifier_pb2.GetInfoRequest(), timeout_s)
 
     def health(self, service: str = "", *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> bool:
-        """Whether the server serves; False while it loads or drains. Raises Unavailable if it cannot be reached."""
+        """Returns False while the server loads or drains. Raises Unavailable if it cannot be reached."""
         request = health_pb2.HealthCheckRequest(service=service)
-        response = self._ask([health.Check for health in self._healths], request, timeout_s)
-        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+        response = self._ask([health.Check for health in self._health_stubs], request, timeout_s)
+        return is_serving(response)
 
     def close(self) -> None:
         """Closes the connection; running generations are cancelled."""
@@ -190,22 +181,17 @@ class BlockingClient:
         for channel in self._channels:
             channel.close()
 
-    def _generate(
-        self, more: Metadata, replica: int, request: verifier_pb2.GenerateRequest, timeout_s: float | None
-    ) -> Stream:
-        return self._stubs[replica].Generate(request, timeout=timeout_s, metadata=(*self._metadata, *more))
-
     def _ask(self, calls: Sequence[Callable[..., _T]], request: object, timeout_s: float | None) -> _T:
-        """The answer of a replica. `calls`: the method on each of them."""
-        attempts = RetryState(self._replicas, timeout_s)
+        """Returns the answer of a replica. `calls` has the method of each replica."""
+        retry = RetryState(self._replicas, timeout_s)
         while True:
-            call = calls[attempts.begin()]
+            call = calls[retry.begin()]
             try:
-                answer = call(request, timeout=attempts.remaining_s, metadata=self._metadata)
+                answer = call(request, timeout=retry.remaining_s, metadata=self._metadata)
             except grpc.RpcError as error:
-                time.sleep(attempts.after(from_rpc_error(error)))
+                time.sleep(retry.after(from_rpc_error(error)))
             else:
-                attempts.answered()
+                retry.answered()
                 return answer
 
     def __enter__(self) -> Self:
@@ -259,7 +245,7 @@ class _Watch:
 
     def __init__(self, call: Stream) -> None:
         self.has_fired = False
-        """Whether it has cancelled the call."""
+        """True once it has cancelled the call."""
         self._call = weakref.ref(call)
         self._condition = threading.Condition()
         self._deadline = self._wakes_at = math.inf
@@ -274,7 +260,7 @@ class _Watch:
                 self._condition.notify()
 
     def pause(self) -> None:
-        """The read is over; nobody waits."""
+        """The read is over: there is no deadline."""
         with self._condition:
             self._deadline = math.inf
 

@@ -1,4 +1,4 @@
-"""How channels to a server are opened: message sizes, keepalive, retries. The same for both clients."""
+"""Opens channels to a server, alike for both clients: message sizes, keepalive, retries, security."""
 
 from __future__ import annotations
 
@@ -51,8 +51,13 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
 
 
 def open_aio(address: str, credentials: grpc.ChannelCredentials | None, *, retries: bool = True) -> grpc.aio.Channel:
-    """An asyncio channel; without credentials it is neither encrypted nor authenticated. Without retries every failure
-    is left to the caller."""
+    """Opens an asyncio channel.
+
+    Args:
+        address: As gRPC takes it: HOST:PORT, dns:///NAME:PORT, unix:PATH.
+        credentials: None means neither encrypted nor authenticated.
+        retries: Has gRPC repeat calls of which no answer has arrived; otherwise every failure is the caller's.
+    """
     options = [*CHANNEL_OPTIONS, ("grpc.enable_retries", int(retries))]
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=options)
@@ -60,7 +65,7 @@ def open_aio(address: str, credentials: grpc.ChannelCredentials | None, *, retri
 
 
 def open_blocking(address: str, credentials: grpc.ChannelCredentials | None, *, retries: bool = True) -> grpc.Channel:
-    """The same, blocking."""
+    """Opens a blocking channel; parameters as `open_aio`."""
     options = [*CHANNEL_OPTIONS, ("grpc.enable_retries", int(retries))]
     if credentials is None:
         return grpc.insecure_channel(address, options=options)
@@ -68,23 +73,23 @@ def open_blocking(address: str, credentials: grpc.ChannelCredentials | None, *, 
 
 
 class SecurityOptions(TypedDict, total=False):
-    """Keyword arguments of the clients."""
+    """Keyword arguments of the clients that secure their connections."""
 
     token: str
     """Sent with every call."""
     ca_file: str | Path | None
-    """PEM file of those who may have signed the server's certificate. Given: TLS."""
+    """PEM file of the authorities that may have signed the server's certificate. Given: TLS."""
     cert_file: str | Path | None
     """PEM file of the certificate to show. Needs ca_file and key_file."""
     key_file: str | Path | None
     """PEM file of its key."""
     insecure: bool
-    """Allows plaintext to other machines: anybody on the way can read, the token included."""
+    """Allows plaintext to other machines: all on the way can read it, the token included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelSecurity:
-    """See `SecurityOptions`. The files are read when a channel is opened."""
+    """Checks `SecurityOptions` and makes credentials of them. The files are read when a channel is opened."""
 
     token: str = field(default="", repr=False)
     ca_file: str | Path | None = None
@@ -107,8 +112,12 @@ class ChannelSecurity:
             token_from([self.token.encode()])
 
     def credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
-        """TLS for a channel to an address; None = plaintext. Raises ValueError where plaintext is not allowed, and
-        OSError."""
+        """Returns TLS credentials for a channel to an address; None means plaintext.
+
+        Raises:
+            ValueError: Plaintext to this address is not allowed.
+            OSError: A file cannot be read.
+        """
         if self.credentials is not None:
             return self.credentials
         if self.ca_file is not None:
@@ -122,7 +131,7 @@ class ChannelSecurity:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with every call."""
+        """Metadata that go with every call."""
         return bearer(self.token) if self.token else ()
 
 

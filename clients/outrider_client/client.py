@@ -1,4 +1,4 @@
-"""The asyncio client of a verifier. `blocking.py` is the same without asyncio."""
+"""The asyncio client of a verifier. `blocking.py` is the same without asyncio; `base.py` is what both share."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from types import TracebackType
 from typing import Self, TypeAlias, TypeVar, Unpack
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from outrider.v1 import verifier_pb2
 from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
+from outrider_client.base import (
+    CANCELLED,
+    DEFAULT_TIMEOUT_S,
+    BaseClient,
+    BaseGeneration,
+    Metadata,
+    OpenCall,
+    is_serving,
+)
 from outrider_client.channel import ChannelSecurity, SecurityOptions, open_aio
 from outrider_client.errors import Cancelled, Internal, OutriderError, from_rpc_error
-from outrider_client.generation import Chunk, Result, Transcript
-from outrider_client.requests import GenerateOptions, Prompt, generate_request, prompt_message
-from outrider_client.retries import Replicas, ResumableCall, RetryState
+from outrider_client.generation import Chunk, Result
+from outrider_client.requests import GenerateOptions, Prompt, prompt_message
+from outrider_client.retries import ResumableCall, RetryState
 
 _T = TypeVar("_T")
 _Call: TypeAlias = "grpc.aio.UnaryStreamCall[verifier_pb2.GenerateRequest, verifier_pb2.GenerateResponse]"
-_OpenCall: TypeAlias = Callable[[int, verifier_pb2.GenerateRequest, float | None], _Call]
-"""Replica, request and deadline in seconds -> the call."""
-
-Metadata = Sequence[tuple[str, str | bytes]]
-
-DEFAULT_TIMEOUT_S = 30.0
-"""Deadline of everything but `generate`."""
-CANCELLED = "the generation was cancelled by its caller"
 
 
-class Generation(Transcript):
+class Generation(BaseGeneration[_Call]):
     """A running generation: an async iterator of chunks. After its end, `result` is set.
 
     The server works as long as the call lives. `aclose()`, leaving `async with`, cancelling the task that reads, and
@@ -47,21 +48,17 @@ class Generation(Transcript):
     >>> generation.result.finish_reason                                         # doctest: +SKIP
     """
 
-    def __init__(self, course: ResumableCall, open_call: _OpenCall) -> None:
-        super().__init__()
-        self._course = course
-        self._open_call = open_call
+    def __init__(self, resumable: ResumableCall, open_call: OpenCall[_Call]) -> None:
+        super().__init__(resumable, open_call)
         self._cancelled = asyncio.Event()
-        self._call = self._open()
 
     def cancel(self) -> None:
         """Ends the work on all servers within one round. A pending or later read raises Cancelled. Idempotent."""
         self._cancelled.set()
-        self._call.cancel()
-        self._course.trace.cancel()
+        self._cancel()
 
     async def aclose(self) -> None:
-        """As `cancel`; nothing happens to a generation that has finished."""
+        """Cancels the generation, unless it has finished."""
         if self._result is None:
             self.cancel()
 
@@ -73,7 +70,7 @@ class Generation(Transcript):
             try:
                 response = await self._read()
                 if response is not None:
-                    self._course.on_message(response)
+                    self._resumable.on_message(response)
             except OutriderError as error:
                 self._call.cancel()
                 await self._resume(error)
@@ -84,34 +81,29 @@ class Generation(Transcript):
             if (chunk := self._fold(response)) is not None:
                 return chunk
 
-    def _open(self) -> _Call:
-        replica = self._course.begin()
-        request = self._course.request(self.seed, self.token_ids)
-        return self._open_call(replica, request, self._course.remaining_s)
-
     async def _resume(self, error: OutriderError) -> None:
         """Goes on in another call. Raises the error if it is final."""
         if self._cancelled.is_set():
             raise Cancelled(CANCELLED) from None
-        pause_s = self._course.after(error)
+        pause_s = self._resumable.after(error)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._cancelled.wait(), pause_s)
             raise Cancelled(CANCELLED) from None
-        if self._course.is_closed:
+        if self._resumable.is_closed:
             raise error
         self._call = self._open()
 
     async def _read(self) -> verifier_pb2.GenerateResponse | None:
         """The next message of the call; None at its end."""
         try:
-            async with asyncio.timeout(self._course.await_message()):
+            async with asyncio.timeout(self._resumable.await_message()):
                 response = await self._call.read()
         except grpc.RpcError as error:
             if self._result is not None:
                 return None  # all has come; only the status is missing
             raise from_rpc_error(error) from error
         except TimeoutError:
-            raise self._course.stalled() from None
+            raise self._resumable.stalled() from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._cancelled.is_set() and not (task is not None and task.cancelling()):
@@ -131,12 +123,12 @@ class Generation(Transcript):
         await self.aclose()
 
 
-class Client:
+class Client(BaseClient[grpc.aio.Channel]):
     """A connection to a verifier, or to the replicas of one. Make and use it inside one event loop; any number of
     generations may run at a time.
 
-    Replicas take turns; one that has failed is left alone for a while. Calls that nobody takes (UNAVAILABLE before the
-    first message) are repeated, for about a second; a generation for `resume_timeout_s`, if somebody has answered
+    Replicas take turns; one that has failed is left alone for a while. Calls that no replica takes (UNAVAILABLE before
+    the first message) are repeated, for about a second; a generation for `resume_timeout_s`, if a replica has answered
     before, or says that it loads or drains. A generation that breaks later is resumed: see `GenerateOptions`. Every
     other failure raises an `OutriderError`.
 
@@ -155,19 +147,13 @@ class Client:
         """`address`: HOST:PORT; several, with commas between them or as a sequence, are replicas of one verifier.
         Raises ValueError for plaintext to another machine, unless `insecure` is given."""
         secured = ChannelSecurity(credentials=credentials, **security)
-        self._replicas = Replicas(address)
-        self.address = ",".join(self._replicas.addresses)
-        self._metadata = (*metadata, *secured.metadata)
-        self._channels = [
-            open_aio(replica, secured.credentials_for(replica), retries=False) for replica in self._replicas.addresses
-        ]
+        super().__init__(address, metadata, secured, partial(open_aio, retries=False))
         self._stubs = [VerifierServiceStub(channel) for channel in self._channels]
-        self._healths = [health_pb2_grpc.HealthStub(channel) for channel in self._channels]
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
         """Starts a generation. Returns at once: errors of the server are raised by the first read."""
-        course = ResumableCall(generate_request(prompt, options), self._replicas, options)
-        return Generation(course, partial(self._generate, course.trace.metadata))
+        resumable = self._resumable_call(prompt, options)
+        return Generation(resumable, self._opener([stub.Generate for stub in self._stubs], resumable))
 
     async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Result:
         """Generates to the end. Cancelling the awaiting task cancels the generation."""
@@ -189,36 +175,31 @@ class Client:
         return response.text
 
     async def info(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> verifier_pb2.GetInfoResponse:
-        """What the server is: model, methods, limits, peers, load."""
+        """Returns what the server is: model, methods, limits, peers, load."""
         return await self._ask([stub.GetInfo for stub in self._stubs], verifier_pb2.GetInfoRequest(), timeout_s)
 
     async def health(self, service: str = "", *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> bool:
-        """Whether the server serves; False while it loads or drains. Raises Unavailable if it cannot be reached."""
+        """Returns False while the server loads or drains. Raises Unavailable if it cannot be reached."""
         request = health_pb2.HealthCheckRequest(service=service)
-        response = await self._ask([health.Check for health in self._healths], request, timeout_s)
-        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+        response = await self._ask([health.Check for health in self._health_stubs], request, timeout_s)
+        return is_serving(response)
 
     async def close(self) -> None:
         """Closes the connection; running generations are cancelled."""
         self._replicas.is_closed = True
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
-    def _generate(
-        self, more: Metadata, replica: int, request: verifier_pb2.GenerateRequest, timeout_s: float | None
-    ) -> _Call:
-        return self._stubs[replica].Generate(request, timeout=timeout_s, metadata=(*self._metadata, *more))
-
     async def _ask(self, calls: Sequence[Callable[..., Awaitable[_T]]], request: object, timeout_s: float | None) -> _T:
-        """The answer of a replica. `calls`: the method on each of them."""
-        attempts = RetryState(self._replicas, timeout_s)
+        """Returns the answer of a replica. `calls` has the method of each replica."""
+        retry = RetryState(self._replicas, timeout_s)
         while True:
-            call = calls[attempts.begin()]
+            call = calls[retry.begin()]
             try:
-                answer = await call(request, timeout=attempts.remaining_s, metadata=self._metadata)
+                answer = await call(request, timeout=retry.remaining_s, metadata=self._metadata)
             except grpc.RpcError as error:
-                await asyncio.sleep(attempts.after(from_rpc_error(error)))
+                await asyncio.sleep(retry.after(from_rpc_error(error)))
             else:
-                attempts.answered()
+                retry.answered()
                 return answer
 
     async def __aenter__(self) -> Self:

@@ -20,10 +20,10 @@ from outrider_client.client import Client
 
 @asynccontextmanager
 async def running_edge(upstream: str, *, model: str = "demo/draft", **settings: Any) -> AsyncIterator[Client]:
-    """A client of an edge that runs here for as long as the block.
+    """Runs an edge in this process for as long as the block; yields a client of it.
 
-    Usable at once: while the draft model loads, generations come without drafts. The draft model runs in a thread of
-    its own; what it takes of this process's time is the interpreter's lock between its forwards.
+    Usable at once: while the draft model loads, generations come without drafts. The draft model runs in
+    another thread; it takes the interpreter's lock between its forwards only.
 
     Args:
         upstream: The cloud's verifier, HOST:PORT; several, with commas between, stand in for another.
@@ -45,7 +45,7 @@ async def running_edge(upstream: str, *, model: str = "demo/draft", **settings: 
     server = grpc.aio.server(options=CHANNEL_OPTIONS)
     service.register(server)
     with TemporaryDirectory(prefix="outrider-") as folder:
-        # No port: nobody else shall find it.
+        # A socket in a private folder instead of a port: other users of the machine cannot reach it.
         address = f"unix:{Path(folder) / 'edge.sock'}"
         server.add_insecure_port(address)
         try:

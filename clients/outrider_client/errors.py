@@ -1,4 +1,4 @@
-"""What can go wrong in a call, one exception per gRPC status.
+"""Exceptions for everything that can go wrong in a call, one per gRPC status.
 
     Exception
     └── OutriderError             .code .message .details
@@ -41,7 +41,7 @@ class OutriderError(Exception):
     def __init__(self, message: str, details: Sequence[Message] = (), *, code: grpc.StatusCode | None = None) -> None:
         super().__init__(message)
         self.message = message
-        """What the server said, or what happened on the way to it."""
+        """The server's message, or what happened on the way to it."""
         self.details = tuple(details)
         """Messages of google.rpc (BadRequest, RetryInfo, ...) that came with the status."""
         if code is not None:
@@ -55,7 +55,7 @@ class Aborted(OutriderError):
 
 
 class AlreadyExists(OutriderError):
-    """What should be created exists."""
+    """The thing to be created exists."""
 
     code = grpc.StatusCode.ALREADY_EXISTS
 
@@ -105,7 +105,7 @@ class InvalidArgument(OutriderError):
 
 
 class NotFound(OutriderError):
-    """What was asked for does not exist."""
+    """The thing that was asked for does not exist."""
 
     code = grpc.StatusCode.NOT_FOUND
 
@@ -129,7 +129,7 @@ class ResourceExhausted(OutriderError):
 
     @property
     def retry_after_s(self) -> float | None:
-        """How long to wait before the next attempt, in seconds, if the server says."""
+        """Seconds to wait before the next attempt, if the server says."""
         return _retry_after_s(self.details)
 
 
@@ -176,7 +176,7 @@ _DETAIL_TYPES: dict[str, type[Message]] = {
 
 
 class _Status(Protocol):
-    """What blocking and asyncio errors of gRPC have in common (their type stubs do not say so)."""
+    """The part that blocking and asyncio errors of gRPC have in common (their type stubs do not say so)."""
 
     def code(self) -> grpc.StatusCode: ...
 
@@ -184,7 +184,7 @@ class _Status(Protocol):
 
 
 def from_rpc_error(error: grpc.RpcError) -> OutriderError:
-    """The typed exception for an error of a blocking or an asyncio call."""
+    """Returns the typed exception for an error of a blocking or an asyncio call."""
     status = cast(_Status, error)
     code = status.code()
     message = status.details() or code.name

@@ -1,4 +1,4 @@
-"""What a generation says: its chunks, its result, and the transcript that both clients fill event by event.
+"""The output of a generation: its chunks, its result, and the transcript that both clients fill event by event.
 
 Knows nothing about channels and loops. Both clients' generations are transcripts with a stream behind them.
 """
@@ -17,7 +17,7 @@ _SOURCES = {source.value: source for source in Source}
 
 
 class FinishReason(Enum):
-    """Why a generation ended."""
+    """Reason for which a generation ended."""
 
     LENGTH = "length"
     """max_tokens, or the end of the context."""
@@ -32,7 +32,7 @@ class Chunk:
     token_ids: tuple[int, ...]
     """In order. Empty only in the last chunk, if all it has is the text of bytes that had waited for more."""
     sources: tuple[Source | None, ...]
-    """Where each token came from; None = a source that this version does not know."""
+    """The source of each token; None for a source that this version does not know."""
     text: str
     """Their text, as far as it is decided: bytes of an unfinished character come with a later chunk."""
     num_drafted: int
@@ -48,7 +48,7 @@ class Result:
     token_ids: tuple[int, ...]
     """The output, without tokens that were resumed and without a stop token."""
     finish_reason: FinishReason
-    """Why it ended."""
+    """The reason for its end."""
     stop_token_id: int | None
     """The token that stopped it; None if none did."""
     seed: int
@@ -58,10 +58,10 @@ class Result:
     num_output_tokens: int
     """Length of the output, resumed tokens included."""
     summary: verifier_pb2.SpeculationSummary
-    """What speculation did; of a resumed generation only since it was resumed for the last time: what a server that
-    died had to say is lost with it."""
+    """Counts of speculation. Those of a resumed generation begin with its last call: the others are lost with the
+    servers that held them."""
     num_resumes: int = 0
-    """How often the generation went on in another call."""
+    """Number of times that the generation went on in another call."""
 
     @property
     def acceptance_length(self) -> float:
@@ -77,15 +77,15 @@ class Result:
 
     @property
     def bytes_per_accepted_token(self) -> float:
-        """Bytes of messages between the target and whoever drafted, both ways, for each drafted token that was kept; 0
-        if none was."""
+        """Bytes of messages between the target and its drafter, both ways, for each drafted token that was kept; 0 if
+        none was."""
         num_bytes = self.summary.num_bytes_sent + self.summary.num_bytes_received
         return num_bytes / self.summary.num_accepted_tokens if self.summary.num_accepted_tokens else 0.0
 
 
 class Transcript:
-    """What has arrived so far, over all calls. Stays readable after an error, so that the generation can be resumed by
-    hand as well.
+    """Holds the output so far, over all calls. It stays readable after an error, so that the generation can be resumed
+    by hand as well.
 
     >>> again = client.generate(prompt, seed=lost.seed, resume_token_ids=lost.token_ids)    # doctest: +SKIP
     """
@@ -97,7 +97,7 @@ class Transcript:
         self.seed: int | None = None
         """The seed in use; None before the server has admitted the generation."""
         self.num_resumes = 0
-        """How often the generation went on in another call."""
+        """Number of times that the generation went on in another call."""
         self._token_ids: list[int] = []
         self._texts: list[str] = []
         self._num_prompt_tokens = 0
@@ -133,7 +133,7 @@ class Transcript:
             case "chunk":
                 chunk = _chunk(response.chunk)
                 if not chunk.token_ids:
-                    # The rest of the text comes last. A call that is resumed behind it says it again.
+                    # The rest of the text comes last. A call that is resumed behind it sends it again.
                     if self._has_rest:
                         return None
                     self._has_rest = True
@@ -145,7 +145,7 @@ class Transcript:
         return None  # also for an event that a newer server may send
 
     def _end(self) -> None:
-        """Says that the stream ended with OK."""
+        """Takes the end of the stream with status OK. Raises Internal if the generation has not finished."""
         if self._result is None:
             raise Internal("the server ended the stream without finishing the generation")
 

@@ -12,28 +12,28 @@ from outrider_client.errors import OutriderError
 
 
 class GenerationTrace:
-    """One generation across its calls. Never says what was asked or answered."""
+    """Holds the span of one generation across its calls. It never has a prompt or a text in it."""
 
     def __init__(self, request: verifier_pb2.GenerateRequest) -> None:
         self._span: Span = NO_SPAN
         if (tracer := application_tracer()) is None:
             return
         operation = "chat" if request.prompt.WhichOneof("input") == "chat" else "text_completion"
-        said = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "outrider"}
-        self._span = tracer.begin(operation, "client", said, None)
+        attributes: dict[str, str] = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "outrider"}
+        self._span = tracer.begin(operation, "client", attributes, None)
 
     @property
     def metadata(self) -> Metadata:
-        """Goes with every call."""
+        """Metadata that go with every call."""
         return self._span.metadata
 
     def begin_call(self, address: str) -> None:
-        """A replica is asked."""
+        """Records that a replica is asked."""
         if self._span.is_recorded:
             self._span.set_attributes(peer_attributes(address))
 
     def on_message(self, response: verifier_pb2.GenerateResponse) -> None:
-        """A message has come."""
+        """Records a message."""
         if not self._span.is_recorded:
             return
         match response.WhichOneof("event"):
@@ -58,15 +58,15 @@ class GenerationTrace:
                 self._span.end()
 
     def go_on(self, error: OutriderError) -> None:
-        """A call has failed, another one will be made."""
+        """Records a call that failed and will be followed by another one."""
         self._span.add_event("outrider.call_failed", {"rpc.response.status_code": error.code.name})
 
     def fail(self, error: OutriderError) -> None:
-        """There will be no other call."""
+        """Ends the span with an error: there will be no other call."""
         self._span.end(error.code.name, is_error=True)
 
     def cancel(self) -> None:
-        """The application has lost interest. Nothing happens to a generation that has ended."""
+        """Ends the span of a generation that the application cancels. Nothing happens to one that has ended."""
         self._span.end(CANCELLED)
 
     def __del__(self) -> None:

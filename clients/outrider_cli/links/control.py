@@ -1,4 +1,4 @@
-"""How the process of a link is asked and told: a Unix socket, a JSON object a line each way.
+"""Controls the process of a link: a Unix socket, a JSON object a line each way.
 
 A request has the settings to change, none to ask only. The answer is a `LinkReport`, or `{"error": ...}` that names the
 setting.
@@ -27,13 +27,13 @@ STATES = (UP, CUT, BLACKHOLE)
 
 @dataclass(frozen=True, slots=True)
 class LinkReport:
-    """How a link is, and what has crossed it."""
+    """Holds the settings and state of a link, and counts of what has crossed it."""
 
     settings: LinkSettings
     state: str
-    """Of STATES."""
+    """One of STATES."""
     bytes_up: int
-    """Of a proxy: TCP payload. Of packets: with their headers."""
+    """A proxy counts TCP payload, a network of packets counts their headers too."""
     bytes_down: int
     num_lost: int
     """Packets that were lost, both ways."""
@@ -45,23 +45,23 @@ class LinkReport:
 
 
 class Link(Protocol):
-    """What can be controlled. Lives in one event loop."""
+    """A link that can be controlled. Lives in one event loop."""
 
     async def change(self, changes: dict[str, Any]) -> None:
         """Changes settings, and the state. Raises BadSetting."""
 
     def report(self) -> LinkReport:
-        """How it is."""
+        """Returns its settings, state and counts."""
 
 
 class LinkControl:
-    """The other end: asks and tells the process of a link. Blocks, for less than a millisecond."""
+    """Asks and changes a link from outside its process. Blocks, for less than a millisecond."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def report(self) -> LinkReport:
-        """How the link is. Raises OSError if its process is gone."""
+        """Returns the link's settings, state and counts. Raises OSError if its process is gone."""
         return self.change()
 
     def change(self, **changes: Any) -> LinkReport:

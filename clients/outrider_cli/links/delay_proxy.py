@@ -16,7 +16,7 @@ from outrider_cli.links.line import BadSetting, LinkDirection, LinkSettings, add
 
 MAX_CHUNK_BYTES = 64 * 1024
 PACKET_BYTES = 1448
-"""What travels together where there is a rate: a lump of 64 KiB would come out late, and all at once."""
+"""Bytes that travel together where there is a rate: a lump of 64 KiB would come out late, and all at once."""
 MAX_CHUNKS_IN_FLIGHT = 1024
 """Bounds the memory of a connection whose receiver does not read: 64 MiB each way."""
 
@@ -31,7 +31,7 @@ class DelayProxy:
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self.address = ""
-        """Where it listens, once started."""
+        """The address at which it listens, once started."""
         self._up, self._down = LinkDirection(random.random), LinkDirection(random.random)
         self._settings = LinkSettings()
         self.settings = settings or LinkSettings()
@@ -43,7 +43,7 @@ class DelayProxy:
 
     @property
     def settings(self) -> LinkSettings:
-        """How the link is. May be changed at any time; holds for what arrives from then on."""
+        """Settings of the link. A change holds for what arrives from then on."""
         return self._settings
 
     @settings.setter
@@ -56,13 +56,13 @@ class DelayProxy:
 
     @property
     def state(self) -> str:
-        """Of `control.STATES`."""
+        """One of `control.STATES`."""
         if self._server is None:
             return CUT
         return UP if self._passes.is_set() else BLACKHOLE
 
     def report(self) -> LinkReport:
-        """How the link is, and what has crossed it."""
+        """Returns the settings, the state, and what has crossed the link."""
         return LinkReport(self._settings, self.state, self._up.num_bytes, self._down.num_bytes, 0)
 
     async def start(self, listen: str = "127.0.0.1:0") -> str:
@@ -90,14 +90,14 @@ class DelayProxy:
         await asyncio.gather(*connections, return_exceptions=True)
 
     def blackhole(self) -> None:
-        """Nothing passes, and nobody is told: connections stay, and what is sent waits for `heal`.
+        """Lets nothing pass, without a sign of it: connections stay, and what is sent waits for `heal`.
 
         A new connection is accepted, which is the kernel's doing, and then hears nothing.
         """
         self._passes.clear()
 
     async def heal(self) -> None:
-        """Everything passes again: connections that were cut can be opened anew, what was held back arrives."""
+        """Lets everything pass again: connections that were cut can be opened, what was held back arrives."""
         self._passes.set()
         if self._server is None:
             await self._listen()
@@ -174,7 +174,7 @@ class DelayProxy:
             await writer.drain()
 
     def _arriving(self, data: bytes) -> bytes:
-        """What comes out of the link for what went in."""
+        """Returns what comes out of the link for what went in."""
         return data
 
     async def __aenter__(self) -> Self:

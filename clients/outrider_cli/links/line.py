@@ -1,4 +1,4 @@
-"""What a link does to what crosses it: delay, jitter, loss, rate. Pure: the clock and the chance are the caller's."""
+"""Computes a link's delay, jitter, loss and rate. Pure: the clock and the random numbers are the caller's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BadSetting(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """How a link is. Up is towards the side that is dialled, down the way back. Raises BadSetting."""
+    """Holds the settings of a link. Up is towards the side that is dialled. Raises BadSetting."""
 
     delay_ms: float = 0.0
     """One way, in milliseconds."""
@@ -67,14 +67,14 @@ class LinkDirection:
         self._is_free_at = self._last_due = -math.inf
 
     def use(self, settings: LinkSettings, rate_mbit: float) -> None:
-        """How it is from now on; what has entered comes out as it was."""
+        """Changes the settings; what has entered comes out as before."""
         self.delay_s, self.jitter_s, self.loss = settings.delay_ms / 1e3, settings.jitter_ms / 1e3, settings.loss
         self.rate_bits = rate_mbit * BITS_PER_MBIT
         if not self.rate_bits:
             self._is_free_at = -math.inf
 
     def enter(self, now: float, num_bytes: int) -> float | None:
-        """When bytes that come now come out; None = they are lost."""
+        """Returns when bytes that come now come out; None if they are lost."""
         entered = max(now, self._is_free_at)
         if entered - now > self._max_queue_s or (self.loss and self._chance() < self.loss):
             self.num_lost += 1

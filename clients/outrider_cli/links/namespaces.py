@@ -35,13 +35,13 @@ class Namespace:
     """A network namespace with one end of a link in it."""
 
     name: str
-    """As `ip netns exec` wants it."""
+    """The name for `ip netns exec`."""
     address: str
-    """Of its end of the link: what the other side dials. On its own side, loopback works too."""
+    """The address of its end of the link, which the other side dials. Inside it, loopback works too."""
 
 
 def why_no_wan() -> str:
-    """What is missing for namespaces with a link between them; nothing = it can be tried."""
+    """Returns what is missing for namespaces with a link between them; an empty text means that it can be tried."""
     if sys.platform != "linux":
         return "a WAN link needs Linux"
     if os.geteuid() != 0:

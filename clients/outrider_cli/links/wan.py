@@ -42,7 +42,7 @@ from outrider_cli.local.process import ManagedProcess
 from outrider_cli.local.stack import termination_as_exit
 
 MAX_QUEUE_S = 0.25
-"""What would wait longer for its turn is lost: a router's buffer."""
+"""Longest wait for a turn, in seconds; packets that would wait longer are lost, as at a router."""
 _MAX_PACKET_BYTES = 65536
 _MAX_PACKETS_AT_ONCE = 64
 _numbers = count()
@@ -57,7 +57,7 @@ class WanLink:
             cloud: File descriptor of the side that is dialled: up is towards it.
             edge: Of the other one.
             settings: See `LinkSettings`.
-            seed: Of what is lost and how much later it comes; None = another one each time.
+            seed: Of what is lost and how much later it comes; None means another one each time.
         """
         chance = random.Random(seed).random
         self._up, self._down = LinkDirection(chance, MAX_QUEUE_S), LinkDirection(chance, MAX_QUEUE_S)
@@ -80,7 +80,7 @@ class WanLink:
         self._use(settings_from(self._settings, {name: changes[name] for name in changes.keys() - {"state"}}))
 
     def report(self) -> LinkReport:
-        """How the link is, and what has crossed it."""
+        """Returns the settings, and what has crossed the link."""
         up, down = self._up, self._down
         return LinkReport(self._settings, UP, up.num_bytes, down.num_bytes, up.num_lost + down.num_lost)
 
@@ -128,11 +128,11 @@ class Wan:
 
 @contextmanager
 def running_wan(settings: LinkSettings, folder: Path) -> Iterator[Wan]:
-    """A network while the block runs, carried by a process of its own, with its log in the folder.
+    """A network while the block runs, carried by another process, with its log in the folder.
 
     Processes are put into it with the `namespace` of `ManagedProcess`; they must have ended before the block does.
 
-    Raises WanNotPossible, ChildFailed.
+    Raises WanNotPossible, ProcessFailed.
     """
     if problem := why_no_wan():
         raise WanNotPossible(problem)

@@ -47,12 +47,12 @@ class ManagedProcess:
     ) -> None:
         """A process `python -m module --listen LISTEN arguments...`; starts with `start`.
 
-        `namespace` is the network namespace that it lives in; empty = ours.
+        `namespace` is the network namespace that it lives in; empty means ours.
         """
         self.name = name
         self.log = log
         self.address = listen
-        """Where it listens. A port of 0 is replaced by the real one at the first start, and kept from then on."""
+        """The address at which it listens. A port of 0 is replaced by the real one at the first start, and kept."""
         self._module = module
         self._arguments = list(arguments)
         self._cores = cores
@@ -66,7 +66,7 @@ class ManagedProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has been started and has not ended."""
+        """True if it has been started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def spawn(self) -> None:

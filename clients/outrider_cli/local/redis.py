@@ -1,4 +1,4 @@
-"""A Redis of one's own: finds a server program, starts it on loopback without persistence, stops it at the end.
+"""Starts a Redis on loopback, without persistence, from a server program that it finds; stops it at the end.
 
 Standard library only. Any of Redis 7 or later and Valkey will do; looked for in this order:
 
@@ -66,12 +66,12 @@ class LocalRedis:
 
     @property
     def url(self) -> str:
-        """Where it listens; known once started."""
+        """The URL at which it listens; known once started."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     @property
     def pid(self) -> int:
-        """Its process; 0 = not running."""
+        """Its process id; 0 if it does not run."""
         return self._process.pid if self._process is not None else 0
 
     def start(self) -> None:
@@ -110,11 +110,11 @@ class LocalRedis:
         for name, value in options.items():
             command += [f"--{name}", str(value)]
         with self._log.open("ab") as log:
-            # A session of its own: Ctrl-C in the terminal is for us, who stop the server after those who use it.
+            # Another session, so that Ctrl-C in the terminal reaches us alone: its users are stopped first.
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self._process.poll() is None:
-            # Whoever took the port first may answer, too.
+            # Another program may have taken the port first, and answers too.
             if process_id_at(port) == self._process.pid and _is_serving(port):
                 return True
             time.sleep(0.005)
@@ -179,7 +179,7 @@ def _is_serving(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on just now; no outgoing connection is given it before somebody does."""
+    """Returns a loopback port that is free, and outside the range from which outgoing connections get theirs."""
     for port in random.sample(QUIET_PORTS, NUM_PORTS_TRIED):
         with socket.socket() as listener, suppress(OSError):
             listener.bind(("127.0.0.1", port))
@@ -188,7 +188,7 @@ def free_port() -> int:
 
 
 def process_id_at(port: int) -> int | None:
-    """Process id of the Redis that answers on this loopback port; None = nobody does."""
+    """Returns the process id of the Redis that answers on a loopback port; None if there is none."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
             connection.sendall(b"*2\r\n$4\r\nINFO\r\n$6\r\nserver\r\n*1\r\n$4\r\nQUIT\r\n")

@@ -36,22 +36,22 @@ ANY_PORT = f"{LOOPBACK}:0"
 
 @dataclass(frozen=True)
 class StackConfig:
-    """What to start."""
+    """Says which services to start, and how."""
 
     target: str = "demo/target-100m"
     """The target model, as the verifier's --model."""
     target_dtype: str = "auto"
     """Number format of the target: "auto", "bfloat16", "float32"."""
     draft: str | None = "demo/draft"
-    """The draft model, as --model of the speculator or the edge; None = neither."""
+    """The draft model, as --model of the speculator or the edge; None means neither."""
     draft_dtype: str = "float32"
     """Number format of the draft model."""
     edge: bool = False
-    """Whether the draft model is an edge's, which dials the verifier, instead of a speculator's, which is dialled."""
+    """True if an edge, which dials the verifier, has the draft model, instead of a speculator, which is dialled."""
     datastore: bool = True
-    """Whether there is a datastore (and, without redis_url, a Redis)."""
+    """True if there is a datastore (and, without redis_url, a Redis)."""
     redis_url: str | None = None
-    """A Redis that runs already; None = the one of REDIS_URL, or one of our own."""
+    """A Redis that runs already; None means that of REDIS_URL, or one that is started here."""
     device: str = "cpu"
     """Device of both models."""
     num_threads: int = 1
@@ -59,13 +59,14 @@ class StackConfig:
     listen: str = ANY_PORT
     """Address of the verifier."""
     cores: tuple[int, ...] | None = None
-    """The verifier's core, then that of everything else; one stands for both; () = not pinned; None = the first two."""
+    """The verifier's core, then that of everything else; one stands for both; () means not pinned, None the first
+    two."""
     link: LinkSettings | None = None
-    """The link between verifier and speculator (or edge), which can then be controlled; None = nothing between them."""
+    """The link between verifier and speculator (or edge), which can then be controlled; None means no proxy."""
     speculator_at: Namespace | None = None
-    """Network namespace of the speculator, and its address there; None = ours. The datastore has none."""
+    """Network namespace of the speculator, and its address there; None means ours."""
     log_folder: Path | None = None
-    """Where the logs go and stay; None = a folder that is deleted at the end."""
+    """The folder of the logs, which stay; None means one that is deleted at the end."""
     verifier_arguments: tuple[str, ...] = ()
     """More flags for the verifier."""
     speculator_arguments: tuple[str, ...] = ()
@@ -109,14 +110,14 @@ class LocalStack:
     """
 
     def __init__(self, config: StackConfig, on_step: Callable[[str], None] = lambda _: None) -> None:
-        """`on_step` is told what is being waited for, in a few words."""
+        """`on_step` is called with what is being waited for, in a few words."""
         self.config = config
         self.redis_url: str | None = None
         self.datastore: Service | None = None
         self.speculator: Service | None = None
         self.proxy: ManagedProcess | None = None
         self.link: LinkControl | None = None
-        """Of the link, if there is one."""
+        """The control of the link, if there is one."""
         self.verifier: Service | None = None
         self.edge: Service | None = None
         self.log_folder = Path()
@@ -125,14 +126,14 @@ class LocalStack:
 
     @property
     def address(self) -> str:
-        """Where the verifier listens. Raises ProcessFailed if it was not started."""
+        """Address of the verifier. Raises ProcessFailed if it was not started."""
         if self.verifier is None:
             raise ProcessFailed("the stack is not running")
         return self.verifier.address
 
     @property
     def edge_address(self) -> str:
-        """Where the edge listens. Raises ProcessFailed if it was not started."""
+        """Address of the edge. Raises ProcessFailed if it was not started."""
         if self.edge is None:
             raise ProcessFailed("the stack has no edge, or is not running")
         return self.edge.address
@@ -261,7 +262,7 @@ def termination_as_exit() -> Iterator[None]:
 
 
 def _free_address(host: str = LOOPBACK) -> str:
-    """An address that nobody listens on just now. If another program takes it first, the service says so and ends."""
+    """Returns an address that is free just now. If another program takes it first, the service says so and ends."""
     return f"{host}:{free_port()}"
 
 

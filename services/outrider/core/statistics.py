@@ -45,8 +45,8 @@ class DraftTime:
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes of the messages between a target and whoever drafts for it, in one generation, without the frames around
-    them. Its owner writes, others read."""
+    """Counts the bytes of the messages between a target and its drafter in one generation, without the frames of HTTP/2
+    around them. Its owner writes, others read."""
 
     num_bytes_sent: int = 0
     """To the drafter."""

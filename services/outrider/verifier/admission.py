@@ -1,4 +1,4 @@
-"""From a request to a session's spec: everything a client can get wrong is found here, and named."""
+"""Admission of a request: it becomes the spec of a session, and everything that a client can get wrong is named."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from outrider.wire.errors import FailedPrecondition, InvalidArgument, OutOfRange
 from outrider.wire.speculation import SpeculationLimits, speculation_from_proto
 
 MAX_TOKEN_LEN = 256
-"""Characters that no token exceeds: the longest in use, runs of spaces, have half as many."""
+"""Most characters of one token: the longest in use, runs of spaces, have half as many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the server allows, what it takes for unset fields, and which peers it is configured with."""
+    """Holds the limits of requests, the defaults of unset fields, and the peers that the server is configured with."""
 
     defaults: SpeculationParams
     speculation: SpeculationLimits
     has_speculator: bool
     has_datastore: bool
     max_prompt_tokens: int = 0
-    """0 = as many as the context has room for."""
+    """Longest prompt; 0 means as many tokens as the context has room for."""
 
 
 def prompt_token_ids(prompt: verifier_pb2.Prompt, model: LoadedModel, codec: TextCodec) -> tuple[TokenId, ...]:
-    """The prompt as token ids.
+    """Converts the prompt to token ids.
 
     Raises:
         InvalidArgument: unset, empty, or a chat that its template refuses; InvalidParameter: a token id outside the
@@ -65,10 +65,10 @@ def prompt_token_ids(prompt: verifier_pb2.Prompt, model: LoadedModel, codec: Tex
 def session_spec(
     request: verifier_pb2.GenerateRequest, model: LoadedModel, codec: TextCodec, limits: Limits, *, brings_drafts: bool
 ) -> SessionSpec:
-    """A request, checked and with every field resolved.
+    """Checks a request and resolves every field of it.
 
     Args:
-        brings_drafts: Whether the caller supplies the drafts itself (Collaborate).
+        brings_drafts: True if the caller supplies the drafts itself (Collaborate).
 
     Raises:
         InvalidArgument, InvalidParameter: a field is missing or outside its range.
@@ -85,7 +85,7 @@ def session_spec(
     requested = speculation_from_proto(request.speculation, limits.defaults, limits.speculation)
     speculation = _served(requested, limits, brings_drafts, request.speculation.allow_fallback)
     if sampling.is_greedy and speculation.is_ratio:
-        # Both rules say the same where nothing is drawn, and the match rule needs no q.
+        # Without sampling both rules keep the same tokens, and the match rule needs no draft probabilities.
         saguaro = replace(speculation.saguaro, bias=1.0)
         speculation = replace(speculation, acceptance_rule=AcceptanceRule.MATCH, saguaro=saguaro)
     resumed = token_ids_from_proto(request.resume_token_ids, model.vocab_size, "resume_token_ids")
@@ -95,7 +95,7 @@ def session_spec(
     eos = () if request.sampling.ignore_eos else model.eos_token_ids
     stop_token_ids = frozenset((*stops, *eos))
     if resumed and resumed[-1] in stop_token_ids:
-        resumed = resumed[:-1]  # it is no part of the output: the target says it again, and that is the end
+        resumed = resumed[:-1]  # a stop is not part of the output: the target draws it again, and that is the end
     return SessionSpec(
         session_id=uuid.uuid4().hex[:16],
         prompt_token_ids=prompt,
@@ -119,7 +119,7 @@ def _check_length(prompt: verifier_pb2.Prompt, max_context_len: int) -> None:
 
 
 def missing_peer(method: Method, limits: Limits) -> str | None:
-    """The peer that a method is nothing without and that the server is configured without; None = none is missing."""
+    """Returns the peer that a method cannot do without and that this server lacks; None means that it lacks none."""
     if method.needs_draft_model and not limits.has_speculator:
         return "speculator"
     if method.needs_datastore and not limits.has_datastore:
@@ -128,7 +128,10 @@ def missing_peer(method: Method, limits: Limits) -> str | None:
 
 
 def _served(params: SpeculationParams, limits: Limits, brings_drafts: bool, allow_fallback: bool) -> SpeculationParams:
-    """The parameters, or what replaces them where a peer is missing."""
+    """Returns the parameters, or those that replace them where a peer is missing.
+
+    Raises InvalidParameter for a method that a caller cannot draft for, FailedPrecondition for a missing peer.
+    """
     method = params.method
     if brings_drafts:
         names = ", ".join(m.value for m in Method if m.has_draft_model)
@@ -143,7 +146,7 @@ def _served(params: SpeculationParams, limits: Limits, brings_drafts: bool, allo
 
 
 def _fallback(params: SpeculationParams, limits: Limits) -> SpeculationParams:
-    """Retrieval where there is a datastore, otherwise no speculation."""
+    """Returns parameters of the method for which this server has all peers: retrieval, otherwise no speculation."""
     method = Method.RETRIEVAL if limits.has_datastore else Method.OFF
     scope = params.retrieval_scope if params.retrieves else limits.defaults.retrieval_scope
     shares = params.contribute if params.retrieves else scope is not RetrievalScope.SESSION

@@ -46,7 +46,7 @@ class Generation:
             spec: The request.
             engine: Runs the rounds.
             speculator: Drafts. None means that nothing drafts, or that the caller does.
-            datastore: Finds continuations. None means that there is none.
+            datastore: Finds continuations. None means that this server has no datastore.
             tenant: Tenant that it belongs to. None means this verifier's own.
             brings_drafts: True if the caller supplies the drafts itself.
         """

@@ -144,12 +144,12 @@ def segment_of(cache: KVCache, pending: Sequence[TokenId], nodes: Sequence[Node]
 
 
 def _is_chain(nodes: Sequence[Node]) -> bool:
-    """Whether each node is the child of the one before: then slot and position agree, and no mask is needed."""
+    """Returns True if each node is the child of the one before: slots are positions then, and need no mask."""
     return all(child.parent is parent for parent, child in pairwise(nodes))
 
 
 def _visible(start: int, num_pending: int, nodes: Sequence[Node]) -> npt.NDArray[np.bool_]:
-    """Which slots each row sees: all committed ones up to itself, its ancestors and itself."""
+    """Returns the slots that each row sees: all committed ones up to itself, its ancestors and itself."""
     root = start + num_pending
     num_rows = num_pending + len(nodes)
     visible = np.zeros((num_rows, start + num_rows), dtype=bool)

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from outrider.core.statistics import RunningMean
-from outrider.peers.channel import LAST_RETRY_S, wait_before_retry
-from outrider.peers.reconnecting import MAX_FIRST_ANSWER_S, AnswerDeadline
+from outrider.peers.reconnecting import LAST_RETRY_S, MAX_FIRST_ANSWER_S, AnswerDeadline, wait_before_retry
 from outrider.wire.channels import doubled
 
 FOR_WEEKS = 1_000_000

@@ -17,7 +17,7 @@ import structlog
 from outrider.edge.collaboration import Collaboration
 from outrider.edge.draft_model import DraftModel
 from outrider.edge.upstream import Failure, Upstream, Upstreams, code_of, text_of
-from outrider.peers.channel import is_overwritten, wait_before_retry
+from outrider.peers.reconnecting import is_overwritten, wait_before_retry
 from outrider.telemetry.tracing import COLLABORATE, GENERATE, Metadata, current_span
 from outrider.v1 import verifier_pb2
 from outrider.wire.errors import RpcError, Unavailable

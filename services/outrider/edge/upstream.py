@@ -7,7 +7,8 @@ from typing import TypeAlias, TypeVar
 
 import grpc
 
-from outrider.peers.channel import PeerState, reason_of, wait_before_retry
+from outrider.peers.channel import PeerState
+from outrider.peers.reconnecting import reason_of, wait_before_retry
 from outrider.security.peer_channel import PeerSecurity
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 from outrider.wire.errors import RpcError, Unavailable

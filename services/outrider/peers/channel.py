@@ -6,7 +6,6 @@ without it, and begins anew as soon as it is well.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -17,28 +16,14 @@ import structlog
 from outrider.core.statistics import Traffic
 from outrider.security.peer_channel import PeerChannel, PeerSecurity
 from outrider.telemetry.metrics import Metric, Metrics, counters, gauges
-from outrider.wire.channels import CHANNEL_OPTIONS, doubled
+from outrider.wire.channels import CHANNEL_OPTIONS
 
 log = structlog.get_logger(__name__)
 
 _Stub = TypeVar("_Stub")
 
-FIRST_RETRY_S = 0.1
-LAST_RETRY_S = 1.0
 ROUND_ROBIN = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
 """Calls take turns among all addresses that a name has, as far as there is somebody."""
-SENSELESS = (
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.OUT_OF_RANGE,
-    grpc.StatusCode.UNIMPLEMENTED,
-)
-"""Trying again at once would fail in the same way."""
-SPOILT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
-"""What a call may come to on a connection that is none any more: what stood between may have forgotten it, which gRPC
-itself takes half a minute to notice; or bytes were changed, and the two ends no longer read the same headers."""
-
-OVERWRITTEN = "Internal error from Core"
 
 
 class PeerState:
@@ -105,26 +90,6 @@ class PeerState:
     async def close(self) -> None:
         """Closes the channel and every stream on it."""
         await self._channel.close()
-
-
-def reason_of(error: grpc.aio.AioRpcError) -> str:
-    """One line for the logs."""
-    return f"{error.code().name}: {error.details()}"
-
-
-def is_overwritten(failure: Exception) -> bool:
-    """Whether gRPC has lost the status: a call that ends while one of our messages is written fails with one of
-    gRPC's own making."""
-    return (
-        isinstance(failure, grpc.aio.AioRpcError)
-        and failure.code() is grpc.StatusCode.INTERNAL
-        and failure.details() == OVERWRITTEN
-    )
-
-
-async def wait_before_retry(attempt: int) -> None:
-    """Waits before attempt number 1, 2, ...: 0.1 s, then twice as long each time, at most 1 s."""
-    await asyncio.sleep(doubled(FIRST_RETRY_S, LAST_RETRY_S, attempt - 1))
 
 
 class CountedCalls:

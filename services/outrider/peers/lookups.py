@@ -8,21 +8,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
 
 from outrider.core.params import TIERS, Source
 from outrider.core.retrieval.ngrams import Continuation
-from outrider.peers.channel import SENSELESS, SPOILT, PeerState, is_overwritten, reason_of, wait_before_retry
+from outrider.peers.channel import PeerState
+from outrider.peers.reconnecting import (
+    BROKEN_CONNECTION,
+    LAST_RETRY_S,
+    REFUSALS,
+    Cause,
+    Loss,
+    ReconnectingStream,
+    backoff_s,
+)
 from outrider.telemetry.tracing import TraceBudget
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, types_pb2
-from outrider.wire.channels import require_message
 from outrider.wire.convert import source_to_proto
 
 ANSWER_TIMEOUT_S = 1.0
+"""A lookup takes milliseconds: one that takes this long is on a connection that no longer works."""
 
 
 @dataclass(eq=False, slots=True)
@@ -41,16 +50,15 @@ class Asker:
     is_closed: bool = False
 
 
-class Lookups:
-    """The lookup stream of a process. Lives on the event loop."""
+class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
+    """Sends the questions of all sessions of a process, and hands out the answers. Lives on the event loop."""
 
     def __init__(self, state: PeerState) -> None:
-        self._state = state
+        super().__init__(state)
         self._due: dict[Asker, None] = {}
         self._asked: deque[tuple[Asker, pb.Query]] = deque()
         self._wake = asyncio.Event()
         self._is_down = False
-        self._task = asyncio.create_task(self._run())
 
     def ask(self, asker: Asker, query: pb.Query) -> None:
         """Asks, or will ask when the last answer is there."""
@@ -66,78 +74,18 @@ class Lookups:
         asker.is_closed, asker.next_query = True, None
         self._due.pop(asker, None)
 
-    def stop(self) -> None:
-        """Ends the stream."""
-        self._task.cancel()
+    async def _wait_until_wanted(self) -> None:
+        while not self._due:
+            self._wake.clear()
+            await self._wake.wait()
 
-    async def _run(self) -> None:
-        attempt = 0
-        while True:
-            while not self._due:
-                self._wake.clear()
-                await self._wake.wait()
-            call = self._state.stub(datastore_pb2_grpc.DatastoreServiceStub).Lookup()
-            writer = asyncio.create_task(self._write(call))
-            has_answered = False
-            try:
-                while True:
-                    response = await self._answer(call)
-                    has_answered, attempt, self._is_down = True, 0, False
-                    self._state.up()
-                    self._deliver(response)
-            except TimeoutError:
-                self._state.down(f"no answer within {ANSWER_TIMEOUT_S:g} s")
-                self._state.dial_anew()
-            except EOFError:
-                if has_answered:
-                    # In order, as by a replica that drains, or that would share with new ones: at once to another.
-                    self._ask_again()
-                    continue
-                self._state.down("the datastore ended the stream")
-            except grpc.aio.AioRpcError as error:
-                if has_answered and is_overwritten(error):
-                    self._ask_again()  # likewise, while a question was written
-                    continue
-                self._state.down(reason_of(error))
-                if error.code() in SENSELESS or error.code() is grpc.StatusCode.NOT_FOUND:
-                    attempt = max(attempt, 4)  # it will be refused for long: not worth asking often
-                elif error.code() in SPOILT:
-                    self._state.dial_anew()
-            finally:
-                writer.cancel()
-                call.cancel()
-            self._is_down = True
-            self._lose()
-            attempt += 1
-            self._state.num_reconnects += 1
-            await wait_before_retry(attempt)
+    def _open(self) -> grpc.aio.StreamStreamCall[pb.LookupRequest, pb.LookupResponse]:
+        return self._state.stub(datastore_pb2_grpc.DatastoreServiceStub).Lookup()
 
-    async def _answer(self, call: grpc.aio.StreamStreamCall[pb.LookupRequest, pb.LookupResponse]) -> pb.LookupResponse:
-        """The next answer. TimeoutError: a question has waited too long; EOFError: the stream has ended."""
-        reading = asyncio.ensure_future(call.read())
-        try:
-            while True:
-                done, _ = await asyncio.wait((reading,), timeout=ANSWER_TIMEOUT_S)
-                if done:
-                    break
-                if self._asked:
-                    raise TimeoutError
-            response = require_message(reading.result())
-        finally:
-            reading.cancel()
-        if not isinstance(response, pb.LookupResponse):
-            code, details = await call.code(), await call.details()
-            if code is not grpc.StatusCode.OK:
-                raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
-            raise EOFError
-        return response
-
-    async def _write(self, call: grpc.aio.StreamStreamCall[pb.LookupRequest, pb.LookupResponse]) -> None:
+    async def _requests(self) -> AsyncGenerator[pb.LookupRequest, None]:
         scope: pb.Scope | None = None
         while True:
-            while not self._due:
-                self._wake.clear()
-                await self._wake.wait()
+            await self._wait_until_wanted()
             asker = next(iter(self._due))
             del self._due[asker]
             query, asker.next_query = asker.next_query, None
@@ -148,11 +96,36 @@ class Lookups:
                 scope = asker.scope
                 request.scope.CopyFrom(scope)
             asker.is_asking = True
+            if not self._asked:
+                self._expect_answer()
             self._asked.append((asker, query))
-            try:
-                await call.write(request)
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                return  # whoever reads the stream hears of it, too
+            yield request
+
+    async def _receive(self, response: pb.LookupResponse) -> None:
+        self._answered()
+        self._is_down = False
+        self._state.up()
+        self._deliver(response)
+        if self._asked:
+            self._expect_answer()
+
+    def _expect_answer(self) -> None:
+        self._expect_answer_by(asyncio.get_running_loop().time() + ANSWER_TIMEOUT_S)
+
+    def _lose(self, loss: Loss) -> float | None:
+        if self._has_answered and (loss.code is grpc.StatusCode.OK or loss.is_overwritten):
+            # Ended in order, as by a replica that drains or that sends callers on to new ones: at once to another.
+            self._ask_again()
+            return None
+        is_silent = loss.cause is Cause.SILENCE
+        self._state.down(f"no answer within {ANSWER_TIMEOUT_S:g} s" if is_silent else loss.reason)
+        if is_silent or loss.cause is Cause.GARBAGE or loss.code in BROKEN_CONNECTION:
+            self._state.dial_anew()
+        self._is_down = True
+        self._drop_all()
+        is_refused = loss.code in REFUSALS or loss.code is grpc.StatusCode.NOT_FOUND
+        # Refused once means refused for long: it is not worth asking often.
+        return LAST_RETRY_S if is_refused else backoff_s(self._num_failures)
 
     def _deliver(self, response: pb.LookupResponse) -> None:
         if not self._asked:
@@ -166,7 +139,7 @@ class Lookups:
             asker.on_answer(result.base_len, continuation_from_proto(result))
 
     def _ask_again(self) -> None:
-        """What the stream that has ended did not take in."""
+        """Makes the questions due again that the ended stream did not answer."""
         for asker, query in self._asked:
             asker.is_asking = False
             if not asker.is_closed:
@@ -174,8 +147,8 @@ class Lookups:
                 self._due[asker] = None
         self._asked.clear()
 
-    def _lose(self) -> None:
-        """The stream is lost, and all that was asked with it: late answers are worth nothing."""
+    def _drop_all(self) -> None:
+        """Gives up every question, sent or not: late answers are worth nothing."""
         lost = dict.fromkeys([*(asker for asker, _ in self._asked), *self._due])
         self._asked.clear()
         self._due.clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -17,11 +17,11 @@ import structlog
 
 from outrider.core.params import Source
 from outrider.core.tree import TokenId
-from outrider.peers.channel import SENSELESS, PeerState, reason_of, wait_before_retry
+from outrider.peers.channel import PeerState
+from outrider.peers.reconnecting import REFUSALS, Loss, ReconnectingStream, backoff_s
 from outrider.telemetry.tracing import current_span
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, types_pb2
-from outrider.wire.channels import require_message
 from outrider.wire.convert import source_to_proto
 
 log = structlog.get_logger(__name__)
@@ -92,11 +92,11 @@ class _Sent:
     """Tokens of the session that are stored once it is acknowledged."""
 
 
-class Recorder:
-    """The record stream of a process. Lives on the event loop."""
+class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
+    """Sends the records of all sessions of a process. Lives on the event loop."""
 
     def __init__(self, state: PeerState) -> None:
-        self._state = state
+        super().__init__(state)
         self._due: dict[Recording, None] = {}
         self._waiting: dict[Recording, asyncio.TimerHandle] = {}
         self._ended: dict[Recording, None] = {}
@@ -104,7 +104,6 @@ class Recorder:
         self._wake = asyncio.Event()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
-        self._task = asyncio.create_task(self._run())
 
     def open(self, scope: pb.Scope, committed: Sequence[TokenId]) -> Recording:
         """Begins a session with what is committed already."""
@@ -147,7 +146,7 @@ class Recorder:
         except TimeoutError:
             for recording in list(self._ended):
                 self._give_up(recording, "the process ends")
-        self._task.cancel()
+        self.stop()
         for timer in self._waiting.values():
             timer.cancel()
 
@@ -173,33 +172,14 @@ class Recorder:
         recording.is_given_up = True
         self._forget(recording)
 
-    async def _run(self) -> None:
-        attempt = 0
-        while True:
-            await self._wake.wait()
-            call = self._state.stub(datastore_pb2_grpc.DatastoreServiceStub).Record()
-            writer = asyncio.create_task(self._write(call))
-            try:
-                async for response in call:
-                    num_tokens = require_message(response).num_tokens
-                    attempt = 0
-                    self._acknowledge(num_tokens)
-                log.debug("datastore.record_ended")
-            except grpc.aio.AioRpcError as error:
-                log.debug("datastore.record_failed", reason=reason_of(error))
-                if error.code() in SENSELESS and self._sent:
-                    # Sent again it would be refused again. The others go on.
-                    self._give_up(self._sent.popleft().recording, reason_of(error))
-            finally:
-                writer.cancel()
-                call.cancel()
-            self._take_back()
-            attempt += 1
-            self._state.num_reconnects += 1
-            await wait_before_retry(attempt)
+    async def _wait_until_wanted(self) -> None:
+        await self._wake.wait()
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[pb.RecordRequest, pb.RecordResponse]) -> None:
-        """Sends what is due, as long as not too much is in flight."""
+    def _open(self) -> grpc.aio.StreamStreamCall[pb.RecordRequest, pb.RecordResponse]:
+        return self._state.stub(datastore_pb2_grpc.DatastoreServiceStub).Record()
+
+    async def _requests(self) -> AsyncGenerator[pb.RecordRequest, None]:
+        """Yields what is due, as long as not too much is in flight."""
         scope: pb.Scope | None = None
         while True:
             while not self._due or len(self._sent) >= MAX_IN_FLIGHT:
@@ -211,12 +191,21 @@ class Recorder:
                 scope = recording.scope
                 request.scope.CopyFrom(scope)
             self._sent.append(_Sent(recording, request, length))
-            try:
-                await call.write(request)
-            except grpc.aio.AioRpcError:
-                return  # whoever reads the stream hears of it, too
-            except asyncio.InvalidStateError:
-                return
+            yield request
+
+    async def _receive(self, response: pb.RecordResponse) -> None:
+        self._answered()
+        self._acknowledge(response.num_tokens)
+
+    def _lose(self, loss: Loss) -> float:
+        # Whether the peer is up is decided by lookups and watches: records are refused for reasons of their own, as by
+        # a store that is full.
+        log.debug("datastore.record_lost", reason=loss.reason)
+        if loss.code in REFUSALS and self._sent:
+            # Sent again it would be refused again. The other sessions go on.
+            self._give_up(self._sent.popleft().recording, loss.reason)
+        self._take_back()
+        return backoff_s(self._num_failures)
 
     def _request(self, recording: Recording) -> tuple[pb.RecordRequest, int]:
         """The next message of a recording that is due."""

@@ -7,25 +7,32 @@ is well again. One that refuses, or that cannot be understood, is asked again to
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import grpc
 import structlog
 
-from outrider.core.params import InvalidParameter, SamplingParams, SpeculationParams, Steering
+from outrider.core.params import SamplingParams, SpeculationParams, Steering
 from outrider.core.statistics import RunningMean, Traffic
 from outrider.core.tree import Draft, TokenId
-from outrider.peers.channel import SENSELESS, PeerState, reason_of, wait_before_retry
-from outrider.peers.reconnecting import AnswerDeadline, Breaker
+from outrider.peers.channel import PeerState
+from outrider.peers.reconnecting import (
+    REFUSALS,
+    AnswerDeadline,
+    Breaker,
+    Cause,
+    Loss,
+    ReconnectingStream,
+    backoff_s,
+)
 from outrider.security.peer_channel import PeerSecurity
 from outrider.security.quotas import Clock, TokenBucket
-from outrider.telemetry.tracing import SPECULATE, Span, current_span
+from outrider.telemetry.tracing import NO_SPAN, SPECULATE, current_span
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
-from outrider.wire.channels import Unreadable, doubled, require_message
+from outrider.wire.channels import doubled
 from outrider.wire.convert import draft_from_proto, last_node_id, sampling_to_proto
 from outrider.wire.handshake import Model, handshake
 from outrider.wire.speculation import speculation_to_proto
@@ -126,8 +133,8 @@ class SpeculatorPeer:
         await self.state.close()
 
 
-class SpeculationStream:
-    """One session's stream to a speculator, opened again whenever it is lost. Lives on the event loop."""
+class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResponse]):
+    """Sends one session's commits to a speculator, and hands its drafts to a listener. Lives on the event loop."""
 
     def __init__(
         self,
@@ -136,8 +143,9 @@ class SpeculationStream:
         committed: Sequence[TokenId],
         listener: SpeculationListener,
     ) -> None:
+        super().__init__(peer.state)
         self._peer, self._spec, self._listener = peer, spec, listener
-        self._session_span = current_span()
+        self._session_span, self._call_span = current_span(), NO_SPAN
         self.traffic = Traffic()
         """Of all streams so far."""
         self._limit = DraftLimit(peer.max_nodes_per_s, spec.session_id)
@@ -149,11 +157,11 @@ class SpeculationStream:
         """The latest that has arrived on this stream."""
         self._is_attached = True
         """As the listener believes: a session begins with the hope for drafts."""
-        self._num_tries = self._num_silent = 0
-        """Streams since the last draft; those of them that were silent."""
-        self._silence = AnswerDeadline(peer.usual_answer_s, 0)
-        self._timeout = asyncio.timeout(None)
-        self._task = asyncio.create_task(self._run())
+        self._is_open = False
+        """True if the speculator has taken this stream."""
+        self._num_silent = 0
+        """Streams since the last draft that were silent."""
+        self._answer_deadline = AnswerDeadline(peer.usual_answer_s, 0)
 
     def commit(self, token_ids: Sequence[TokenId]) -> None:
         """Tells the speculator what the target said. Commits that it is too slow for are joined."""
@@ -168,109 +176,86 @@ class SpeculationStream:
 
     def close(self) -> None:
         """Ends the session on the speculator."""
-        self._task.cancel()
+        self.stop()
 
     @property
     def _is_paused(self) -> bool:
         return self._steering.is_pause
 
-    async def _run(self) -> None:
-        breaker = self._peer.breaker
-        while True:
-            if not breaker.is_closed:
-                self._lose()
-            await breaker.wait_closed()
-            retry_s = 0.0
-            try:
-                await self._attend()
-                breaker.trip("the speculator ended the stream")
-            except TimeoutError:
-                self._num_silent += 1
-                # Of several replicas behind the address, the others are found by whom there is an answer from at all.
-                self._peer.state.dial_anew()
-                breaker.trip(f"the speculator said nothing for {self._silence.limit_s:.2g} s")
-            except grpc.aio.AioRpcError as error:
-                retry_s = self._judge(error)
-            except grpc.aio.UsageError:
-                return  # the channel was closed: nobody dials any more
-            except InvalidParameter as error:
-                breaker.trip(f"it sent a draft that cannot be one: {error}", GARBAGE_RETRY_S)
-            self._lose()
-            self._peer.state.num_reconnects += 1
-            self._num_tries += 1
-            if self._num_tries > 1:
-                await wait_before_retry(self._num_tries - 1)
-            await asyncio.sleep(retry_s)
+    async def _wait_until_wanted(self) -> None:
+        if not self._peer.breaker.is_closed:
+            self._detach()
+        await self._peer.breaker.wait_closed()
 
-    def _judge(self, error: grpc.aio.AioRpcError) -> float:
-        """What a failure says about the peer. Returns how long this session in particular should leave it alone, in
-        seconds."""
-        code, reason = error.code(), reason_of(error)
-        if isinstance(error, Unreadable) or code is grpc.StatusCode.FAILED_PRECONDITION:
-            # So it is for every session.
-            self._peer.breaker.trip(reason, GARBAGE_RETRY_S if isinstance(error, Unreadable) else REFUSED_RETRY_S)
-        elif code is grpc.StatusCode.UNIMPLEMENTED:
-            # Either it is no speculator, or the two ends of a spoilt connection no longer read the same method.
-            self._peer.state.dial_anew()
-            self._peer.breaker.trip(reason, GARBAGE_RETRY_S)
-        elif code in SENSELESS:
-            log.error("speculator.refused", session_id=self._spec.session_id, reason=reason)
-            self._peer.state.down(reason)
-            return doubled(GARBAGE_RETRY_S, REFUSED_RETRY_S, self._num_tries)
-        elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            self._peer.state.down(reason)
-        elif self._num_tries == 0:
-            # It drafted until now. Behind the address may be others, to which the next attempt goes: only if that one
-            # fails, too, is there nobody.
-            self._peer.state.down(reason)
-        else:
-            self._peer.breaker.trip(reason)
-        return 0.0
-
-    def _lose(self) -> None:
+    def _detach(self) -> None:
         if self._is_attached:
             self._is_attached = False
             self._listener.on_detached()
 
     async def _attend(self) -> None:
-        """One stream, until it ends. Raises TimeoutError if the peer owes an answer for too long."""
-        with self._session_span.calling(SPECULATE, self._peer.state.address) as span:
-            await self._listen(span)
+        with self._session_span.calling(SPECULATE, self._state.address) as self._call_span:
+            await super()._attend()
 
-    async def _listen(self, span: Span) -> None:
-        clock = asyncio.get_running_loop().time
-        self._silence = AnswerDeadline(self._peer.usual_answer_s, self._num_silent)
-        stub = self._peer.state.stub(speculator_pb2_grpc.SpeculatorServiceStub, span.metadata, self.traffic)
-        call = stub.Speculate()
-        writer = asyncio.create_task(self._write(call))
-        try:
-            async with asyncio.timeout_at(self._silence.open(clock())) as self._timeout:
-                async for message in call:
-                    response = require_message(message)
-                    self._timeout.reschedule(None)
-                    if response.WhichOneof("event") == "opened":
-                        self._is_attached = True
-                        self._peer.state.up()
-                        self._listener.on_attached()
-                        continue
-                    self._silence.answered(clock())
-                    self._num_tries = self._num_silent = 0
-                    drafted = response.draft
-                    self._last_node_id = last_node_id(drafted.draft)
-                    if self._limit.admits(drafted.draft):
-                        draft = draft_from_proto(drafted.draft, drafted.forward_us, drafted.retrieval_us)
-                        self._listener.on_draft(draft)
-        finally:
-            writer.cancel()
-            call.cancel()
+    def _open(self) -> grpc.aio.StreamStreamCall[Request, speculator_pb2.SpeculateResponse]:
+        self._answer_deadline = AnswerDeadline(self._peer.usual_answer_s, self._num_silent)
+        self._is_open = False
+        stub = self._state.stub(speculator_pb2_grpc.SpeculatorServiceStub, self._call_span.metadata, self.traffic)
+        return stub.Speculate()
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[Request, speculator_pb2.SpeculateResponse]) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            async for request in self._requests():
-                await call.write(request)
-        # Whoever reads the stream hears of its end, too.
+    async def _receive(self, response: speculator_pb2.SpeculateResponse) -> None:
+        if response.WhichOneof("event") == "opened":
+            self._is_open = self._is_attached = True
+            self._state.up()
+            self._listener.on_attached()
+            return
+        self._answered()
+        self._answer_deadline.answered(asyncio.get_running_loop().time())
+        self._num_silent = 0
+        drafted = response.draft
+        self._last_node_id = last_node_id(drafted.draft)
+        if self._limit.admits(drafted.draft):
+            self._listener.on_draft(draft_from_proto(drafted.draft, drafted.forward_us, drafted.retrieval_us))
 
-    async def _requests(self) -> AsyncIterator[Request]:
+    def _lose(self, loss: Loss) -> float:
+        pause_s = self._judge(loss)
+        self._detach()
+        # The first attempt after a loss is made at once: it may go to another replica behind the address.
+        return max(pause_s, backoff_s(self._num_failures - 1) if self._num_failures > 1 else 0.0)
+
+    def _judge(self, loss: Loss) -> float:
+        """Records what a loss says about the peer. Returns how long this session in particular should leave it alone,
+        in seconds."""
+        breaker = self._peer.breaker
+        if loss.cause is Cause.SILENCE:
+            self._num_silent += 1
+            # Another connection may lead to another replica, which may be well.
+            self._state.dial_anew()
+            breaker.trip(f"the speculator said nothing for {self._answer_deadline.limit_s:.2g} s")
+        elif loss.cause is Cause.GARBAGE:
+            breaker.trip(loss.reason, GARBAGE_RETRY_S)
+        elif loss.code is grpc.StatusCode.FAILED_PRECONDITION:
+            # Tokenizers or protocols differ, so every session would be refused.
+            breaker.trip(loss.reason, REFUSED_RETRY_S)
+        elif loss.code is grpc.StatusCode.UNIMPLEMENTED:
+            # Either it is no speculator, or the two ends of a damaged connection no longer read the same method.
+            self._state.dial_anew()
+            breaker.trip(loss.reason, GARBAGE_RETRY_S)
+        elif loss.code in REFUSALS:
+            log.error("speculator.refused", session_id=self._spec.session_id, reason=loss.reason)
+            self._state.down(loss.reason)
+            return doubled(GARBAGE_RETRY_S, REFUSED_RETRY_S, self._num_failures - 1)
+        elif loss.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            self._state.down(loss.reason)
+        elif self._num_failures == 1 and loss.code is not grpc.StatusCode.OK:
+            # It drafted until now. Others may stand behind the address, and the next attempt goes to one of them: only
+            # if that one fails too is the peer down.
+            self._state.down(loss.reason)
+        else:
+            breaker.trip(loss.reason)
+        return 0.0
+
+    async def _requests(self) -> AsyncGenerator[Request, None]:
+        self._expect_answer_by(self._answer_deadline.open(asyncio.get_running_loop().time()))
         sent, self._last_node_id = len(self._committed), 0
         self._fresh.clear()
         yield speculator_pb2.SpeculateRequest(
@@ -299,11 +284,11 @@ class SpeculationStream:
                 self._expect_answer()
 
     def _expect_answer(self) -> None:
-        """It was told a commit: unless it is to pause, it should have something to say."""
-        if not self._is_attached or self._timeout.expired():
-            return
+        """Sets the deadline for the answer to a commit. A speculator that is to pause owes none."""
+        if not self._is_open:
+            return  # the deadline for opening the stream stands
         if self._is_paused:
-            self._silence.forgive()
+            self._answer_deadline.forgive()
         else:
-            self._silence.sent(asyncio.get_running_loop().time())
-        self._timeout.reschedule(self._silence.deadline)
+            self._answer_deadline.sent(asyncio.get_running_loop().time())
+        self._expect_answer_by(self._answer_deadline.deadline)

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 import grpc
 import structlog
 
-from outrider.core.params import InvalidParameter, RetrievalScope
+from outrider.core.params import RetrievalScope
 from outrider.core.retrieval.ngrams import NgramTier
 from outrider.core.retrieval.plan import NGRAM_ORDER
 from outrider.core.retrieval.prior import PriorTable
 from outrider.core.tree import TokenId
-from outrider.peers.channel import PeerState, reason_of, wait_before_retry
+from outrider.peers.channel import PeerState
+from outrider.peers.reconnecting import Cause, Loss, ReconnectingStream, backoff_s
 from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, types_pb2
-from outrider.wire.channels import require_message
 
 MAX_NUM_COPIES = 16
 """Each may take 60 MB, and a prior beside."""
@@ -76,10 +76,14 @@ MAX_PRIOR_TOKENS = 16 << 20
 """A prior beyond this is not copied: it is looked up in the datastore."""
 
 
-class TierWatch:
-    """A scope's prior and shared tier, as far as they have come. Read by any thread, written on the event loop."""
+class TierWatch(ReconnectingStream[pb.WatchRequest, pb.WatchResponse]):
+    """Holds a scope's prior and shared tier, as far as they have come. Read by any thread, written on the event loop.
+
+    What has come stays when the stream is lost or stopped.
+    """
 
     def __init__(self, state: PeerState, scope: pb.Scope) -> None:
+        super().__init__(state)
         self.prior: PriorTable | None = None
         """The prior; None = there is none, or it has not come yet."""
         is_shared = scope.retrieval_scope not in (
@@ -88,43 +92,31 @@ class TierWatch:
         )
         self.shared: NgramTier | None = _new_tier() if is_shared else None
         """The shared tier; None = the scope has none."""
-        self._state, self._scope = state, scope
+        self._scope = scope
+        self._incoming: NgramTier | None = None
         self._documents: list[Sequence[TokenId]] = []
         self._is_open = False
         self._num_tokens = 0
-        self._task = asyncio.create_task(self._run())
 
-    def stop(self) -> None:
-        """Ends the stream; what has come stays."""
-        self._task.cancel()
+    def _open(self) -> grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.WatchResponse]:
+        # The history comes again on every stream, into a new tier that replaces the old one with the first message.
+        self._incoming = _new_tier() if self.shared is not None else None
+        return self._state.stub(datastore_pb2_grpc.DatastoreServiceStub).Watch(pb.WatchRequest(scope=self._scope))
 
-    async def _run(self) -> None:
-        attempt = 0
-        while True:
-            shared = _new_tier() if self.shared is not None else None
-            stub = self._state.stub(datastore_pb2_grpc.DatastoreServiceStub)
-            call = stub.Watch(pb.WatchRequest(scope=self._scope))
-            try:
-                async for message in call:
-                    response = require_message(message)
-                    attempt = 0
-                    self._state.up()
-                    if response.WhichOneof("change") == "prior":
-                        await self._take_prior(response.prior)
-                    elif shared is not None:
-                        # The history comes again on every stream, into a new copy that replaces the old one at once.
-                        self.shared = shared
-                        run = response.shared
-                        shared.learn([*run.context_token_ids, *run.token_ids], len(run.context_token_ids))
-            except grpc.aio.AioRpcError as error:
-                self._state.down(reason_of(error))
-            except InvalidParameter as error:
-                self._state.down(f"it sent a prior that cannot be one: {error}")
-            finally:
-                call.cancel()
-            attempt += 1
-            self._state.num_reconnects += 1
-            await wait_before_retry(attempt)
+    async def _receive(self, response: pb.WatchResponse) -> None:
+        self._answered()
+        self._state.up()
+        if response.WhichOneof("change") == "prior":
+            await self._take_prior(response.prior)
+        elif self._incoming is not None:
+            self.shared = self._incoming
+            run = response.shared
+            self.shared.learn([*run.context_token_ids, *run.token_ids], len(run.context_token_ids))
+
+    def _lose(self, loss: Loss) -> float:
+        if loss.cause is Cause.GARBAGE or loss.code is not grpc.StatusCode.OK:
+            self._state.down(loss.reason)
+        return backoff_s(self._num_failures)
 
     async def _take_prior(self, piece: pb.PriorPiece) -> None:
         if piece.is_first:

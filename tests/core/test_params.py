@@ -23,6 +23,7 @@ from outrider.core.params import (
     Source,
     SpacelikeParams,
     SpeculationParams,
+    Steering,
 )
 
 
@@ -118,3 +119,15 @@ def test_retrieval_may_be_added_to_every_method_that_speculates() -> None:
     for method in set(Method) - {Method.OFF}:
         wider = SpeculationParams(method, retrieval=True, retrieval_scope=RetrievalScope.GLOBAL, contribute=True)
         assert wider.retrieves
+
+
+def test_two_steerings_join_to_what_they_do_one_after_the_other() -> None:
+    params = SpeculationParams(Method.PEARL)
+    first = Steering(params, forward_us=20_000)
+    assert first.then(Steering(round_trip_us=300)) == Steering(params, 20_000, 300)
+    assert first.then(Steering(SpeculationParams(), forward_us=5)) == Steering(SpeculationParams(), 5)
+    assert [steering.is_pause for steering in (first, Steering(), Steering(SpeculationParams()))] == [
+        False,
+        False,
+        True,
+    ]

@@ -1,4 +1,4 @@
-"""Which policy a method's parameters come to: the chains of `double`."""
+"""Every method with a draft model has a growth policy, by its parameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pytest
 
 from outrider.core.drafting.chain import ChainGrowth, SampledChainGrowth
-from outrider.core.drafting.methods import growth_policy
+from outrider.core.drafting.methods import GROWTH_POLICIES, growth_policy
 from outrider.core.params import AcceptanceRule, DoubleParams, Method, SpeculationParams
 
 GAMMA, LOOKAHEAD = 4, 16
@@ -36,3 +36,7 @@ def test_where_draft_and_target_take_turns_double_grows_as_speculative_does() ->
 def test_under_the_ratio_rule_the_chain_is_one_of_samples(double: DoubleParams) -> None:
     policy = growth_policy(params(Method.DOUBLE, double, acceptance_rule=AcceptanceRule.RATIO))
     assert isinstance(policy, SampledChainGrowth)
+
+
+def test_every_method_that_needs_a_draft_model_has_a_policy() -> None:
+    assert set(GROWTH_POLICIES) == {method for method in Method if method.needs_draft_model}

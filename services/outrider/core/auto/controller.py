@@ -306,7 +306,7 @@ class Controller:
         return next((other for other in self._others if other.is_available), None)
 
     def _is_first_bad(self) -> bool:
-        """Returns true if the first preference is known to be worse than plain rounds, or there is none."""
+        """Returns true if the first preference is worse than plain rounds, as far as known, or does not exist."""
         first = self._first_preference
         if first is None or not first.is_tried:
             return first is None or first.record.num_failures > 0

@@ -16,7 +16,7 @@ from outrider.core.session import FinishReason
 from outrider.core.statistics import COUNTS, RoundTime, Statistics, Traffic, median_or_zero
 from outrider.core.tree import Draft, SparseRow
 from outrider.v1 import types_pb2, verifier_pb2
-from outrider.wire.speculation import METHODS_TO_PROTO
+from outrider.wire.speculation import METHODS_TO_PROTO, scalars_from_proto, scalars_to_proto
 
 PROTOCOL_VERSION = 1
 
@@ -29,22 +29,15 @@ MAX_Q_ROW_LEN = 1024
 
 
 def sampling_from_proto(message: types_pb2.SamplingParams, default_seed: int) -> SamplingParams:
-    """How tokens are drawn; unset fields have the defaults that the proto states."""
-    defaults = SamplingParams()
-    return SamplingParams(
-        seed=message.seed if message.HasField("seed") else default_seed,
-        temperature=message.temperature if message.HasField("temperature") else defaults.temperature,
-        top_k=message.top_k if message.HasField("top_k") else defaults.top_k,
-        top_p=message.top_p if message.HasField("top_p") else defaults.top_p,
-        min_p=message.min_p if message.HasField("min_p") else defaults.min_p,
-    )
+    """Returns how tokens are drawn; unset fields have the defaults that the proto states."""
+    return SamplingParams(**{"seed": default_seed} | scalars_from_proto(message, SamplingParams))
 
 
 def sampling_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
-    """How tokens are drawn, every field set."""
-    return types_pb2.SamplingParams(
-        seed=params.seed, temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p
-    )
+    """Returns how tokens are drawn, with every field set."""
+    message = types_pb2.SamplingParams()
+    scalars_to_proto(params, message)
+    return message
 
 
 def token_ids_from_proto(token_ids: Iterable[int], vocab_size: int, field: str) -> tuple[int, ...]:

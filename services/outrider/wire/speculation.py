@@ -7,10 +7,13 @@ says what may be done where they cannot be served, which is for `outrider.verifi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Protocol, TypeVar, cast
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from outrider.core.params import (
     MAX_BEAM_WIDTH,
@@ -32,6 +35,32 @@ from outrider.core.params import (
     check,
 )
 from outrider.v1 import types_pb2
+
+
+def scalars_from_proto(message: Message, kind: type[Any]) -> dict[str, Any]:
+    """Returns the plain fields of a message that are set, as keyword arguments of a dataclass.
+
+    A field is plain if it is `optional`, neither an enum nor a message, and the dataclass has a field of the same name:
+    one that is unset then has the default of the dataclass, and its range is checked there. So a new parameter needs no
+    code here.
+    """
+    names = {field.name for field in fields(kind)}
+    # ListFields leaves out what is unset; an optional field that is set to 0 or false is listed.
+    return {field.name: value for field, value in message.ListFields() if _is_plain(field) and field.name in names}
+
+
+def scalars_to_proto(params: Any, message: Message) -> None:
+    """Sets all plain fields of a message, see `scalars_from_proto`, from a dataclass."""
+    names = {field.name for field in fields(params)}
+    for field in message.DESCRIPTOR.fields:
+        if _is_plain(field) and field.name in names:
+            setattr(message, field.name, getattr(params, field.name))
+
+
+def _is_plain(field: Any) -> bool:
+    # Repeated fields have no presence; messages have, without being optional.
+    return field.has_presence and field.type not in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_ENUM)
+
 
 METHODS = {
     types_pb2.METHOD_OFF: Method.OFF,
@@ -81,20 +110,21 @@ def speculation_from_proto(
     is_ratio = rule is AcceptanceRule.RATIO
     own_rows = _OWN_ROWS.get(method, Rows.CHAIN)
     rows = enum_from_proto(message.rows, Rows, types_pb2.Rows, "speculation.rows", own_rows)
-    params = SpeculationParams(
-        method=method,
-        num_speculative_tokens=gamma,
-        lookahead=_lookahead_from_proto(message, method, max(defaults.lookahead, gamma), limits),
-        min_path_probability=_min_path_probability_from_proto(message, method, rows, defaults.min_path_probability),
-        rows=rows,
-        max_rows=_max_rows_from_proto(message, rows, limits),
-        acceptance_rule=rule,
-        shared_noise=_shared_noise_from_proto(message, method, is_ratio),
-        retrieval=retrieves,
-        retrieval_scope=scope,
-        contribute=contribute,
-        **method_params_from_proto(message, method, gamma, is_ratio, limits),
-    )
+    resolved: dict[str, Any] = {
+        "method": method,
+        "num_speculative_tokens": gamma,
+        "lookahead": _lookahead_from_proto(message, method, max(defaults.lookahead, gamma), limits),
+        "min_path_probability": _min_path_probability_from_proto(message, method, rows, defaults.min_path_probability),
+        "rows": rows,
+        "max_rows": _max_rows_from_proto(message, rows, limits),
+        "acceptance_rule": rule,
+        "shared_noise": _shared_noise_from_proto(message, method, is_ratio),
+        "retrieval": retrieves,
+        "retrieval_scope": scope,
+        "contribute": contribute,
+    }
+    own = method_params_from_proto(message, method, gamma, is_ratio, limits)
+    params = SpeculationParams(**scalars_from_proto(message, SpeculationParams) | resolved | own)
     check(
         retrieves or params.saguaro.fallback is not Fallback.RETRIEVAL,
         "speculation.saguaro.fallback",
@@ -182,29 +212,35 @@ def retrieval_scope_to_proto(scope: RetrievalScope) -> types_pb2.RetrievalScope:
 
 
 def speculation_to_proto(params: SpeculationParams) -> types_pb2.SpeculationParams:
-    """How drafts are made, every field set that has a meaning for the method."""
-    method = params.method
+    """Returns how drafts are made, with every field set that has a meaning for the method."""
     message = types_pb2.SpeculationParams(
-        method=METHODS_TO_PROTO[method],
-        num_speculative_tokens=params.num_speculative_tokens,
+        method=METHODS_TO_PROTO[params.method],
         rows=cast(types_pb2.Rows, params.rows.value),
         acceptance_rule=cast(types_pb2.AcceptanceRule, params.acceptance_rule.value),
     )
-    if not (method is Method.BEST_FIRST and params.rows is Rows.TREE):
-        message.min_path_probability = params.min_path_probability
-    if method.drafts_ahead and not (method is Method.DOUBLE and params.double.serial):
-        message.lookahead = params.lookahead
-    if params.rows is Rows.TREE and params.max_rows:
-        message.max_rows = params.max_rows
-    if method is not Method.OFF and not params.is_ratio:
-        message.shared_noise = params.shared_noise
-    if params.retrieval:
-        message.retrieval = True
+    scalars_to_proto(params, message)
+    for name in _meaningless(params):
+        message.ClearField(name)
     if params.retrieves:
         message.retrieval_params.scope = retrieval_scope_to_proto(params.retrieval_scope)
         message.retrieval_params.contribute = params.contribute
     method_params_to_proto(params, message)
     return message
+
+
+def _meaningless(params: SpeculationParams) -> Iterator[str]:
+    """Yields the plain fields that have no meaning here. The other side refuses a message that sets one of them."""
+    method = params.method
+    if method is Method.BEST_FIRST and params.rows is Rows.TREE:
+        yield "min_path_probability"
+    if not method.drafts_ahead or (method is Method.DOUBLE and params.double.serial):
+        yield "lookahead"
+    if params.rows is not Rows.TREE or not params.max_rows:
+        yield "max_rows"
+    if method is Method.OFF or params.is_ratio:
+        yield "shared_noise"
+    if not params.retrieval:
+        yield "retrieval"
 
 
 PARAMS_FIELDS = {
@@ -251,11 +287,6 @@ def _check_unset(message: Any, name: str, prefix: str, rule: str) -> None:
     check(not message.HasField(name), f"{prefix}.{name}", rule, getattr(message, name))
 
 
-def _given(message: Any, *names: str) -> dict[str, Any]:
-    """The fields that are set."""
-    return {name: getattr(message, name) for name in names if message.HasField(name)}
-
-
 def method_params_from_proto(
     message: types_pb2.SpeculationParams, method: Method, gamma: int, is_ratio: bool, limits: SpeculationLimits
 ) -> dict[str, Any]:
@@ -270,15 +301,15 @@ def method_params_from_proto(
         case Method.DOUBLE:
             return {"double": _double_from_proto(message.double)}
         case Method.SPACELIKE:
-            return {"spacelike": SpacelikeParams(**_given(message.spacelike, "max_match_len"))}
+            return {"spacelike": SpacelikeParams(**scalars_from_proto(message.spacelike, SpacelikeParams))}
         case Method.BEST_FIRST:
-            return {"best_first": BestFirstParams(**_given(message.best_first, "num_expanded", "num_children"))}
+            return {"best_first": BestFirstParams(**scalars_from_proto(message.best_first, BestFirstParams))}
     return {}
 
 
 def _card_from_proto(message: types_pb2.CardParams, limits: SpeculationLimits) -> CardParams:
     width = limited(message, "beam_width", "speculation.card", CardParams().beam_width, limits.max_beam_width)
-    return CardParams(beam_width=width, **_given(message, "num_children", "correction"))
+    return CardParams(**scalars_from_proto(message, CardParams) | {"beam_width": width})
 
 
 def _saguaro_from_proto(
@@ -295,15 +326,15 @@ def _saguaro_from_proto(
         _check_unset(message, "bias", prefix, "unset under ACCEPTANCE_RULE_MATCH: the bias is of sampled tokens")
     if not message.HasField("bias"):
         _check_unset(message, "num_biased", prefix, "unset where bias is unset")
-    return SaguaroParams(
-        fan_out=fan_out,
-        budget=limited(message, "budget", prefix, defaults.budget, limits.max_budget),
-        fan_outs=tuple(message.fan_outs),
-        fallback=enum_from_proto(
+    resolved: dict[str, Any] = {
+        "fan_out": fan_out,
+        "budget": limited(message, "budget", prefix, defaults.budget, limits.max_budget),
+        "fan_outs": tuple(message.fan_outs),
+        "fallback": enum_from_proto(
             message.fallback, Fallback, types_pb2.Fallback, f"{prefix}.fallback", defaults.fallback
         ),
-        **_given(message, "exponent", "bias", "num_biased"),
-    )
+    }
+    return SaguaroParams(**scalars_from_proto(message, SaguaroParams) | resolved)
 
 
 def _check_fan_outs(fan_outs: Iterable[int], gamma: int, max_budget: int) -> None:
@@ -323,50 +354,37 @@ def _double_from_proto(message: types_pb2.DoubleParams) -> DoubleParams:
     if message.HasField("draft_retrieval") and not message.draft_retrieval:
         _check_unset(message, "max_phrase_len", prefix, "unset where draft_retrieval is false")
     asked = tuple(dict.fromkeys(tiers[number] for number in message.tiers))
-    return DoubleParams(
-        tiers=asked or TIERS,
-        **_given(message, "max_match_len", "max_phrase_len", "draft_retrieval", "target_retrieval", "serial"),
-    )
+    return DoubleParams(**scalars_from_proto(message, DoubleParams) | {"tiers": asked or TIERS})
 
 
 def method_params_to_proto(params: SpeculationParams, message: types_pb2.SpeculationParams) -> None:
     """Sets the method's own parameters, every field that has a meaning."""
-    match params.method:
-        case Method.CARD:
-            card = params.card
-            message.card.beam_width, message.card.num_children = card.beam_width, card.num_children
-            message.card.correction = card.correction
-        case Method.SAGUARO:
-            _saguaro_to_proto(params.saguaro, message.saguaro, params.is_ratio)
-        case Method.DOUBLE:
-            _double_to_proto(params.double, message.double)
-        case Method.SPACELIKE:
-            message.spacelike.max_match_len = params.spacelike.max_match_len
-        case Method.BEST_FIRST:
-            message.best_first.num_expanded = params.best_first.num_expanded
-            message.best_first.num_children = params.best_first.num_children
+    name = PARAMS_FIELDS.get(params.method)
+    if name is None:
+        return
+    own = getattr(message, name)
+    # A message that has only unset fields is itself unset until it is marked.
+    own.SetInParent()
+    scalars_to_proto(getattr(params, name), own)
+    if params.method is Method.SAGUARO:
+        _saguaro_to_proto(params.saguaro, own, params.is_ratio)
+    elif params.method is Method.DOUBLE:
+        own.tiers.extend(tier.value for tier in params.double.tiers)
+        if not params.double.draft_retrieval:
+            own.ClearField("max_phrase_len")
 
 
 def _saguaro_to_proto(params: SaguaroParams, message: types_pb2.SaguaroParams, is_ratio: bool) -> None:
     message.fan_out = params.fan_out.value  # type: ignore[assignment]  # the values are those of the wire
     message.fallback = params.fallback.value  # type: ignore[assignment]
+    message.fan_outs.extend(params.fan_outs)
     if params.fan_out is FanOut.GIVEN:
-        message.fan_outs.extend(params.fan_outs)
-    else:
-        message.budget = params.budget
-    if params.fan_out is FanOut.GEOMETRIC:
-        message.exponent = params.exponent
-    if is_ratio:
-        message.bias, message.num_biased = params.bias, params.num_biased
-
-
-def _double_to_proto(params: DoubleParams, message: types_pb2.DoubleParams) -> None:
-    message.max_match_len = params.max_match_len
-    message.draft_retrieval, message.target_retrieval = params.draft_retrieval, params.target_retrieval
-    if params.draft_retrieval:
-        message.max_phrase_len = params.max_phrase_len
-    message.tiers.extend(tier.value for tier in params.tiers)  # type: ignore[misc]
-    message.serial = params.serial
+        message.ClearField("budget")
+    if params.fan_out is not FanOut.GEOMETRIC:
+        message.ClearField("exponent")
+    if not is_ratio:
+        message.ClearField("bias")
+        message.ClearField("num_biased")
 
 
 @dataclass(frozen=True, slots=True)

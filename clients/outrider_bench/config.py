@@ -1,4 +1,4 @@
-"""What was asked for. Every flag is checked here, and every error is one line that names the flag."""
+"""Configurations of all suites. Every flag is checked here, and every error is one line that names the flag."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class BenchConfig:
     concurrencies: tuple[int, ...] = (1,)
     rtts_ms: tuple[float, ...] = (0.0,)
     num_speculative_tokens: tuple[int, ...] = ()
-    """Each gives every drafting method a row of its own; empty = the server's default."""
+    """Each gives every drafting method a row of its own; empty means the server's default."""
     lookahead: int | None = None
     min_path_probability: float | None = None
     max_tokens: int = 128
     repeats: int = 3
     seed: int = 0
     address: str | None = None
-    """A verifier that runs already; None = a stack of our own."""
+    """A verifier that runs already; None means that the suite starts services."""
     cores: tuple[int, ...] = ()
     """The target's core, then the core of everything else; empty = not pinned."""
     prompts: tuple[Prompt, ...] = field(default=(), repr=False)
@@ -70,7 +70,7 @@ class BenchConfig:
 
 @dataclass(frozen=True, slots=True)
 class SuiteConfig:
-    """What a run of any suite but the first is told."""
+    """Holds what all suites but the first are configured with."""
 
     repeats: int = 3
     seed: int = 0

@@ -29,12 +29,12 @@ class NoAnswer(RuntimeError):
 
 
 def session_scope(session_id: str = "") -> pb.Scope:
-    """A session that shares with nobody."""
+    """Make the scope of a session that does not share."""
     return pb.Scope(tokenizer_hash=TOKENIZER_HASH, session_id=session_id)
 
 
 def tenant_scope(session_id: str = "", tenant: str = "") -> pb.Scope:
-    """A session that shares with its tenant: it contributes; without a session, whoever asks."""
+    """Make the scope of a session that shares with its tenant, and contributes; without a session it only asks."""
     return pb.Scope(
         tokenizer_hash=TOKENIZER_HASH,
         session_id=session_id,

@@ -1,7 +1,6 @@
-"""How a contender generates: over gRPC against the services, or in a worker process for a baseline.
+"""The drivers that contenders generate with: over gRPC against the services, or in a worker process for a baseline.
 
 Both take the time where the tokens arrive, on the clock of the process that asked for them.
-
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def num_judged_in(chunk: verifier_pb2.Chunk) -> int:
 
 
 def rounds_from_proto(summary: verifier_pb2.SpeculationSummary) -> Rounds:
-    """What the server says about its rounds."""
+    """Read what the server reports about its rounds."""
     return Rounds(
         num_rounds=summary.num_rounds,
         num_drafted=summary.num_drafted_tokens,
@@ -185,7 +184,7 @@ async def connected(
 
 
 def stack_config(config: BenchConfig, rtt_ms: float) -> StackConfig:
-    """What to start. One thread a model: that is what the baselines have."""
+    """Choose what to start. One thread a model: that is what the baselines have."""
     pins: dict[str, Any] = {}
     if config.cores:
         target, others = config.cores

@@ -1,4 +1,4 @@
-"""Where the benchmark ran: what somebody needs to know who wants to compare."""
+"""The environment of a run: everything that a reader needs who wants to compare, and what one forward costs there."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def describe_inflation(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_config(config: BenchConfig) -> dict[str, Any]:
-    """What was asked for; of the prompts, how many."""
+    """Return the configuration for results.json; of the prompts, their number."""
     values = asdict(config)
     values.pop("prompts")
     if config.address is not None:  # the flags say nothing about a server that somebody else has started
@@ -110,7 +110,7 @@ class Machine:
         return max(self.ceilings.items(), key=lambda item: item[1], default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """As results.json has it."""
+        """Return the object that results.json keeps."""
         return {
             "target_forward_ms": {str(rows): time for rows, time in sorted(self.target_forward_ms.items())},
             "draft_forward_ms": {str(rows): time for rows, time in sorted(self.draft_forward_ms.items())},

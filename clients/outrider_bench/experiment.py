@@ -34,7 +34,7 @@ class Experiment:
     prior_share: float = 0.0
     """How much of the prior is loaded; 0 = none."""
     off_at: frozenset[int] | None = None
-    """Prompts that `off` takes part in; None = all. The prompts come once, in their order, where this is set."""
+    """Prompts that `off` takes part in; None means all. The prompts come once, in their order, where this is set."""
     note: str = ""
     """What must be known to read the numbers."""
     target: str = TARGET

@@ -26,7 +26,7 @@ class Measured:
         self._blocks = blocks
 
     def labels(self, experiment: str) -> list[str]:
-        """Who has finished something, in the order of the first turns."""
+        """Name the contenders that have finished something, in the order of the first turns."""
         found = (
             block.condition.label
             for block in self._blocks.get(experiment, ())
@@ -98,7 +98,7 @@ class Measured:
         """The rows of the generation suite, with what this suite asks beside them.
 
         Args:
-            num_off: How many prompts `off` takes part in; None = all.
+            num_off: How many prompts `off` takes part in; None means all.
         """
         blocks = self._blocks.get(experiment, ())
         conditions = {

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 FORMAT_VERSION = 2
-"""Of results.json. 1 had `numbers` of sections apart from `claims`, each with fields under names of its own."""
+"""The format of results.json. Version 1 had `numbers` of sections apart from `claims`, with other names of fields."""
 MET, MISSED, NOT_MEASURED = "met", "missed", "not measured"
 PLOTTED_PERCENTILES = (*range(1, 100), 99.5, 99.9)
 """Percentiles of a distribution that are kept, for the pictures."""

@@ -173,7 +173,7 @@ def schedule(config: BenchConfig, contenders: Sequence[Contender], rtt_ms: float
 
 
 def takes_part(contender: Contender, config: BenchConfig, concurrency: int, rtt_ms: float) -> bool:
-    """Whether a contender has something to show here. Baselines generate one text at a time, without a network."""
+    """Return True if a contender takes part here. Baselines generate one text at a time, without a network."""
     return contender.driver == "stack" or (concurrency == 1 and rtt_ms == config.rtts_ms[0])
 
 

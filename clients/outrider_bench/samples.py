@@ -1,4 +1,4 @@
-"""What a generation looked like to its client: tokens, and when they came.
+"""Samples: generations as their clients saw them, tokens and when they came.
 
 The same record for our services and for the baselines, so that one definition of every number serves both. Times are
 seconds since the request was sent, the prompt's prefill included.
@@ -36,7 +36,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """What speculation did in one generation."""
+    """Holds what speculation did in one generation."""
 
     num_rounds: int = 0
     """Forwards of the target."""
@@ -45,20 +45,20 @@ class Rounds:
     num_accepted: int = 0
     """Chain tokens kept."""
     num_empty: int | None = None
-    """Rounds without a draft; None = not counted."""
+    """Rounds without a draft; None means not counted."""
     num_hits: int | None = None
-    """Next tokens that the draft tree already had; None = has no such tree."""
+    """Next tokens that the draft tree already had; None means that there is no such tree."""
     num_judged: int | None = None
-    """Chain tokens that were compared with the target's: the kept ones, and the first refused one of a round; None =
-    not counted."""
+    """Chain tokens that were compared with the target's: the kept ones, and the first refused one of a round; None
+    means not counted."""
     accepted_by_source: Mapping[str, int] = field(default_factory=dict)
     """Chain tokens kept, by where they came from ("draft", "prior", "ring", ...)."""
     decisions: Mapping[str, int] = field(default_factory=dict)
     """Rounds by what `auto` chose for them ("pearl", "best-first tree", ...)."""
     degraded: bool = False
-    """Whether a peer that the method needs was missing."""
+    """True if a peer that the method needs was missing."""
     times_p50: Mapping[str, float] = field(default_factory=dict)
-    """Medians over the rounds, by the names in TIME_NAMES; empty = not measured."""
+    """Medians over the rounds, by the names in TIME_NAMES; empty means not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class GenerationSample:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a row of the results stands for, category aside."""
+    """Names what a row of the results stands for, category aside."""
 
     method: str
     setting: str
@@ -127,7 +127,7 @@ class Sample:
     prompt_index: int
     category: str
     generation: GenerationSample | None
-    """None = it failed."""
+    """None means that it failed."""
     error: str = ""
 
 

@@ -1,4 +1,4 @@
-"""What a draft could bring over a network: one session in simulated time, whose drafter knows the odds.
+"""A simulation of what a draft could bring over a network: one session in simulated time, whose drafter knows the odds.
 
 The target's text is random: its next token is the draft's first choice, its second, ..., or none of them, with given
 odds. The drafter grows the tree best first by those very odds, and the verifier takes the chain or the sub-tree that
@@ -41,7 +41,7 @@ class SimulatedCosts:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedMethod:
-    """How the tree grows, and what is verified of it."""
+    """Says how the tree grows, and what is verified of it."""
 
     num_expanded: int = 8
     """Nodes of a draft forward."""
@@ -50,14 +50,14 @@ class SimulatedMethod:
     max_rows: int = 32
     """Drafted rows of a target forward."""
     is_tree: bool = True
-    """Whether they are a sub-tree, or one chain."""
+    """True if they are a sub-tree, or one chain."""
     waiting: Waiting = Waiting.WORTH
     """What the target does with nothing to verify."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedOutcome:
-    """What came of it."""
+    """Holds what a simulated session came to."""
 
     num_tokens: int
     num_rounds: int
@@ -77,7 +77,7 @@ class SimulatedOutcome:
 def simulate(
     odds: Odds, costs: SimulatedCosts, method: SimulatedMethod, num_tokens: int, seed: int
 ) -> SimulatedOutcome:
-    """A session of at least so many tokens. The same seed gives the same text, whatever the costs and the method."""
+    """Simulate a session of at least `num_tokens`. The same seed gives the same text, at all costs."""
     text = _Text(odds, seed)
     drafter = _Drafter(odds, costs, method, text.root)
     root, now, committed_at = text.root, 0.0, 0.0
@@ -129,7 +129,7 @@ class _Node:
 
 
 class _Text:
-    """What the target says: the ranks of its tokens, as chance has them."""
+    """Draws the target's text: the ranks of its tokens, at the given odds."""
 
     def __init__(self, odds: Odds, seed: int) -> None:
         self.root = _Node(0, 0, 0.0)
@@ -139,7 +139,7 @@ class _Text:
         self._run = 0
 
     def verdict(self, root: _Node, nodes: Sequence[_Node]) -> tuple[int, _Node]:
-        """How many tokens are kept, and the new root: the token that the target says next."""
+        """Return the number of tokens kept, and the new root: the token that the target says next."""
         verified, num_kept = set(map(id, nodes)), 0
         while True:
             root = root.child(self._rank_at(root.position), 0.0)
@@ -197,7 +197,7 @@ class _Drafter:
                 return
 
     def _move_to(self, root: _Node) -> None:
-        """What is not below the commit is forgotten; the rest is compared anew."""
+        """Move to a commit: forget what is not below it, and order the rest again."""
         root.is_known = True
         self._root, self._frontier = root, []
         self._least = root.log_probability + math.log(MIN_EXPANDED)
@@ -260,7 +260,7 @@ def _arrived(node: _Node, now: float) -> list[_Node]:
 
 
 def _worth_verifying(root: _Node, now: float, costs: SimulatedCosts, method: SimulatedMethod) -> list[_Node]:
-    """Of what has arrived, as much as brings the most tokens in the time."""
+    """Choose as much of what has arrived as brings the most tokens in the time."""
     best = _best_subtree if method.is_tree else _best_chain
     nodes = best(root, lambda node: _arrived(node, now), method.max_rows)
     probabilities = [math.exp(node.log_probability - root.log_probability) for node in nodes]
@@ -289,12 +289,12 @@ def _best_chain(root: _Node, children: Callable[[_Node], list[_Node]], max_rows:
 
 
 NO_CHOICE = -1
-"""The rank of a token that is none of the draft's choices."""
+"""The rank of a token that the draft did not choose at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Odds:
-    """How likely the target's token is the draft's choice number 0, 1, 2, ...
+    """Holds the odds that the target's token is the draft's choice number 0, 1, 2, ...
 
     `by_run[i]` holds where the i tokens before were first choices, the one before those was not; the last entry holds
     for all longer runs. Where a draft is right, it mostly goes on to be: in a mirror that is one chain, the run is the
@@ -334,7 +334,7 @@ class Odds:
         return cls(tuple(tuple((row / max(1.0, row.sum()))[:num_ranks].tolist()) for row in rows))
 
     def after(self, run: int) -> tuple[float, ...]:
-        """The odds after so many first choices in a row."""
+        """Return the odds after `run` first choices in a row."""
         return self.by_run[min(run, len(self.by_run) - 1)]
 
     def chain_value(self, max_len: int) -> float:

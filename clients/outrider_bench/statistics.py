@@ -190,7 +190,7 @@ def _reference(off: Iterable[Block]) -> Reference:
 
 
 def _identity(condition: Condition, samples: Iterable[Sample], reference: Reference) -> Row:
-    """Whether the token ids are those of `off`, and where they part.
+    """Compare the token ids with those of `off`, and find where they part.
 
     transformers draws its noise from another generator, so its samples can only be compared where nothing is drawn; its
     speculative sampling draws differently even from its own plain sampling.

@@ -53,7 +53,7 @@ class BareBaseline:
 
     @torch.inference_mode()
     def ranks(self, request: Mapping[str, Any], num_ranks: int) -> dict[str, Any]:
-        """How the draft model ranks each token of what the target says: 0 = its first choice, -1 = none of the first
+        """Rank each token of the target's text as the draft model does: 0 = its first choice, -1 = none of the first
         `num_ranks`. It is given all tokens before, and at a temperature ranks with the target's noise, as a speculator
         does on the right path."""
         token_ids = self.generate(request, {})["token_ids"]

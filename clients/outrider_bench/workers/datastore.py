@@ -172,7 +172,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _give_way() -> None:
-    """As the datastore's own builder does."""
+    """Lower the priority of this thread, as the datastore's own builder does."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 

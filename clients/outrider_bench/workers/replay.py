@@ -1,4 +1,4 @@
-"""How much of a text is retrieved: finished documents are learned, new ones are replayed against the truth.
+"""The share of a text that is retrieved: finished documents are learned, new ones are replayed against the truth.
 
 At each position of a new document what was learned proposes a run of tokens; those that agree with the document are
 accepted, and with the document's own next token the replay goes on behind them, as a greedy target would.
@@ -27,7 +27,7 @@ _ARCTIC_CONTEXT_LEN = 64
 
 
 class Proposer(Protocol):
-    """What learns documents and proposes continuations."""
+    """Learns documents and proposes continuations."""
 
     def learn(self, document: Sequence[TokenId]) -> None:
         """A document that has ended."""
@@ -39,7 +39,7 @@ class Proposer(Protocol):
         """A new document begins with these tokens."""
 
     def propose(self, text: Sequence[TokenId], max_len: int) -> Sequence[TokenId]:
-        """What comes next."""
+        """Propose up to `max_len` tokens that come next."""
 
     def commit(self, text: Sequence[TokenId], token_ids: Sequence[TokenId], refused: TokenId | None) -> None:
         """Behind `text` came these tokens; the last of them stands where one was refused."""
@@ -119,7 +119,7 @@ class ArcticCache:
 def replay(
     finished: Sequence[Sequence[TokenId]], new: Sequence[Sequence[TokenId]], max_len: int
 ) -> dict[str, dict[str, Any]]:
-    """What each proposer that is there achieves, by its name. They take turns, document by document."""
+    """Replay with each proposer that is installed, document by document; return what each achieves, by its name."""
     capacity = sum(len(document) + 1 for document in finished)
     proposers: dict[str, Proposer] = {"ours": OurTiers(capacity)}
     with contextlib.suppress(ImportError):

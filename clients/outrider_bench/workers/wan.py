@@ -23,7 +23,7 @@ from outrider_cli.local.stack import StackConfig
 
 
 def generation_to_json(generation: GenerationSample) -> dict[str, Any]:
-    """As `samples.generation_from_json` reads it."""
+    """Return the object that `samples.generation_from_json` reads."""
     chunks = [(chunk.at_s, chunk.num_tokens) for chunk in generation.chunks]
     return asdict(generation) | {"chunks": chunks}
 

@@ -1,4 +1,4 @@
-"""A process that the benchmark talks to: one JSON object a line, requests on stdin, answers on stdout.
+"""The protocol of worker processes: one JSON object a line, requests on stdin, answers on stdout.
 
 The first line that a worker writes says that it is ready, and what it has loaded. It ends when its stdin is closed.
 """
@@ -57,7 +57,7 @@ class Stopwatch:
 
 
 def describe_model(model: Any, model_id: str) -> dict[str, Any]:
-    """What the benchmark tells about a model, and above all whether its cost is inflated."""
+    """Describe a model for the benchmark, and above all whether its cost is inflated."""
     from outrider.models.demo.inflate import parse_inflation
     from outrider.models.loading import DEMO_PREFIX, build_hf_model
 

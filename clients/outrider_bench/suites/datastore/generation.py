@@ -79,7 +79,7 @@ async def _real_text(run: DatastoreRun, client: Client) -> RealText:
 
 
 async def _tokenized(client: Client, texts: Sequence[str], num_tokens: int) -> list[list[int]]:
-    """The first texts, as many as come to so many tokens."""
+    """Tokenize the first texts, until they come to `num_tokens`."""
     documents: list[list[int]] = []
     missing = num_tokens
     for text in texts:

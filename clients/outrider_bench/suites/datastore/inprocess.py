@@ -1,4 +1,4 @@
-"""What is measured inside a worker process: local tiers, the ring, and how much of a text is retrieved."""
+"""Measurements inside a worker process: local tiers, the ring, and how much of a text is retrieved."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def measure_ring(run: DatastoreRun, worker: Worker) -> list[Section]:
 
 
 class _RingRuns:
-    """What rings of several sizes do."""
+    """Measures rings of several sizes."""
 
     def __init__(self, run: DatastoreRun, worker: Worker, path: Path) -> None:
         self._run, self._worker, self._path = run, worker, path

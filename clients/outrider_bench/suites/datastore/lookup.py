@@ -34,7 +34,7 @@ from outrider_client.channel import open_aio
 PAUSE_S = 0.01
 NUM_WARM_UP = 20
 NUM_TURNS = 5
-"""In each repeat, lookups and echoes take so many turns."""
+"""Turns that lookups and echoes take in each repeat."""
 SESSION = "lookups"
 IN_FLIGHT = (1, 4)
 

@@ -1,4 +1,4 @@
-"""What is lost, and what still works, when the datastore or its Redis dies or hangs."""
+"""Outages: what is lost, and what still works, when the datastore or its Redis dies or hangs."""
 
 from __future__ import annotations
 

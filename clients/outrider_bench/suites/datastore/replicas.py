@@ -39,10 +39,10 @@ async def measure_replicas(run: DatastoreRun) -> list[Section]:
         async with connected(one) as stub, connected(other) as other_stub:
             for repeat in range(run.config.repeats):
                 run.log(f"two replicas, repeat {repeat + 1}")
-                with RecordStream(stub) as sent, LookupStream(other_stub) as asked:
+                with RecordStream(stub) as sent, LookupStream(other_stub) as lookups:
                     # The first question makes the other replica follow the scope's ring.
-                    await asked.ask(lookup_request([[0]], tenant_scope()))
-                    for name, times in (await _delays(run, other_stub, sent, asked, records)).items():
+                    await lookups.ask(lookup_request([[0]], tenant_scope()))
+                    for name, times in (await _delays(run, other_stub, sent, lookups, records)).items():
                         runs.add_latencies(name, times, "p50", "max")
     names = [f"{name}: {statistic}" for name in (LOOKUP, WATCH, RING) for statistic in ("p50", "max")]
     section = Section(
@@ -65,7 +65,7 @@ async def _delays(
     run: DatastoreRun,
     other_stub: pb_grpc.DatastoreServiceAsyncStub,
     sent: RecordStream,
-    asked: LookupStream,
+    lookups: LookupStream,
     records: Iterator[list[int]],
 ) -> dict[str, list[float]]:
     """Milliseconds, by way."""
@@ -74,7 +74,7 @@ async def _delays(
         for number in range(run.sizes.num_records):
             tokens = next(records)
             acknowledged = await _record(sent, tokens, f"looked up {number} {tokens[0]}")
-            await asked.ask_until_found(lookup_request([tokens[:3]]))
+            await lookups.ask_until_found(lookup_request([tokens[:3]]))
             delays[LOOKUP].append(_ms_since(acknowledged))
 
             tokens = next(records)
@@ -85,7 +85,7 @@ async def _delays(
             tokens = next(records)
             acknowledged = await _record(sent, tokens, f"ended {number} {tokens[0]}", end_session=True)
             ring = (types_pb2.SOURCE_RING,)
-            await asked.ask_until_found(lookup_request([tokens[:SUFFIX_LEN]], tiers=ring))
+            await lookups.ask_until_found(lookup_request([tokens[:SUFFIX_LEN]], tiers=ring))
             delays[RING].append(_ms_since(acknowledged))
     return delays
 
@@ -114,7 +114,7 @@ class _Watcher:
         self._task = asyncio.create_task(self._run())
 
     async def time_of(self, token_id: int) -> float:
-        """When a token came. Raises NoAnswer if it does not."""
+        """Wait for a token, and return when it came. Raises NoAnswer if it does not."""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 while token_id not in self._seen:

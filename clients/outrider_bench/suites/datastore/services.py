@@ -1,4 +1,4 @@
-"""What is measured: a Redis and datastores of the suite's own, as processes on a core of their own.
+"""The services under test: a Redis and datastores that the suite starts, as processes on one core.
 
 Redis is never one that runs already: it is killed, stopped and restarted here.
 """
@@ -21,7 +21,7 @@ _POLL_S = 0.002
 
 @dataclass(frozen=True)
 class DatastoreServices:
-    """What runs."""
+    """Holds the services that run."""
 
     redis: LocalRedis
     datastores: tuple[Service, ...]

@@ -1,4 +1,4 @@
-"""How much the datastore's suite measures: once in full, and once in less than a minute, for tests."""
+"""Sizes of the datastore suite: once in full, and once in less than a minute, for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCH_LEN = 64
 
 @dataclass(frozen=True, slots=True)
 class DatastoreSizes:
-    """How much of everything. Times in seconds; what is repeated is so in each repeat."""
+    """Says how much is measured. Times in seconds; what is repeated is so in each repeat."""
 
     prior_tokens: int = 200_000
     settle_s: float = 2.5
@@ -77,15 +77,15 @@ class DatastoreRun:
 
     @property
     def server_cores(self) -> tuple[int, ...]:
-        """Of Redis and the datastores; empty = any."""
+        """Cores of Redis and the datastores; empty means any."""
         return self.config.cores[:1]
 
     @property
     def client_cores(self) -> tuple[int, ...]:
-        """Of those who ask; empty = any."""
+        """Cores of the clients; empty means any."""
         return self.config.cores[-1:]
 
 
 def sizes_of(config: DatastoreConfig) -> DatastoreSizes:
-    """As the flags say."""
+    """Choose the sizes that the flags ask for."""
     return QUICK if config.is_quick else DatastoreSizes()

@@ -1,4 +1,4 @@
-"""What was seen, beside what is asked for."""
+"""Claims about faults: what callers saw, beside what they should."""
 
 from __future__ import annotations
 

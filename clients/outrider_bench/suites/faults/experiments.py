@@ -1,4 +1,4 @@
-"""What is hurt, how, when and for how long: decided by the seed, before anything starts."""
+"""The faults of a run: which part, how, when and for how long. The seed decides, before anything starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHOICES = (
 
 @dataclass(frozen=True, slots=True)
 class FaultsSizes:
-    """How much is done besides."""
+    """Says how much is done beside the faults."""
 
     num_cases: int
     """Different prompts, parameters and seeds."""
@@ -58,17 +58,17 @@ class Fault:
     """Each way, of a slow wire."""
 
     def to_json(self) -> dict[str, Any]:
-        """As results.json has it."""
+        """Return the object that results.json keeps."""
         return asdict(self)
 
 
 def sizes_of(config: FaultsConfig) -> FaultsSizes:
-    """How much a run does besides its faults."""
+    """Choose the sizes of a run."""
     return QUICK_SIZES if config.is_quick else SIZES
 
 
 def duration_s(config: FaultsConfig) -> float:
-    """How long the faults go on."""
+    """Return for how many seconds faults happen."""
     return 60 * (min(config.minutes, QUICK_MINUTES) if config.is_quick else config.minutes)
 
 

@@ -1,4 +1,4 @@
-"""A link that can also change bytes: what no link of TCP does, and a peer that has gone mad does."""
+"""The stack that faults happen to: services as processes, and a link between them that can fail and change bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the clients have seen: tokens by the second, when drafted tokens were accepted, how generations ended."""
+"""Observations: what clients have seen, and what processes hold afterwards.
+
+Clients see tokens by the second, when drafted tokens were accepted, how generations ended."""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from outrider_client.channel import open_aio
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a generation ended."""
+    """Holds how a generation ended."""
 
     method: str
     error: str
@@ -30,7 +32,7 @@ class Outcome:
     is_equal: bool
     """Whether tokens and text are those of a run without faults."""
     first_difference: int | None
-    """The first token that is not; None = those that came are all right."""
+    """Index of the first token that is not; None means that those that came are all right."""
     num_tokens: int
     num_resumes: int
     longest_pause_s: float
@@ -47,7 +49,7 @@ class Suffered:
     """When the part was back: its process serves, its wire is whole. None = never."""
 
     def to_json(self, recovery_s: float | None) -> dict[str, Any]:
-        """As results.json has it."""
+        """Return the object that results.json keeps."""
         moments = {"began_s": self.began_s, "returned_s": self.returned_s, "recovery_s": recovery_s}
         return self.fault.to_json() | moments
 
@@ -96,7 +98,7 @@ class Observed:
         return [self.tokens_by_second[second] for second in range(max(self.tokens_by_second, default=-1) + 1)]
 
     def to_json(self) -> dict[str, Any]:
-        """As results.json has it; of the generations, only those with something to tell."""
+        """Return the object that results.json keeps; of the generations, only those with something to tell."""
         strange = [outcome for outcome in self.outcomes if outcome.error or not outcome.is_equal]
         return {
             "faults": [suffered.to_json(self.recovery_s(suffered)) for suffered in self.suffered],
@@ -114,7 +116,7 @@ ANSWER_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What a process holds."""
+    """Holds what a process uses."""
 
     process_id: int
     num_files: int
@@ -124,7 +126,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What is held while nobody generates."""
+    """Holds what is used while no client generates."""
 
     processes: Mapping[str, Process]
     num_sessions: Mapping[str, int]
@@ -133,12 +135,12 @@ class Holdings:
     """Asyncio tasks of this process."""
 
     def to_json(self) -> dict[str, Any]:
-        """As results.json has it."""
+        """Return the object that results.json keeps."""
         return asdict(self)
 
 
 async def holdings_of(stack: FaultStack) -> Holdings:
-    """What is held once it has settled: sessions that have no caller any more are given some seconds to end."""
+    """Return what is held once it has settled: sessions that have no caller any more are given some seconds to end."""
     for _ in range(int(SETTLE_S / POLL_S)):
         sessions = await _num_sessions(stack)
         if not any(sessions.values()):

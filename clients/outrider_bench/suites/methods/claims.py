@@ -1,9 +1,8 @@
-"""A peer: what another program wins over plain decoding, on another machine, with the same weights.
+"""The claims of each part of the methods suite, from what was measured; and llama.cpp, which they are held against.
 
 llama.cpp (the sources in llama-cpp-python 0.3.36, built there) ran the same pair as GGUF, 8 code prompts of 128
 tokens, one core a model, its best setting at each temperature; the plain runner beside it took 9.8 ms a token. The
 ratio to that is what another machine can be compared with, not the tokens a second.
-
 """
 
 from __future__ import annotations
@@ -176,7 +175,7 @@ def _double(evidence: MethodsEvidence) -> list[Measurement]:
 
 
 def _saturation(evidence: MethodsEvidence) -> Measurement:
-    """What the last step of the prior's size brings, of all that the prior brings."""
+    """Claim that the last step of the prior's size brings little of all that the prior brings."""
     measured, part = evidence.measured, "double"
     last = len(evidence.sizes.prior_shares) - 1
     # By pearl, which knows no prior and takes turns with each.

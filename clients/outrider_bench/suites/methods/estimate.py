@@ -1,4 +1,4 @@
-"""How long a run will take: seconds, roughly, on the machine of the README.
+"""Estimates of how long a run takes: seconds, roughly, on machine A of RESULTS.md.
 
 The table is what the methods were measured at; a method that got faster makes the estimate too long, not too short.
 """
@@ -38,7 +38,7 @@ _REPLAY_SPEEDUP = 1.5
 
 
 def seconds_of(experiment: Experiment) -> float:
-    """Of an experiment, its warm-up included, its services not."""
+    """Estimate an experiment, its warm-up included, its services not."""
     warm_up = sum(
         WARM_UP_TOKENS * TOKEN_S / _speedup(one, 0.0, experiment) + WARM_UP_PREFILL_S for one in experiment.contenders
     )
@@ -59,7 +59,7 @@ def seconds_of(experiment: Experiment) -> float:
 
 
 def total_seconds(experiments: Sequence[Experiment], sizes: MethodsSizes) -> float:
-    """Of a run: the experiments, their services, the prior, and the speed ratios."""
+    """Estimate a run: the experiments, their services, the prior, and the speed ratios."""
     drafts = {experiment.draft for experiment in experiments}
     total = sum(map(seconds_of, experiments)) + START_S * len(drafts)
     total += MEASURE_S * len(drafts & {DRAFT_C5, DRAFT_C2_5})

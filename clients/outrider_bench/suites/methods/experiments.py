@@ -1,4 +1,4 @@
-"""How much of everything is measured: once in full, and once in two minutes, to see it work."""
+"""The experiments of each part: contenders, temperatures, models; in full, and small enough to see them work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DRAFT_SLOW = "demo/draft-c2.2"
 
 @dataclass(frozen=True, slots=True)
 class MethodsSizes:
-    """How much of everything."""
+    """Says how much is measured."""
 
     method_prompts: int = 3
     """Of the table of methods."""
@@ -44,7 +44,7 @@ class MethodsSizes:
     replay_cold: int = 20
     """Requests at the beginning that count as a cold start; `off` takes all of them too."""
     replay_off_every: int = 20
-    """Afterwards it takes one in so many."""
+    """Afterwards it takes one request in this many."""
 
 
 QUICK = MethodsSizes(
@@ -68,7 +68,7 @@ QUICK = MethodsSizes(
 
 
 def sizes_of(config: MethodsConfig) -> MethodsSizes:
-    """As the flags say."""
+    """Choose the sizes that the flags ask for."""
     return QUICK if config.is_quick else MethodsSizes()
 
 

@@ -4,7 +4,6 @@ The prompts are places of files that the models were trained on; the benchmark's
 them as it always does, in the size in which it was trained: the inflated one says the same, twenty times as slowly.
 Documents that have a run of tokens in common with a prompt that is measured, or with what the target says to it, are
 left out: the prior must not know the answers.
-
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class BuiltPrior:
 
     @property
     def num_tokens(self) -> int:
-        """Of all documents."""
+        """Tokens of all documents."""
         return sum(map(len, self.documents))
 
     def part(self, share: float) -> tuple[Tokens, ...]:
@@ -93,7 +92,7 @@ async def build_prior(
 
 
 def other_prompts(count: int) -> tuple[str, ...]:
-    """So many places of files that the models were trained on, from all of the library."""
+    """Choose `count` places of files that the models were trained on, from all of the library."""
     learned = load_corpus().train
     # As if these files were held out: that is what prompts are cut from.
     files = Corpus((), learned[:: max(1, len(learned) // count)])
@@ -109,7 +108,7 @@ async def load(address: str, built: BuiltPrior, share: float) -> None:
 
 
 def runs_of(documents: Iterable[Tokens], length: int) -> set[tuple[int, ...]]:
-    """All runs of so many tokens."""
+    """Return all runs of `length` tokens."""
     return {
         tuple(document[start : start + length]) for document in documents for start in range(len(document) - length + 1)
     }
@@ -135,10 +134,10 @@ _DIGEST = re.compile(r"`([0-9a-f]{64})`")
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What was found out about the prompts."""
+    """Holds what was found out about the prompts."""
 
     is_same_library: bool
-    """Whether the held-out files here are those of the training."""
+    """True if the held-out files here are those of the training."""
     num_prompts: int
     num_in_training_text: int
     """Whose end occurs in it."""
@@ -146,7 +145,7 @@ class Provenance:
     """That name a file as their source that was not held out. One of them would be a mistake in the benchmark."""
 
     def to_json(self) -> dict[str, Any]:
-        """As results.json has it."""
+        """Return the object that results.json keeps."""
         return asdict(self)
 
     @property
@@ -179,7 +178,7 @@ def check_prompts(prompts: Sequence[str]) -> Provenance:
 
 
 def sources_of(prompts: Sequence[str]) -> list[str]:
-    """What the benchmark's file of prompts names as the sources of these; of others nothing is known."""
+    """Return what the file of prompts names as the sources of these; of others nothing is known."""
     text = resources.files("outrider_cli").joinpath("prompts.jsonl").read_text(encoding="utf-8")
     entries = (json.loads(line) for line in text.split("\n") if line.strip())
     sources = {entry["prompt"]: entry.get("source", "") for entry in entries}
@@ -187,7 +186,7 @@ def sources_of(prompts: Sequence[str]) -> list[str]:
 
 
 def digest_of_training() -> str | None:
-    """The hash of the held-out files' names, as the models' card has it; None = it is not there."""
+    """Return the hash of the held-out files' names from the models' card; None if there is no card."""
     card = resources.files("outrider.models.demo").joinpath("README.md")
     match = _DIGEST.search(card.read_text(encoding="utf-8")) if card.is_file() else None
     return match[1] if match else None

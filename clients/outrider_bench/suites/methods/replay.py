@@ -68,13 +68,13 @@ def _topics(count: int) -> list[list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a replay found. Speed-ups are those of tokens a second, prefill included."""
+    """Holds what a replay found. Speed-ups are those of tokens a second, prefill included."""
 
     cold: float
     """Of the cold start, on the requests that both took."""
     last_third: float
     near: float | None
-    """Of the near-repeats; None = there was none."""
+    """Of the near-repeats; None if there was none."""
     points: tuple[tuple[int, float], ...]
     """Of every GROUP_LEN requests: the number of the last one, and the speed-up."""
     requests: tuple[tuple[int, str, float], ...]
@@ -82,7 +82,7 @@ class Replay:
 
 
 def analyse(blocks: Sequence[Block], num_requests: int, num_cold: int) -> Replay | None:
-    """The replay's numbers, as far as they were measured; None = it did not come to its end.
+    """The replay's numbers, as far as they were measured; None if it did not come to its end.
 
     `off` took a part of the requests: its time for another one is the mean of its times in the same third.
     """
@@ -110,7 +110,7 @@ def analyse(blocks: Sequence[Block], num_requests: int, num_cold: int) -> Replay
 
 
 def to_json(replay: Replay) -> dict[str, Any]:
-    """As results.json has it."""
+    """Return the object that results.json keeps."""
     return {
         "cold": replay.cold,
         "last_third": replay.last_third,

@@ -1,4 +1,4 @@
-"""What could be kept of the speed: the simulation, at the costs and with the odds that were measured here."""
+"""Bounds on the speed that can be kept: the simulation, at the costs and with the odds that were measured here."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Bound:
         return known[rtt_ms] / known[0.0] if rtt_ms in known and 0.0 in known else None
 
     def to_json(self) -> dict[str, Any]:
-        """As results.json has it."""
+        """Return the object that results.json keeps."""
         return {
             "temperature": self.temperature,
             "off_tokens_per_s": self.off_tokens_per_s,
@@ -56,7 +56,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """What everything takes on this machine, in milliseconds."""
+    """Holds the times of everything on this machine, in milliseconds."""
 
     target_ms: Mapping[int, float]
     draft_ms: Mapping[int, float]

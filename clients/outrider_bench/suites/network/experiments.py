@@ -1,4 +1,4 @@
-"""How much of everything the network's suite measures: once in full, and once in less than a minute, to see it work."""
+"""The experiments of the network suite: contenders, temperatures, round trips; in full, and small."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EDGE_RTT_MS = 40.0
 
 @dataclass(frozen=True, slots=True)
 class NetworkSizes:
-    """How much of everything."""
+    """Says how much is measured."""
 
     target: str = TARGET
     num_prompts: int = 2
@@ -64,7 +64,7 @@ QUICK = NetworkSizes(
 
 
 def sizes_of(config: NetworkConfig) -> NetworkSizes:
-    """As the flags say."""
+    """Choose the sizes that the flags ask for."""
     return QUICK if config.is_quick else NetworkSizes()
 
 

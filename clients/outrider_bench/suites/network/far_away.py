@@ -1,4 +1,7 @@
-"""The speculator behind a network of real packets that loses some; without root, behind the proxy, which does not."""
+"""Services far away: behind a network of real packets that loses some, and an application at the edge.
+
+Without root the speculator is behind a proxy instead, which loses nothing.
+"""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class NetworkSuite(ExperimentSuite):
         return [experiment for experiment in self.experiments if experiment.part == part]
 
     async def _run_behind_proxy(self, log: Log) -> None:
-        """Round trips and bytes: the same services, with a proxy between them that can be told and asked."""
+        """Measure round trips and bytes: the same services, with a proxy between them that can be steered and read."""
         log("starting the services")
         some = next(experiment for experiment in self.experiments if experiment.part in ("rtt", "bytes"))
         config = replace(stack_config(self.config_of(some), 0.0), link=LinkSettings())
@@ -133,8 +133,10 @@ class NetworkSuite(ExperimentSuite):
             self.bounds[temperature] = await bound_of(temperature, odds[temperature], costs, rtts, self.sizes)
 
     def _measured_latencies(self) -> tuple[float, float]:
-        """What a round takes beside its forward, and a message and its answer without a round trip, in milliseconds:
-        as best-first had them."""
+        """Return milliseconds of a round beside its forward, and of a message and its answer without a round trip.
+
+        Both are those of best-first.
+        """
         name = rtt_name(0.0, 0.0)
         rows = self.measured.rows(name, self.sizes.num_prompts, self.config.repeats)
         for row in rows:

@@ -18,7 +18,7 @@ MAX_SETTLING_S = 2.0
 
 @dataclass(slots=True)
 class Traffic:
-    """What a contender has sent and received, and what it was for. Up is to the speculator."""
+    """Counts what a contender has sent and received, and what it was for. Up is to the speculator."""
 
     label: str
     temperature: float
@@ -45,7 +45,7 @@ class Traffic:
         return self.num_bytes / self.num_rounds if self.num_rounds else None
 
     def to_json(self) -> dict[str, Any]:
-        """As results.json has it."""
+        """Return the object that results.json keeps."""
         return asdict(self) | {"per_accepted": self.per_accepted, "per_round": self.per_round}
 
 

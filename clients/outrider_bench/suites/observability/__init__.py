@@ -1,1 +1,1 @@
-"""What metrics and traces cost a generation: services that differ in nothing else take turns."""
+"""The cost of metrics and traces: services that differ in nothing else take turns."""

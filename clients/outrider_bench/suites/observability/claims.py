@@ -1,4 +1,4 @@
-"""What was measured, beside what is asked for: pairs of turns, since the machine changes more than what is compared."""
+"""Claims about metrics and traces: pairs of turns, since the machine changes more than what is compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compared, how often, and what is asked for."""
+"""The variants that are compared, how often, and the services that they run on."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SCRAPE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ObservabilitySizes:
-    """How much is done."""
+    """Says how much is done."""
 
     target: str
     concurrency: int
@@ -61,12 +61,12 @@ QUICK_SIZES = ObservabilitySizes("demo/target", concurrency=2, max_tokens=8, rou
 
 
 def sizes_of(config: ObservabilityConfig) -> ObservabilitySizes:
-    """How much a run does."""
+    """Choose the sizes of a run."""
     return QUICK_SIZES if config.is_quick else SIZES
 
 
 def order_of(variants: tuple[str, ...], number: int) -> tuple[str, ...]:
-    """Who comes when in a round: each is first equally often, and every other round goes backwards, so that nobody
+    """Order the variants of a round: each is first equally often, and every other round goes backwards, so that none
     always runs behind the same one."""
     first = number // 2 % len(variants)
     order = variants[first:] + variants[:first]
@@ -83,7 +83,7 @@ class ObservabilityServices:
     """URLs."""
 
     async def take_turn(self, variant: str, method: str, seed: int, sizes: ObservabilitySizes) -> dict[str, float]:
-        """What some generations at once have measured: SPEED and CPU_TIME. Raises GenerationFailed."""
+        """Run some generations at once; return SPEED and CPU_TIME. Raises GenerationFailed."""
         prompts = list(itertools.islice(itertools.cycle(default_prompts()), sizes.concurrency))
         requests = [
             Request(prompt.text, 0.7, seed * sizes.concurrency + number, sizes.max_tokens)
@@ -109,7 +109,7 @@ class ObservabilityServices:
                 await scraping
 
     def _busy_s(self) -> float:
-        """What the services have had of the cores so far."""
+        """Return the seconds of the cores that the services have used so far."""
         times = [process.cpu_times() for process in self.processes]
         return float(sum(each.user + each.system for each in times))
 
@@ -121,7 +121,7 @@ class ObservabilityServices:
 
 
 def decision(seed: int, ratio: float) -> tuple[tuple[str, str], ...]:
-    """What a caller says who traces, and records that share of its generations: W3C's `traceparent`."""
+    """Make the metadata of a caller that traces, and records that share of its generations: W3C's `traceparent`."""
     chance = random.Random(seed)
     is_recorded = chance.random() < ratio
     return (("traceparent", f"00-{chance.getrandbits(128):032x}-{chance.getrandbits(64):016x}-{is_recorded:02x}"),)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from outrider_bench.measured import Measured
 from outrider_bench.suites.methods.replay import NEAR, analyse
-from tests.bench.methods_samples import made, ran, replayed
+from tests.bench.experiment_samples import made, ran, replayed
 
 
 def test_a_ratio_is_the_median_of_the_repeats_on_what_both_have_finished() -> None:

@@ -14,7 +14,7 @@ from outrider_bench.experiment import OFF, PLAIN, Contender, contender
 from outrider_bench.running import MAX_FAILURES, TimedDriver, run_experiment, turns_of
 from outrider_bench.samples import Block, GenerationSample, Request
 from outrider_cli.prompts import Prompt
-from tests.bench.methods_samples import small
+from tests.bench.experiment_samples import small
 from tests.bench.samples import generation
 
 

@@ -25,7 +25,7 @@ from outrider_bench.samples import Block
 from outrider_bench.suites.methods.claims import AT_BEST, LLAMA_CPP, claims_of
 from outrider_bench.suites.methods.experiments import ALL_METHODS, DRAFT_C2_5, MethodsSizes
 from outrider_bench.suites.methods.replay import analyse
-from tests.bench.methods_samples import evidence, made, ran, replayed
+from tests.bench.experiment_samples import evidence, made, ran, replayed
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 

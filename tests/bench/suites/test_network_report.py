@@ -22,7 +22,7 @@ from outrider_bench.suites.network.report import report_of
 from outrider_bench.suites.network.suite import NetworkSuite
 from outrider_bench.suites.network.traffic import CountingDriver
 from outrider_cli.failures import FAILED
-from tests.bench.methods_samples import made
+from tests.bench.experiment_samples import made
 
 
 class Counted(CountingDriver):

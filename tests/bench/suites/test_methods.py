@@ -18,7 +18,7 @@ from outrider_bench.running import turns_of
 from outrider_bench.samples import Request
 from outrider_bench.suites.methods.estimate import seconds_of, total_seconds
 from outrider_bench.suites.methods.experiments import QUICK, MethodsSizes, experiments_of, sizes_of
-from tests.bench.methods_samples import small
+from tests.bench.experiment_samples import small
 
 BUDGET_S = 14 * 60
 """A minute less than a run may take: the estimate is one."""

@@ -71,12 +71,12 @@ def _edges_to_outside(names: set[str], overlay: str) -> set[Edge]:
     if "otel-collector" in names:  # its backend may be a pod, too
         found |= {("otel-collector", end.name, port) for end in OUTSIDE for port in (443, 4317)}
     for end in (each.name for each in ANYWHERE):
-        found |= {(name, end, 443) for name in names if name.startswith("fetch-")}  # models from a hub
+        found |= {(name, end, 443) for name in names if name.startswith("fetch-")}  # from Hugging Face
         if overlay == "external-redis":
             found.add(("retrieval-datastore", end, 6379))
-        if overlay == "cloud-edge-edge":
+        if overlay == "edge":
             found.add(("edge-speculator", end, 50051))
-        if overlay == "cloud-edge-hub":
+        if overlay == "cloud":
             found.add((end, "target-verifier", 50051))
     return found
 
@@ -102,7 +102,7 @@ def test_nothing_is_allowed_by_default_to_any_pod(variant: Variant) -> None:
     assert {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} in denying
 
 
-@pytest.mark.parametrize("overlay", ["gpu", "cloud-edge-hub", "cloud-edge-edge", "external-redis"])
+@pytest.mark.parametrize("overlay", ["gpu", "cloud", "edge", "external-redis"])
 def test_what_is_for_production_has_policies(overlay: str) -> None:
     assert "network-policies" in components_of(overlay)
 

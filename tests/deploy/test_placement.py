@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 MODELS = ("target-verifier", "draft-speculator")
 WITH_BOTH = [each for each in variants() if each.overlay in ("gpu", "external-redis")]
-WITH_GPU = [*WITH_BOTH, Variant("cloud-edge-hub")]
+WITH_GPU = [*WITH_BOTH, Variant("cloud")]
 
 
 def required_terms(pod: Object) -> list[Object]:

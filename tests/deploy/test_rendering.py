@@ -36,8 +36,8 @@ WORKLOADS = {
     "cpu": {"target-verifier", "draft-speculator", "retrieval-datastore", "redis"},
     "gpu": {"target-verifier", "draft-speculator", "retrieval-datastore", "redis"},
     "external-redis": {"target-verifier", "draft-speculator", "retrieval-datastore"},
-    "cloud-edge-hub": {"target-verifier", "retrieval-datastore", "redis"},
-    "cloud-edge-edge": {"edge-speculator"},
+    "cloud": {"target-verifier", "retrieval-datastore", "redis"},
+    "edge": {"edge-speculator"},
 }
 """Overlay -> the workloads of Outrider that it has."""
 

@@ -72,7 +72,7 @@ def test_devices_are_what_the_containers_have(objects: list[Object]) -> None:
 
 
 def test_the_hub_dials_no_speculator() -> None:
-    objects = rendered(Variant("cloud-edge-hub"))
+    objects = rendered(Variant("cloud"))
     verifier = settings_of(named(objects, "Deployment", "target-verifier"), objects)
     assert isinstance(verifier, VerifierSettings)
     assert verifier.speculator == ""

@@ -126,7 +126,7 @@ def test_the_image_says_how_to_run_it(image: Image) -> None:
 
 
 @pytest.mark.suite
-def test_the_root_is_not_writable_in_these_tests_and_the_user_is_nobody_special(image: Image) -> None:
+def test_the_root_is_read_only_and_the_user_is_not_root(image: Image) -> None:
     process = image.start("sh", "-c", "id -u; touch /tmp/a && touch /opt/outrider/a; grep CapEff /proc/self/status")
     out, err = process.communicate(timeout=60)
     uid, capabilities = out.splitlines()

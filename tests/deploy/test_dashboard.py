@@ -56,7 +56,7 @@ def test_every_metric_of_ours_is_shown() -> None:
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=titled)
-def test_a_panel_has_a_title_a_description_a_unit_and_the_data_source_that_is_chosen(panel: dict[str, Any]) -> None:
+def test_a_panel_has_title_description_unit_and_data_source(panel: dict[str, Any]) -> None:
     assert panel["title"]
     assert len(panel["description"]) > 20
     unit = panel["options"]["yAxis"]["unit"] if panel["type"] == "heatmap" else panel["fieldConfig"]["defaults"]["unit"]

@@ -110,7 +110,7 @@ async def test_a_cloud_that_is_killed_and_comes_back_is_gone_on_with(
     await asyncio.to_thread(stack.verifier.wait_serving)
 
 
-async def test_a_killed_edge_leaves_no_session_in_the_cloud_and_drafts_again_when_it_is_back(
+async def test_a_killed_edge_leaves_no_session_and_drafts_again_later(
     stack: LocalStack, cloud: Client, client: Client
 ) -> None:
     generation = client.generate(PROMPT, max_tokens=1500, ignore_eos=True, method="pearl")

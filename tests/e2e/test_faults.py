@@ -202,7 +202,7 @@ async def test_a_lying_speculator_changes_nothing(liar: str, method: str) -> Non
         assert await verifier.is_idle()
 
 
-async def test_a_speculator_with_another_tokenizer_is_refused_and_the_text_comes_without_it(
+async def test_a_speculator_with_another_tokenizer_is_done_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from dataclasses import replace

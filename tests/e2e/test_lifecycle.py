@@ -39,7 +39,7 @@ async def health(address: str, name: str = "outrider.v1.VerifierService") -> int
         return int((await health_pb2_grpc.HealthStub(channel).Check(request, wait_for_ready=True)).status)
 
 
-async def test_health_says_not_serving_until_the_model_is_loaded_and_while_draining(verifier: Service) -> None:
+async def test_health_is_not_serving_while_loading_or_draining(verifier: Service) -> None:
     assert await health(verifier.address) == Status.NOT_SERVING
     async with Client(verifier.address) as client:
         with pytest.raises(Unavailable, match="loading"):

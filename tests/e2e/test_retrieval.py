@@ -133,7 +133,7 @@ def test_a_tenant_finds_again_what_it_has_said_and_no_other_tenant_does(
         assert not WIDER & accepted(elsewhere).keys()
 
 
-def test_spacelike_says_again_in_few_rounds_what_its_tenant_has_said_before(
+def test_spacelike_repeats_its_tenants_text_in_few_rounds(
     stack: LocalStack, other_tenant: Service, empty: redis.Redis
 ) -> None:
     plain = generate(stack.address, method="off", seed=11)
@@ -150,7 +150,7 @@ def test_spacelike_says_again_in_few_rounds_what_its_tenant_has_said_before(
         assert not accepted(elsewhere)
 
 
-def test_double_has_a_tail_of_what_the_prior_knows_and_says_what_the_target_says(
+def test_double_has_a_tail_from_the_prior_and_the_targets_text(
     stack: LocalStack, empty: redis.Redis
 ) -> None:
     plain = generate(stack.address, method="off", temperature=0)
@@ -210,7 +210,7 @@ def test_a_prior_is_built_loaded_used_listed_and_deleted(stack: LocalStack, empt
     assert json.loads(run("list", "--address", stack.address, "--json")) == []
 
 
-def test_a_hanging_datastore_holds_nothing_up_and_gets_everything_afterwards(
+def test_a_hanging_datastore_delays_nothing_and_gets_all_later(
     stack: LocalStack, empty: redis.Redis
 ) -> None:
     assert stack.datastore is not None

@@ -260,7 +260,7 @@ async def test_an_edge_inside_the_application_traces_as_the_application_does(
     assert in_cloud.service == "outrider-verifier"
 
 
-async def test_a_collector_that_is_dead_changes_neither_the_text_nor_the_end_of_a_service(
+async def test_a_dead_collector_changes_no_text_and_delays_no_end(
     traced: LocalStack, tmp_path: Path
 ) -> None:
     async with Client(traced.address) as client:

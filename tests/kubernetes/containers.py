@@ -96,7 +96,7 @@ class Containers:
         return claim
 
     def _volume(self, volume: Json) -> Path:
-        folder = self._place.folder / volume["name"]
+        folder = self._place.folder / str(volume["name"])
         folder.mkdir(parents=True)
         files: dict[str, str] = {}
         if "configMap" in volume:
@@ -129,5 +129,6 @@ def _with_folders(text: str, mounts: Mapping[str, Path]) -> str:
     """Every path below a mount path is one below our folder. /tmp is /tmp: it is everybody's."""
     for path in sorted(mounts, key=len, reverse=True):
         if path != "/tmp":
-            text = re.sub(rf"(?<![\w./-]){re.escape(path)}(?=$|[/\s\"'])", lambda _, path=path: str(mounts[path]), text)
+            found = re.compile(rf"(?<![\w./-]){re.escape(path)}(?=$|[/\s\"'])")
+            text = found.sub(str(mounts[path]).replace("\\", r"\\"), text)
     return text

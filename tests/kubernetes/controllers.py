@@ -21,17 +21,13 @@ class Seen(Protocol):
     revision: str
     is_terminating: bool
     created_at: float
+    ordinal: int
+    """Its number among those of a StatefulSet."""
 
     @property
     def is_ready(self) -> bool: ...
 
     def is_available(self, min_ready_s: float) -> bool: ...
-
-
-class Ordinal(Seen, Protocol):
-    """A pod of a StatefulSet."""
-
-    ordinal: int
 
 
 @dataclass
@@ -87,10 +83,10 @@ def is_rolled_out(workload: Json, pods: Sequence[Seen]) -> bool:
     spec = workload["spec"]
     new = [pod for pod in pods if pod.revision == revision_of(workload) and not pod.is_terminating]
     num_available = sum(pod.is_available(spec.get("minReadySeconds", 0)) for pod in new)
-    return len(pods) == len(new) == num_available == spec.get("replicas", 1)
+    return bool(len(pods) == len(new) == num_available == spec.get("replicas", 1))
 
 
-def stateful_set_steps(workload: Json, pods: Sequence[Ordinal]) -> Steps:
+def stateful_set_steps(workload: Json, pods: Sequence[Seen]) -> Steps:
     """Of a StatefulSet with these pods: one at a time, made from the first on, replaced from the last on."""
     spec = workload["spec"]
     num_wanted, min_ready_s = spec.get("replicas", 1), spec.get("minReadySeconds", 0)

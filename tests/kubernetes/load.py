@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from outrider_client.client import Client
 from outrider_client.errors import OutriderError
@@ -145,7 +146,7 @@ class Load:
             observed.wrong.append(named)
 
 
-def _options(case: Case, method: str) -> dict[str, object]:
+def _options(case: Case, method: str) -> dict[str, Any]:
     return {
         "prompt": case.prompt,
         "temperature": case.temperature,

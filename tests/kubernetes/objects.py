@@ -22,6 +22,7 @@ def workloads(objects: Sequence[Object]) -> list[Object]:
 
 def container_of(workload: Object) -> Object:
     """The container of its pods. Raises ValueError for pods that have several."""
+    container: Object
     [container] = workload["spec"]["template"]["spec"]["containers"]
     return container
 

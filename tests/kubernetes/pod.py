@@ -58,6 +58,8 @@ class Pod:
         self.is_terminating = False
         self.is_gone = False
         self.num_restarts = 0
+        self.ordinal = 0
+        """Its number among those of a StatefulSet."""
         self.created_at = time.monotonic()
         self.log = place.folder / "log"
         self._spec, self._on_ending = spec, on_ending

@@ -85,4 +85,4 @@ class Probe:
     def _port(self, port: int | str) -> int:
         if isinstance(port, int):
             return port
-        return next(entry["containerPort"] for entry in self._container["ports"] if entry["name"] == port)
+        return next(int(entry["containerPort"]) for entry in self._container["ports"] if entry["name"] == port)

@@ -94,7 +94,7 @@ def judge(cluster: Cluster, observed: dict[str, Observed]) -> None:
     assert not [pod.place.name for pods in cluster.pods.values() for pod in pods if pod.num_restarts]
 
 
-async def test_nobody_notices_a_restart_that_is_in_a_hurry_or_another_number_of_replicas(tmp_path: Path) -> None:
+async def test_nobody_notices_a_hasty_restart_or_a_change_of_scale(tmp_path: Path) -> None:
     """Generations are cut off, and go on elsewhere."""
     async with running_cluster(on_two_cores(1, **IN_A_HURRY), tmp_path) as cluster:
         load = Load(cluster.target(VERIFIER, 50051), NUM_APPLICATIONS, NUM_TOKENS)

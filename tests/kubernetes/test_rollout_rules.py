@@ -198,7 +198,7 @@ async def test_a_name_means_the_pods_that_are_ready_and_do_not_terminate(tmp_pat
 
 
 @pytest.mark.slow
-async def test_the_hook_comes_before_the_signal_and_who_ends_by_itself_is_not_killed(tmp_path: Path) -> None:
+async def test_the_hook_comes_first_and_a_pod_that_ends_is_not_killed(tmp_path: Path) -> None:
     async with started(serving(sleep_s=1), tmp_path) as cluster:
         await cluster.settle(timeout_s=20)
         began = time.monotonic()

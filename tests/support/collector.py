@@ -78,7 +78,7 @@ def running_collector() -> Iterator[tuple[Collector, str]]:
     """A collector, and its URL."""
     collector = Collector()
     server = grpc.server(ThreadPoolExecutor(4))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

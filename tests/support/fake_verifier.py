@@ -16,6 +16,8 @@ from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 Script = Callable[[GenerateRequest, grpc.ServicerContext], Iterator[GenerateResponse]]
 
 SEED = 2**63 + 1
+METHODS = (types_pb2.METHOD_OFF, types_pb2.METHOD_SPECULATIVE, types_pb2.METHOD_PEARL, types_pb2.METHOD_RETRIEVAL)
+"""Methods that it says it offers."""
 
 
 def started(model_id: str = "", dtype: str = "") -> GenerateResponse:
@@ -23,7 +25,7 @@ def started(model_id: str = "", dtype: str = "") -> GenerateResponse:
     return GenerateResponse(started=verifier_pb2.Started(session_id="s-1", seed=SEED, num_prompt_tokens=3, model=model))
 
 
-def chunk(*token_ids: int, text: str = "", source: int = types_pb2.SOURCE_DRAFT) -> GenerateResponse:
+def chunk(*token_ids: int, text: str = "", source: types_pb2.Source = types_pb2.SOURCE_DRAFT) -> GenerateResponse:
     """A round's tokens: all from one source but the last, which is the target's."""
     sources = [source] * (len(token_ids) - 1) + [types_pb2.SOURCE_TARGET]
     return GenerateResponse(chunk=verifier_pb2.Chunk(token_ids=token_ids, sources=sources, text=text, num_drafted=8))
@@ -86,7 +88,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> verifier_pb2.GetInfoResponse:
         model = types_pb2.ModelInfo(model_id="fake", vocab_size=256, max_context_len=2048)
         peer = verifier_pb2.PeerInfo(address="127.0.0.1:1", last_error="no answer")
-        return verifier_pb2.GetInfoResponse(model=model, methods=[1, 2, 3, 4], speculator=peer, version="1")
+        return verifier_pb2.GetInfoResponse(model=model, methods=METHODS, speculator=peer, version="1")
 
 
 def until_cancelled(fake: FakeVerifier) -> Script:
@@ -103,7 +105,7 @@ def until_cancelled(fake: FakeVerifier) -> Script:
 @pytest.fixture
 def verifier() -> Iterator[FakeVerifier]:
     """A fake verifier that listens on loopback and is healthy."""
-    fake = FakeVerifier()
+    fake = FakeVerifier()  # type: ignore[abstract]  # what it has not is UNIMPLEMENTED
     fake.health.set("", health_pb2.HealthCheckResponse.SERVING)
     with futures.ThreadPoolExecutor(max_workers=4) as pool:
         server = grpc.server(pool, options=[("grpc.so_reuseport", 0)])

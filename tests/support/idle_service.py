@@ -15,7 +15,7 @@ from outrider.server.settings import ServiceSettings
 from outrider.telemetry.metrics import Metrics
 
 NAME = "outrider.v1.VerifierService"
-SETTINGS = ServiceSettings(listen="127.0.0.1:0")
+SETTINGS = ServiceSettings.model_validate({"listen": "127.0.0.1:0"})
 
 
 class Idle:
@@ -72,4 +72,4 @@ async def is_serving(address: str) -> bool:
     async with grpc.aio.insecure_channel(address) as channel:
         request = health_pb2.HealthCheckRequest(service=NAME)
         answer = await health_pb2_grpc.HealthStub(channel).Check(request, wait_for_ready=True, timeout=5)
-    return answer.status == health_pb2.HealthCheckResponse.SERVING
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -16,35 +16,35 @@ from outrider.v1 import speculator_pb2 as pb
 from outrider.v1 import speculator_pb2_grpc, types_pb2
 
 Context = grpc.aio.ServicerContext[object, object]
-Status = health_pb2.HealthCheckResponse.ServingStatus
 
 
-class ScriptedSpeculator(speculator_pb2_grpc.SpeculatorServiceServicer, health_pb2_grpc.HealthServicer):
+class ScriptedSpeculator(
+    speculator_pb2_grpc.SpeculatorServiceServicer,
+    health_pb2_grpc.HealthServicer,  # type: ignore[misc]  # it has no types
+):
     """Answers the opening and every commit with a node. What it does besides is set by the test."""
 
     def __init__(self) -> None:
         self.opened: list[pb.SpeculateOpen] = []
         self.commits: list[types_pb2.Commit] = []
-        self.steerings: list[pb.Steering] = []
+        self.steerings: list[types_pb2.Steering] = []
         self.num_streams = 0
         """Open ones."""
         self.num_checks = 0
         self.callers: set[str] = set()
         """Connections that streams came by."""
         self.num_bytes_heard = self.num_bytes_said = 0
-        self.health: Status = health_pb2.HealthCheckResponse.SERVING
+        self.health = health_pb2.HealthCheckResponse.SERVING
         self.is_silent = False
         """Takes everything, answers nothing."""
         self.refusal: grpc.StatusCode | None = None
         self.is_garbage = False
 
-    async def Check(  # type: ignore[override]
-        self, request: health_pb2.HealthCheckRequest, context: Context
-    ) -> health_pb2.HealthCheckResponse:
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         self.num_checks += 1
         return health_pb2.HealthCheckResponse(status=self.health)
 
-    async def Speculate(
+    async def Speculate(  # type: ignore[override]  # garbage is bytes
         self, requests: AsyncIterator[pb.SpeculateRequest], context: Context
     ) -> AsyncIterator[pb.SpeculateResponse | bytes]:
         self.num_streams += 1

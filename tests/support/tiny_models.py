@@ -40,7 +40,8 @@ CONFIGS: dict[str, Any] = {
 @cache
 def _built(family: str) -> PreTrainedModel:
     torch.manual_seed(1)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[family])).eval()
+    config = copy.deepcopy(CONFIGS[family])
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for parameter in model.parameters():
             # Far from the initial values: norms of exactly one and biases of zero would hide mistakes.

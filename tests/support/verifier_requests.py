@@ -17,7 +17,7 @@ Code = grpc.StatusCode
 
 
 def request(prompt: verifier_pb2.Prompt | None = PROMPT, **fields: Any) -> verifier_pb2.GenerateRequest:
-    sampling = {"max_tokens": 4, "temperature": 0.0}
+    sampling: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0}
     sampling |= {k: v for k, v in fields.items() if k in types_pb2.SamplingParams.DESCRIPTOR.fields_by_name}
     speculation = {k: v for k, v in fields.items() if k in types_pb2.SpeculationParams.DESCRIPTOR.fields_by_name}
     return verifier_pb2.GenerateRequest(
@@ -47,7 +47,7 @@ async def generate(stub: Any) -> list[int]:
 
 
 def handshake(verifier: RunningVerifier, **changes: Any) -> types_pb2.Handshake:
-    fields = {
+    fields: dict[str, Any] = {
         "protocol_version": PROTOCOL_VERSION,
         "tokenizer_hash": verifier.model.tokenizer_hash,
         "vocab_size": verifier.model.vocab_size,

@@ -150,9 +150,7 @@ def test_spacelike_repeats_its_tenants_text_in_few_rounds(
         assert not accepted(elsewhere)
 
 
-def test_double_has_a_tail_from_the_prior_and_the_targets_text(
-    stack: LocalStack, empty: redis.Redis
-) -> None:
+def test_double_has_a_tail_from_the_prior_and_the_targets_text(stack: LocalStack, empty: redis.Redis) -> None:
     plain = generate(stack.address, method="off", temperature=0)
     load_prior(stack, plain)
 
@@ -210,9 +208,7 @@ def test_a_prior_is_built_loaded_used_listed_and_deleted(stack: LocalStack, empt
     assert json.loads(run("list", "--address", stack.address, "--json")) == []
 
 
-def test_a_hanging_datastore_delays_nothing_and_gets_all_later(
-    stack: LocalStack, empty: redis.Redis
-) -> None:
+def test_a_hanging_datastore_delays_nothing_and_gets_all_later(stack: LocalStack, empty: redis.Redis) -> None:
     assert stack.datastore is not None
     plain = generate(stack.address, seed=9, method="off")
     os.kill(stack.datastore.pid, signal.SIGSTOP)

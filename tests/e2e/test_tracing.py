@@ -260,9 +260,7 @@ async def test_an_edge_inside_the_application_traces_as_the_application_does(
     assert in_cloud.service == "outrider-verifier"
 
 
-async def test_a_dead_collector_changes_no_text_and_delays_no_end(
-    traced: LocalStack, tmp_path: Path
-) -> None:
+async def test_a_dead_collector_changes_no_text_and_delays_no_end(traced: LocalStack, tmp_path: Path) -> None:
     async with Client(traced.address) as client:
         expected = await client.complete(PROMPT, **(OPTIONS | {"method": "off"}))
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and says nothing

@@ -108,17 +108,19 @@ async def running_verifier(
     max_prompt_tokens: int = 0,
 ) -> AsyncIterator[RunningVerifier]:
     """A verifier with the demo target, on a free port. It is not measured, so that tests begin at once."""
-    settings = VerifierSettings(
-        speculator=speculator,
-        datastore=datastore,
-        default_method="off",
-        num_speculative_tokens=8,
-        lookahead=32,
-        min_path_probability=0.1,
-        max_num_sessions=max_num_sessions,
-        max_prompt_tokens=max_prompt_tokens,
-        max_draft_nodes_per_s=max_draft_nodes_per_s,
-        stall_timeout_s=stall_timeout_s,
+    settings = VerifierSettings.model_validate(
+        {
+            "speculator": speculator,
+            "datastore": datastore,
+            "default_method": "off",
+            "num_speculative_tokens": 8,
+            "lookahead": 32,
+            "min_path_probability": 0.1,
+            "max_num_sessions": max_num_sessions,
+            "max_prompt_tokens": max_prompt_tokens,
+            "max_draft_nodes_per_s": max_draft_nodes_per_s,
+            "stall_timeout_s": stall_timeout_s,
+        }
     )
     service = VerifierService(settings, target_model(), {1: 2.0}, quotas)
     server = grpc.aio.server(interceptors=[*interceptors, MalformedRequests()])

@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import pytest
@@ -26,9 +27,9 @@ from outrider.v1 import datastore_pb2_grpc as pb_grpc
 from outrider_cli.local.redis import LocalRedis
 
 
-def settings_for(redis_url: str, **fields) -> DatastoreSettings:
+def settings_for(redis_url: str, **fields: Any) -> DatastoreSettings:
     """Small sizes; and time: a test machine is busy, and only tests about time measure it."""
-    given = {"max_match_len": 3, "redis_timeout_s": 5.0, "lookup_timeout_ms": 5000.0, **fields}
+    given: dict[str, Any] = {"max_match_len": 3, "redis_timeout_s": 5.0, "lookup_timeout_ms": 5000.0, **fields}
     return DatastoreSettings(redis_url=redis_url, **given)
 
 
@@ -100,7 +101,7 @@ async def load(store: RedisStore, scope: Scope, *documents: list[int], tenant: s
     await to_the_end(store.load_prior(scope.corpus_id(tenant), documents, PriorTable.build(documents, 3)))
 
 
-def query(*context: int, **fields) -> pb.Query:
+def query(*context: int, **fields: Any) -> pb.Query:
     """Asks for one context."""
     return pb.Query(context_token_ids=context, **fields)
 
@@ -110,29 +111,29 @@ def sequence(*token_ids: int) -> pb.TokenSequence:
     return pb.TokenSequence(token_ids=token_ids)
 
 
-async def look_up(stub, *requests: pb.LookupRequest) -> list[pb.LookupResponse]:
+async def look_up(stub: Any, *requests: pb.LookupRequest) -> list[pb.LookupResponse]:
     """Returns all answers on one stream."""
     return [response async for response in stub.Lookup(iter(requests))]
 
 
-async def record(stub, *requests: pb.RecordRequest) -> list[int]:
+async def record(stub: Any, *requests: pb.RecordRequest) -> list[int]:
     """Returns the session's position after each request on one stream."""
     return [response.num_tokens async for response in stub.Record(iter(requests))]
 
 
-async def load_prior(stub, *requests: pb.LoadPriorRequest) -> list[pb.LoadPriorResponse]:
+async def load_prior(stub: Any, *requests: pb.LoadPriorRequest) -> list[pb.LoadPriorResponse]:
     """Returns all answers on one stream."""
     return [response async for response in stub.LoadPrior(iter(requests))]
 
 
-async def refusal(call) -> tuple[grpc.StatusCode, str]:
+async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
     """Returns the error of an RPC. Streams are read to their end."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await (to_the_end(call) if hasattr(call, "__aiter__") else call)
-    return caught.value.code(), caught.value.details()
+    return caught.value.code(), caught.value.details() or ""
 
 
-async def to_the_end(stream, at_each: Callable[[], object] | None = None) -> None:
+async def to_the_end(stream: Any, at_each: Callable[[], object] | None = None) -> None:
     """Reads a stream, doing something at each of its items."""
     async for _ in stream:
         done = at_each() if at_each else None

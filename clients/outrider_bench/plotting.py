@@ -53,6 +53,8 @@ METHOD_COLOURS = {
     "hf-prompt-lookup": "#F0E442",
 }
 _DPI = 130
+_MANY_DECADES = 500.0
+"""Ratio of the ends of a logarithmic axis from which on it has few labels."""
 
 
 def write_figures(figures: Mapping[str, Figure | None], folder: Path) -> list[Path]:
@@ -172,9 +174,12 @@ def draw_legend_below(axes: Axes, num_columns: int) -> None:
 
 
 def scale_logarithmically(set_scale: Callable[[str], None], axis: Axis) -> None:
-    """Scale an axis with 1, 2 and 5 of each power of ten: more labels would overlap."""
+    """Scale an axis with labels at 1, 2 and 5 of each power of ten; over many powers at 1 alone. To be called last."""
     set_scale("log")
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    low, high = axis.get_view_interval()
+    # Labels of 2 and 5 would overlap where a decade is narrow.
+    subs = (1.0, 2.0, 5.0) if high < _MANY_DECADES * low else (1.0,)
+    axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 

@@ -27,7 +27,7 @@ def draw_timeline(results: Mapping[str, Any]) -> Figure:
     """Draw tokens a second over time; each fault is a bar from its beginning to the return of its part."""
     tokens = results["tokens_by_second"]
     smooth = [sum(tokens[max(0, at - _SMOOTH_S + 1) : at + 1]) / min(at + 1, _SMOOTH_S) for at in range(len(tokens))]
-    figure, (upper, lower) = stacked_figure(min(_MAX_WIDTH, max(9.0, len(tokens) / 45)), 5, (3, 1.4))
+    figure, (upper, lower) = stacked_figure(min(_MAX_WIDTH, max(9.0, len(tokens) / 45)), 5.6, (3, 2))
     upper.plot(range(len(tokens)), smooth, color=BLUE)
     upper.set_ylabel(f"tokens/s, all sessions (over {_SMOOTH_S} s)")
     upper.set_ylim(bottom=0)
@@ -35,9 +35,9 @@ def draw_timeline(results: Mapping[str, Any]) -> Figure:
     for fault in results["faults"]:
         end = fault["returned_s"] if fault["returned_s"] is not None else len(tokens)
         row, colour = parts.index(fault["part"]), _COLOURS[fault["part"]]
-        lower.barh(row, max(0.5, end - fault["began_s"]), left=fault["began_s"], color=colour, height=0.6)
+        lower.barh(row, max(0.5, end - fault["began_s"]), left=fault["began_s"], color=colour, height=0.45)
         if len(results["faults"]) <= _MAX_NAMED:
-            lower.annotate(fault["kind"], (fault["began_s"], row + 0.35), fontsize=7, rotation=25)
+            lower.annotate(fault["kind"], (fault["began_s"], row + 0.27), fontsize=6.5, rotation=15)
             upper.axvline(fault["began_s"], color=colour, alpha=0.35, linewidth=0.8)
         elif fault["part"] == VERIFIER:
             # The others hardly show: drafts are missing, and tokens come all the same.

@@ -7,15 +7,20 @@ operator call costs as much as its arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from outrider.core.tree import Node
+
+NO_SLOTS: Mapping[Node, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,43 @@ class Segment:
     position_ids: Sequence[int] | None = None
     """None: the rows continue the cache, row i at position `cache.length + i`."""
     visible: npt.NDArray[np.bool_] | None = None
-    """bool [rows, cache.length + rows]: which slots a row sees, itself among them. None: all up to itself."""
+    """bool [rows, cache.length + rows]: the slots that a row sees, itself among them. None means all up to itself."""
+
+    @classmethod
+    def of_tree(
+        cls,
+        cache: KVCache,
+        pending: Sequence[int],
+        nodes: Sequence[Node],
+        slots: Mapping[Node, int] = NO_SLOTS,
+        *,
+        num_logits: int,
+    ) -> Segment:
+        """Lays out committed tokens and nodes below them, so that each node sees the committed tokens, its ancestors
+        and itself.
+
+        Args:
+            cache: Holds the committed tokens before `pending`; or all of them, and then the nodes in `slots`.
+            pending: Committed tokens that are not in the cache. Must be empty if there are nodes in `slots`.
+            nodes: Nodes that are not in the cache, parents before children. Their other ancestors are in `slots`.
+            slots: Where in the cache the nodes stand that have been through a forward.
+            num_logits: Logits are wanted for so many of the last rows.
+        """
+        token_ids = [*pending, *(node.token_id for node in nodes)]
+        first = cache.length + len(pending)
+        # A node has as many ancestors as its position says. Where that is its slot too, everything before it is one:
+        # the rows are one chain and need no mask, which attention computes faster.
+        if all(node.position == slot for slot, node in enumerate(nodes, first)):
+            return cls(cache, token_ids, num_logits)
+        num_committed = first - len(slots)
+        slots = {**slots, **{node: slot for slot, node in enumerate(nodes, first)}}
+        visible = np.zeros((len(token_ids), cache.length + len(token_ids)), dtype=np.bool_)
+        visible[: len(pending)] = np.tri(len(pending), visible.shape[1], cache.length, dtype=np.bool_)
+        visible[len(pending) :, :num_committed] = True
+        for row, node in enumerate(nodes, len(pending)):
+            visible[row, _path_slots(node, slots)] = True
+        positions = [*range(cache.length, first), *(node.position for node in nodes)]
+        return cls(cache, token_ids, num_logits, positions, visible)
 
     def check(self) -> None:
         """Raises ValueError if the parts do not fit together."""
@@ -42,6 +83,15 @@ class Segment:
             raise ValueError(f"position_ids must have {rows} entries, got {len(self.position_ids)}")
         if self.visible is not None and self.visible.shape != (rows, self.cache.length + rows):
             raise ValueError(f"visible must be {(rows, self.cache.length + rows)}, got {self.visible.shape}")
+
+
+def _path_slots(node: Node | None, slots: Mapping[Node, int]) -> list[int]:
+    """Slots of a node and of those of its ancestors that have one."""
+    path = []
+    while node is not None and node in slots:
+        path.append(slots[node])
+        node = node.parent
+    return path
 
 
 @dataclass(slots=True)

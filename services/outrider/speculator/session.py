@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from outrider.core.acceptance import DraftNoise, decides_by_ratio
 from outrider.core.calibration import DraftCalibration, PendingClaims, RetrievalCalibration
 from outrider.core.drafting.methods import growth_policy
@@ -190,38 +188,15 @@ class DraftSession:
         if len(trunk) > max_rows:
             self._trunk_len += max_rows
             return Segment(self._cache, trunk[:max_rows], num_logits=0)
-        rows = [*trunk, *(node.token_id for node in branches), *expansion.phrase]
-        visible = self._visible(branches, len(trunk))
-        positions = None
-        if visible is not None:
-            positions = [*range(self._trunk_len, len(committed)), *(node.position for node in branches)]
-        num_logits = len(expansion.nodes) + len(expansion.phrase)
-        segment = Segment(self._cache, rows, num_logits, positions, visible)
+        segment = Segment.of_tree(self._cache, trunk, branches, self._slots, num_logits=len(expansion.nodes))
+        if expansion.phrase:  # stands behind one chain, so there is no mask to be widened
+            token_ids = [*segment.token_ids, *expansion.phrase]
+            segment = replace(segment, token_ids=token_ids, num_logits=segment.num_logits + len(expansion.phrase))
         self._trunk_len = len(committed)
         for slot, node in enumerate(branches, start=self._cache.length + len(trunk)):
             self._slots[node] = slot
         self._phrase_slot = self._cache.length + len(trunk) + len(branches)
         return segment
-
-    def _visible(self, branches: Sequence[Node], num_trunk_rows: int) -> np.ndarray | None:
-        """Which slots each row sees, bool [rows, slots + rows]; None while everything is one chain."""
-        num_branch_slots = len(self._slots)
-        if not branches or self._is_chain(branches):
-            return None
-        length = self._cache.length
-        trunk_end = length - num_branch_slots + num_trunk_rows
-        num_rows = num_trunk_rows + len(branches)
-        visible = np.zeros((num_rows, length + num_rows), dtype=bool)
-        for row in range(num_trunk_rows):
-            visible[row, : length + row + 1] = True
-        for row, node in enumerate(branches, start=num_trunk_rows):
-            visible[row, :trunk_end] = True
-            visible[row, length + row] = True
-            ancestor = node.parent
-            while ancestor is not None and ancestor in self._slots:
-                visible[row, self._slots[ancestor]] = True
-                ancestor = ancestor.parent
-        return visible
 
     def grow(self, expansion: Expansion, found: Sequence[Sequence[Candidate]], forward_us: float) -> None:
         """Adds what a forward found: for each expanded node its candidates, best first."""

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from itertools import pairwise
-
-import numpy as np
-import numpy.typing as npt
 
 from outrider.core.auto.strategies import Strategy
 from outrider.core.costs import num_worth, path_probabilities
 from outrider.core.params import Rows, Source
 from outrider.core.session import Session
-from outrider.core.tree import Node, TokenId
-from outrider.models.runner import KVCache, Segment
+from outrider.core.tree import Node
 from outrider.verifier.timings import EngineTimings
 
 MIN_OPEN_PROBABILITY = 0.25
@@ -124,42 +119,3 @@ def empty_round_reason(
     if is_answered:
         return EmptyRoundReason.NO_DRAFT
     return EmptyRoundReason.DRAFT_TIMEOUT if was_awaited else EmptyRoundReason.NOT_AWAITED
-
-
-def segment_of(cache: KVCache, pending: Sequence[TokenId], nodes: Sequence[Node]) -> Segment:
-    """Rows for `pending`, of which there is at least one, then for each node; logits for the last of `pending` and for
-    each node.
-
-    Args:
-        cache: Holds all committed tokens before `pending`.
-        pending: Committed tokens; the last one stands for the root.
-        nodes: A connected part of the tree below the root, parents before children.
-    """
-    token_ids = [*pending, *(node.token_id for node in nodes)]
-    if _is_chain(nodes):
-        return Segment(cache, token_ids, 1 + len(nodes))
-    start = cache.length
-    positions = [*range(start, start + len(pending)), *(node.position for node in nodes)]
-    return Segment(cache, token_ids, 1 + len(nodes), positions, _visible(start, len(pending), nodes))
-
-
-def _is_chain(nodes: Sequence[Node]) -> bool:
-    """Returns True if each node is the child of the one before: slots are positions then, and need no mask."""
-    return all(child.parent is parent for parent, child in pairwise(nodes))
-
-
-def _visible(start: int, num_pending: int, nodes: Sequence[Node]) -> npt.NDArray[np.bool_]:
-    """Returns the slots that each row sees: all committed ones up to itself, its ancestors and itself."""
-    root = start + num_pending
-    num_rows = num_pending + len(nodes)
-    visible = np.zeros((num_rows, start + num_rows), dtype=bool)
-    visible[:, :start] = True
-    visible[:num_pending, start:root] = np.tri(num_pending, dtype=bool)
-    visible[num_pending:, start:root] = True
-    rows = {node: row for row, node in enumerate(nodes)}
-    for node, row in rows.items():
-        above = rows.get(node.parent) if node.parent is not None else None
-        if above is not None:
-            visible[num_pending + row, root:] = visible[num_pending + above, root:]
-        visible[num_pending + row, root + row] = True
-    return visible

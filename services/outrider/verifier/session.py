@@ -23,7 +23,6 @@ from outrider.verifier.round import (
     EmptyRoundReason,
     empty_round_reason,
     is_worth_verifying,
-    segment_of,
     select_nodes,
 )
 from outrider.verifier.timings import EngineTimings
@@ -281,7 +280,7 @@ class VerifySession:
         is_crowded_out = bool(self.nodes) and not max_num_nodes
         self.nodes = self.nodes[:max_num_nodes]
         self._empty_reason = self._reason_if_empty(is_crowded_out=is_crowded_out)
-        return segment_of(self.cache, pending, self.nodes)
+        return Segment.of_tree(self.cache, pending, self.nodes, num_logits=1 + len(self.nodes))
 
     def _reason_if_empty(self, *, is_crowded_out: bool) -> EmptyRoundReason | None:
         if self.nodes or self.session.max_chain_len < 1:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -240,3 +242,8 @@ async def test_a_generation_too_many_goes_up_without_drafts(verifier: RunningVer
         assert await edge.is_idle()
         third = await client.complete(TEXT, max_tokens=8, ignore_eos=True, method="speculative")
         assert not third.summary.degraded
+
+
+def test_torch_is_not_imported_before_the_port_is_served() -> None:
+    code = "import sys, outrider.edge.service; sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,9 +10,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider.models import loading
-from outrider.models.loading import UnknownModel, build_hf_model, load_model, tokenizer_hash
+from outrider.models.loading import CannotLoadModel, UnknownModel, build_hf_model, load_for, load_model, tokenizer_hash
 from outrider.models.runner import Segment
 from outrider.models.timing import measure_forward, measure_sessions
+from outrider.speculator.settings import SpeculatorSettings
 from outrider_bench.workers.forward import main
 from tests.support.tiny_models import text
 
@@ -152,3 +153,18 @@ def test_the_bench_prints_a_table(capsys: pytest.CaptureFixture[str], monkeypatc
     out = capsys.readouterr().out
     assert "demo/draft, torch.float32, cpu" in out
     assert "rows of one session" in out
+
+
+def test_the_model_of_a_service_that_is_unknown_is_named_with_its_flag() -> None:
+    with pytest.raises(CannotLoadModel, match="--model demo/none: there is no demo model"):
+        load_for(SpeculatorSettings(model="demo/none", num_threads=1))
+
+
+def test_a_service_runs_a_forward_on_its_threads() -> None:
+    threads_before = torch.get_num_threads()
+    try:
+        model = load_for(SpeculatorSettings(model="demo/draft", num_threads=2))
+        assert torch.get_num_threads() == 2
+        assert (model.model_id, model.dtype) == ("demo/draft", "float32")
+    finally:
+        torch.set_num_threads(threads_before)

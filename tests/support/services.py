@@ -11,18 +11,16 @@ from typing import Any
 
 import grpc
 
-from outrider.core.params import RetrievalScope
-from outrider.edge.draft_model import Drafter
 from outrider.edge.service import EdgeService
 from outrider.edge.settings import EdgeSettings
 from outrider.models.loading import LoadedModel, load_model
-from outrider.peers.datastore import DatastorePeer
 from outrider.peers.speculator import MAX_NODES_PER_S
 from outrider.security.quotas import Quotas
 from outrider.server.malformed import MalformedRequests
 from outrider.speculator.engine import Engine as SpeculatorEngine
+from outrider.speculator.service import SpeculatorService
 from outrider.speculator.servicer import SpeculatorServicer
-from outrider.v1 import speculator_pb2_grpc
+from outrider.speculator.settings import SpeculatorSettings
 from outrider.verifier.engine import Engine as VerifierEngine
 from outrider.verifier.service import VerifierService
 from outrider.verifier.servicer import VerifierServicer
@@ -141,22 +139,19 @@ async def running_verifier(
 @asynccontextmanager
 async def running_speculator(max_num_sessions: int = 16, datastore: str = "") -> AsyncIterator[RunningSpeculator]:
     """A speculator with the demo draft model, on a free port."""
-    model = draft_model()
-    peer = DatastorePeer(datastore, model.tokenizer_hash, model.vocab_size) if datastore else None
-    engine = SpeculatorEngine(model, tiers=peer.tiers(RetrievalScope.SESSION) if peer is not None else None)
-    servicer = SpeculatorServicer(max_num_sessions)
-    servicer.ready(model, engine)
+    settings = SpeculatorSettings(max_num_sessions=max_num_sessions, datastore=datastore, keep_warm_ms=0)
+    service = SpeculatorService(settings, draft_model())
+    await service.load()
+    assert service.engine is not None
     server = grpc.aio.server(interceptors=[MalformedRequests()])
-    speculator_pb2_grpc.add_SpeculatorServiceServicer_to_server(servicer, server)
+    service.register(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        yield RunningSpeculator(f"127.0.0.1:{port}", servicer, engine, model)
+        yield RunningSpeculator(f"127.0.0.1:{port}", service.servicer, service.engine, draft_model())
     finally:
         await server.stop(0)
-        if peer is not None:
-            await peer.close()
-        engine.stop()
+        await service.close()
 
 
 @asynccontextmanager
@@ -165,9 +160,7 @@ async def running_edge(
 ) -> AsyncIterator[RunningEdge]:
     """An edge with this draft model on a free port; None = one that loads for as long as the test."""
     told = EdgeSettings(upstream=",".join(upstreams), model=settings_model, **settings)
-    service = EdgeService(told)
-    if model is not None:
-        service.draft_model.drafter = Drafter(model, told)
+    service = EdgeService(told, model=model)
     server = grpc.aio.server()
     service.register(server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 
 from outrider.server.extras import needs_extra
 
@@ -20,6 +21,9 @@ def main() -> None:
 def _load() -> Callable[[EdgeSettings], Service]:
     with needs_extra("models"):
         from outrider.edge.service import EdgeService
+
+        # Torch itself is imported while the port is served already, too late to end the process for want of it.
+        version("torch")
     return partial(EdgeService, on_loaded=freeze_gc)
 
 

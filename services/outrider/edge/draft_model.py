@@ -11,29 +11,39 @@ import structlog
 from outrider.core.params import SamplingParams, SpeculationParams, Steering
 from outrider.core.tree import TokenId
 from outrider.edge.settings import EdgeSettings
-from outrider.models.loading import LoadedModel, UnknownModel, load_model, set_num_threads
-from outrider.models.runner import UnsupportedModel
-from outrider.server.run import CannotLoad
-from outrider.speculator.engine import DraftListener, Engine
 from outrider.speculator.metrics import DraftCounts
-from outrider.speculator.session import DraftSessionSpec
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.wire.convert import token_ids_from_proto
 from outrider.wire.errors import OutOfRange
 
 if TYPE_CHECKING:
+    # They import torch, which takes seconds: that happens in the thread that loads, and the port is served meanwhile.
     from outrider.models.loading import LoadedModel
+    from outrider.speculator.engine import DraftListener
 
 log = structlog.get_logger(__name__)
 
 
 class DraftModel:
-    """Loads in the background; `drafter_for` says whether it can be used."""
+    """The draft model of an edge, which may not be there yet, or never: `why_not` tells before `drafter` is used.
 
-    def __init__(self, settings: EdgeSettings, on_loaded: Callable[[], None] = lambda: None) -> None:
-        """`on_loaded` is called on the event loop once it is ready."""
-        self.drafter: Drafter | None = None
-        """None while it loads, and for ever if that fails."""
+    A class beside `Drafter`, so that a collaboration cannot be begun with a model that is not loaded.
+    """
+
+    def __init__(
+        self,
+        settings: EdgeSettings,
+        on_loaded: Callable[[], None] = lambda: None,
+        model: LoadedModel | None = None,
+    ) -> None:
+        """
+        Args:
+            settings: Names the model.
+            on_loaded: Called on the event loop once the model is ready.
+            model: The model, if it is loaded already; `start` does nothing then.
+        """
+        self.drafter = None if model is None else Drafter(model, settings)
+        """None while the model loads, and for ever if that fails."""
         self._why_missing = "the draft model is loading"
         self._settings = settings
         self._on_loaded = on_loaded
@@ -41,24 +51,23 @@ class DraftModel:
 
     def start(self) -> None:
         """Begins to load."""
-        self._task = asyncio.create_task(self._load())
+        if self.drafter is None:
+            self._task = asyncio.create_task(self._load())
 
     async def _load(self) -> None:
         try:
-            # In a thread, the import of torch included: the port is served meanwhile.
-            model = await asyncio.to_thread(_load, self._settings)
-        except CannotLoad as error:
-            self._why_missing = str(error)
-            log.error("edge.draft_model_failed", reason=str(error))
-            return
+            loaded = await asyncio.to_thread(_load_drafter, self._settings)
         except Exception as error:
+            # Generations go on without drafts, so this is no reason for the process to end.
             self._why_missing = f"the draft model cannot be loaded: {error}"
             log.exception("edge.draft_model_failed")
             return
-        from outrider.edge.draft_model import Drafter
-
-        self.drafter = Drafter(model, self._settings)
-        log.info("edge.draft_model_loaded", model=model.model_id)
+        if isinstance(loaded, str):
+            self._why_missing = loaded
+            log.error("edge.draft_model_failed", reason=loaded)
+            return
+        self.drafter = loaded
+        log.info("edge.draft_model_loaded", model=self.drafter.model.model_id)
         self._on_loaded()
 
     def why_not(self, target: types_pb2.ModelInfo) -> str:
@@ -88,12 +97,6 @@ class DraftModel:
             await asyncio.to_thread(self.drafter.stop)
 
 
-def _load(settings: EdgeSettings) -> LoadedModel:
-    from outrider.edge.draft_model import load_draft_model
-
-    return load_draft_model(settings)
-
-
 class Drafter:
     """Grows trees for the generations of this edge. Every method may be called from the event loop."""
 
@@ -101,9 +104,9 @@ class Drafter:
         self.model = model
         self._max_num_sessions = settings.max_num_sessions
         self._sessions: set[str] = set()
-        # An accelerator has no other tenants in its caches.
-        keep_warm_s = settings.keep_warm_ms / 1e3 if settings.device == "cpu" else 0.0
-        self._engine = Engine(model, prefill_chunk=settings.prefill_chunk, keep_warm_s=keep_warm_s)
+        from outrider.speculator.engine import Engine
+
+        self._engine = Engine(model, prefill_chunk=settings.prefill_chunk, keep_warm_s=settings.keep_warm_s)
 
     @property
     def has_room(self) -> bool:
@@ -135,6 +138,8 @@ class Drafter:
             InvalidParameter: a token is outside the vocabulary.
             OutOfRange: the draft model's context is too short.
         """
+        from outrider.speculator.session import DraftSessionSpec
+
         token_ids = token_ids_from_proto(committed, self.model.vocab_size, "committed_token_ids")
         if len(token_ids) >= self.model.max_context_len:
             raise OutOfRange(
@@ -164,10 +169,11 @@ class Drafter:
         self._engine.stop()
 
 
-def load_draft_model(settings: EdgeSettings) -> LoadedModel:
-    """Loads the draft model; takes seconds. Raises CannotLoad."""
-    set_num_threads(settings.num_threads or len(settings.cores))
+def _load_drafter(settings: EdgeSettings) -> Drafter | str:
+    """Loads the model in the thread that it is called in; returns the reason where the settings do not allow it."""
+    from outrider.models.loading import CannotLoadModel, load_for
+
     try:
-        return load_model(settings.model, dtype=settings.dtype, device=settings.device)
-    except (UnknownModel, UnsupportedModel, OSError) as error:
-        raise CannotLoad(f"--model {settings.model}: {error}") from error
+        return Drafter(load_for(settings), settings)
+    except CannotLoadModel as error:
+        return str(error)

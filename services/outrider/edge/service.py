@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -14,17 +15,33 @@ from outrider.edge.upstream import Upstreams
 from outrider.telemetry.metrics import Metrics, build_info
 from outrider.v1 import verifier_pb2_grpc
 
+if TYPE_CHECKING:
+    from outrider.models.loading import LoadedModel
+
 
 class EdgeService:
     """The edge. Make and use it inside one event loop."""
 
     name = "outrider.v1.VerifierService"
 
-    def __init__(self, settings: EdgeSettings, on_loaded: Callable[[], None] = lambda: None) -> None:
-        """`on_loaded` is called once the draft model is ready. Raises UnusableFile."""
+    def __init__(
+        self,
+        settings: EdgeSettings,
+        on_loaded: Callable[[], None] = lambda: None,
+        model: LoadedModel | None = None,
+    ) -> None:
+        """
+        Args:
+            settings: All flags.
+            on_loaded: Called once the draft model is ready.
+            model: The draft model, if it is loaded already; None means that `load` begins to load it.
+
+        Raises:
+            UnusableFile: A file with a certificate or with credentials cannot be used.
+        """
         self._settings = settings
         self.upstreams = Upstreams(settings.upstreams, settings.peer_security())
-        self.draft_model = DraftModel(settings, on_loaded)
+        self.draft_model = DraftModel(settings, on_loaded, model)
         self.servicer = EdgeServicer(
             self.upstreams, self.draft_model, settings.resume_timeout_s, settings.stall_timeout_s
         )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, field_validator
 
-from outrider.server.settings import LISTEN, DialingSettings, model_config
+from outrider.server.settings import LISTEN, model_config
+from outrider.speculator.settings import DraftModelSettings
 
 
-class EdgeSettings(DialingSettings):
+class EdgeSettings(DraftModelSettings):
     """The edge: a speculator beside the application; serves the cloud's verifier as if it were here."""
 
     model_config = model_config("edge")
@@ -20,20 +19,8 @@ class EdgeSettings(DialingSettings):
         validate_default=True,
         description="Address of the cloud's verifier, HOST:PORT; several, with commas between, stand in for another.",
     )
-    model: str = Field("demo/draft", description="Draft model: a demo name, a folder or a Hugging Face name.")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "float32", description="Numbers of the draft model; float32 is fastest for a small one on a CPU."
-    )
-    device: str = Field("cpu", description="Device of the draft model, like cpu or cuda:0.")
-    num_threads: int = Field(0, ge=0, description="Threads of a forward on a CPU; 0 = one for each core in --cpu.")
     max_num_sessions: int = Field(
         16, ge=1, description="Most generations that are drafted for at a time; further ones go up without drafts."
-    )
-    prefill_chunk: int = Field(512, ge=1, description="Most rows of a prompt in one forward.")
-    keep_warm_ms: float = Field(
-        250.0,
-        ge=0,
-        description="For so long after a commit, idle forwards keep the model in a CPU's caches; 0 = never.",
     )
     resume_timeout_s: float = Field(
         30.0, ge=0, description="A generation that has lost the cloud goes on if it is back within so many seconds."

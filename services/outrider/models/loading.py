@@ -6,14 +6,14 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from outrider.models.demo.inflate import UNTRAINED, forget, inflate, parse_inflation
-from outrider.models.runner import Runner
+from outrider.models.runner import Runner, UnsupportedModel
 
 DEMO_PREFIX = "demo/"
 DEMO_FOLDER = Path(__file__).parent / "demo"
@@ -22,6 +22,34 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 class UnknownModel(ValueError):
     """There is no such model."""
+
+
+class CannotLoadModel(Exception):
+    """The model of a service cannot be had, and trying again would not help. The message names the flag."""
+
+
+class ModelFlags(Protocol):
+    """Settings of a service that say which model to load, and how."""
+
+    @property
+    def model(self) -> str:
+        """Name of the model, see `load_model`."""
+
+    @property
+    def dtype(self) -> str:
+        """Number format, see `load_model`."""
+
+    @property
+    def device(self) -> str:
+        """A torch device."""
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of a forward on a CPU; 0 means one for each core in `cores`."""
+
+    @property
+    def cores(self) -> set[int]:
+        """Cores that the process is bound to; empty means all."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +100,19 @@ def load_model(model_id: str, *, dtype: str = "auto", device: str = "cpu", fuse:
         model_id=model_id,
         max_context_len=runner.max_context_len,
     )
+
+
+def load_for(settings: ModelFlags) -> LoadedModel:
+    """Loads the model of a service and sets the threads of its process. Takes seconds, and belongs in a thread.
+
+    Raises:
+        CannotLoadModel: There is no such model, or none that the runner can run.
+    """
+    set_num_threads(settings.num_threads or len(settings.cores))
+    try:
+        return load_model(settings.model, dtype=settings.dtype, device=settings.device)
+    except (UnknownModel, UnsupportedModel, OSError) as error:
+        raise CannotLoadModel(f"--model {settings.model}: {error}") from error
 
 
 def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -> tuple[PreTrainedModel, Any]:

@@ -106,6 +106,15 @@ class DialingSettings(ServiceSettings, PeerSecuritySettings):
     """What a service with peers is told."""
 
 
+class ModelSettings(DialingSettings):
+    """Settings of a service that runs a model. `outrider.models.loading.load_for` loads what they name."""
+
+    model: str = Field("", description="Model: a demo name, a folder or a Hugging Face name.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Numbers of the model.")
+    device: str = Field("cpu", description="Device of the model, like cpu or cuda:0.")
+    num_threads: int = Field(0, ge=0, description="Threads of a forward on a CPU; 0 = one for each core in --cpu.")
+
+
 def parse_settings(cls: type[Settings], arguments: list[str] | None = None) -> Settings:
     """Reads settings from arguments (default: the command line) and the environment.
 

@@ -1,4 +1,4 @@
-"""The speculator as a service: what `serve` runs."""
+"""The speculator as a service that `outrider.server.run.serve` runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import asyncio
 import grpc
 
 from outrider.core.params import RetrievalScope
-from outrider.models.loading import LoadedModel, UnknownModel, load_model, set_num_threads
-from outrider.models.runner import UnsupportedModel
+from outrider.models.loading import CannotLoadModel, LoadedModel, load_for
 from outrider.peers.channel import read_peers
 from outrider.peers.datastore import DatastorePeer
 from outrider.security.quotas import Quotas
@@ -21,31 +20,37 @@ from outrider.v1 import speculator_pb2_grpc
 
 
 class SpeculatorService:
-    """The speculator, as `serve` runs it."""
+    """Runs the speculator: its model, engine, servicer and peers, put together from the settings."""
 
     name = "outrider.v1.SpeculatorService"
 
-    def __init__(self, settings: SpeculatorSettings) -> None:
+    def __init__(self, settings: SpeculatorSettings, model: LoadedModel | None = None) -> None:
+        """
+        Args:
+            settings: All flags.
+            model: The draft model, if it is loaded already; None means that `load` loads the one in the settings.
+        """
         self._settings = settings
-        quotas = Quotas(settings.max_sessions_per_caller)
-        self._servicer = SpeculatorServicer(settings.max_num_sessions, quotas, settings.stall_timeout_s)
-        self._engine: Engine | None = None
+        self._model = model
+        self.servicer = SpeculatorServicer(
+            settings.max_num_sessions, Quotas(settings.max_sessions_per_caller), settings.stall_timeout_s
+        )
+        self.engine: Engine | None = None
+        """None until the model is loaded."""
         self._datastore: DatastorePeer | None = None
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the servicer."""
-        speculator_pb2_grpc.add_SpeculatorServiceServicer_to_server(self._servicer, server)
+        speculator_pb2_grpc.add_SpeculatorServiceServicer_to_server(self.servicer, server)
 
     async def load(self) -> None:
-        """Loads the draft model."""
-        security = self._settings.peer_security()
-        try:
-            model = await asyncio.to_thread(self._load_model)
-        except (UnknownModel, UnsupportedModel, OSError) as error:
-            raise CannotLoad(f"--model {self._settings.model}: {error}") from error
+        """Loads the draft model. The datastore is dialled, not waited for."""
         settings = self._settings
-        # An accelerator has no other tenants in its caches.
-        keep_warm_s = settings.keep_warm_ms / 1e3 if settings.device == "cpu" else 0.0
+        security = settings.peer_security()
+        try:
+            model = await asyncio.to_thread(load_for, settings) if self._model is None else self._model
+        except CannotLoadModel as error:
+            raise CannotLoad(str(error)) from error
         if settings.datastore:
             self._datastore = DatastorePeer(
                 settings.datastore,
@@ -55,33 +60,32 @@ class SpeculatorService:
                 settings.tenant,
                 security,
             )
-        tiers = self._datastore.tiers(RetrievalScope.SESSION) if self._datastore is not None else None
-        self._engine = Engine(model, prefill_chunk=settings.prefill_chunk, keep_warm_s=keep_warm_s, tiers=tiers)
-        self._servicer.ready(model, self._engine)
-
-    def _load_model(self) -> LoadedModel:
-        settings = self._settings
-        set_num_threads(settings.num_threads or len(settings.cores))
-        return load_model(settings.model, dtype=settings.dtype, device=settings.device)
+        self.engine = Engine(
+            model,
+            prefill_chunk=settings.prefill_chunk,
+            keep_warm_s=settings.keep_warm_s,
+            tiers=None if self._datastore is None else self._datastore.tiers(RetrievalScope.SESSION),
+        )
+        self.servicer.ready(model, self.engine)
 
     def metrics(self) -> Metrics:
-        """See `outrider.speculator.metrics`."""
+        """Yields what was counted (`outrider.speculator.metrics`) and how the datastore does."""
         settings = self._settings
         yield build_info("speculator", model=settings.model, dtype=settings.dtype, device=settings.device)
-        yield from self._servicer.metrics()
+        yield from self.servicer.metrics()
         yield from read_peers([] if self._datastore is None else [self._datastore.state])
 
     def drain(self) -> None:
         """Refuses new sessions, and ends those that there are."""
-        self._servicer.drain()
+        self.servicer.drain()
 
     def fault(self) -> str:
-        """Why nothing can be drafted here; empty = it can."""
-        return "" if self._engine is None else self._engine.fault()
+        """Returns why nothing can be drafted here; empty means that it can."""
+        return "" if self.engine is None else self.engine.fault()
 
     async def close(self) -> None:
         """Ends the engine and hangs up."""
         if self._datastore is not None:
             await self._datastore.close()
-        if self._engine is not None:
-            await asyncio.to_thread(self._engine.stop)
+        if self.engine is not None:
+            await asyncio.to_thread(self.engine.stop)

@@ -7,21 +7,36 @@ from typing import Literal
 from pydantic import Field
 
 from outrider.security.settings import SESSIONS_PER_CALLER
-from outrider.server.settings import LISTEN, DialingSettings, model_config
+from outrider.server.settings import LISTEN, ModelSettings, model_config
 
 
-class SpeculatorSettings(DialingSettings):
+class DraftModelSettings(ModelSettings):
+    """Settings of a service that runs a draft model: a speculator, or an edge."""
+
+    model: str = Field("demo/draft", description="Draft model: a demo name, a folder or a Hugging Face name.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "float32", description="Numbers of the draft model; float32 is fastest for a small one on a CPU."
+    )
+    prefill_chunk: int = Field(512, ge=1, description="Most rows of a prompt in one forward.")
+    keep_warm_ms: float = Field(
+        250.0,
+        ge=0,
+        description="For so long after a commit, idle forwards keep the model in a CPU's caches; 0 = never.",
+    )
+
+    @property
+    def keep_warm_s(self) -> float:
+        """Seconds for which an idle model is kept in the caches."""
+        # Only a CPU shares its caches with others that would push the model out.
+        return self.keep_warm_ms / 1e3 if self.device == "cpu" else 0.0
+
+
+class SpeculatorSettings(DraftModelSettings):
     """The draft-speculator: guesses ahead of a target model."""
 
     model_config = model_config("speculator")
 
     listen: str = Field("127.0.0.1:50052", description=LISTEN)
-    model: str = Field("demo/draft", description="Draft model: a demo name, a folder or a Hugging Face name.")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "float32", description="Numbers of the draft model; float32 is fastest for a small one on a CPU."
-    )
-    device: str = Field("cpu", description="Device of the draft model, like cpu or cuda:0.")
-    num_threads: int = Field(0, ge=0, description="Threads of a forward on a CPU; 0 = one for each core in --cpu.")
     datastore: str = Field(
         "", description="Address of the retrieval-datastore, HOST:PORT, for a copy of the prior; empty = none."
     )
@@ -30,12 +45,6 @@ class SpeculatorSettings(DialingSettings):
     max_num_sessions: int = Field(64, ge=1, description="Most sessions at a time.")
     max_sessions_per_caller: int = Field(0, ge=0, description=SESSIONS_PER_CALLER)
     stall_timeout_s: float = Field(60.0, gt=0, description="A caller that reads nothing for so long is cut off.")
-    prefill_chunk: int = Field(512, ge=1, description="Most rows of a prompt in one forward.")
-    keep_warm_ms: float = Field(
-        250.0,
-        ge=0,
-        description="For so long after a commit, idle forwards keep the model in a CPU's caches; 0 = never.",
-    )
 
     @property
     def peers(self) -> dict[str, str]:

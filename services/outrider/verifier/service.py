@@ -8,8 +8,7 @@ import grpc
 
 from outrider.core.costs import ForwardTimes
 from outrider.core.params import Method, RetrievalScope, SpeculationParams
-from outrider.models.loading import LoadedModel, UnknownModel, load_model, set_num_threads
-from outrider.models.runner import UnsupportedModel
+from outrider.models.loading import CannotLoadModel, LoadedModel, load_for
 from outrider.models.text import TextCodec
 from outrider.models.timing import measure_forward
 from outrider.peers.datastore import DatastorePeer
@@ -67,8 +66,8 @@ class VerifierService:
         security = settings.peer_security()
         try:
             model, forward_times_ms = await asyncio.to_thread(self._load_model)
-        except (UnknownModel, UnsupportedModel, OSError) as error:
-            raise CannotLoad(f"--model {settings.model}: {error}") from error
+        except CannotLoadModel as error:
+            raise CannotLoad(str(error)) from error
         engine = Engine(
             model,
             asyncio.get_running_loop(),
@@ -89,10 +88,9 @@ class VerifierService:
         self.servicer.ready(self.serving)
 
     def _load_model(self) -> tuple[LoadedModel, dict[int, float]]:
-        settings, model, forward_times_ms = self._settings, self._model, self._forward_times_ms
+        model, forward_times_ms = self._model, self._forward_times_ms
         if model is None:
-            set_num_threads(settings.num_threads or len(settings.cores))
-            model = load_model(settings.model, dtype=settings.dtype, device=settings.device)
+            model = load_for(self._settings)
         if forward_times_ms is None:
             context_len = min(200, model.max_context_len // 2)
             forward_times_ms = measure_forward(model.runner, MEASURED_ROWS, context=context_len, num_repeats=7)

@@ -9,7 +9,7 @@ from pydantic import Field
 from outrider.core.params import MAX_BEAM_WIDTH, MAX_BUDGET, MAX_ROWS, Method
 from outrider.peers.speculator import MAX_NODES_PER_S
 from outrider.security.settings import SESSIONS_PER_CALLER
-from outrider.server.settings import LISTEN, DialingSettings, model_config
+from outrider.server.settings import LISTEN, ModelSettings, model_config
 
 if TYPE_CHECKING:
     MethodName = str
@@ -18,7 +18,7 @@ else:
     MethodName = Literal[tuple(method.value for method in Method)]
 
 
-class VerifierSettings(DialingSettings):
+class VerifierSettings(ModelSettings):
     """The target-verifier: generates the target model's own text, faster."""
 
     model_config = model_config("verifier")
@@ -26,8 +26,6 @@ class VerifierSettings(DialingSettings):
     listen: str = Field("127.0.0.1:50051", description=LISTEN)
     model: str = Field("demo/target", description="Target model: a demo name, a folder or a Hugging Face name.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Numbers of the target model.")
-    device: str = Field("cpu", description="Device of the target model, like cpu or cuda:0.")
-    num_threads: int = Field(0, ge=0, description="Threads of a forward on a CPU; 0 = one for each core in --cpu.")
     speculator: str = Field("", description="Address of the draft-speculator, HOST:PORT; empty = none.")
     datastore: str = Field("", description="Address of the retrieval-datastore, HOST:PORT; empty = none.")
     corpus: str = Field("", description="Prior corpus to look up in; empty = the datastore's default.")

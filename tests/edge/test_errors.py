@@ -79,10 +79,10 @@ async def test_a_drafted_method_needs_no_speculator_in_the_cloud(stub: Any) -> N
 class FloodingDrafter(Drafter):
     """Has always one more draft to send, for as long as the session is open."""
 
-    def open(self, session_id, committed, num_prompt_tokens, sampling, speculation, sink):  # type: ignore[no-untyped-def]
-        super().open(session_id, committed, num_prompt_tokens, sampling, speculation, sink)
+    def open(self, session_id, committed, num_prompt_tokens, sampling, speculation, listener):  # type: ignore[no-untyped-def]
+        super().open(session_id, committed, num_prompt_tokens, sampling, speculation, listener)
         for number in range(1, 1000):
-            sink.send(Draft(len(committed), number, [0], [number], [], Source.DRAFT))
+            listener.send(Draft(len(committed), number, [0], [number], [], Source.DRAFT))
 
 
 async def test_a_refusal_is_heard_over_the_drafts_that_are_on_their_way() -> None:

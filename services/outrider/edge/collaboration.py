@@ -2,7 +2,7 @@
 
 The draft tree begins as soon as the prompt's tokens are known: at once if the application has sent token ids or this is
 not the first call for it, otherwise with `Started`. How it grows is the verifier's word (`Steering`); until that has
-come, a guess.
+come, it is a guess.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:  # it imports torch, see there
 log = structlog.get_logger(__name__)
 
 DEFAULTS = SpeculationParams(Method.PEARL, num_speculative_tokens=12, lookahead=64, min_path_probability=0.2)
-"""The guess: what a verifier takes for unset fields unless it was told otherwise."""
+"""Guess of the parameters of a request: a verifier's defaults, unless its flags say otherwise."""
 
 
 class Collaboration:
-    """Both directions of one call. Lives on the event loop, but for what the engine calls."""
+    """Runs both directions of one call. Lives on the event loop, except for `send` and `fail`."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class Collaboration:
         """
         Args:
             request: With the seed set.
-            prompt_token_ids: Empty = not known yet.
-            drafter: What drafts.
-            target: What the verifier has said of itself.
+            prompt_token_ids: Tokens of the prompt; empty means that they are not known yet.
+            drafter: Grows the tree.
+            target: Description of the verifier.
             may_open_early: Whether drafts may go up before the verifier has taken the generation on.
         """
         self._request, self._drafter, self._target = request, drafter, target
@@ -72,20 +72,19 @@ class Collaboration:
 
     @property
     def prompt_token_ids(self) -> Sequence[TokenId]:
-        """The prompt's tokens; empty until they are known."""
+        """Tokens of the prompt; empty until they are known."""
         return self._prompt_token_ids
 
     def close(self) -> None:
-        """The generation is over, or nothing more is drafted for it: the verifier hears that as the end of our side of
-        the stream. Idempotent."""
+        """Ends the drafting for this generation, which the verifier sees as the end of our stream. Idempotent."""
         self._is_over = True
         self._drafter.close(self._session_id)
         self._drafts.put_nowait(None)
 
-    # Up.
+    # Up: what the verifier is sent.
 
     async def requests(self) -> AsyncIterator[verifier_pb2.CollaborateRequest]:
-        """What is sent: the opening, then drafts as they grow."""
+        """Yields what is sent: the opening, then drafts as they grow."""
         yield verifier_pb2.CollaborateRequest(
             open=verifier_pb2.CollaborateOpen(
                 handshake=handshake(self._drafter.model),
@@ -99,22 +98,22 @@ class Collaboration:
             )
 
     def send(self, draft: Draft) -> None:
-        """Called by the engine's thread."""
+        """See `DraftListener`."""
         self._loop.call_soon_threadsafe(self._drafts.put_nowait, draft)
 
     def fail(self) -> None:
-        """Called by the engine's thread."""
+        """See `DraftListener`."""
         self._loop.call_soon_threadsafe(self._drafts.put_nowait, None)
 
-    # Down.
+    # Down: what the verifier sends.
 
     def take(self, response: verifier_pb2.CollaborateResponse) -> verifier_pb2.GenerateResponse | None:
-        """Learns from what the verifier says; returns what the application should hear of it."""
+        """Learns from a response of the verifier; returns what the application should get of it."""
         try:
             if not self._is_over:
                 self._learn(response)
         except (InvalidParameter, RpcError) as error:
-            # The text needs no drafts.
+            # Not an error of the generation: its text needs no drafts.
             log.error("edge.cannot_draft", session_id=self._session_id, reason=str(error))
             self.close()
         match response.WhichOneof("event"):
@@ -154,7 +153,7 @@ class Collaboration:
         self._drafter.steer(self._session_id, steering)
 
     def _open_early(self) -> None:
-        """Begins with a guess, if the request is such that the verifier can only correct it."""
+        """Begins with guessed parameters, if the request is such that steering can correct them."""
         message = self._request.speculation
         if message.acceptance_rule == types_pb2.ACCEPTANCE_RULE_RATIO:
             return  # at temperature 0 the verifier goes by the other rule, and the rule stays as opened
@@ -162,7 +161,7 @@ class Collaboration:
             params = speculation_from_proto(message, _defaults(self._target), self._limits)
             self._open(opening_params(params))
         except (InvalidParameter, RpcError) as error:
-            # If that is wrong at all, the verifier will say so better.
+            # If the request is wrong at all, the verifier refuses it in better words.
             log.debug("edge.no_early_draft", session_id=self._session_id, reason=str(error))
 
     def _open(self, speculation: SpeculationParams) -> None:
@@ -176,7 +175,7 @@ class Collaboration:
 
 
 def _defaults(target: verifier_pb2.GetInfoResponse) -> SpeculationParams:
-    """The guess for a request to this verifier."""
+    """Guesses the parameters of a request that sets none, for this verifier."""
     return SpeculationParams(
         METHODS.get(target.default_method, Method.AUTO),
         DEFAULTS.num_speculative_tokens,

@@ -1,4 +1,5 @@
-"""The draft model on its way: generations do not wait for it, and go on without it if it cannot be had."""
+"""The draft model of an edge. It loads in the background: generations do not wait for it, and go on without it if it
+cannot be had."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class DraftModel:
             model: The model, if it is loaded already; `start` does nothing then.
         """
         self.drafter = None if model is None else Drafter(model, settings)
-        """None while the model loads, and for ever if that fails."""
+        """Stays None while the model loads, and for ever if that fails."""
         self._why_missing = "the draft model is loading"
         self._settings = settings
         self._on_loaded = on_loaded
@@ -71,7 +72,7 @@ class DraftModel:
         self._on_loaded()
 
     def why_not(self, target: types_pb2.ModelInfo) -> str:
-        """Why nothing can be drafted for this target now; empty = it can."""
+        """Returns why nothing can be drafted for this target now; empty means that it can."""
         drafter = self.drafter
         if drafter is None:
             return self._why_missing
@@ -84,12 +85,12 @@ class DraftModel:
         return "" if drafter.has_room else "all sessions of the draft model are in use"
 
     def peer_info(self, target: types_pb2.ModelInfo) -> verifier_pb2.PeerInfo:
-        """The draft model as a verifier describes its speculator."""
+        """Describes the draft model as a verifier describes its speculator."""
         reason = self.why_not(target)
         return verifier_pb2.PeerInfo(address="edge", connected=not reason, last_error=reason)
 
     async def close(self) -> None:
-        """Ends its thread; what loads still is dropped."""
+        """Ends the engine's thread. A model that still loads is dropped."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -98,7 +99,7 @@ class DraftModel:
 
 
 class Drafter:
-    """Grows trees for the generations of this edge. Every method may be called from the event loop."""
+    """Grows draft trees for the generations of this edge. Every method may be called from the event loop."""
 
     def __init__(self, model: LoadedModel, settings: EdgeSettings) -> None:
         self.model = model
@@ -110,12 +111,12 @@ class Drafter:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more generation can be drafted for."""
+        """True if one more generation can be drafted for."""
         return len(self._sessions) < self._max_num_sessions
 
     @property
     def counts(self) -> DraftCounts:
-        """What the engine has counted."""
+        """Counts of the engine."""
         return self._engine.counts
 
     @property
@@ -130,7 +131,7 @@ class Drafter:
         num_prompt_tokens: int,
         sampling: SamplingParams,
         speculation: SpeculationParams,
-        sink: DraftListener,
+        listener: DraftListener,
     ) -> None:
         """Begins a session.
 
@@ -147,16 +148,24 @@ class Drafter:
             )
         spec = DraftSessionSpec(session_id, token_ids, num_prompt_tokens, sampling, speculation, self.model.vocab_size)
         self._sessions.add(session_id)
-        self._engine.open(spec, sink)
+        self._engine.open(spec, listener)
 
     def commit(self, session_id: str, token_ids: Sequence[TokenId], acknowledged_node_id: int) -> None:
-        """The target has spoken; the node is the latest that had arrived before. Raises InvalidParameter for a token
-        outside the vocabulary."""
+        """Appends committed tokens.
+
+        Args:
+            session_id: Names the session.
+            token_ids: Tokens from the verifier.
+            acknowledged_node_id: Latest node that the verifier had by then.
+
+        Raises:
+            InvalidParameter: A token is outside the vocabulary.
+        """
         checked = token_ids_from_proto(token_ids, self.model.vocab_size, "chunk.token_ids")
         self._engine.commit(session_id, checked, acknowledged_node_id)
 
     def steer(self, session_id: str, steering: Steering) -> None:
-        """Goes on as the verifier says."""
+        """Goes on with a session as the verifier says."""
         self._engine.steer(session_id, steering)
 
     def close(self, session_id: str) -> None:

@@ -32,11 +32,16 @@ Write = Callable[[verifier_pb2.GenerateResponse], Awaitable[None]]
 TimeLeft = Callable[[], float | None]
 
 PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
-"""What a verifier says, or a proxy before it, that another one, or the same one later, may not say."""
+"""Statuses of a verifier, or of a proxy before it, after which another one, or the same one later, may serve."""
 
 
 class Relay:
-    """Runs once."""
+    """Runs one generation to its end, over as many calls as it takes.
+
+    The client SDK resumes in the same way (`outrider_client.retries`). Here a call may bring drafts, and events pass
+    through as messages. Shared could be the state: tokens so far, failures in a row, the time since which the cloud is
+    lost, and the check that a verifier serves the model that began the text.
+    """
 
     def __init__(
         self,
@@ -50,18 +55,19 @@ class Relay:
         """
         Args:
             request: The application's.
-            upstreams: Who is dialled.
-            draft_model: What may draft.
-            write: Where the events go.
-            time_left: Until the application's deadline, in seconds; None = there is none.
-            resume_timeout_s: How long a generation that has begun looks for a verifier to go on with.
+            upstreams: Verifiers to dial.
+            draft_model: Drafts, if it is ready.
+            write: Sends an event to the application.
+            time_left: Returns the seconds until the application's deadline; None means there is none.
+            resume_timeout_s: Seconds that a generation which has begun looks for a verifier to go on with.
         """
         self._request = verifier_pb2.GenerateRequest()
         self._request.CopyFrom(request)
         sampling = self._request.sampling
         if not sampling.HasField("seed") and (not request.resume_token_ids or sampling.temperature == 0):
-            # Known to whoever goes on with it, and to the drafter before the verifier has said anything. An application
-            # that resumes with a seed of its own invention would get a wrong text; the cloud refuses that by name.
+            # Chosen here, so that another verifier can go on with it, and the drafter has it before the first response.
+            # Not for an application that resumes and sends no seed: one made up here would give it a wrong text. The
+            # cloud refuses that request by name.
             sampling.seed = secrets.randbits(64)
         self._upstreams, self._draft_model = upstreams, draft_model
         self._write, self._time_left, self._resume_timeout_s = write, time_left, resume_timeout_s
@@ -74,7 +80,7 @@ class Relay:
         self._lost_at: float | None = None
 
     async def run(self) -> None:
-        """Returns when the application has everything. Raises AioRpcError or RpcError: what the cloud said last."""
+        """Returns when the application has everything. Raises the last error of the cloud, AioRpcError or RpcError."""
         while not self._is_finished:
             upstream = self._upstreams.current
             try:
@@ -88,7 +94,7 @@ class Relay:
             return
         was_overwritten, self._was_overwritten = self._was_overwritten, is_overwritten(failure)
         if self._was_overwritten and not was_overwritten:
-            return  # once more, with nothing on its way that could hide the answer
+            return  # again, and at first without drafts: what is on its way can hide the status of the call
         if code_of(failure) not in PASSING and not (self._started and self._was_overwritten):
             raise failure
         self._upstreams.leave(upstream, failure)
@@ -107,7 +113,7 @@ class Relay:
             await wait_before_retry(num_circles)
 
     async def _attempt(self, upstream: Upstream) -> None:
-        """One call, two where the first is refused for its drafts."""
+        """Makes one call, or two where the first is refused for its drafts."""
         target = await upstream.info(self._time_left())
         self._check_same(upstream, target)
         request = verifier_pb2.GenerateRequest()
@@ -129,7 +135,7 @@ class Relay:
             await self._generate(upstream, request)
 
     async def _generate(self, upstream: Upstream, request: verifier_pb2.GenerateRequest) -> None:
-        """Without drafts of ours."""
+        """Makes a call without drafts of this edge."""
         with current_span().calling(GENERATE, upstream.state.address) as span:
             call = upstream.stub(span.metadata).Generate(request, timeout=self._time_left())
             try:
@@ -147,7 +153,7 @@ class Relay:
         target: verifier_pb2.GetInfoResponse,
         metadata: Metadata,
     ) -> str:
-        """With drafts of ours. Returns why the verifier does not want them; empty = it did."""
+        """Makes a call with drafts. Returns why the verifier refuses them; empty means that it took them."""
         collaboration = Collaboration(
             request, self._prompt_token_ids, drafter, target, may_open_early=not self._was_overwritten
         )
@@ -163,7 +169,7 @@ class Relay:
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.FAILED_PRECONDITION or has_begun:
                 raise
-            # If it is not for the drafts, the plain call will be refused in the same words.
+            # If it was not for the drafts, the plain call will be refused in the same words.
             upstream.forget()
             return error.details() or error.code().name
         finally:
@@ -173,7 +179,7 @@ class Relay:
         return ""
 
     async def _pass_on(self, response: verifier_pb2.GenerateResponse) -> None:
-        """Tells the application, and keeps what a next call must know."""
+        """Passes an event on to the application, and keeps what a next call must know."""
         match response.WhichOneof("event"):
             case "started":
                 if self._started is not None:
@@ -181,7 +187,7 @@ class Relay:
                 self._started = response.started
             case "chunk":
                 if not response.chunk.token_ids:
-                    # The rest of the text. Who goes on behind it says it again.
+                    # The rest of the text, which no token decides. A verifier that goes on behind it sends it again.
                     if self._has_rest:
                         return
                     self._has_rest = True
@@ -197,7 +203,7 @@ class Relay:
             raise Unavailable(f"{upstream.state.address} ended the stream without finishing the generation")
 
     def _check_same(self, upstream: Upstream, target: verifier_pb2.GetInfoResponse) -> None:
-        """A text goes on with the model that began it, or not at all."""
+        """Raises Unavailable unless the model is the one that began the text: another would go on differently."""
         if self._started is None:
             self._target = target
         assert self._target is not None

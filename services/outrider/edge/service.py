@@ -1,4 +1,4 @@
-"""The edge as a service: what `serve` runs, and what an application runs in its own process."""
+"""The edge as a service that `outrider.server.run.serve` runs, or an application in its own process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class EdgeService:
-    """The edge. Make and use it inside one event loop."""
+    """Runs the edge: its draft model, channels and servicer. Must be made and used inside one event loop."""
 
     name = "outrider.v1.VerifierService"
 
@@ -57,7 +57,7 @@ class EdgeService:
         self._greeting = asyncio.create_task(self.upstreams.greet())
 
     def metrics(self) -> Metrics:
-        """What was counted since the start. May be called in any thread."""
+        """Yields what was counted since the start. May be called in any thread."""
         settings = self._settings
         yield build_info("edge", model=settings.model, dtype=settings.dtype, device=settings.device)
         yield from self.servicer.metrics()
@@ -67,7 +67,7 @@ class EdgeService:
         self.servicer.drain()
 
     def fault(self) -> str:
-        """Never: without drafts, generations come from the cloud all the same."""
+        """Returns nothing: without drafts, generations come from the cloud all the same."""
         return ""
 
     async def close(self) -> None:

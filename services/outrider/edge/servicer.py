@@ -1,4 +1,4 @@
-"""What applications talk to: the cloud's verifier, as if it were here."""
+"""The RPCs that applications call: those of the cloud's verifier, as if it were here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
-import structlog
 
 from outrider.core.params import Method
 from outrider.edge.draft_model import DraftModel
@@ -23,13 +22,11 @@ from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 from outrider.wire.errors import NotServing, Unimplemented, rpc_errors
 from outrider.wire.speculation import METHODS_TO_PROTO
 
-log = structlog.get_logger(__name__)
-
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
-    """Serves from the start: what the draft model is not ready for goes up without drafts."""
+    """Serves from the start. While the draft model is not ready, generations go up without drafts."""
 
     def __init__(
         self, upstreams: Upstreams, draft_model: DraftModel, resume_timeout_s: float, stall_timeout_s: float
@@ -40,14 +37,14 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self.num_sessions = 0
         self.calls = GenerationCalls()
         self.num_degraded = 0
-        """Generations that came to their end, for part of which a drafter was missing."""
+        """Generations that came to their end, and lacked a drafter for some time."""
 
     def drain(self) -> None:
         """Refuses new calls from here on."""
         self._is_draining = True
 
     def metrics(self) -> Metrics:
-        """What was counted since the start. May be called in any thread."""
+        """Yields what was counted since the start. May be called in any thread."""
         yield from read_calls(self.calls, "outrider_edge_")
         yield counter(
             "outrider_edge_degraded_sessions_total",
@@ -65,7 +62,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
             raise NotServing("the edge is draining")
 
     async def Generate(self, request: verifier_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
-        """One generation; the cloud decides, this edge drafts."""
+        """Runs one generation: the cloud decides, this edge drafts."""
         with traced_call(GENERATE, context), self.calls.call(context) as call, _passed_on(context):
             self._check_serving()
             self.num_sessions += 1
@@ -90,12 +87,12 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
     async def Collaborate(  # type: ignore[override]
         self, requests: AsyncIterator[verifier_pb2.CollaborateRequest], context: Context
     ) -> None:
-        """For the cloud only: here is a drafter already."""
+        """Refuses the call, which is for the cloud: this edge has a drafter of its own."""
         with _passed_on(context):
             raise Unimplemented("Collaborate: an edge drafts itself; call Generate here, or Collaborate in the cloud")
 
     async def Tokenize(self, request: verifier_pb2.TokenizeRequest, context: Context) -> verifier_pb2.TokenizeResponse:
-        """Text to token ids, by the cloud."""
+        """Has the cloud turn text into token ids."""
         with _passed_on(context):
             self._check_serving()
             return await self._upstreams.ask(lambda stub: stub.Tokenize(request, timeout=context.time_remaining()))
@@ -104,14 +101,14 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
     async def Detokenize(
         self, request: verifier_pb2.DetokenizeRequest, context: Context
     ) -> verifier_pb2.DetokenizeResponse:
-        """Token ids to text, by the cloud."""
+        """Has the cloud turn token ids into text."""
         with _passed_on(context):
             self._check_serving()
             return await self._upstreams.ask(lambda stub: stub.Detokenize(request, timeout=context.time_remaining()))
         return verifier_pb2.DetokenizeResponse()
 
     async def GetInfo(self, request: verifier_pb2.GetInfoRequest, context: Context) -> verifier_pb2.GetInfoResponse:
-        """What the cloud is, with this edge's draft model for a speculator."""
+        """Describes the cloud, with this edge's draft model as its speculator."""
         with _passed_on(context):
             self._check_serving()
             info = await self._upstreams.ask(lambda stub: stub.GetInfo(request, timeout=context.time_remaining()))
@@ -125,7 +122,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
 @contextmanager
 def _passed_on(context: Context) -> Iterator[None]:
-    """Turns what the body raises into the status of the call; what the cloud has said is passed on as it is."""
+    """Turns what the body raises into the status of the call. A status of the cloud is passed on as it is."""
     with rpc_errors(context):
         try:
             yield

@@ -14,38 +14,38 @@ from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 from outrider.wire.errors import RpcError, Unavailable
 
 INFO_TIMEOUT_S = 10.0
-"""A verifier that takes longer to say what it is counts as lost."""
+"""A verifier that takes longer to describe itself counts as lost."""
 Failure = grpc.aio.AioRpcError | RpcError
-"""How a call to the cloud ends badly: by its status, or by what we make of its silence."""
+"""Error of a call to the cloud: its status, or ours where the verifier does not answer."""
 Stub: TypeAlias = "verifier_pb2_grpc.VerifierServiceAsyncStub"
 
 _T = TypeVar("_T")
 
 
 def code_of(failure: Failure) -> grpc.StatusCode:
-    """The status of a failure."""
+    """Returns the status of a failure."""
     return failure.code if isinstance(failure, RpcError) else failure.code()
 
 
 def text_of(failure: Failure) -> str:
-    """A failure as one line for the logs."""
+    """Describes a failure in one line for the logs."""
     return f"{failure.code.name}: {failure}" if isinstance(failure, RpcError) else reason_of(failure)
 
 
 class Upstream:
-    """One verifier: a channel, and what is known about what it serves."""
+    """Holds the channel to one verifier, and its description once that is known."""
 
     def __init__(self, address: str, security: PeerSecurity | None = None) -> None:
-        """`security`: None = in plaintext, to this machine only."""
+        """`security` None means plaintext, to this machine only."""
         self.state = PeerState("upstream", address, security)
         self._info: verifier_pb2.GetInfoResponse | None = None
 
     def stub(self, more: Sequence[tuple[str, str]] = ()) -> Stub:
-        """For a call that begins now. `more`: metadata of it."""
+        """Returns the stub for a call that begins now, with this metadata."""
         return self.state.stub(verifier_pb2_grpc.VerifierServiceStub, more)
 
     async def info(self, timeout_s: float | None) -> verifier_pb2.GetInfoResponse:
-        """What it is, asked for once. Raises AioRpcError, or Unavailable where it says nothing."""
+        """Returns the verifier's description, asked for once. Raises AioRpcError; Unavailable if there is no answer."""
         if self._info is None:
             is_hurried = timeout_s is not None and timeout_s < INFO_TIMEOUT_S
             limit_s = timeout_s if is_hurried else INFO_TIMEOUT_S
@@ -59,17 +59,17 @@ class Upstream:
         return self._info
 
     def know(self, info: verifier_pb2.GetInfoResponse) -> None:
-        """It has said what it is."""
+        """Keeps the verifier's description."""
         self._info = info
         self.state.up()
 
     def forget(self) -> None:
-        """What it said may not hold any more."""
+        """Drops the description, which may not hold any more."""
         self._info = None
 
 
 class Upstreams:
-    """All of them, and which one is dialled."""
+    """Holds all verifiers, and which one is dialled."""
 
     def __init__(self, addresses: Sequence[str], security: PeerSecurity | None = None) -> None:
         self._all = [Upstream(address, security) for address in addresses]
@@ -80,16 +80,16 @@ class Upstreams:
 
     @property
     def current(self) -> Upstream:
-        """The one that is dialled."""
+        """The verifier that is dialled."""
         return self._all[self._index]
 
     @property
     def states(self) -> list[PeerState]:
-        """Of all of them."""
+        """States of all verifiers, for metrics."""
         return [upstream.state for upstream in self._all]
 
     def leave(self, upstream: Upstream, failure: Failure) -> None:
-        """It has failed, or is full: the next one is dialled, unless somebody has seen to that already."""
+        """Dials the next verifier after this one has failed, or is full. Does nothing if another call has done so."""
         if code_of(failure) is grpc.StatusCode.UNAVAILABLE:
             upstream.forget()
             upstream.state.down(text_of(failure))
@@ -97,7 +97,7 @@ class Upstreams:
             self._index = (self._index + 1) % len(self._all)
 
     async def ask(self, call: Callable[[Stub], Awaitable[_T]]) -> _T:
-        """A short call's answer, from whichever can be reached. Raises AioRpcError: that of the last one."""
+        """Makes a short call to the first verifier that can be reached. Raises the last one's AioRpcError."""
         for _ in self._all[1:]:
             upstream = self.current
             try:
@@ -109,7 +109,7 @@ class Upstreams:
         return await call(self.current.stub())
 
     async def greet(self) -> None:
-        """Dials until one has said what it is, so that the first generation need not ask."""
+        """Dials until a verifier has described itself, so that the first generation need not ask."""
         attempt = 0
         while True:
             upstream = self.current

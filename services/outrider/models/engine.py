@@ -186,12 +186,12 @@ class EngineThread(ABC, Generic[Session, Work]):
         on_failure()
 
     def _suspect_device(self) -> None:
-        """Finds out by a forward of its own what is at fault after several failed steps: a session, which means nothing
-        for the others, or the device, which may fail for ever after, as CUDA does once it has seen an illegal access.
-        """
+        """Finds out after several failed steps, by a forward that belongs to no session, if the device is at fault."""
         self._num_failed_steps += 1
         if self._num_failed_steps < MAX_FAILED_STEPS:
             return
+        # A session that breaks its steps means nothing for the others. A device may fail for ever after, as CUDA does
+        # once it has seen an illegal access; then only another process helps.
         try:
             self._runner.forward([Segment(self._runner.new_cache(1), [0], 1)])
         except Exception as error:

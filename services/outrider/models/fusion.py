@@ -21,10 +21,10 @@ from torch.nn import functional
 
 from outrider.models.packing import Plan
 
-#: Families whose code was compared with this one. Others share the names of modules, but not the arithmetic.
 FUSABLE_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-#: Rotary embeddings whose frequencies do not depend on the length of the sequence.
+"""Families whose code was compared with this one. Others share the names of modules, but not the arithmetic."""
 STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
+"""Rotary embeddings whose frequencies do not depend on the length of the sequence."""
 
 _LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -33,7 +33,7 @@ _MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
 def is_fusable(model: Any) -> bool:
-    """Whether the model is built of exactly the parts that `FusedStack` knows."""
+    """Returns True if the model is built of exactly the parts that `FusedStack` knows."""
     inner = model.base_model
     rope: dict[str, Any] = getattr(model.config, "rope_parameters", None) or {}
     return (
@@ -63,12 +63,14 @@ def _part_names(module: nn.Module) -> set[str]:
 
 
 class FusedStack:
-    """Embedding, layers and last norm. The layers are taken out of the model, one by one, to not hold weights twice."""
+    """Runs embedding, layers and last norm. Takes the layers out of the model one by one, so that no weights are held
+    twice."""
 
     def __init__(self, model: Any) -> None:
         inner = model.base_model
         weight = inner.embed_tokens.weight
-        #: The type of the residual stream.
+        # The residual stream stays in float32 on a CPU: it is small beside the weights, and attention of one bfloat16
+        # row is five times as slow there as that of a float32 row.
         stream = torch.float32 if weight.device.type == "cpu" else weight.dtype
         self._embedding: Tensor = weight
         self._stream = stream
@@ -79,7 +81,7 @@ class FusedStack:
         self._norm = Norm(inner.norm, stream, weight.dtype)
 
     def __call__(self, plan: Plan) -> Tensor:
-        """The normed hidden states of the wanted rows: [num wanted rows, hidden], in the type of the weights."""
+        """Computes the normed hidden states of the wanted rows: [num wanted rows, hidden], in the weights' type."""
         hidden = self._embedding.index_select(0, plan.token_ids)
         if hidden.dtype is not self._stream:
             hidden = hidden.to(self._stream)
@@ -92,7 +94,7 @@ class FusedStack:
 
 
 class FusedLayer:
-    """One decoder layer: attention and gated MLP, each behind a norm and added to the residual stream."""
+    """Runs a decoder layer: attention and gated MLP, each behind a norm and added to the residual stream."""
 
     def __init__(self, index: int, layer: Any, stream: torch.dtype) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -117,11 +119,10 @@ class FusedLayer:
         self._down = make_product(mlp.down_proj.weight, mlp.down_proj.bias)
 
     def _make_qkv(self, attention: Any) -> Product:
-        """One product for queries, keys and values, with the halves that turn together interleaved.
-
-        The library turns dimension i with i + d/2. Scores do not change when queries and keys are reordered alike.
-        """
+        """Makes one product for queries, keys and values, with the halves that turn together interleaved."""
         weight, bias = concatenate([attention.q_proj, attention.k_proj, attention.v_proj])
+        # The library turns dimension i with i + d/2, a complex product wants them side by side. Scores do not change
+        # when queries and keys are reordered alike.
         num_turned = self._num_turned * self._head_dim
         order = torch.arange(weight.shape[0], device=weight.device)
         order[:num_turned] = interleave_halves(order[:num_turned].view(-1, self._head_dim)).flatten()
@@ -142,7 +143,7 @@ class FusedLayer:
         return hidden + self._down(self._activate(gate).mul_(up))
 
     def _turn(self, heads: Tensor, turns: Tensor) -> Tensor:
-        """The rotary embedding of [rows, heads, head_dim] by complex [rows, 1, head_dim / 2]. Values stay."""
+        """Applies complex [rows, 1, head_dim / 2] to the queries and keys among [rows, heads, head_dim]."""
         part = heads.narrow(1, 0, self._num_turned)
         pairs = torch.view_as_complex(part.float().view(-1, self._num_turned, self._head_dim // 2, 2))
         pairs.mul_(turns)
@@ -152,7 +153,7 @@ class FusedLayer:
 
 
 class Norm:
-    """RMS norm of the residual stream, out in the type of the weights."""
+    """Computes the RMS norm of the residual stream, with the result in the type of the weights."""
 
     def __init__(self, module: Any, stream: torch.dtype, out: torch.dtype) -> None:
         weight: Tensor = module.weight
@@ -175,7 +176,7 @@ class Norm:
 
 
 class HeadNorm:
-    """The norms of queries and keys that Qwen3 has; nothing where a layer has none."""
+    """Computes the norms of queries and keys that Qwen3 has; does nothing where a layer has none."""
 
     def __init__(self, attention: Any, num_queries: int, num_keys: int, stream: torch.dtype) -> None:
         self._weight: Tensor | None = None
@@ -194,7 +195,7 @@ class HeadNorm:
 
 
 class RotaryTable:
-    """The rotary embedding of every position, as complex numbers; grown by doubling."""
+    """Holds the rotary embedding of every position, as complex numbers; grown by doubling."""
 
     def __init__(self, inv_freq: Tensor, attention_scaling: float) -> None:
         self._inv_freq = inv_freq.float()
@@ -202,7 +203,7 @@ class RotaryTable:
         self._table = self._compute(1024)
 
     def turns(self, plan: Plan) -> Tensor:
-        """complex64 [rows, 1, head_dim / 2]."""
+        """Looks up the turns of a plan's rows: complex64 [rows, 1, head_dim / 2]."""
         if plan.last_position >= self._table.shape[0]:
             self._table = self._compute(2 * plan.last_position)
         return self._table.index_select(0, plan.position_ids)
@@ -219,17 +220,17 @@ def interleave_halves(x: Tensor) -> Tensor:
     return x.reshape(*x.shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)
 
 
-#: Maps [rows, in] to [rows, out].
 Product = Callable[[Tensor], Tensor]
+"""Maps [rows, in] to [rows, out]."""
 
-#: float32 matrices with fewer entries are faster unpacked.
 MIN_PACKED_ENTRIES = 2**20
-#: How many rows the layout is chosen for.
+"""Matrices of float32 with fewer entries are faster unpacked."""
 PACKED_FOR_ROWS = {torch.bfloat16: 1, torch.float32: 8}
+"""Rows of a product that the layout of the weights is chosen for."""
 
 
 def make_product(weight: Tensor, bias: Tensor | None = None) -> Product:
-    """The function `x @ weight.T + bias` for [out, in] weights that will not change."""
+    """Makes the function `x @ weight.T + bias` for [out, in] weights that will not change."""
     if not _is_worth_packing(weight):
         transposed = weight.contiguous().t()
 
@@ -238,6 +239,7 @@ def make_product(weight: Tensor, bias: Tensor | None = None) -> Product:
 
         return plain
 
+    # oneDNN multiplies weights in a blocked layout of its own: they are put into it once, not at every call.
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS[weight.dtype])
     multiply = torch.ops.mkldnn._linear_pointwise.default
 
@@ -249,7 +251,7 @@ def make_product(weight: Tensor, bias: Tensor | None = None) -> Product:
 
 
 def concatenate(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of one product that gives the outputs of all `linears` side by side."""
+    """Puts together weight and bias of one product that gives the outputs of all `linears` side by side."""
     weight = torch.cat(tuple(linear.weight for linear in linears))
     if all(linear.bias is None for linear in linears):
         return weight, None

@@ -1,4 +1,4 @@
-"""From a model's name to a runner and what the services must know about it."""
+"""Loads a model by its name: into a runner, with what the services must know about it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ModelFlags(Protocol):
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that is ready to run."""
+    """Holds a model that is ready to run, and what a service must know of it."""
 
     runner: Runner
     tokenizer: Any
@@ -69,7 +69,7 @@ class LoadedModel:
 
     @property
     def dtype(self) -> str:
-        """Number format, as in `DTYPES`."""
+        """Number format, as a key of `DTYPES`."""
         return str(self.runner.dtype).removeprefix("torch.")
 
 
@@ -82,7 +82,7 @@ def load_model(model_id: str, *, dtype: str = "auto", device: str = "cpu", fuse:
         dtype: `auto`, or a key of `DTYPES`. `auto` is float32 for the demo pair, bfloat16 for what is inflated
             from it, and the checkpoint's own type for others; bfloat16 is replaced by float32 on a CPU without it.
         device: A torch device.
-        fuse: Whether to take known layers apart for speed.
+        fuse: Takes known layers apart for speed.
 
     Raises:
         UnknownModel: There is no such demo model, or the type has no such name.
@@ -116,7 +116,7 @@ def load_for(settings: ModelFlags) -> LoadedModel:
 
 
 def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -> tuple[PreTrainedModel, Any]:
-    """The library's own model and tokenizer, as `load_model` loads them, for baselines and tests."""
+    """Builds the library's own model and tokenizer, as `load_model` loads them; for baselines and tests too."""
     folder, inflation = model_id, None
     is_untrained = model_id == DEMO_PREFIX + UNTRAINED
     if model_id.startswith(DEMO_PREFIX):
@@ -143,23 +143,26 @@ def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -
 
 
 def _automatic_dtype(preferred: torch.dtype, device: str) -> torch.dtype:
-    """A CPU without bfloat16 arithmetic emulates it, several times as slowly as it computes in float32."""
+    """Returns the number format for `auto` on a device."""
     is_cpu = torch.device(device).type == "cpu"
+    # A CPU without bfloat16 arithmetic emulates it, several times as slowly as it computes in float32.
     if is_cpu and preferred == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return torch.bfloat16
     return torch.float32 if is_cpu else preferred
 
 
 def cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Casts the parameters, in place. `model.to(dtype)` would cast the rotary frequencies too, and spoil positions."""
+    """Casts the parameters, in place."""
+    # `model.to(dtype)` would cast the rotary frequencies too, which are buffers, and spoil positions.
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """Hex SHA-256 of the parts of a fast tokenizer that decide about ids: not its padding and truncation settings."""
+    """Computes the hex SHA-256 of what decides about token ids in a fast tokenizer."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
+    # Settings of its use: tokenizers that give the same ids may differ in them.
     for setting in ("padding", "truncation", "version"):
         state.pop(setting, None)
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
@@ -174,7 +177,7 @@ def _eos_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Sets it for this process; 0 leaves torch's own choice. To be called before the first forward.
+    """Sets the threads of a forward for this process, before the first one; 0 leaves torch's own choice.
 
     More threads than cores, or two processes with several threads on the same cores, are many times slower than one
     thread each.

@@ -1,4 +1,4 @@
-"""One packed forward: whose rows stand where, and what each of them sees.
+"""The layout of a packed forward: where the rows of each session stand, and what each of them sees.
 
 Linear layers read their weights once for all rows of all sessions. Attention runs for each segment over that
 session's own cache. The views into the caches are made here for all layers at once, because at a few rows an
@@ -25,14 +25,14 @@ NO_SLOTS: Mapping[Node, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The rows of one session in a packed forward. They are appended to its cache."""
+    """Holds the rows of one session in a packed forward. They are appended to the session's cache."""
 
     cache: KVCache
     token_ids: Sequence[int]
     num_logits: int
     """Logits are wanted for the last `num_logits` rows; 0 for a prefill chunk that is not the last."""
     position_ids: Sequence[int] | None = None
-    """None: the rows continue the cache, row i at position `cache.length + i`."""
+    """Position of each row. None means that the rows continue the cache, row i at `cache.length + i`."""
     visible: npt.NDArray[np.bool_] | None = None
     """bool [rows, cache.length + rows]: the slots that a row sees, itself among them. None means all up to itself."""
 
@@ -54,7 +54,7 @@ class Segment:
             pending: Committed tokens that are not in the cache. Must be empty if there are nodes in `slots`.
             nodes: Nodes that are not in the cache, parents before children. Their other ancestors are in `slots`.
             slots: Where in the cache the nodes stand that have been through a forward.
-            num_logits: Logits are wanted for so many of the last rows.
+            num_logits: Number of rows, the last ones, whose logits are wanted.
         """
         token_ids = [*pending, *(node.token_id for node in nodes)]
         first = cache.length + len(pending)
@@ -96,7 +96,7 @@ def _path_slots(node: Node | None, slots: Mapping[Node, int]) -> list[int]:
 
 @dataclass(slots=True)
 class SegmentPlan:
-    """A segment's views into its cache, one for each layer, and its mask."""
+    """Holds a segment's views into its cache, one for each layer, and its mask."""
 
     rows: slice
     num_rows: int
@@ -105,17 +105,17 @@ class SegmentPlan:
     keys_values: Sequence[Tensor]
     """[1, heads, slots, head_dim]: for each layer its keys, then its values."""
     mask: Tensor | None
-    """Added to the scores, [rows * queries per key, slots]; None: every row sees every slot, or `is_causal`."""
+    """Added to the scores: [rows * queries per key, slots]. None means that all rows see all slots, or `is_causal`."""
     is_causal: bool
 
 
 class Plan:
-    """All segments of one packed forward, and the attention over them."""
+    """Lays out all segments of one packed forward, and computes the attention over them."""
 
     def __init__(self, segments: Sequence[Segment], queries_per_key: int) -> None:
         """
         Args:
-            segments: Each of another cache.
+            segments: One for each session.
             queries_per_key: Query heads that share a key-value head.
 
         Raises:
@@ -149,6 +149,8 @@ class Plan:
         cache, num_rows = segment.cache, len(segment.token_ids)
         end = cache.length + num_rows
         cache.reserve(end)
+        # With `is_causal` attention skips the upper half instead of adding minus infinity to it. It counts rows from
+        # the first slot, so it is right for an empty cache only; and where query heads are folded into rows, never.
         is_causal = cache.length == 0 and num_rows > 1 and segment.visible is None and self._queries_per_key == 1
         return SegmentPlan(
             rows=slice(start, start + num_rows),
@@ -186,7 +188,7 @@ class Plan:
             [rows, query heads * head_dim].
         """
         self.num_attended += 1
-        if len(self.segments) == 1:
+        if len(self.segments) == 1:  # neither a split nor a copy of the outputs
             return self._attend(self.segments[0], layer, queries, keys_values, scale)
         parts = zip(
             self.segments,
@@ -224,7 +226,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What one slot of a cache holds: a key and a value for every layer and every key-value head."""
+    """Describes a slot of a cache, which holds a key and a value for every layer and every key-value head."""
 
     num_layers: int
     num_heads: int
@@ -239,7 +241,7 @@ class CacheShape:
 
 
 class KVCache:
-    """One session's keys and values of one model: a preallocated tensor that grows by doubling.
+    """Holds one session's keys and values of one model, in a preallocated tensor that grows by doubling.
 
     Slot i of a chain holds position i. The slots of a tree follow those of the trunk, in the order of their rows.
     """
@@ -309,5 +311,6 @@ class KVCache:
             self._set_views()
 
     def _allocate(self, capacity: int) -> Tensor:
+        # Not zeroed: a slot is never read before it was written.
         s = self.shape
         return torch.empty(s.num_layers, 2, capacity, s.num_heads, s.head_dim, dtype=s.dtype, device=s.device)

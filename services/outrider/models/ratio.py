@@ -27,7 +27,7 @@ from outrider.models.sampling import Sampler, tempered_and_filtered
 
 @dataclass(frozen=True, slots=True)
 class DraftDraw:
-    """How one row is drawn from."""
+    """Describes how one row of a draft model's logits is drawn from."""
 
     sampling: SamplingParams
     """Temperature above 0 and filters; the seed is in the word."""
@@ -38,12 +38,12 @@ class DraftDraw:
     bias: float = 1.0
     """Factor of the most probable tokens (SAGUARO sampling, C)."""
     num_biased: int = 0
-    """How many these are (F)."""
+    """Number of tokens that the factor applies to, the most probable ones (F)."""
 
 
 @torch.inference_mode()
 def draft_candidates(logits: Tensor, draws: Sequence[DraftDraw], k: int) -> list[list[Candidate]]:
-    """A drawn token and some picks for every row of a draft model's logits.
+    """Draws a token, and picks some more, for every row of a draft model's logits.
 
     Args:
         logits: float32 [rows, vocab].
@@ -78,7 +78,8 @@ def candidates(
     draws: Sequence[DraftDraw | None],
     k: int,
 ) -> list[list[Candidate]]:
-    """What may follow each row: `draft_candidates` where it is drawn from, `Sampler.candidates` where `draws` has None.
+    """Finds what may follow each row: `draft_candidates` where it is drawn from, `Sampler.candidates` where `draws` has
+    None.
 
     The lists have one entry for each row of the logits.
     """
@@ -101,22 +102,22 @@ def candidates(
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one session wants of a target's logits."""
+    """Describes what one session wants of a target's logits."""
 
     sampling: SamplingParams
     output_indices: Sequence[int]
     """For each row, how many tokens the generation put out before the one drawn there."""
     chain: Sequence[Drafted] | None = None
-    """What the ratio rule judges: one token for each row but the first. None = the match rule."""
+    """Tokens that the ratio rule judges, one for each row but the first. None means the match rule."""
 
 
 def emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round]) -> list[list[int]]:
-    """For each round one token for each of its rows; or, under the ratio rule, as many as it emits.
+    """Draws one token for each row of each round; under the ratio rule, the tokens that the round emits.
 
     Args:
         sampler: Draws.
         logits: float32 [rows of all rounds, vocab], in their order.
-        rounds: Of sessions under either rule.
+        rounds: One for each session; both rules may be among them.
     """
     ends = list(accumulate(len(each.output_indices) for each in rounds))
     spans = [(end - len(each.output_indices), end) for each, end in zip(rounds, ends, strict=True)]
@@ -138,7 +139,7 @@ def emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round]) -> list[l
 def judge(
     sampler: Sampler, logits: Tensor, params: SamplingParams, first_output_index: int, chain: Sequence[Drafted]
 ) -> list[int]:
-    """The tokens that a round emits under the ratio rule: the kept ones of the chain, and one next token.
+    """Judges a chain under the ratio rule: returns its tokens that are kept, and one next token.
 
     The law is the target's only if every token's q is what it was drawn from, and what its drafter draws with is
     independent of the seed's acceptance uniforms and Gumbel noise. A q that cannot be true, because it lacks the token,
@@ -168,7 +169,8 @@ def judge(
             if weights is not None:
                 next_token = sampler.draw_weighted(weights, params.seed, first_output_index + kept)
                 return [*(drafted.token_id for drafted in chain[:kept]), next_token]
-            kept += 1  # refused by a rounding error: the target would say nothing else
+            # Refused by a rounding error alone: nothing is left of the target's probability but this token.
+            kept += 1
     (next_token,) = sampler.draw(logits[kept : kept + 1], [params], [first_output_index + kept])
     return [*(drafted.token_id for drafted in chain), next_token]
 
@@ -185,6 +187,7 @@ def _residual(probabilities: Tensor, refused: Drafted) -> Tensor | None:
     ]
     token_ids = torch.tensor([token_id for token_id, _ in pairs], device=probabilities.device)
     claimed = torch.tensor([q for _, q in pairs], dtype=probabilities.dtype, device=probabilities.device)
+    # Where the difference is zero everywhere, as after a rounding error, the target without the refused token is tried.
     for weights in (probabilities.index_add(0, token_ids, claimed, alpha=-1).clamp_min_(0), probabilities):
         weights[refused.token_id] = 0
         if bool(weights.any()):

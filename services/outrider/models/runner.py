@@ -33,7 +33,7 @@ class Runner:
         """
         Args:
             model: Any causal model of the library with standard attention, in its final type and on its device.
-            fuse: Whether to take the layers apart where they are known (`outrider.models.fusion`).
+            fuse: Takes the layers apart where they are known (`outrider.models.fusion`).
 
         Raises:
             UnsupportedModel: A layer does not attend through the library's attention interface, or with extras.
@@ -67,12 +67,12 @@ class Runner:
         self._check_attention()
 
     def new_cache(self, capacity: int = 256) -> KVCache:
-        """An empty cache with room for `capacity` slots; it grows when needed."""
+        """Makes an empty cache with room for `capacity` slots. It grows when needed."""
         return KVCache(self.cache_shape, capacity)
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> Tensor:
-        """Appends the rows of every segment to its cache, and gives the logits that are wanted.
+        """Appends the rows of every segment to its cache, and returns the logits that are wanted.
 
         Returns:
             float32 [sum of num_logits, vocab_size], in the order of the segments.
@@ -87,6 +87,7 @@ class Runner:
         plan.commit()
         if not plan.wanted_rows:
             return torch.empty(0, self.vocab_size, device=self.device)
+        # The head sees the wanted rows alone: most rows of a prompt need no logits.
         logits = self._head(hidden)
         return logits if logits.dtype is torch.float32 else logits.float()
 
@@ -102,14 +103,14 @@ class Runner:
 
 
 class Stack(Protocol):
-    """Everything below the head."""
+    """Runs everything of a model below its head."""
 
     def __call__(self, plan: Plan) -> Tensor:
-        """The normed hidden states of the wanted rows: [num wanted rows, hidden]."""
+        """Computes the normed hidden states of the wanted rows: [num wanted rows, hidden]."""
 
 
 class PlainStack:
-    """The library's own code, entered through its attention interface."""
+    """Runs the library's own code, entered through its attention interface."""
 
     def __init__(self, model: PreTrainedModel, cache_dtype: torch.dtype) -> None:
         self._inner: Any = model.base_model
@@ -117,7 +118,7 @@ class PlainStack:
         model.config._attn_implementation = ATTENTION_NAME
 
     def __call__(self, plan: Plan) -> Tensor:
-        """The normed hidden states of the wanted rows."""
+        """Computes the normed hidden states of the wanted rows: [num wanted rows, hidden]."""
         token_ids, position_ids = plan.token_ids.unsqueeze(0), plan.position_ids.unsqueeze(0)
         outputs = self._inner(input_ids=token_ids, position_ids=position_ids, use_cache=False, plan=plan)
         hidden: Tensor = outputs.last_hidden_state[0]
@@ -135,7 +136,7 @@ def _attend(
     scaling: float,
     **extras: Any,
 ) -> tuple[Tensor, None]:
-    """What the library's layers call for attention: [1, heads, rows, head_dim] to [1, rows, heads, head_dim]."""
+    """Attends for the library's layers: [1, heads, rows, head_dim] to [1, rows, heads, head_dim]."""
     unsupported = [name for name in ("softcap", "s_aux", "position_bias") if extras.get(name) is not None]
     if unsupported or key.shape != value.shape:
         raise UnsupportedModel(f"attention with {unsupported or 'values of another width than keys'} is not supported")
@@ -147,7 +148,7 @@ def _attend(
 
 
 def _no_mask(**_arguments: object) -> None:
-    """The plan has the masks; the library must not build one."""
+    """Builds no mask, as the plan has them: the library's would be of a single text, and cost time."""
 
 
 AttentionInterface.register(ATTENTION_NAME, _attend)
@@ -155,7 +156,7 @@ AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
 
 
 def max_context_len(config: Any) -> int:
-    """Most slots of a chain for which the runner is exact.
+    """Returns the most slots of a chain for which the runner is exact.
 
     A sliding window hides only what lies further back than its width, so up to that length it is full attention.
     """

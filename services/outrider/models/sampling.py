@@ -19,23 +19,24 @@ from outrider.core.drafting.policy import Candidate
 from outrider.core.noise import FMIX32, LOWBIAS32, gumbel_rows, row_key
 from outrider.core.params import SamplingParams
 
-#: The log-probabilities of drafted candidates are normalised over this many of the best perturbed scores.
 NUM_NORMALISED = 8
-#: How much surer of the target's draw a draft model may be than its own probabilities say, because both share the
-#: noise and, mostly, the order of the best tokens. Fitted by log-loss on 960 positions of held-out code, demo pair:
-#: best at 3 for temperature 0 (mean probability .95, agreement .95; without: .79), 1.5 to 2 for 0.7 and 1 (.82 and
-#: .70; agreement .81 and .71; without: .71 and .54). It decides where chains end, never what is accepted.
+"""Best perturbed scores over which the log-probabilities of drafted candidates are normalised."""
+# A draft model may be surer of the target's draw than its own probabilities say, because both share the noise and,
+# mostly, the order of the best tokens. Its log-probabilities are multiplied by these. Fitted by log-loss on 960
+# positions of held-out code, demo pair: best at 3 for temperature 0 (mean probability .95, agreement .95; without:
+# .79), 1.5 to 2 for 0.7 and 1 (.82 and .70; agreement .81 and .71; without: .71 and .54). They decide where chains end,
+# never what is accepted.
 GREEDY_SHARPNESS = 3.0
 SAMPLED_SHARPNESS = 1.7
-#: A lower temperature counts as this: the best token has all the probability long before, and float32 is infinite or
-#: not a number soon after.
 LEAST_TEMPERATURE = 1e-30
-#: So many of the best tokens are looked at before a row is sorted completely.
+"""A lower temperature counts as this: the best token has all the probability long before, and float32 is infinite or
+not a number soon after."""
 NUM_PRESORTED = 256
+"""Best tokens of a row that are sorted first. Only if top_p needs more of them is the whole vocabulary sorted."""
 
 
 class Sampler:
-    """Draws for every row of a packed forward. Keeps noise rows, and no other state: a draw is a pure function."""
+    """Draws for every row of a packed forward. A draw is a pure function; the only state is noise that is kept."""
 
     def __init__(self) -> None:
         self._noise: NoiseRows | None = None
@@ -43,7 +44,7 @@ class Sampler:
 
     @torch.inference_mode()
     def draw(self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]) -> list[int]:
-        """The target's token for every row.
+        """Draws the target's token for every row.
 
         Args:
             logits: float32 [rows, vocab].
@@ -61,7 +62,7 @@ class Sampler:
     def candidates(
         self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int], k: int
     ) -> list[list[Candidate]]:
-        """The tokens that the target will most probably draw, guessed from a draft model's logits.
+        """Guesses from a draft model's logits which tokens the target will most probably draw.
 
         Returns:
             For each row at most k candidates, best first. The log-probability is that of the
@@ -78,12 +79,12 @@ class Sampler:
 
     @torch.inference_mode()
     def draw_weighted(self, weights: Tensor, seed: int, output_index: int) -> int:
-        """A token by its weight, float [vocab], with the noise of one output index; 0 = never. Not all are 0."""
+        """Draws a token by its weight, float [vocab] and not all 0, with the noise of one output index."""
         noise = self._noise_rows(weights).row(seed, output_index)
         return int((weights.log() + noise).argmax())
 
     def _perturbed(self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]) -> Tensor:
-        """logits / temperature + noise, minus infinity where not allowed; greedy rows as they are: [rows, vocab]."""
+        """Returns logits / temperature + noise, minus infinity where not allowed; greedy rows as they are."""
         noise = self._noise_rows(logits)
         scores = _tempered(logits, params)
         allowed = _allowed(scores, params)
@@ -105,7 +106,7 @@ class Sampler:
 
 
 def tempered_and_filtered(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """What `Sampler.draw` adds the noise to, but minus infinity where not allowed: a new tensor [rows, vocab].
+    """Computes what `Sampler.draw` adds the noise to, with minus infinity where not allowed: a new [rows, vocab].
 
     Their softmax is what tokens are drawn from.
     """
@@ -122,10 +123,8 @@ def _tempered(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _ranked(token_ids: Sequence[int], scores: Sequence[float], sharpness: float) -> list[Candidate]:
-    """Candidates, best first; a filtered token has minus infinity, and is left out.
-
-    `scores` fall. A few numbers are quicker without tensors.
-    """
+    """Ranks candidates, best first. A filtered token has minus infinity, and is left out. `scores` must fall."""
+    # Python numbers: for eight of them, a tensor operator costs more than the arithmetic.
     sharp = [sharpness * (score - scores[0]) for score in scores]
     total = math.log(sum(math.exp(score) for score in sharp[:NUM_NORMALISED]))
     pairs = [Candidate(t, score - total) for t, score in zip(token_ids, sharp, strict=True) if score != -math.inf]
@@ -135,7 +134,7 @@ def _ranked(token_ids: Sequence[int], scores: Sequence[float], sharpness: float)
 
 
 def _allowed(tempered: Tensor, params: Sequence[SamplingParams]) -> Tensor | None:
-    """Which tokens each row may draw: bool [rows, vocab], or None where no row has a filter."""
+    """Marks the tokens that each row may draw: bool [rows, vocab], or None where no row has a filter."""
     rows_of: dict[tuple[int, float, float], list[int]] = {}
     for row, p in enumerate(params):
         if not p.is_greedy and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0):
@@ -151,7 +150,7 @@ def _allowed(tempered: Tensor, params: Sequence[SamplingParams]) -> Tensor | Non
 
 
 def _filter(tempered: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
-    """Which tokens the filters keep: bool [rows, vocab], of tempered logits of the same shape."""
+    """Marks the tokens that the filters keep: bool [rows, vocab], of tempered logits of the same shape."""
     vocab_size = tempered.shape[-1]
     best = tempered.amax(-1, keepdim=True)
     floor = best + math.log(min_p) if min_p > 0 else None
@@ -174,7 +173,7 @@ def _filter(tempered: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
 def _count_kept(
     tempered: Tensor, best: Tensor, num_sorted: int, top_k: int, top_p: float
 ) -> tuple[Tensor, Tensor] | None:
-    """How many tokens top_k and top_p keep, and the value of the last of them: int64, float32 [rows, 1] each.
+    """Counts the tokens that top_k and top_p keep, and finds the last one's value: int64, float32 [rows, 1] each.
 
     None if more than `num_sorted` tokens must be known to tell.
     """
@@ -194,18 +193,18 @@ def _count_kept(
 
 
 def _last_of_equals(equal: Tensor, surplus: Tensor) -> Tensor:
-    """The last `surplus` [rows, 1] true entries of each row of `equal` [rows, vocab]: those with the highest ids."""
+    """Marks the last `surplus` [rows, 1] true entries of each row of `equal` [rows, vocab]: the highest ids."""
     from_the_end = equal.flip(-1).cumsum(-1).flip(-1)
     return equal & (from_the_end <= surplus)
 
 
-#: A block covers this many token entries: 16 output indices of a 2048-token vocabulary, one of a large one.
 BLOCK_ENTRIES = 32_768
+"""Token entries of a block: 16 output indices of a vocabulary of 2048 tokens, one of a large vocabulary."""
 MAX_BLOCK_ROWS = 16
 
 
 class NoiseRows:
-    """The noise of whole rows, for one vocabulary size and device.
+    """Computes the noise of whole rows, for one vocabulary size and device, and keeps it.
 
     Output indices are drawn in order, and again after a rejected draft. So a block of consecutive indices is
     computed in one go (a row of 2048 costs 26 us alone and 10 us in a block of 16) and the blocks
@@ -221,7 +220,7 @@ class NoiseRows:
         self._token_ids = np.arange(vocab_size)
 
     def row(self, seed: int, output_index: int) -> Tensor:
-        """Gumbel noise of every token at one output index: float32 [vocab]. Shared: do not write to it."""
+        """Returns the Gumbel noise of every token at one output index: float32 [vocab]. Shared: do not write to it."""
         number, offset = divmod(output_index, self._block_rows)
         block = self._blocks.get((seed, number))
         if block is None:
@@ -235,7 +234,7 @@ class NoiseRows:
     def _compute(self, seed: int, number: int) -> tuple[Tensor, ...]:
         indices = range(number * self._block_rows, (number + 1) * self._block_rows)
         if self._device.type == "cpu":
-            # numpy has the 32-bit words that torch lacks, and less overhead a call.
+            # numpy has the unsigned 32-bit words that torch lacks, and less overhead a call.
             rows = torch.from_numpy(gumbel_rows(seed, indices, self._token_ids))
         else:
             rows = torch.stack([gumbel_tensor(seed, index, self._vocab_size, self._device) for index in indices])
@@ -256,8 +255,9 @@ def gumbel_tensor(seed: int, output_index: int, vocab_size: int, device: torch.d
 
 
 def _finalise(words: Tensor, constants: tuple[int, int, int, int, int]) -> Tensor:
-    """One round. Products wrap at 64 bits, which leaves their low 32 bits right."""
+    """Applies one round of the hash to int64 words below 2**32."""
     first, factor, second, factor_2, third = constants
+    # Torch has no unsigned words: products wrap at 64 bits, which leaves their low 32 bits right.
     words = ((words ^ (words >> first)) * factor) & 0xFFFFFFFF
     words = ((words ^ (words >> second)) * factor_2) & 0xFFFFFFFF
     return words ^ (words >> third)

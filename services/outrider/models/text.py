@@ -1,4 +1,5 @@
-"""Text to token ids and back. The services speak token ids; only the client-facing edge of the verifier needs this."""
+"""Converts text to token ids and back. Services exchange token ids; only the client-facing RPCs of the verifier need
+text."""
 
 from __future__ import annotations
 
@@ -18,21 +19,22 @@ class ChatRefused(ValueError):
 
 
 class TextCodec:
-    """A tokenizer, as the verifier's edge needs it. `tokenizer` is a fast tokenizer of transformers."""
+    """Encodes and decodes with a fast tokenizer of transformers."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with the special tokens that the model expects."""
+        """Encodes a text, with the special tokens that the model expects."""
         return list(self._tokenizer(text)["input_ids"])
 
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """Token ids of a chat of (role, content), ready for the assistant's turn.
+        """Encodes a chat of (role, content), ready for the assistant's turn.
 
         Raises:
-            NoChatTemplate: there is no template; ChatRefused: it wants other roles, or another order of them.
+            NoChatTemplate: The tokenizer has no template.
+            ChatRefused: The template wants other roles, or another order of them.
         """
         if self._tokenizer.chat_template is None:
             raise NoChatTemplate("the target's tokenizer has no chat template")
@@ -44,14 +46,15 @@ class TextCodec:
             )
         except TemplateError as error:
             raise ChatRefused(error.message or type(error).__name__) from error
+        # The template has written them already.
         return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens left out. Bytes that form no character become U+FFFD."""
+        """Decodes token ids, special tokens left out. Bytes that form no character become U+FFFD."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
 
     def stream(self) -> TextStream:
-        """A decoder for tokens that arrive bit by bit."""
+        """Makes a decoder for tokens that arrive bit by bit."""
         return TextStream(self)
 
     def new_decode_stream(self) -> tuple[DecodeStream, Any]:
@@ -60,7 +63,7 @@ class TextCodec:
 
 
 class TextStream:
-    """Decodes a growing run of tokens: joined, the pieces are the text of the whole run."""
+    """Decodes a growing run of tokens. Joined, its pieces are the text of the whole run."""
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
@@ -68,7 +71,7 @@ class TextStream:
         self._undecided: list[int] = []
 
     def step(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens decide. Bytes of an unfinished character wait for a later call."""
+        """Returns the text that these tokens decide. Bytes of an unfinished character wait for a later call."""
         pieces = []
         for token_id in token_ids:
             self._undecided.append(token_id)
@@ -79,6 +82,6 @@ class TextStream:
         return "".join(pieces)
 
     def finish(self) -> str:
-        """The text of what is still undecided: nothing more will come."""
+        """Returns the text of the tokens that are undecided still. No more may follow."""
         rest, self._undecided = self._undecided, []
         return self._codec.decode(rest) if rest else ""

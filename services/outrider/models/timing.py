@@ -1,6 +1,6 @@
-"""How long a forward takes by its number of rows.
+"""Times forwards by their number of rows, as the verifier does when it starts.
 
-Run `python -m outrider.models.timing --model demo/target-100m`.
+`python -m outrider_bench.workers.forward` prints such measurements.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from outrider.models.runner import KVCache, Runner, Segment
 def measure_forward(
     runner: Runner, rows: Sequence[int], context: int = 200, *, num_repeats: int = 15
 ) -> dict[int, float]:
-    """Median time of a forward of one session by its number of rows, in milliseconds.
+    """Measures the median time of a forward of one session by its number of rows, in milliseconds.
 
     All numbers of rows take turns, so that a busy moment of the machine does not fall on one of them.
     """
@@ -27,7 +27,7 @@ def measure_forward(
 def measure_sessions(
     runner: Runner, num_sessions: Sequence[int], context: int = 200, *, num_repeats: int = 15
 ) -> dict[int, float]:
-    """Median time of a forward of one row for each of many sessions by their number, in milliseconds."""
+    """Measures the median time of a forward of one row for each of many sessions by their number, in milliseconds."""
     caches = [runner.new_cache(context + 1) for _ in range(max(num_sessions))]
     for cache in caches:
         runner.forward([Segment(cache, [i % runner.vocab_size for i in range(context)], 0)])

@@ -26,13 +26,13 @@ from outrider.speculator.session import DraftSession, DraftSessionSpec
 
 
 class DraftListener(Protocol):
-    """Where a session's drafts go. Called on the engine's thread; must not block."""
+    """Receives the drafts of a session. Called on the engine's thread; must not block."""
 
     def send(self, draft: Draft) -> None:
         """Takes new nodes."""
 
     def fail(self) -> None:
-        """The session is gone: the engine could not go on with it."""
+        """Learns that the engine could not go on with the session, which is gone."""
 
 
 class _Drafting(NamedTuple):
@@ -47,7 +47,7 @@ class _Growth(NamedTuple):
 
 
 WARM_PAUSE_S = 0.0002
-"""Between two forwards that keep the model warm: enough for the event loop to run."""
+"""Pause between two forwards that keep the model warm. Long enough for the event loop to get the interpreter's lock."""
 
 
 class Engine(EngineThread[_Drafting, _Growth]):
@@ -76,8 +76,9 @@ class Engine(EngineThread[_Drafting, _Growth]):
         self._scratch = self._runner.new_cache(1)
         self._tiers = tiers
         self._calibration = RetrievalCalibration()
-        # What is drawn is claimed with its own probability, which says less than that of a token that is ranked first.
-        self._claims = {by_ratio: DraftCalibration() for by_ratio in (False, True)}
+        # Two calibrations: a token that was drawn is claimed with its own probability, which says less about the target
+        # than the probability of a token that was ranked first.
+        self._draft_calibrations = {by_ratio: DraftCalibration() for by_ratio in (False, True)}
         self.counts = DraftCounts()
         self.start()
 
@@ -92,7 +93,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
         def commit(drafting: _Drafting) -> None:
             drafting.session.commit(token_ids, acknowledged_node_id)
             self.counts.num_commits += 1
-            # What a commit makes into nodes without a forward.
+            # A commit makes some nodes without a forward: those that the policy had foreseen.
             self._send(*drafting)
 
         self.post(session_id, commit)
@@ -102,9 +103,12 @@ class Engine(EngineThread[_Drafting, _Growth]):
         self.post(session_id, lambda drafting: drafting.session.steer(steering))
 
     def _open(self, spec: DraftSessionSpec, listener: DraftListener) -> _Drafting:
+        # Room for a first draft, so that the cache is not copied at once; it doubles when it must grow.
         cache = self._runner.new_cache(len(spec.committed_token_ids) + 64)
-        claims = self._claims[decides_by_ratio(spec.sampling, spec.speculation)]
-        session = DraftSession(spec, cache, self._max_context_len, self._calibration, self._tiers, claims, self.counts)
+        draft_calibration = self._draft_calibrations[decides_by_ratio(spec.sampling, spec.speculation)]
+        session = DraftSession(
+            spec, cache, self._max_context_len, self._calibration, self._tiers, draft_calibration, self.counts
+        )
         self.counts.num_opened += 1
         self.counts.num_resyncs += len(spec.committed_token_ids) > spec.num_prompt_tokens
         return _Drafting(session, listener)

@@ -1,4 +1,4 @@
-"""A draft engine's counts under the names that Prometheus knows: of a speculator, or of an edge."""
+"""Counts of a draft engine, and the names under which Prometheus reads them, on a speculator as on an edge."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider.telemetry.metrics import HistogramMetric, Metrics, counter, gauge
 
 
 def read_drafts(counts: DraftCounts, num_sessions: int) -> Metrics:
-    """All of it, `num_sessions` being those of now. Safe to call in any thread."""
+    """Yields every count; `num_sessions` is the number right now. Safe to call in any thread."""
     yield gauge("outrider_draft_sessions_active", "Sessions that are drafted for, now.", num_sessions)
     yield counter("outrider_draft_sessions_total", "Sessions that were begun.", counts.num_opened)
     yield counter(
@@ -53,23 +53,24 @@ STEP_BOUNDS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Since the start. Written by the engine's thread; others may read, and see numbers of about the same time."""
+    """Holds counts since the start. Written by the engine's thread. Others may read them without a lock: they see
+    numbers of about the same time."""
 
     steps: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS_S))
     """Forwards of the draft model that grow trees, packing and ranking included, in seconds."""
     busy_s: float = 0.0
     """Time that was not spent waiting, nor on keeping the model warm."""
     retrieval_s: float = 0.0
-    """What looking continuations up took of it, as far as it is reported."""
+    """Time of it that lookups of continuations took, as far as sessions have reported it."""
     num_opened: int = 0
-    """Sessions."""
+    """Sessions that were begun."""
     num_resyncs: int = 0
-    """Those of them that began with output: a stream that was opened again, or an interrupted text."""
+    """Sessions that began with output: their stream was opened again, or their text was interrupted."""
     num_commits: int = 0
     num_messages: int = 0
     """Messages with nodes that were sent."""
     num_sent: int = 0
-    """Nodes in them."""
+    """Nodes in these messages."""
     num_nodes: int = 0
     """Nodes that were added to trees. Each is committed or wasted in the end."""
     num_committed: int = 0

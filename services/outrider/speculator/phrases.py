@@ -1,7 +1,7 @@
 """Retrieved phrases behind a draft chain: one draft forward verifies several tokens (DOUBLE, section 4.1).
 
-A phrase costs rows of a forward. How long it is follows from how much of the last ones was accepted; where nothing is,
-forwards go without one.
+A phrase costs rows of a forward. Its length follows from how much of the last ones was accepted; where nothing is,
+forwards go without a phrase for a while.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from outrider.core.statistics import RunningMean
 from outrider.core.tree import DraftTree, Node, TokenId
 
 MIN_PHRASE_LEN = 2
-"""As many are looked up where phrases are never accepted; three times what is accepted more, otherwise."""
+"""Tokens of a phrase where none has been accepted so far. Three times the mean that is accepted come on top."""
 MAX_SKIPPED = 5
-"""After each phrase that was refused altogether one more forward goes without; so many at most."""
+"""After each phrase that was refused altogether, one more forward goes without; this is the most."""
 MIN_PHRASE_PROBABILITY = 0.2
-"""A phrase ends where its path is less probable: a row costs about a fifth of a forward of its own."""
+"""A phrase ends where its path is less probable. One more row in a forward costs about a fifth of another forward, so
+a token pays only if it is accepted at least that often."""
 
 
 class Phrases:
-    """Of one session. Owned by the engine's thread."""
+    """Looks phrases up for one session, and learns how long they should be. Owned by the engine's thread."""
 
     def __init__(
         self,
@@ -35,8 +36,15 @@ class Phrases:
         calibration: RetrievalCalibration,
         tiers: TierSource | None,
     ) -> None:
-        """Without a plan at first (`use`). `ranking` is how the draft model ranks; `tiers` are copies of a datastore's,
-        None = there is none."""
+        """Begins without a plan, and so without phrases (`use`).
+
+        Args:
+            tree: Draft tree of the session.
+            num_prompt_tokens: Tokens at the start of the tree's committed tokens that are the prompt.
+            ranking: Parameters by which the draft model ranks its candidates; retrieved tokens are ranked alike.
+            calibration: Rates at which the target agrees, shared by all sessions.
+            tiers: Copies of a datastore's tiers; None means that there is no datastore.
+        """
         self._tree, self._num_prompt_tokens, self._ranking = tree, num_prompt_tokens, ranking
         self._calibration, self._source = calibration, tiers
         self._plan: RetrievalPlan | None = None
@@ -48,7 +56,7 @@ class Phrases:
         self._spent_s = 0.0
 
     def use(self, plan: RetrievalPlan | None) -> None:
-        """Looks up like this from here on; None = nothing."""
+        """Looks up by this plan from here on; None means not at all."""
         self._plan = plan
         if plan is not None and not _is_alike(plan, self._retriever_plan):
             self._retriever = Retriever(
@@ -57,7 +65,7 @@ class Phrases:
             self._retriever_plan = plan
 
     def commit(self, token_ids: Sequence[TokenId]) -> None:
-        """Tells the tiers what the target said, and what it said it in place of; before the tree is told."""
+        """Records committed tokens in the tiers, and the drafted token that they refute, before the tree takes them."""
         if self._retriever is None:
             return
         started = time.perf_counter()
@@ -70,7 +78,7 @@ class Phrases:
         self._spent_s += time.perf_counter() - started
 
     def behind(self, tip: Node, room: int) -> tuple[TokenId, ...]:
-        """At most `room` tokens that may follow a node; none if nothing is known, or phrases are not worth it now."""
+        """Looks up at most `room` tokens that may follow a node; returns none where phrases do not pay at present."""
         if self._plan is None or self._retriever is None:
             return ()
         if self._num_skipped < self._num_refused:
@@ -86,7 +94,7 @@ class Phrases:
         return tuple(phrase)
 
     def judge(self, num_accepted: int) -> None:
-        """The draft model has accepted so many tokens of the last phrase."""
+        """Learns how many tokens of the last phrase the draft model has drawn itself."""
         assert self._retriever is not None
         self._retriever.judge_phrase(self._keys, num_accepted)
         self._num_accepted.add(num_accepted)
@@ -94,11 +102,11 @@ class Phrases:
         self._num_skipped = 0
 
     def take_spent_us(self) -> int:
-        """Time that lookups have taken since the last call, learning from commits included, in microseconds."""
+        """Returns the microseconds spent on lookups and on commits since the last call."""
         spent_us, self._spent_s = int(self._spent_s * 1e6), 0.0
         return spent_us
 
 
 def _is_alike(plan: RetrievalPlan, known: RetrievalPlan | None) -> bool:
-    """Whether the tiers of one plan serve the other."""
+    """Returns True if the tiers that were filled for one plan serve the other."""
     return known is not None and (plan.max_match_len, set(plan.tiers)) == (known.max_match_len, set(known.tiers))

@@ -1,9 +1,9 @@
-"""How many bytes of a session's drafts may go out: so many a round, and so many on their way.
+"""A limit on the bytes of a session's drafts: per round of the target, and on their way to it.
 
-A round of the target uses a few kilobytes of drafts, however many there are; what goes beyond only delays what is
-sent next, and on a slow line for long: a queue that has once formed is full of guesses about places where the target
-has been. So nodes wait here, where a commit can still take them back, and not in the line. What has arrived is known
-from the commits, which name the latest node that came before them.
+A round of the target uses a few kilobytes of drafts, however many there are. What goes beyond only delays what is sent
+next, and on a slow line for long: a queue that has once formed is full of guesses about places that the target has
+passed. So nodes wait here, where a commit can still take them back, and not in the line. Commits tell what has arrived:
+they name the latest node that came before them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from collections.abc import Iterable
 from outrider.core.tree import Node
 
 MAX_BYTES_PER_ROUND = 3500
-"""Messages of one round, estimated. With what HTTP/2 and TCP add, a round stays below 4 kB."""
+"""Most bytes of one round's messages, estimated. With what HTTP/2 and TCP add, a round stays below 4 kB."""
 MESSAGE_BYTES = 45
-"""Of a message without nodes: its own fields, the frames of gRPC and HTTP/2, and the receiver's answers to them."""
+"""Size of a message without nodes: its own fields, the frames of gRPC and HTTP/2, and the answers to them."""
 NODE_BYTES = 6
-"""Of a node: parent, token, cost."""
+"""Size of a node: parent, token, score."""
 ROW_TOKEN_BYTES = 4
-"""Of a token of a row that a node was drawn from: its id and its weight."""
+"""Size of one token of the row that a node was drawn from: its id and its weight."""
 
 
 class SendBudget:
-    """Of one session."""
+    """Decides how many nodes of one session may be sent now."""
 
     def __init__(self) -> None:
         self._credit_bytes = MAX_BYTES_PER_ROUND
@@ -34,22 +34,28 @@ class SendBudget:
         self._on_way_bytes = 0
 
     def begin_round(self, acknowledged_node_id: int) -> None:
-        """The target has spoken. `acknowledged_node_id` is the latest node that it has; 0 = it does not say."""
+        """Renews the credit at a commit, which acknowledges all nodes up to this id; 0 means that it does not say."""
         self._credit_bytes = MAX_BYTES_PER_ROUND
         while self._on_way and (not acknowledged_node_id or self._on_way[0][0] <= acknowledged_node_id):
             self._on_way_bytes -= self._on_way.popleft()[1]
 
     def measure(self, forward_us: int, round_trip_us: int) -> None:
-        """What a forward and the way there and back take, in microseconds. What is on its way may be two rounds' and
-        those of the round trip; by the least that was measured, because a queue makes a round trip longer, too."""
+        """Sets the bytes that may be on their way: those of two rounds, and of the rounds that a round trip lasts.
+
+        Args:
+            forward_us: Duration of one forward of the target, in microseconds; 0 means unknown.
+            round_trip_us: Duration of the way there and back, likewise.
+        """
         if not forward_us or not round_trip_us:
             return
+        # The least that was measured: a queue in the line makes round trips longer, and must not widen its own limit.
         self._least_round_trip_us = min(round_trip_us, self._least_round_trip_us or round_trip_us)
         self._window_bytes = int(MAX_BYTES_PER_ROUND * (2 + self._least_round_trip_us / forward_us))
 
     def num_affordable(self, nodes: Iterable[Node]) -> int:
-        """How many of these nodes, from the first, may go out as a message now."""
-        # One by one, and never by a later node: under the ratio rule, whether a token is judged must not depend on it.
+        """Counts the nodes, from the first, that may go out as one message now."""
+        # In order, and without regard to the nodes behind: under the ratio rule a token must be judged or not whatever
+        # it is, or the text is no longer the target's.
         room = min(self._credit_bytes, self._window_bytes - self._on_way_bytes) - MESSAGE_BYTES
         count = 0
         for node in nodes:
@@ -60,7 +66,7 @@ class SendBudget:
         return count
 
     def spend(self, nodes: Iterable[Node], last_node_id: int) -> None:
-        """These nodes go out as a message."""
+        """Charges these nodes, which go out as one message."""
         num_bytes = MESSAGE_BYTES + sum(map(_node_bytes, nodes))
         self._credit_bytes -= num_bytes
         self._on_way.append((last_node_id, num_bytes))

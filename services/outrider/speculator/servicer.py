@@ -1,4 +1,4 @@
-"""The edge of the speculator: proto in, engine calls, proto out."""
+"""The RPCs of the speculator: proto in, engine calls, proto out."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ log = structlog.get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 DEFAULTS = SpeculationParams(Method.PEARL, num_speculative_tokens=8, lookahead=32)
-"""The verifier sets every field; these stand in for a caller that does not."""
+"""Parameters for a caller that leaves fields unset. The verifier sets all of them."""
 LIMITS = SpeculationLimits()
 DRAINING = "the speculator is draining"
 MAX_NAME_LEN = 256
-"""Longest session_id: it stands in every line that is logged of a session."""
+"""Longest session_id. It stands in every log line about a session."""
 HIGH_WATER = 64
-"""Drafts that wait for a caller; one that does not read them is not read from either, and so causes no more."""
+"""Drafts that may wait for a caller. While more do, nothing is read from it: without commits, no new drafts grow."""
 
 
 class _Stream:
-    """One Speculate call: its drafts on their way out, its committed tokens for checking what comes in."""
+    """Holds one Speculate call: drafts on their way out, and committed tokens to check what comes in."""
 
     def __init__(self, session_id: str, committed: tuple[TokenId, ...], max_context_len: int) -> None:
         self.session_id = session_id
@@ -62,10 +62,10 @@ class _Stream:
         self._has_room = asyncio.Event()
         self._has_room.set()
         self.num_drafts = self.num_nodes = 0
-        """That the caller was sent."""
+        """Drafts, and the nodes in them, that the caller was sent."""
 
     def send(self, draft: Draft) -> None:
-        """Called by the engine's thread."""
+        """See `DraftListener`."""
         self._loop.call_soon_threadsafe(self._put, draft)
 
     def _put(self, draft: Draft) -> None:
@@ -78,7 +78,7 @@ class _Stream:
         await self._has_room.wait()
 
     def fail(self) -> None:
-        """Called by the engine's thread."""
+        """See `DraftListener`."""
         self._loop.call_soon_threadsafe(self._drafts.put_nowait, Unavailable("the speculator lost this session"))
 
     def end(self, error: RpcError | None = None) -> None:
@@ -86,7 +86,7 @@ class _Stream:
         self._drafts.put_nowait(error)
 
     async def responses(self) -> AsyncIterator[speculator_pb2.SpeculateResponse]:
-        """Drafts until the end."""
+        """Yields drafts until the stream ends. Raises the error that ends it, if there is one."""
         while True:
             draft = await self._drafts.get()
             if self._drafts.qsize() < HIGH_WATER // 2:
@@ -104,7 +104,7 @@ class _Stream:
             )
 
     def fresh_tokens(self, base_len: int, token_ids: tuple[TokenId, ...]) -> tuple[TokenId, ...]:
-        """Takes a commit in; returns the tokens that are new.
+        """Takes a commit in and returns the tokens of it that are new. Repeated commits are harmless.
 
         Raises:
             OutOfRange: the commit leaves a gap, or goes beyond the context.
@@ -134,7 +134,12 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
     """Serves drafts. Refuses everything until `ready` was called."""
 
     def __init__(self, max_num_sessions: int, quotas: Quotas | None = None, stall_timeout_s: float = 60.0) -> None:
-        """`quotas`: what callers may take; None = as much as there is."""
+        """
+        Args:
+            max_num_sessions: Most sessions at a time.
+            quotas: Limits of single callers; None means that there are none.
+            stall_timeout_s: A caller that reads nothing for so many seconds is cut off.
+        """
         self._max_num_sessions = max_num_sessions
         self._quotas = Quotas() if quotas is None else quotas
         self._stall_timeout_s = stall_timeout_s
@@ -146,7 +151,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         self._num_opened = 0
 
     def ready(self, model: LoadedModel, engine: Engine) -> None:
-        """The model is loaded."""
+        """Serves with this model from here on."""
         self._model, self._engine = model, engine
 
     def drain(self) -> None:
@@ -157,7 +162,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             stream.end(NotServing(DRAINING))
 
     def metrics(self) -> Metrics:
-        """What was counted since the start; nothing while the model loads. May be called in any thread."""
+        """Yields what was counted since the start; nothing while the model loads. May be called in any thread."""
         if self._engine is not None:
             yield from read_drafts(self._engine.counts, self._engine.num_sessions)
 
@@ -169,7 +174,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
     async def Speculate(  # type: ignore[override]
         self, requests: AsyncIterator[speculator_pb2.SpeculateRequest], context: Context
     ) -> None:
-        """One generation."""
+        """Drafts for one generation: commits and steering in, drafts out."""
         with traced_call(SPECULATE, context), rpc_errors(context):
             model, engine = self._loaded()
             spec = self._spec(await anext(aiter(requests), None), model)
@@ -227,7 +232,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         engine: Engine,
         opened: SpeculationParams,
     ) -> None:
-        """Commits and steering, until the caller half-closes or says something wrong."""
+        """Reads commits and steering, until the caller half-closes or sends something wrong."""
         try:
             async for request in requests:
                 match request.WhichOneof("event"):
@@ -290,7 +295,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         request: speculator_pb2.SpeculatorServiceGetInfoRequest,
         context: Context,
     ) -> speculator_pb2.SpeculatorServiceGetInfoResponse:
-        """What this server is."""
+        """Describes this server."""
         with rpc_errors(context):
             model, _ = self._loaded()
             return speculator_pb2.SpeculatorServiceGetInfoResponse(

@@ -31,7 +31,7 @@ from outrider.speculator.send_budget import SendBudget
 
 @dataclass(frozen=True, slots=True)
 class DraftSessionSpec:
-    """Everything that is known when a session begins. All values are valid."""
+    """Holds what is known when a session begins. All values have been checked."""
 
     session_id: str
     committed_token_ids: tuple[TokenId, ...]
@@ -42,7 +42,7 @@ class DraftSessionSpec:
 
 
 class DraftSession:
-    """One session. Owned by the engine's thread."""
+    """Grows the draft tree of one generation. Owned by the engine's thread."""
 
     def __init__(
         self,
@@ -54,8 +54,16 @@ class DraftSession:
         draft_calibration: DraftCalibration | None = None,
         counts: DraftCounts | None = None,
     ) -> None:
-        """Calibrations and counts are those of all sessions; `tiers` are copies of a datastore's, None = there is
-        none."""
+        """
+        Args:
+            spec: Prompt and parameters.
+            cache: Empty; for this session alone.
+            max_context_len: Slots that the draft model has room for.
+            calibration: Rates at which the target agrees with retrieved tokens, shared by all sessions.
+            tiers: Copies of a datastore's tiers; None means that there is no datastore.
+            draft_calibration: Corrections of the draft model's claims, shared by all sessions.
+            counts: Counts of all sessions.
+        """
         self.spec = spec
         is_sampled = decides_by_ratio(spec.sampling, spec.speculation)
         self._noise = DraftNoise(spec.sampling.seed) if is_sampled else None
@@ -76,7 +84,7 @@ class DraftSession:
         self._next_node_id = 1
         self._unsent: list[Node] = []
         self._unsent_forward_us = 0.0
-        self._allowance = SendBudget()
+        self._send_budget = SendBudget()
         self._phrase_slot = 0
         self._phrases = Phrases(
             self.tree, spec.num_prompt_tokens, self.ranking, calibration or RetrievalCalibration(), tiers
@@ -85,11 +93,11 @@ class DraftSession:
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing shall grow until further notice."""
+        """True if nothing shall grow until the caller steers again."""
         return self._policy is None
 
     def steer(self, steering: Steering) -> None:
-        """Goes on as the caller says. What was grown stays."""
+        """Goes on as the caller says. Nodes that were grown stay."""
         if steering.speculation is not None and steering.speculation.method is Method.OFF:
             self._policy = None
         elif steering.speculation is not None:
@@ -97,12 +105,16 @@ class DraftSession:
             self._phrases.use(draft_plan(steering.speculation))
         self._forward_us = steering.forward_us or self._forward_us
         self._round_trip_us = steering.round_trip_us or self._round_trip_us
-        self._allowance.measure(steering.forward_us, steering.round_trip_us)
+        self._send_budget.measure(steering.forward_us, steering.round_trip_us)
 
     def commit(self, token_ids: Sequence[TokenId], acknowledged_node_id: int = 0) -> None:
-        """Appends committed tokens and forgets what they contradict. `acknowledged_node_id` is the latest node that the
-        target had then; 0 = it does not say."""
-        self._allowance.begin_round(acknowledged_node_id)
+        """Appends committed tokens and forgets what they contradict.
+
+        Args:
+            token_ids: Tokens behind those that are committed.
+            acknowledged_node_id: Latest node that the target had by then; 0 means that it does not say.
+        """
+        self._send_budget.begin_round(acknowledged_node_id)
         self._claims.judge(self.tree, token_ids)
         self._phrases.commit(token_ids)
         num_nodes = self.tree.num_nodes
@@ -129,8 +141,20 @@ class DraftSession:
                 rounds = self._round_trip_us / (self._forward_us + self._round_trip_us)
                 self._policy.foresee(self._tokens_per_round.get(1.0) * rounds)
 
+    # What grows next, and its rows in the packed forward.
+
+    def next_expansion(self) -> Expansion | None:
+        """Returns what the policy grows next. None means nothing until the next commit, or a full context."""
+        expansion = None if self._policy is None else self._policy.next_expansion(self.tree)
+        if expansion is None:
+            return None
+        nodes = tuple(node for node in expansion.nodes if node.position + 1 < self._max_context_len)
+        if len(nodes) < len(expansion.nodes):
+            expansion = replace(expansion, nodes=nodes)
+        return expansion if nodes else None
+
     def with_phrase(self, expansion: Expansion) -> Expansion:
-        """An expansion of the end of a chain, with what is retrieved behind it."""
+        """Adds what is retrieved to an expansion of the end of a chain; returns any other expansion as it is."""
         tip = expansion.nodes[0]
         if expansion.num_children != 1 or not self._is_chain(expansion.nodes):
             return expansion
@@ -141,47 +165,21 @@ class DraftSession:
         return replace(expansion, phrase=phrase) if phrase else expansion
 
     def _is_chain(self, nodes: Sequence[Node]) -> bool:
-        """Whether the rows of these nodes, the slots and the trunk are one path."""
+        """Returns True if the trunk, the nodes in the cache and these nodes are one path."""
         branches = [node for node in nodes if node is not self.tree.root]
         if not branches:
             return not self._slots
         return len(branches) == 1 and branches[0].position == len(self.tree.committed) + len(self._slots)
 
-    def output_indices(self, expansion: Expansion) -> list[int]:
-        """The output index of each draw that an expansion's logits are for."""
-        first = 1 - self.spec.num_prompt_tokens
-        indices = [node.position + first for node in expansion.nodes]
-        return [*indices, *range(indices[-1] + 1, indices[-1] + 1 + len(expansion.phrase))]
-
-    def draws(self, expansion: Expansion) -> Sequence[DraftDraw | None]:
-        """How each row of an expansion's logits is drawn from; None = it is ranked."""
-        if self._noise is None:
-            return [None] * (len(expansion.nodes) + len(expansion.phrase))
-        speculation = self.spec.speculation
-        bias, count = speculation.saguaro.bias, num_biased(speculation)
-        return [
-            DraftDraw(self.spec.sampling, word, self.spec.vocab_size, bias, count)
-            for word in self._noise.words(self.tree, expansion)
-        ]
-
-    def next_expansion(self) -> Expansion | None:
-        """What the policy wants to grow next; None = nothing until the next commit, or the context is full."""
-        expansion = None if self._policy is None else self._policy.next_expansion(self.tree)
-        if expansion is None:
-            return None
-        nodes = tuple(node for node in expansion.nodes if node.position + 1 < self._max_context_len)
-        if len(nodes) < len(expansion.nodes):
-            expansion = replace(expansion, nodes=nodes)
-        return expansion if nodes else None
-
     def segment(self, expansion: Expansion, max_rows: int) -> Segment:
-        """The rows of an expansion, its logits in the order of its nodes; or, while much of the trunk is missing, a
-        piece of the trunk."""
+        """Lays out the rows of an expansion, with logits in the order of its nodes. While more of the trunk is missing
+        than `max_rows`, lays out a piece of the trunk instead, without logits."""
         root, committed = self.tree.root, self.tree.committed
         branches = [node for node in expansion.nodes if node is not root]
         expands_root = len(branches) < len(expansion.nodes)
         if expands_root and self._trunk_len == len(committed):
-            # The root has been through a forward but nothing came of it: once more.
+            # The root has been through a forward, but nothing came of it, as when a session was paused then. The logits
+            # are gone, so its row must be computed again.
             self._trunk_len -= 1
             self._cache.truncate(self._trunk_len)
         trunk = committed[self._trunk_len :]
@@ -198,8 +196,27 @@ class DraftSession:
         self._phrase_slot = self._cache.length + len(trunk) + len(branches)
         return segment
 
+    def output_indices(self, expansion: Expansion) -> list[int]:
+        """Returns the output index of the draw that each row of an expansion's logits is for."""
+        first = 1 - self.spec.num_prompt_tokens
+        indices = [node.position + first for node in expansion.nodes]
+        return [*indices, *range(indices[-1] + 1, indices[-1] + 1 + len(expansion.phrase))]
+
+    def draws(self, expansion: Expansion) -> Sequence[DraftDraw | None]:
+        """Returns the draw for each row of an expansion's logits; None means that the row is ranked."""
+        if self._noise is None:
+            return [None] * (len(expansion.nodes) + len(expansion.phrase))
+        speculation = self.spec.speculation
+        bias, count = speculation.saguaro.bias, num_biased(speculation)
+        return [
+            DraftDraw(self.spec.sampling, word, self.spec.vocab_size, bias, count)
+            for word in self._noise.words(self.tree, expansion)
+        ]
+
+    # What a forward found.
+
     def grow(self, expansion: Expansion, found: Sequence[Sequence[Candidate]], forward_us: float) -> None:
-        """Adds what a forward found: for each expanded node its candidates, best first."""
+        """Adds what a forward found: the candidates of each expanded node, best first."""
         self._unsent_forward_us += forward_us
         for node in expansion.nodes:
             node.is_expanded = True
@@ -215,16 +232,8 @@ class DraftSession:
         for parent, candidate in self._policy.children(self.tree, expansion, corrected):
             self._add(parent, candidate)
 
-    def _add(self, parent: Node, candidate: Candidate) -> Node | None:
-        before = self.tree.num_nodes
-        child = self.tree.add(parent, candidate.token_id, candidate.logprob, Source.DRAFT, candidate.q)
-        if child is not None and self.tree.num_nodes > before:
-            self._unsent.append(child)
-            self._counts.num_nodes += 1
-        return child
-
     def _grow_phrase(self, expansion: Expansion, candidates: Sequence[Sequence[Candidate]]) -> None:
-        """Adds as many tokens of the phrase as the draft model has drawn itself, and its own next one."""
+        """Adds the tokens of the phrase that the draft model has drawn itself, and its own token behind them."""
         node: Node | None = expansion.nodes[0]
         num_accepted = 0
         for index, children in enumerate(candidates):
@@ -235,26 +244,40 @@ class DraftSession:
             if node is None or index >= len(expansion.phrase) or token_id != expansion.phrase[index]:
                 break
             node.is_expanded = True
-            # Its row is in the cache already.
+            # The phrase was among the rows of the forward, so the keys and values of this token are in the cache.
             self._slots[node] = self._phrase_slot + index
             num_accepted += 1
         self._cache.truncate(self._phrase_slot + num_accepted)
         self._phrases.judge(num_accepted)
 
+    def _add(self, parent: Node, candidate: Candidate) -> Node | None:
+        before = self.tree.num_nodes
+        child = self.tree.add(parent, candidate.token_id, candidate.logprob, Source.DRAFT, candidate.q)
+        if child is not None and self.tree.num_nodes > before:
+            self._unsent.append(child)
+            self._counts.num_nodes += 1
+        return child
+
     def take_message(self, *, is_idle: bool) -> Draft | None:
-        """The unsent nodes, if they are worth a message, always when growth stands still; or
-        the first of them, as many as may go out now."""
+        """Takes the unsent nodes with what they have cost; or the first of them, as far as the send budget goes.
+
+        Args:
+            is_idle: True if nothing grows now. Then nodes are sent even if the policy would rather wait for more.
+
+        Returns:
+            None if nothing should be sent now.
+        """
         if not self._unsent or not (
             is_idle or self._policy is None or self._policy.is_message(self.tree, len(self._unsent))
         ):
             return None
-        count = self._allowance.num_affordable(self._unsent)
+        count = self._send_budget.num_affordable(self._unsent)
         if not count:
             return None
         sent, self._unsent = self._unsent[:count], self._unsent[count:]
         first_node_id = self._next_node_id
         self._next_node_id += count
-        self._allowance.spend(sent, self._next_node_id - 1)
+        self._send_budget.spend(sent, self._next_node_id - 1)
         self._node_ids.update(zip(sent, range(first_node_id, self._next_node_id), strict=True))
         offsets = [
             0 if node.parent is self.tree.root else self._node_ids[node] - self._node_ids[node.parent]

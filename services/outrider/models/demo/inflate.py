@@ -24,19 +24,19 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-#: Where `draft-cX` takes its size from.
 REFERENCE_PARAMETERS = 100e6
-#: The draft before any training: what speculation must not lose by.
+"""Size of the target that `draft-cX` is X times smaller than."""
 UNTRAINED = "draft-untrained"
+"""Name of the draft before any training: even with it speculation must not lose."""
 _NAME = re.compile(r"(?P<base>target|draft)(-(?P<millions>\d+)m|-c(?P<ratio>\d+(\.\d+)?))?")
 
 
 @dataclass(frozen=True)
 class Inflation:
-    """How large a model shall become."""
+    """Describes how large a model shall become."""
 
     num_parameters: float
-    """About; a whole number of layers is added."""
+    """Parameters in all, about: a whole number of layers is added."""
     intermediate_size: int
     """Width of every layer's MLP. Wide layers keep the share of operator calls small."""
     seed: int = 0
@@ -59,7 +59,7 @@ def parse_inflation(name: str) -> tuple[str, Inflation | None]:
 
 
 def num_layers_for(config: LlamaConfig, inflation: Inflation) -> int:
-    """How many layers come closest to the wanted number of parameters; no fewer than there are."""
+    """Computes the layers that come closest to the wanted number of parameters; no fewer than there are."""
     hidden = config.hidden_size
     head_dim = config.head_dim or hidden // config.num_attention_heads
     num_keys = config.num_key_value_heads or config.num_attention_heads
@@ -97,7 +97,7 @@ def inflate(model: LlamaForCausalLM, inflation: Inflation) -> LlamaForCausalLM:
 
 @torch.no_grad()
 def forget(model: LlamaForCausalLM, seed: int = 0) -> LlamaForCausalLM:
-    """Draws a Llama model's weights anew, in place: as before the first step of a training, the same for a seed."""
+    """Draws the weights of a Llama model as before the first step of a training, in place; the same for a seed."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if "norm" in name:
@@ -109,6 +109,7 @@ def forget(model: LlamaForCausalLM, seed: int = 0) -> LlamaForCausalLM:
 
 def _identity_layer(config: LlamaConfig, index: int, generator: torch.Generator) -> LlamaDecoderLayer:
     """A layer that adds zero to its input: both output projections are zero."""
+    # On the meta device, where the random weights that the library would give the layer first cost no time.
     with torch.device("meta"):
         layer = LlamaDecoderLayer(config, index)
     layer.to_empty(device="cpu")

@@ -1,4 +1,4 @@
-"""Lists of SHA-256 sums, in the format of `sha256sum`, and whether a folder holds exactly what one lists."""
+"""Lists of SHA-256 sums, in the format of `sha256sum`, and the comparison of a folder with one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 LIST_NAME = "SHA256SUMS"
-"""Under this name a folder holds the list of its own files; it does not list itself."""
+"""Name under which a folder holds the list of its files. The list does not contain itself."""
 
 _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 _NUM_THREADS = 4
@@ -37,7 +37,7 @@ class MissingFiles(WrongFiles):
 
 
 def parse_list(text: str) -> dict[str, str]:
-    """Hex SHA-256 by relative path. Lines that begin with # are comments, as for `sha256sum --check`.
+    """Reads hex SHA-256 sums by relative path. Lines that begin with # are comments, as for `sha256sum --check`.
 
     Raises UnusableList, which names the line.
     """
@@ -59,18 +59,18 @@ def parse_list(text: str) -> dict[str, str]:
 
 
 def format_list(sums: Mapping[str, str], comment: str) -> str:
-    """What `parse_list` and `sha256sum --check` read."""
+    """Writes what `parse_list` and `sha256sum --check` read."""
     return "".join((f"# {comment}\n", *(f"{sums[path]}  {path}\n" for path in sorted(sums))))
 
 
 def sum_files(folder: Path, paths: list[str]) -> dict[str, str]:
-    """Hex SHA-256 of files, by path relative to the folder. Raises OSError."""
+    """Computes the hex SHA-256 of files, by path relative to the folder. Raises OSError."""
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         return dict(zip(paths, pool.map(lambda path: _sum(folder / path), paths), strict=True))
 
 
 def files_in(folder: Path) -> list[str]:
-    """Paths of all files but the list, relative to the folder, sorted."""
+    """Returns the paths of all files but the list, relative to the folder, sorted."""
     paths = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return sorted(path for path in paths if path != LIST_NAME)
 
@@ -111,5 +111,5 @@ def _sum(path: Path) -> str:
 
 
 def _some(paths: list[str]) -> str:
-    """The first path, and how many there are beside it."""
+    """Names the first path, and the number of those beside it."""
     return paths[0] if len(paths) == 1 else f"{paths[0]} (and {len(paths) - 1} more)"

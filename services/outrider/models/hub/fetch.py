@@ -1,11 +1,11 @@
 """Put a model of the Hugging Face hub into a folder: ``python -m outrider.models.hub.fetch``.
 
 One commit, and of it the files that loading needs, each checked: against the hub's own sums, and against a list of
-SHA-256 sums if there is one. The folder appears when all of it is there and right, at once, with a list of its own
+SHA-256 sums if there is one. The folder appears when all of it is there and right, at once, with a list of its files
 (``SHA256SUMS``, as ``sha256sum --check`` reads it). A second run reads the files again and downloads nothing; an
 interrupted one is taken up where it was; of several at the same time one downloads and the others wait.
 
-With ``--check`` nothing is written and nobody is asked: is the model there, complete and right?
+With ``--check`` nothing is written and the hub is not asked: the exit status tells if the model is there and right.
 
 HF_TOKEN is the token for models that need one, HF_ENDPOINT a mirror of the hub.
 """
@@ -52,7 +52,7 @@ _POLL_S = 1.0
 
 
 class Stopped(Exception):
-    """What is the matter, in one line, and the exit status."""
+    """Ends the program: holds the reason in one line, and the exit status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -93,9 +93,11 @@ def fetch(folder: Path, model: str, revision: str, sums: Mapping[str, str] | Non
         folder: It need not exist. The folder that it lies in must be writable: the download grows beside it.
         model: Name on the hub.
         revision: A commit, branch or tag.
-        sums: Hex SHA-256 by path, of all files; None = those that the hub lists are enough.
+        sums: Hex SHA-256 by path, of all files; None means that those which the hub lists are enough.
 
-    Raises Stopped, OSError.
+    Raises:
+        Stopped: The model is not there, or not right.
+        OSError: The disk cannot be used.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.partial")
@@ -132,7 +134,7 @@ def _download(partial: Path, model: str, commit: str, sums: Mapping[str, str] | 
 
     files = hub.list_files(model, commit)
     listed = {file.path: file.sha256 for file in files if file.sha256 is not None}
-    if sums is not None:  # told before anything is downloaded, as far as the hub lists sums
+    if sums is not None:  # before gigabytes are downloaded, as far as the hub lists sums
         compare_names([file.path for file in files], sums)
         compare_sums(listed, sums)
     print(f"{model} at {commit}: {len(files)} files, {sum(file.num_bytes for file in files)} bytes", flush=True)
@@ -165,7 +167,7 @@ def check(folder: Path, model: str, revision: str, sums: Mapping[str, str] | Non
 
 
 def _kept_list(folder: Path, model: str, revision: str) -> dict[str, str] | None:
-    """The folder's own list; None = it has none. Raises Stopped if it is of another model or commit."""
+    """Reads the list in the folder; None means there is none. Raises Stopped if it is of another model or commit."""
     path = folder / LIST_NAME
     if not path.is_file():
         return None
@@ -182,7 +184,7 @@ def _kept_list(folder: Path, model: str, revision: str) -> dict[str, str] | None
 
 
 def _is_there(folder: Path, partial: Path, model: str, commit: str, sums: Mapping[str, str] | None) -> bool:
-    """Whether the folder holds the model. One that is damaged is taken out of place, for what is right in it.
+    """Returns True if the folder holds the model. A damaged one is moved away, and what is right in it used again.
 
     Raises Stopped if the folder holds something else.
     """
@@ -232,7 +234,7 @@ def _alone(lock: Path, model: str) -> Iterator[None]:
 
 
 def _wait(folder: Path, model: str, revision: str, sums: Mapping[str, str] | None, wait_s: float) -> None:
-    """`check`, again and again while the model is not there, for so many seconds."""
+    """Repeats `check` while the model is not there, for at most `wait_s` seconds."""
     until = time.monotonic() + wait_s
     while True:
         try:

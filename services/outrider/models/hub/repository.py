@@ -39,8 +39,8 @@ NEEDED = (
     WEIGHTS,
     "model-?????-of-?????.safetensors",
 )
-"""What loading reads, at the top of a repository. Weights in other formats are left out: pickles can run code, and some
-repositories hold the same weights twice."""
+"""Files at the top of a repository that loading reads. Weights in other formats are left out: pickles can run code, and
+some repositories hold the same weights twice."""
 
 _NUM_THREADS = 4
 
@@ -77,7 +77,7 @@ def resolve(model: str, revision: str) -> str:
     """The commit that a branch or tag means now. Raises NoSuchModel, HubFailed."""
     if COMMIT.fullmatch(revision):
         return revision
-    with _told(model, revision):
+    with _one_line_errors(model, revision):
         commit = HfApi().model_info(model, revision=revision).sha
     if commit is None:
         raise HubFailed(f"the hub does not say which commit {revision} of {model} is")
@@ -86,7 +86,7 @@ def resolve(model: str, revision: str) -> str:
 
 def list_files(model: str, commit: str) -> list[HubFile]:
     """The files that loading needs. Raises NoSuchModel, HubFailed."""
-    with _told(model, commit):
+    with _one_line_errors(model, commit):
         entries = list(HfApi().list_repo_tree(model, revision=commit))
     files = [
         HubFile(entry.path, entry.size, entry.blob_id, entry.lfs.sha256 if entry.lfs is not None else None)
@@ -110,7 +110,7 @@ def download(model: str, commit: str, files: Sequence[HubFile], folder: Path, re
     """
 
     def one(file: HubFile) -> None:
-        with _told(model, commit):
+        with _one_line_errors(model, commit):
             hf_hub_download(model, file.path, revision=commit, local_dir=folder)
         _check(folder / file.path, file)
         report(file.path)
@@ -153,8 +153,8 @@ def _check(path: Path, file: HubFile) -> None:
 
 
 @contextmanager
-def _told(model: str, revision: str) -> Iterator[None]:
-    """Turns the library's errors, of several lines, into ours."""
+def _one_line_errors(model: str, revision: str) -> Iterator[None]:
+    """Turns the library's errors, of several lines, into ours of one line."""
     try:
         yield
     except HFValidationError as error:

@@ -1,1 +1,1 @@
-"""How the demo pair is trained: corpus, recipe, evaluation, model card."""
+"""Trains the demo pair: corpus, recipe, evaluation, model card."""

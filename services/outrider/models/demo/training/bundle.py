@@ -63,6 +63,6 @@ def load_bundle(folder: Path, dtype: torch.dtype = torch.float32) -> LlamaForCau
 
 
 def training_record(folder: Path) -> dict[str, Any]:
-    """How the model in ``folder`` was trained."""
+    """Reads how the model in ``folder`` was trained."""
     record: dict[str, Any] = json.loads((folder / TRAINING_RECORD).read_text())
     return record

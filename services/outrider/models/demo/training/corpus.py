@@ -47,7 +47,7 @@ class Corpus:
 
 
 def is_heldout(name: str) -> bool:
-    """Whether a file is held out; depends on its relative path and nothing else."""
+    """Returns True if a file is held out; depends on its relative path and nothing else."""
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:8], "big") % HELDOUT_ONE_IN == 0
 

@@ -32,7 +32,7 @@ SEED = 1234
 
 @dataclass(frozen=True)
 class Agreement:
-    """How well the draft predicts the target along text sampled at one temperature."""
+    """Measures how well the draft predicts the target along text sampled at one temperature."""
 
     temperature: float
     #: Mean probability that a drafted token is accepted, and its standard error by prompts.

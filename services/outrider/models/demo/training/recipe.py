@@ -1,4 +1,4 @@
-"""What is trained and how: the two shapes, the losses, the optimisers, the loop.
+"""The recipe of the demo pair: the two shapes, the losses, the optimisers, the loop.
 
 The recipe was chosen by measurement on two ordinary CPU cores:
 
@@ -135,7 +135,7 @@ def learning_rate_scale(step: int, progress: float) -> float:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a training run stands."""
+    """Describes where a training run stands."""
 
     steps: int
     tokens: int

@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.models.tiny import VOCAB_SIZE, build, text
 
 from outrider.core.params import Source
 from outrider.core.tree import DraftTree, Node
 from outrider.models.runner import Runner, Segment
+from tests.support.tiny_models import VOCAB_SIZE, build, text
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])

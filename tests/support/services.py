@@ -139,7 +139,9 @@ async def running_verifier(
 @asynccontextmanager
 async def running_speculator(max_num_sessions: int = 16, datastore: str = "") -> AsyncIterator[RunningSpeculator]:
     """A speculator with the demo draft model, on a free port."""
-    settings = SpeculatorSettings(max_num_sessions=max_num_sessions, datastore=datastore, keep_warm_ms=0)
+    settings = SpeculatorSettings.model_validate(
+        {"max_num_sessions": max_num_sessions, "datastore": datastore, "keep_warm_ms": 0}
+    )
     service = SpeculatorService(settings, draft_model())
     await service.load()
     assert service.engine is not None

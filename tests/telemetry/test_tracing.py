@@ -17,7 +17,7 @@ from outrider.server.export import FLUSH_TIMEOUT_S, TraceExport, start_traces
 from outrider.server.settings import ServiceSettings, model_config, parse_settings
 from outrider.telemetry.tracing import (
     LOOKUP,
-    MAX_MENTIONS,
+    MAX_TRACED_MESSAGES,
     NO_SPAN,
     SPECULATE,
     current_span,
@@ -131,7 +131,7 @@ async def test_an_unrecorded_caller_makes_no_span_anywhere(served: Served) -> No
         assert not span.is_recorded
         assert span.log_fields == {}
         assert span.child("prefill") is NO_SPAN
-        assert span.mentions().next() == ""
+        assert span.trace_budget().next() == ""
         with span.calling(SPECULATE, "127.0.0.1:1") as call:
             said.append(call.metadata)
 
@@ -164,9 +164,9 @@ async def test_what_is_called_and_what_is_asked_are_parts_of_a_call(served: Serv
         session.child("prefill").end()
         with session.calling(SPECULATE, "[::1]:50052") as call:
             said.append(dict(call.metadata)["traceparent"])
-        mentions = session.mentions()
-        for _ in range(MAX_MENTIONS + 3):
-            with traced_message(LOOKUP, mentions.next()) as lookup:
+        budget = session.trace_budget()
+        for _ in range(MAX_TRACED_MESSAGES + 3):
+            with traced_message(LOOKUP, budget.next()) as lookup:
                 if lookup.is_recorded:
                     current_span().child("FCALL_RO", "client").end()
 
@@ -184,7 +184,7 @@ async def test_what_is_called_and_what_is_asked_are_parts_of_a_call(served: Serv
     assert {span.parent_id for span in (call, prefill, *lookups)} == {root.span_id}
     assert call.attributes["server.address"] == "::1"
     assert call.attributes["server.port"] == 50052
-    assert len(lookups) == MAX_MENTIONS, "a trace stays small"
+    assert len(lookups) == MAX_TRACED_MESSAGES, "a trace stays small"
     assert sorted(span.parent_id for span in commands) == sorted(span.span_id for span in lookups)
 
 

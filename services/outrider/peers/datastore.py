@@ -77,7 +77,7 @@ class DatastorePeer:
         plan it only records. `tenant`: None = this process's own."""
         said = self._scope_of(retrieval_scope_to_proto(scope), tenant, session_id, contribute)
         tiers = tiers_to_proto(() if plan is None else plan.tiers)
-        asker = Asker(said, on_answer, on_lost, tiers, current_span().mentions())
+        asker = Asker(said, on_answer, on_lost, tiers, current_span().trace_budget())
         return RetrievalStream(self._recorder, self._lookups, asker, committed, plan)
 
     def _scope_of(

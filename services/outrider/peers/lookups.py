@@ -43,7 +43,7 @@ class Asker:
     on_lost: Callable[[], None]
     tiers: Sequence[types_pb2.Source] = ()
     """Which are asked; empty = all."""
-    mentions: TraceBudget = field(default_factory=TraceBudget)
+    trace_budget: TraceBudget = field(default_factory=TraceBudget)
     """Of the trace that the session is part of."""
     next_query: pb.Query | None = None
     is_asking: bool = False
@@ -91,7 +91,7 @@ class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
             query, asker.next_query = asker.next_query, None
             if query is None:
                 continue
-            request = pb.LookupRequest(queries=[query], tiers=asker.tiers, traceparent=asker.mentions.next())
+            request = pb.LookupRequest(queries=[query], tiers=asker.tiers, traceparent=asker.trace_budget.next())
             if asker.scope is not scope:
                 scope = asker.scope
                 request.scope.CopyFrom(scope)

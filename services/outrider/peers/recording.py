@@ -55,7 +55,7 @@ class Recording:
         self.is_given_up = False
         self.rejections: list[pb.Rejection] = []
         self.accepted_by_tier: Counter[Source] = Counter()
-        self.mentions = current_span().mentions()
+        self.trace_budget = current_span().trace_budget()
         """Of the trace that the session is part of."""
         self._recorder = recorder
 
@@ -220,7 +220,7 @@ class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
             rejections=recording.rejections,
             end_session=recording.is_ended and is_last,
             base_len=start,
-            traceparent=recording.mentions.next(),
+            traceparent=recording.trace_budget.next(),
             accepted_by_tier=[
                 types_pb2.SourceCount(source=source_to_proto(source), num_tokens=count)
                 for source, count in recording.accepted_by_tier.items()

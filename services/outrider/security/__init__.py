@@ -1,1 +1,1 @@
-"""Who may talk to whom, and how much: TLS, credentials, tenants and their limits."""
+"""TLS, credentials, tenants and their limits: they decide who may talk to whom, and how much."""

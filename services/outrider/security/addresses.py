@@ -1,4 +1,4 @@
-"""Which addresses never leave this machine: there alone is plaintext allowed without being asked for."""
+"""Recognizes addresses that never leave this machine: only there is plaintext allowed without a flag."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _RESOLVERS = ("ipv4:", "ipv6:", "dns:")
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address, or every one of a gRPC target's, is of this machine: 127.0.0.0/8, ::1, localhost, unix:.
+    """Returns whether an address, or each one of a gRPC target, is of this machine: 127.0.0.0/8, ::1, localhost, unix:.
 
     A name other than localhost is not, whatever it resolves to now.
     """
@@ -22,7 +22,7 @@ def _is_loopback(address: str) -> bool:
         return True
     for resolver in _RESOLVERS:
         if address.startswith(resolver):
-            # dns://authority/name asks that authority; dns:///name and dns:name ask whom everybody asks.
+            # dns://authority/name asks that authority; dns:///name and dns:name ask the system's resolver.
             address = address.removeprefix(resolver)
             address = address[address.find("/", 2) + 1 :] if address.startswith("//") else address
     host = _host_of(address)

@@ -1,4 +1,4 @@
-"""Who a call comes from, as the credentials say: never as the message says."""
+"""The caller of a call, as its credentials say: never as the message says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import grpc
 
 
 class Role(Enum):
-    """What a caller may do. `outrider.security.permissions` has the methods of each."""
+    """The permissions of a caller. `outrider.security.permissions` has the methods of each."""
 
     GENERATE = "generate"
     """Generations, at a verifier."""
@@ -27,13 +27,13 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """What a tenant may take of a verifier; None = as much as there is."""
+    """Limits of a tenant at a verifier. None means no limit."""
 
     num_sessions: int | None = None
-    """At a time."""
+    """Sessions at a time."""
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
-    """Generated ones."""
+    """Generated tokens; prompts are not counted."""
 
 
 NO_LIMITS = TenantLimits()
@@ -41,18 +41,18 @@ NO_LIMITS = TenantLimits()
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whom a credential belongs to."""
+    """The owner of a credential."""
 
     name: str = field(repr=False)
     """Distinguishes it from others; for this process alone."""
     tenant: str
-    """Empty = none."""
+    """Empty means that it belongs to no tenant."""
     roles: frozenset[Role]
     limits: TenantLimits = NO_LIMITS
 
     @property
     def speaks_for_all(self) -> bool:
-        """Whether it may name any tenant."""
+        """True if it may name any tenant."""
         return Role.SERVICE in self.roles
 
 
@@ -60,29 +60,30 @@ _caller: ContextVar[Caller | None] = ContextVar("outrider_caller", default=None)
 
 
 def current_caller() -> Caller | None:
-    """Whom the call that is being served comes from; None = this server asks for no credentials."""
+    """Returns the caller of the call that is being served. None means that this server asks for no credentials."""
     return _caller.get()
 
 
 def current_tenant() -> str | None:
-    """The tenant of that caller; None means that it has none, or that this server asks for no credentials."""
+    """Returns the tenant of that caller. None means that it has none, or that this server asks for no credentials."""
     caller = current_caller()
     return caller.tenant if caller and caller.tenant else None
 
 
 def set_current_caller(caller: Caller) -> None:
-    """For the call that is being served: each has a context of its own."""
+    """Sets the caller of the call that is being served. Other calls do not see it: each has its own context."""
     _caller.set(caller)
 
 
 def name_of_caller(context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    """What tells the callers of a server apart: their credentials, without these their certificates, without those
-    their hosts."""
+    """Returns a name that distinguishes the callers of a server: by their credentials, without these by their
+    certificates, without those by their hosts."""
     caller = current_caller()
     if caller is not None:
         return caller.name
     identities = context.peer_identities()
     if identities:
         return b" ".join(identities).decode(errors="replace")
+    # Connections of one host differ in the port; those of a Unix socket have none.
     peer = context.peer()
     return peer if peer.startswith("unix") else peer.rpartition(":")[0]

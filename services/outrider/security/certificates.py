@@ -1,4 +1,4 @@
-"""Certificates and their keys, checked before gRPC sees them: it would say no more than that a handshake failed."""
+"""Certificates and their keys, checked before gRPC sees them: it would report only that a handshake failed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def check_ca(pem: bytes) -> None:
 
 
 def check_pair(cert: Path, key: Path) -> None:
-    """Raises ValueError if they are no certificate and its key."""
+    """Raises ValueError unless the files hold a certificate and its key."""
     try:
+        # Without a password OpenSSL would ask for one on the terminal, and the service would wait there.
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(cert, key, password="")
     except ssl.SSLError as error:
         rule = "certificate and key must be PEM, belong together, and have no passphrase"
@@ -29,8 +30,8 @@ def check_pair(cert: Path, key: Path) -> None:
 
 
 def server_credentials(cert: str, key: str, client_ca: str = "") -> grpc.ServerCredentials:
-    """TLS for a server, from files that are read again for a handshake after they have changed. With a client CA,
-    callers must show a certificate that it has signed. Raises UnusableFile."""
+    """Returns the TLS of a server, from files that are read again for a handshake after they have changed. With a
+    client CA, callers must show a certificate that it has signed. Raises UnusableFile."""
     paths = [Path(cert), Path(key), *([Path(client_ca)] if client_ca else [])]
 
     def configuration(contents: Sequence[bytes]) -> grpc.ServerCertificateConfiguration:
@@ -38,13 +39,14 @@ def server_credentials(cert: str, key: str, client_ca: str = "") -> grpc.ServerC
         roots = contents[2] if client_ca else None
         if roots is not None:
             check_ca(roots)
+        # gRPC takes the key before the certificate.
         return grpc.ssl_server_certificate_configuration([(contents[1], contents[0])], root_certificates=roots)
 
     files = WatchedFiles("--tls-cert, --tls-key" + (", --tls-client-ca" if client_ca else ""), paths, configuration)
     known = files.current()
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
-        """What to use from this handshake on; None = as before. Called by threads of gRPC."""
+        """Returns the certificates from this handshake on. None means as before. Called by threads of gRPC."""
         nonlocal known
         current = files.current()
         if current is known:
@@ -57,7 +59,7 @@ def server_credentials(cert: str, key: str, client_ca: str = "") -> grpc.ServerC
 
 
 def channel_credentials(ca: Path, cert: Path | None, key: Path | None) -> WatchedFiles[grpc.ChannelCredentials]:
-    """TLS for channels: another object whenever the files have changed. Raises UnusableFile."""
+    """Returns the TLS of channels: another object whenever the files have changed. Raises UnusableFile."""
     pair = (cert, key) if cert is not None and key is not None else None
 
     def credentials(contents: Sequence[bytes]) -> grpc.ChannelCredentials:

@@ -1,6 +1,6 @@
 """The file of --credentials: who may call, as whom, and how much.
 
-A JSON list. A token stands there as its SHA-256 only, so that the file lets nobody in who reads it:
+A JSON list. A token stands there as its SHA-256 only, so that reading the file is not enough to get in:
 
     [{"token_sha256": "9f86...", "tenant": "acme", "roles": ["generate"], "limits": {"num_sessions": 4}},
      {"certificate": "verifier.example", "roles": ["service"]}]
@@ -23,7 +23,7 @@ MAX_TENANT_LEN = 256
 
 
 class LimitsEntry(BaseModel):
-    """Limits of a tenant, as the file has them; what is not there is not limited."""
+    """Limits of a tenant in the file; one that is absent does not exist."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -33,12 +33,12 @@ class LimitsEntry(BaseModel):
 
 
 class CredentialEntry(BaseModel):
-    """A credential, as the file has it."""
+    """A credential in the file."""
 
     model_config = ConfigDict(extra="forbid")
 
     token_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
-    """Of the token as it is sent, in hexadecimal."""
+    """SHA-256 of the token as it is sent, in hexadecimal."""
     certificate: Annotated[str, Field(min_length=1)] | None = None
     """Common name, or one of the alternative names, of a client certificate."""
     tenant: Annotated[str, Field(max_length=MAX_TENANT_LEN)] = ""
@@ -56,10 +56,10 @@ _ENTRIES = TypeAdapter(list[CredentialEntry])
 
 
 class CredentialBook:
-    """All credentials of a file, to look callers up in."""
+    """Holds all credentials of a file, to look callers up."""
 
     def __init__(self, entries: Iterable[CredentialEntry]) -> None:
-        """Raises ValueError."""
+        """Raises ValueError if entries contradict each other."""
         self._by_digest: dict[bytes, Caller] = {}
         self._by_certificate: dict[str, Caller] = {}
         listed = list(entries)
@@ -76,11 +76,11 @@ class CredentialBook:
 
     @property
     def has_certificates(self) -> bool:
-        """Whether callers may be known by their certificates."""
+        """True if callers may be known by their certificates."""
         return bool(self._by_certificate)
 
     def with_token(self, token: str) -> Caller | None:
-        """Whom a token belongs to. The time that it takes does not depend on the token."""
+        """Returns the owner of a token. The time that it takes does not depend on the token."""
         digest = hashlib.sha256(token.encode()).digest()
         found = None
         for known, caller in self._by_digest.items():
@@ -89,12 +89,12 @@ class CredentialBook:
         return found
 
     def with_certificate(self, names: Iterable[str]) -> Caller | None:
-        """Whom a certificate belongs to, by the names in it."""
+        """Returns the owner of a certificate, by the names in it."""
         return next((self._by_certificate[name] for name in names if name in self._by_certificate), None)
 
 
 def _limits_by_tenant(entries: Iterable[CredentialEntry]) -> dict[str, TenantLimits]:
-    """Limits are of the tenant, whichever of its credentials a caller uses."""
+    """Returns the limits by tenant: they hold whichever of its credentials a caller uses."""
     found: dict[str, TenantLimits] = {}
     for entry in entries:
         if entry.limits is not None:
@@ -105,11 +105,11 @@ def _limits_by_tenant(entries: Iterable[CredentialEntry]) -> dict[str, TenantLim
 
 
 def credential_book(path: str, *, has_client_certificates: bool) -> WatchedFiles[CredentialBook]:
-    """The credentials of a file. Raises UnusableFile.
+    """Returns the credentials of a file. Raises UnusableFile.
 
     Args:
         path: The file.
-        has_client_certificates: Whether callers show certificates.
+        has_client_certificates: True if callers show certificates.
     """
 
     def book_from(contents: Sequence[bytes]) -> CredentialBook:

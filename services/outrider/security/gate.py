@@ -1,4 +1,4 @@
-"""The gate of a server: every call of every service passes here first, those of health and reflection, too.
+"""The gate of a server: every call of every service passes it first, including those of health and reflection.
 
 A token is judged before anything of the call is read. A certificate can be seen only by the handler.
 """
@@ -31,7 +31,7 @@ class _Refused(Exception):
 
 
 class Gate(grpc.aio.ServerInterceptor):
-    """Lets those in who are known and may do what they ask for, and says who they are (`current_caller`)."""
+    """Admits callers that are known and may call the method, and makes them the `current_caller`."""
 
     def __init__(self, book: WatchedFiles[CredentialBook], service: str) -> None:
         """`service`: full name of the service that the server is there for."""
@@ -42,7 +42,7 @@ class Gate(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """The handler of the call, or one that refuses it."""
+        """Returns the handler of the call, or one that refuses it."""
         method, book = str(handler_call_details.method), self._book.current()
         handler = await continuation(handler_call_details)
         try:
@@ -66,7 +66,7 @@ class Gate(grpc.aio.ServerInterceptor):
         return caller
 
     def _by_certificate(self, handler: Handler, method: str, book: CredentialBook) -> Handler:
-        """The handler, behind a look at the caller's certificate."""
+        """Returns a handler that checks the caller's certificate first."""
 
         async def check(context: Context) -> None:
             try:
@@ -78,7 +78,7 @@ class Gate(grpc.aio.ServerInterceptor):
 
 
 def _token_of(details: grpc.HandlerCallDetails) -> str | None:
-    """The token of a call; None = it presents none. Raises _Refused for what is no token."""
+    """Returns the token of a call. None means that it presents none. Raises _Refused if it is malformed."""
     presented = [value for key, value in details.invocation_metadata or () if key == "authorization"]
     if not presented:
         return None
@@ -89,7 +89,7 @@ def _token_of(details: grpc.HandlerCallDetails) -> str | None:
 
 
 def _names_of(context: Context) -> Iterator[str]:
-    """The names in the certificate that the caller has shown."""
+    """Yields the names in the certificate that the caller has shown."""
     shown = context.auth_context()
     for field in ("x509_subject_alternative_name", "x509_common_name"):
         for name in shown.get(field, ()):
@@ -102,26 +102,30 @@ async def _refuse(refused: _Refused, method: str, context: Context) -> None:
 
 
 def _refusing(refused: _Refused, method: str) -> Handler:
-    """A handler that refuses without reading anything."""
+    """Returns a handler that refuses without reading anything."""
 
     async def refuse(requests: AsyncIterator[bytes], context: Context) -> None:
         await _refuse(refused, method, context)
 
+    # On the wire every kind of call is a stream, so that this serves all four.
     return grpc.stream_stream_rpc_method_handler(cast(Any, refuse))
 
 
 def _behind(handler: Handler, check: Callable[[Context], Awaitable[None]]) -> Handler:
-    """The handler, which is called when the check has passed."""
-    parts: Any = handler
+    """Returns a handler that calls the given one when the check has passed."""
+    untyped_handler: Any = handler
     kinds = ("stream" if handler.request_streaming else "unary", "stream" if handler.response_streaming else "unary")
     kind = "_".join(kinds)
-    inner = getattr(parts, kind)
+    inner = getattr(untyped_handler, kind)
 
     async def streams(request: Any, context: Context) -> None:
         await check(context)
+        # gRPC inspects a handler that streams: a generator yields its responses, a coroutine writes them itself. It
+        # sees this one, so the other is told apart here.
         if not isasyncgenfunction(inner):
             await inner(request, context)
             return
+        # Closed here: a generator that is only dropped runs its `finally` whenever it is collected, in another task.
         async with aclosing(inner(request, context)) as responses:
             async for response in responses:
                 await context.write(response)

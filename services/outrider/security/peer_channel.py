@@ -1,4 +1,4 @@
-"""The way to a peer: encrypted and authenticated as the settings say, with the files as they are now.
+"""The channel to a peer: encrypted and authenticated as the settings say, with the files as they are now.
 
 The credentials of a channel cannot be changed, so a changed file means another channel: streams that are opened from
 then on use it, the old one is closed when the last of its streams is over.
@@ -25,12 +25,12 @@ LAST_STREAM_S = 7 * 86400.0
 
 
 class PeerSecurity:
-    """How this process dials. Without arguments: in plaintext, to this machine only."""
+    """Holds the TLS and the token with which this process dials. The default is plaintext, to this machine only."""
 
     def __init__(
         self, ca: str = "", cert: str = "", key: str = "", token_file: str = "", *, insecure: bool = False
     ) -> None:
-        """Empty = without. Raises UnusableFile."""
+        """Reads the files; an empty path means none. Raises UnusableFile."""
         self._credentials = None
         if ca:
             self._credentials = channel_credentials(Path(ca), *(Path(name) if name else None for name in (cert, key)))
@@ -38,8 +38,8 @@ class PeerSecurity:
         self._insecure = insecure
 
     def credentials(self, address: str) -> grpc.ChannelCredentials | None:
-        """TLS for a channel; None = plaintext. The same object as long as the files are. Raises ValueError where
-        plaintext is not allowed."""
+        """Returns the TLS of a channel, the same object as long as the files are the same. None means plaintext. Raises
+        ValueError where plaintext is not allowed."""
         if self._credentials is not None:
             return self._credentials.current()
         if not (self._insecure or is_loopback(address)):
@@ -47,22 +47,22 @@ class PeerSecurity:
         return None
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with every call."""
+        """Returns the metadata of every call."""
         return bearer(self._token.current()) if self._token is not None else ()
 
 
 class PeerChannel:
-    """The channel to a peer, as the files are. Lives on the event loop."""
+    """The channel to a peer, replaced when the files change. Lives on the event loop."""
 
     def __init__(self, address: str, security: PeerSecurity, options: Sequence[tuple[str, Any]]) -> None:
-        """Raises ValueError where the security is none for this address."""
+        """Raises ValueError if the address needs TLS and `security` has none."""
         self._address, self._security, self._options = address, security, list(options)
         self._credentials = security.credentials(address)
         self._channel = self._open()
         self._closing: dict[grpc.aio.Channel, asyncio.Task[None]] = {}
 
     def stub(self, kind: Callable[[grpc.aio.Channel], _Stub], more: Sequence[tuple[str, str]] = ()) -> _Stub:
-        """A stub for the calls that begin now: not to be kept. `more`: metadata of theirs."""
+        """Returns a stub for the calls that begin now: not to be kept. `more`: further metadata of the calls."""
         credentials = self._security.credentials(self._address)
         if credentials is not self._credentials:
             self._credentials = credentials
@@ -72,7 +72,7 @@ class PeerChannel:
         return kind(channel)
 
     def dial_anew(self) -> None:
-        """Calls that begin from now on go by another connection. One that is only coming about is waited for."""
+        """Replaces the connection for calls that begin from now on. One that is not established yet is waited for."""
         if self._channel.get_state() is grpc.ChannelConnectivity.READY:
             self._replace()
 
@@ -89,7 +89,7 @@ class PeerChannel:
         return grpc.aio.secure_channel(self._address, self._credentials, options=self._options)
 
     def _replace(self) -> None:
-        """The old channel is closed when its last stream is over."""
+        """Opens another channel. The old one is closed when its last stream is over."""
         channel, self._channel = self._channel, self._open()
         task = asyncio.create_task(channel.close(LAST_STREAM_S))
         self._closing[channel] = task

@@ -1,4 +1,4 @@
-"""Which roles may call what. A method that does not stand here is nobody's."""
+"""Roles that may call each method. No role may call a method that is not listed here."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ PERMISSIONS: dict[str, frozenset[Role] | None] = {
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": None,
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": None,
 }
-"""Full method -> roles; None = every role that may call anything of the service that the server is there for."""
+"""Roles by full method. None means every role that may call anything of the service that the server is there for."""
 
 
 def permitted_roles(method: str, service: str) -> frozenset[Role]:
-    """Roles that may call a method of a server.
+    """Returns the roles that may call a method of a server.
 
     Args:
         method: "/package.Service/Method".

@@ -1,4 +1,4 @@
-"""How much a caller may take: sessions, requests and tokens, in buckets that fill up by the minute."""
+"""Limits what a caller may take: sessions, requests and tokens, in buckets that fill up by the minute."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from outrider.security.callers import Caller, TenantLimits
 from outrider.wire.errors import ResourceExhausted
 
 Clock = Callable[[], float]
-"""Seconds, from anywhere on."""
+"""Returns seconds since any fixed moment."""
 SESSION_RETRY_S = 1.0
-"""When to try again where another session must end first: nobody knows."""
+"""Delay that a refusal advises where another session must end first; the end of a session cannot be foreseen."""
 
 
 class TokenBucket:
@@ -26,7 +26,7 @@ class TokenBucket:
         self._at = clock()
 
     def set_rate(self, rate_per_s: float) -> None:
-        """From now on; what has been taken stays taken."""
+        """Sets the rate from now on; what has been taken stays taken."""
         missing = self._capacity - self.level
         self.rate_per_s = rate_per_s
         self._capacity = max(1.0, rate_per_s * self._burst_s)
@@ -34,23 +34,24 @@ class TokenBucket:
 
     @property
     def level(self) -> float:
-        """What may be taken now; negative = more was taken than there was."""
+        """Amount that may be taken now; negative if more was taken than there was."""
         now = self._clock()
         self._level = min(self._capacity, self._level + (now - self._at) * self.rate_per_s)
         self._at = now
         return self._level
 
     def take(self, amount: float) -> None:
-        """Takes it, whether it is there or not."""
+        """Takes an amount, whether it is there or not."""
         self._level = self.level - amount
 
     def wait_s(self, amount: float) -> float:
-        """How long until so much is there; 0 = it is."""
+        """Returns the seconds until an amount is there; 0 if it is."""
+        # More than the bucket holds would never be there.
         return max(0.0, (min(amount, self._capacity) - self.level) / self.rate_per_s)
 
 
 class TenantQuota:
-    """What a tenant has taken."""
+    """Counts what a tenant has taken, and refuses what is beyond its limits."""
 
     def __init__(self, tenant: str, clock: Clock) -> None:
         self.limits = TenantLimits()
@@ -59,7 +60,7 @@ class TenantQuota:
         self._buckets: dict[str, TokenBucket] = {}
 
     def set_limits(self, limits: TenantLimits) -> None:
-        """From now on: the file of the credentials may have changed."""
+        """Sets the limits from now on: the file of the credentials may have changed."""
         self.limits = limits
         for name in ("requests_per_minute", "tokens_per_minute"):
             per_minute = getattr(limits, name)
@@ -71,7 +72,7 @@ class TenantQuota:
                 self._buckets[name] = TokenBucket(per_minute / 60, 60.0, self._clock)
 
     def begin(self) -> None:
-        """A request. Raises ResourceExhausted, which names the limit and says when to come back."""
+        """Counts a request that begins. Raises ResourceExhausted, which names the limit and says when to come back."""
         limit = self.limits.num_sessions
         if limit is not None and self.num_sessions >= limit:
             raise self._exhausted("num_sessions", limit, SESSION_RETRY_S)
@@ -83,11 +84,11 @@ class TenantQuota:
         self.num_sessions += 1
 
     def end(self) -> None:
-        """A request that had begun is over."""
+        """Counts a request that is over."""
         self.num_sessions -= 1
 
     def charge(self, num_tokens: int) -> None:
-        """Tokens that were generated. Beyond the limit, too: what is refused is the next request."""
+        """Charges generated tokens, also beyond the limit: the next request is the one that is refused."""
         if (tokens := self._buckets.get("tokens_per_minute")) is not None:
             tokens.take(num_tokens)
 
@@ -96,21 +97,24 @@ class TenantQuota:
 
 
 class Quotas:
-    """The quotas of all tenants, and of all callers, of a server. Lives on the event loop."""
+    """Holds the quotas of all tenants, and of all callers, of a server. Lives on the event loop."""
 
     def __init__(self, max_sessions_per_caller: int = 0, clock: Clock = time.monotonic) -> None:
-        """`max_sessions_per_caller`: 0 = no limit."""
+        """`max_sessions_per_caller`: 0 means no limit."""
         self._max_sessions_per_caller, self._clock = max_sessions_per_caller, clock
         self._num_sessions: Counter[str] = Counter()
         self._tenants: dict[str, TenantQuota] = {}
 
     @contextmanager
     def session(self, name: str, caller: Caller | None = None) -> Iterator[TenantQuota]:
-        """Around a session of a caller; gives what its tokens are charged to. Raises ResourceExhausted.
+        """Counts a session of a caller around the body; yields the quota that its tokens are charged to.
 
         Args:
-            name: What tells this caller from others.
-            caller: None = it has no tenant, and no limits but that of all callers.
+            name: Distinguishes this caller from others.
+            caller: None means that it has no tenant, and no limits but that of all callers.
+
+        Raises:
+            ResourceExhausted: a limit is reached; names it.
         """
         limit = self._max_sessions_per_caller
         if limit and self._num_sessions[name] >= limit:

@@ -14,7 +14,7 @@ SESSIONS_PER_CALLER = "Most sessions of one caller at a time; 0 = as many as the
 
 
 def checked_address(value: str) -> str:
-    """HOST:PORT, as it is. Raises ValueError."""
+    """Returns HOST:PORT unchanged. Raises ValueError if it is malformed."""
     host, _, port = value.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise ValueError("must be HOST:PORT with a port of 0 to 65535")
@@ -22,7 +22,7 @@ def checked_address(value: str) -> str:
 
 
 class ListenSecuritySettings(BaseSettings):
-    """Who may call. The files are read again when they change."""
+    """Settings of the callers that a service admits. The files are read again when they change."""
 
     listen: str
     tls_cert: str = Field("", description="Certificate of this service, with its chain, PEM; empty = no TLS.")
@@ -63,7 +63,7 @@ class ListenSecuritySettings(BaseSettings):
 
 
 class PeerSecuritySettings(BaseSettings):
-    """How peers are called. The files are read again when they change."""
+    """Settings of the calls to peers. The files are read again when they change."""
 
     peer_ca: str = Field(
         "", description="Peers are dialled with TLS; these sign their certificates, PEM. Empty = no TLS."
@@ -75,11 +75,11 @@ class PeerSecuritySettings(BaseSettings):
 
     @property
     def peers(self) -> dict[str, str]:
-        """Addresses by flag, of the peers that there are."""
+        """Addresses of the peers by flag; empty if a peer is not used."""
         return {}
 
     def peer_security(self) -> PeerSecurity:
-        """What the channels to all peers share. Raises UnusableFile."""
+        """Returns the security that the channels to all peers share. Raises UnusableFile."""
         return PeerSecurity(
             self.peer_ca, self.peer_cert, self.peer_key, self.peer_token_file, insecure=self.peer_insecure
         )

@@ -36,7 +36,7 @@ class CallsWithMetadata:
         self._channel, self._metadata = channel, tuple(metadata)
 
     def __getattr__(self, kind: str) -> Any:
-        """unary_unary, unary_stream, stream_unary, stream_stream."""
+        """Wraps unary_unary, unary_stream, stream_unary and stream_stream, which generated stubs call."""
         make = getattr(self._channel, kind)
 
         def multi_callable(*arguments: Any, **options: Any) -> Any:

@@ -22,7 +22,7 @@ class UnusableFile(Exception):
 
 
 class WatchedFiles(Generic[_T]):
-    """The value of some files. Safe to use from any thread.
+    """Holds a value that is made from files. Safe to use from any thread.
 
     A new version that cannot be used, like a file that is only half written, is logged once, and the old value stays.
     """
@@ -43,12 +43,12 @@ class WatchedFiles(Generic[_T]):
             _watched.add(self)
 
     def is_unusable(self) -> bool:
-        """Whether the files are now such that an older version is used."""
+        """Returns whether an older version is used because the files cannot be used as they are now."""
         self.current()
         return self._is_unusable
 
     def current(self) -> _T:
-        """The value; the same object as long as no file has changed."""
+        """Returns the value: the same object as long as no file has changed."""
         with self._lock:
             try:
                 signature = self._signature()
@@ -58,6 +58,7 @@ class WatchedFiles(Generic[_T]):
                 self._changed(signature, error)
                 return self._value
             if signature != self._seen:
+                # The signature is older than the contents: a file that changes between the two is read again.
                 try:
                     self._value = self._read()
                     self._seen, self._is_unusable = signature, False
@@ -75,6 +76,8 @@ class WatchedFiles(Generic[_T]):
             )
 
     def _signature(self) -> Signature:
+        # The inode, too: Kubernetes updates mounted secrets by moving a symbolic link to other files, whose size and
+        # time may be the same.
         found = (path.stat() for path in self._paths)
         return tuple((status.st_mtime_ns, status.st_size, status.st_ino) for status in found)
 
@@ -87,8 +90,8 @@ _watching = threading.Lock()
 
 
 def unusable_flags() -> dict[str, bool]:
-    """By flag, for all files of this process that are watched: whether an older version is used, as the files now are
-    no good."""
+    """Returns by flag, for all watched files of this process, whether an older version is used because the files cannot
+    be used as they are now."""
     with _watching:
         watched = list(_watched)
     found: dict[str, bool] = {}

@@ -28,33 +28,34 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GenerationCalls:
-    """Since the start."""
+    """Counts the calls since the start of the process."""
 
     def __init__(self) -> None:
         self.ended: dict[tuple[str, ...], int] = {("OK", reason): 0 for reason in FINISH_REASONS.values()}
         """Calls by status code and, where they have come to their end, finish reason."""
         self.num_running = 0
-        """Of those that were admitted: those that have got tokens."""
+        """Admitted calls that have got tokens."""
         self.num_waiting = 0
-        """Of those that were admitted: those whose prompt is not processed yet."""
+        """Admitted calls whose prompt is not processed yet."""
         self.durations = Histogram(BOUNDS_S)
-        """Of calls that have come to their end, in seconds, as all times here."""
+        """Durations of the calls that have come to their end; all times here are in seconds."""
         self.first_tokens = Histogram(BOUNDS_S)
-        """From the call to its first token."""
+        """Times from a call to its first token."""
         self.tokens = Histogram(BOUNDS_S)
-        """Between two tokens: those of a chunk share the time since the chunk before."""
+        """Times between two tokens: those of a chunk share the time since the chunk before."""
         self.chunks = Histogram(BOUNDS_S)
-        """Between two chunks."""
+        """Times between two chunks."""
 
     @contextmanager
     def call(self, context: Context) -> Iterator[GenerationCall]:
-        """Around a call. The body must have set its status when it leaves, or be cancelled."""
+        """Counts a call around the body. The body must have set its status when it leaves, or be cancelled."""
         call = GenerationCall(self)
         code = "OK"
         try:
             yield call
             code = CODES.get(_number(context.code()), "UNKNOWN")
         except asyncio.CancelledError:
+            # grpc.aio cancels the handler in both cases, and tells it nothing more.
             time_left_s = context.time_remaining()
             code = "CANCELLED" if time_left_s is None or time_left_s > 0 else "DEADLINE_EXCEEDED"
             raise
@@ -63,7 +64,7 @@ class GenerationCalls:
 
 
 class GenerationCall:
-    """One of them."""
+    """Counts one call and measures its times."""
 
     __slots__ = ("_began", "_calls", "_finish_reason", "_is_admitted", "_last")
 
@@ -75,12 +76,12 @@ class GenerationCall:
         self._finish_reason = ""
 
     def admit(self) -> None:
-        """It is worked on."""
+        """Counts the call as admitted: from here on it is worked on."""
         self._is_admitted = True
         self._calls.num_waiting += 1
 
     def chunk(self, num_tokens: int) -> None:
-        """Tokens are sent; possibly none, when there is nothing more to say."""
+        """Counts tokens that are sent; possibly 0 in the last chunk."""
         now, last, calls = time.perf_counter(), self._last, self._calls
         self._last = now
         if last is None:
@@ -93,12 +94,12 @@ class GenerationCall:
             calls.tokens.add((now - last) / num_tokens, num_tokens)
 
     def finish(self, reason: verifier_pb2.FinishReason) -> None:
-        """All is sent."""
+        """Records the finish reason when everything is sent."""
         self._finish_reason = FINISH_REASONS.get(reason, "")
         self._calls.durations.add(time.perf_counter() - self._began)
 
     def end(self, code: str) -> None:
-        """The call is over, with this status."""
+        """Counts the call as over, with this status."""
         calls, key = self._calls, (code, self._finish_reason if code == "OK" else "")
         calls.ended[key] = calls.ended.get(key, 0) + 1
         if self._last is not None:
@@ -108,18 +109,18 @@ class GenerationCall:
 
 
 def _number(code: Any) -> int:
-    """Of a status, which is a number or a `grpc.StatusCode`, None or 0 = all is well."""
+    """Returns the number of a status, which is a number or a `grpc.StatusCode`; None and 0 mean OK."""
     return int(code.value[0] if isinstance(code, grpc.StatusCode) else code or 0)
 
 
 def read_calls(calls: GenerationCalls, prefix: str) -> Metrics:
-    """All of it, under names that begin with the prefix. Safe to call in any thread."""
+    """Yields all metrics, under names that begin with the prefix. Safe to call in any thread."""
     yield Metric(
         prefix + "requests_total",
         "Generations by how their calls have ended: status code and, of those that came to their end, finish reason.",
         "counter",
         ("code", "finish_reason"),
-        {**calls.ended},
+        {**calls.ended},  # a copy: the event loop may add a key while it is read
     )
     yield gauge(prefix + "requests_running", "Generations that have begun to speak, now.", calls.num_running)
     yield gauge(prefix + "requests_waiting", "Generations whose prompt is not processed yet, now.", calls.num_waiting)

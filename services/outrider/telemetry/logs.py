@@ -24,6 +24,7 @@ def configure_logs(level: str, log_format: str, service: str) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            # After format_exc_info, which has made a text of the traceback by then.
             redact,
             renderer,
         ],
@@ -35,5 +36,5 @@ def configure_logs(level: str, log_format: str, service: str) -> None:
 
 
 def redact(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """A processor of structlog: the same for every text of an event."""
+    """Removes secrets from every text of an event. A processor of structlog."""
     return {name: without_secrets(value) if isinstance(value, str) else value for name, value in event.items()}

@@ -26,21 +26,21 @@ ONE: LabelValues = ()
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number, or one for each combination of the labels' values."""
+    """Holds a number, or one for each combination of the labels' values."""
 
     name: str
-    """With `_total` for a counter, and with its unit."""
+    """Full name, with the unit, and with `_total` for a counter."""
     description: str
     kind: Literal["counter", "gauge"]
     labels: tuple[str, ...] = ()
-    """Names of the labels; none = one number."""
+    """Names of the labels. Empty means one number without labels."""
     values: Mapping[LabelValues, float] = field(default_factory=dict)
-    """By the values of the labels, in their order."""
+    """Numbers by the values of the labels, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramMetric:
-    """How many observations there were of each size."""
+    """Holds observations by size."""
 
     name: str
     description: str
@@ -53,37 +53,38 @@ Read = Callable[[], Metrics]
 
 
 def counter(name: str, description: str, value: float) -> Metric:
-    """A number that only grows."""
+    """Returns a metric of one number that only grows."""
     return Metric(name, description, "counter", values={ONE: value})
 
 
 def counters(name: str, description: str, label: str, values: Mapping[str, float]) -> Metric:
-    """One such number for each value of a label."""
+    """Returns a metric of one number that only grows for each value of a label."""
     return Metric(name, description, "counter", (label,), {(value,): number for value, number in values.items()})
 
 
 def gauge(name: str, description: str, value: float) -> Metric:
-    """A number as it is now."""
+    """Returns a metric of one number as it is now."""
     return Metric(name, description, "gauge", values={ONE: value})
 
 
 def gauges(name: str, description: str, label: str, values: Mapping[str, float]) -> Metric:
-    """One such number for each value of a label."""
+    """Returns a metric of one number as it is now for each value of a label."""
     return Metric(name, description, "gauge", (label,), {(value,): number for value, number in values.items()})
 
 
 def build_info(component: str, **about: str) -> Metric:
-    """What runs here. `about` are further labels, as the model."""
+    """Returns the metric that describes the process. `about` are further labels, such as the model."""
     # Not "service": Prometheus says by that of which Kubernetes service a target is.
     labels, values = ("component", "version", *about), (component, __version__, *about.values())
     return Metric("outrider_build_info", "What runs here, in the labels; always 1.", "gauge", labels, {values: 1.0})
 
 
 class MetricsServer:
-    """Serves what `read` returns, and what is known of the process. `read` is called in another thread."""
+    """Serves the metrics that `read` returns, and those of the process. `read` is called in another thread."""
 
     def __init__(self, listen: str, read: Read) -> None:
-        """Listens on HOST:PORT; port 0 = any free port. Raises OSError."""
+        """Listens on HOST:PORT; port 0 means any free port. Raises OSError."""
+        # Not the registry of prometheus_client, which is global: a process may run several services.
         registry = CollectorRegistry()
         registry.register(_Collector(read))
         ProcessCollector(registry=registry)
@@ -95,7 +96,8 @@ class MetricsServer:
         self.address = f"{host}:{self._server.server_port}"
 
     def close(self) -> None:
-        """Ends it; takes up to half a second."""
+        """Stops serving; takes up to half a second."""
+        # Returns after the poll interval of serve_forever, 0.5 s, and leaves the listening socket open.
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -112,11 +114,14 @@ class _Collector(Collector):
 
 def _family(metric: Metric | HistogramMetric) -> Family:
     if isinstance(metric, HistogramMetric):
+        # Buckets of Prometheus are cumulative, ours are not. Their last one is the number of observations, so the
+        # counts are copied once: the event loop may add to them meanwhile.
         observed, buckets, so_far = metric.observed, [], 0
         for bound, count in zip((*map(str, observed.bounds), "+Inf"), list(observed.counts), strict=True):
             so_far += count
             buckets.append((bound, float(so_far)))
         return HistogramMetricFamily(metric.name, metric.description, buckets=buckets, sum_value=observed.total)
+    # CounterMetricFamily takes `_total` off the name, and puts it back on the sample.
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     family: CounterMetricFamily | GaugeMetricFamily
     family = kind(metric.name, metric.description, labels=metric.labels)

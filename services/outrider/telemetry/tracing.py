@@ -2,8 +2,8 @@
 
 Whether a trace is recorded is decided once, where it begins, and followed from there on: by what gRPC metadata say
 (W3C `traceparent`), and on streams that sessions share by a field of the message. A span of ours exists for a call, for
-a phase of it, and for what Redis is asked; never for a round, and a session mentions its trace to the datastore a
-limited number of times. So a trace stays small, and what is not recorded costs next to nothing. What a span says are
+a phase of it, and for what Redis is asked; never for a round, and a session sends its trace to the datastore with a
+limited number of messages. So a trace stays small, and what is not recorded costs next to nothing. Spans hold
 names, counts and states: never a prompt, a text, a token id or a secret.
 """
 
@@ -32,26 +32,26 @@ SPECULATE = "outrider.v1.SpeculatorService/Speculate"
 LOOKUP, RECORD = "outrider.v1.DatastoreService/Lookup", "outrider.v1.DatastoreService/Record"
 
 MAX_TRACEPARENT_LEN = 128
-"""Today's have 55 characters. What is longer is none."""
-MAX_MENTIONS = 16
-"""Messages of each kind in which a session tells the datastore of its trace."""
+"""Longest `traceparent` that is read; those of version 00 have 55 characters."""
+MAX_TRACED_MESSAGES = 16
+"""Messages of each kind that carry a session's trace to the datastore."""
 CANCELLED = "CANCELLED"
-"""Whoever loses interest has not failed."""
+"""Status of a call whose caller has lost interest: that is not an error."""
 SERVER_ERRORS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
-"""Statuses that mean that the server has failed; with all others it was the caller."""
+"""Statuses that mean that the server has failed; all others are the caller's doing."""
 
 
 class TraceBudget:
-    """What a session says of its trace in messages that others send, too: `traceparent` in the first ones."""
+    """Hands out a session's `traceparent` for its first messages on a stream that sessions share, and then no more."""
 
     __slots__ = ("_num_left", "_traceparent")
 
     def __init__(self, traceparent: str = "") -> None:
         self._traceparent = traceparent
-        self._num_left = MAX_MENTIONS if traceparent else 0
+        self._num_left = MAX_TRACED_MESSAGES if traceparent else 0
 
     def next(self) -> str:
-        """For the next message; empty = nothing."""
+        """Returns the `traceparent` for the next message; empty means none."""
         if not self._num_left:
             return ""
         self._num_left -= 1
@@ -59,42 +59,47 @@ class TraceBudget:
 
 
 class Span:
-    """A piece of work. As it is here: one that nobody records, in a process that does not trace."""
+    """A piece of work. This base class records nothing: it is the span of a process that does not trace."""
 
     __slots__ = ()
     is_recorded = False
-    """What takes time to find out need not be said to a span that is not."""
+    """True if attributes are kept; otherwise those that take time to find out need not be set."""
 
     @property
     def metadata(self) -> Metadata:
-        """Goes with the calls that are made in it."""
+        """gRPC metadata of the calls that are made in this span."""
         return ()
 
     @property
     def log_fields(self) -> Mapping[str, str]:
-        """For the line of the log that names the session."""
+        """Fields for the line of the log that names the session."""
         return {}
 
-    def mentions(self) -> TraceBudget:
-        """Goes into the messages that are sent for it on streams of others."""
+    def trace_budget(self) -> TraceBudget:
+        """Returns the budget of messages that carry this span's trace on streams that sessions share."""
         return TraceBudget()
 
     def child(self, name: str, kind: Kind = "internal", attributes: Attributes | None = None) -> Span:
-        """A part of it, which begins now."""
+        """Begins a span that is a part of this one."""
         return NO_SPAN
 
     def calling(self, method: str, address: str) -> Span:
-        """A call that is made in it, which begins now. `method`: in full, as "outrider.v1.VerifierService/Generate"."""
+        """Begins the span of a call that is made in this one.
+
+        Args:
+            method: Full name, such as "outrider.v1.VerifierService/Generate".
+            address: HOST:PORT, or the path of a socket.
+        """
         return self
 
     def set_attributes(self, attributes: Attributes) -> None:
-        """What is known of it."""
+        """Sets attributes of the span."""
 
     def add_event(self, event: str, attributes: Attributes) -> None:
-        """Something has happened in it."""
+        """Adds an event that happens now."""
 
     def end(self, status: str = "", *, is_error: bool = False) -> None:
-        """It ends now. `status`: name of a gRPC status, or of an error; empty = it is none. Idempotent."""
+        """Ends the span; idempotent. `status`: name of a gRPC status, or of an error; empty means success."""
 
     def __enter__(self) -> Self:
         return self
@@ -109,11 +114,11 @@ class Span:
 NO_SPAN = Span()
 _current: ContextVar[Span] = ContextVar("span", default=NO_SPAN)
 _tracer: Tracer | None = None
-"""Of this process; None = it does not trace."""
+"""The tracer of this process. None means that it does not trace."""
 
 
 class _Unrecorded(Span):
-    """Not recorded, and whoever is called shall not record it either."""
+    """A span that is not recorded, and whose metadata say so to the services that are called."""
 
     __slots__ = ("metadata",)
 
@@ -136,15 +141,15 @@ class _Recorded(Span):
     def log_fields(self) -> Mapping[str, str]:
         return {"trace_id": f"{self._span.get_span_context().trace_id:032x}"}
 
-    def mentions(self) -> TraceBudget:
+    def trace_budget(self) -> TraceBudget:
         return TraceBudget(dict(self.metadata).get("traceparent", ""))
 
     def child(self, name: str, kind: Kind = "internal", attributes: Attributes | None = None) -> Span:
-        return self._tracer.begin(name, kind, attributes, self._tracer.within(self._span))
+        return self._tracer.begin(name, kind, attributes, self._tracer.context_of(self._span))
 
     def calling(self, method: str, address: str) -> Span:
-        place = _call_attributes(method) | peer_attributes(address)
-        return self._tracer.begin(method, "client", place, self._tracer.within(self._span), is_call=True)
+        attributes = _call_attributes(method) | peer_attributes(address)
+        return self._tracer.begin(method, "client", attributes, self._tracer.context_of(self._span), is_call=True)
 
     def set_attributes(self, attributes: Attributes) -> None:
         self._span.set_attributes(attributes)
@@ -165,7 +170,7 @@ class _Recorded(Span):
 
 
 class Tracer:
-    """Begins spans. Made for a process that traces."""
+    """Begins spans of a process that traces, through the API of OpenTelemetry."""
 
     def __init__(self, tracer: trace.Tracer) -> None:
         from opentelemetry import context, trace
@@ -173,42 +178,44 @@ class Tracer:
 
         self._tracer, self._api = tracer, trace
         self._propagator = TraceContextTextMapPropagator()
-        self._nowhere = context.Context()
+        # Given in place of None, which means to OpenTelemetry: the context of whatever the application is doing.
+        self._empty_context = context.Context()
         self.error = trace.StatusCode.ERROR
 
     def begin(
         self, name: str, kind: Kind, attributes: Attributes | None, parent: Context | None, *, is_call: bool = False
     ) -> Span:
-        """A span that begins now. `parent`: None = whatever the application is doing."""
+        """Begins a span. `parent`: None means whatever the application is doing."""
         span = self._tracer.start_span(name, parent, self._api.SpanKind[kind.upper()], attributes)
         if span.is_recording():
             return _Recorded(self, span, is_call=is_call)
+        # The metadata go on all the same: without them the next service would decide for itself, and begin a trace.
         return _Unrecorded(self.metadata_of(span))
 
-    def within(self, span: trace.Span) -> Context:
-        """The place of what happens in a span."""
-        return self._api.set_span_in_context(span, self._nowhere)
+    def context_of(self, span: trace.Span) -> Context:
+        """Returns the OpenTelemetry context of the work in a span."""
+        return self._api.set_span_in_context(span, self._empty_context)
 
-    def place_of(self, metadata: Sequence[tuple[str, str | bytes]]) -> Context:
-        """Where a caller says that it is. A malformed `traceparent` says nothing: so W3C has it."""
-        said = {key: value for key, value in metadata if key in ("traceparent", "tracestate")}
-        if len(said.get("traceparent", "")) > MAX_TRACEPARENT_LEN:
-            return self._nowhere
-        return self._propagator.extract(said, self._nowhere)
+    def context_from_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> Context:
+        """Returns the OpenTelemetry context of a caller. A malformed `traceparent` is ignored (W3C Trace Context)."""
+        carrier = {key: value for key, value in metadata if key in ("traceparent", "tracestate")}
+        if len(carrier.get("traceparent", "")) > MAX_TRACEPARENT_LEN:
+            return self._empty_context
+        return self._propagator.extract(carrier, self._empty_context)
 
-    def is_sampled(self, place: Context) -> bool:
-        """Whether a place is in a trace that is recorded."""
-        return self._api.get_current_span(place).get_span_context().trace_flags.sampled
+    def is_sampled(self, parent: Context) -> bool:
+        """Returns whether a context is in a trace that is recorded."""
+        return self._api.get_current_span(parent).get_span_context().trace_flags.sampled
 
     def metadata_of(self, span: trace.Span) -> Metadata:
-        """How others are told of a span; empty for one that is nowhere."""
+        """Returns the metadata that name a span to other services; empty for one that is in no trace."""
         carrier: dict[str, str] = {}
-        self._propagator.inject(carrier, self.within(span))
+        self._propagator.inject(carrier, self.context_of(span))
         return tuple(carrier.items())
 
 
 class _Serving:
-    """Around a call that is served: `current_span` in the meantime."""
+    """Makes a span the `current_span` while a call is served, and ends it with the status of the call."""
 
     __slots__ = ("_context", "_span", "_token")
 
@@ -229,50 +236,51 @@ class _Serving:
             return
         status = "" if error is None else status_of(error)
         if error is None and self._context is not None:
-            code = self._context.code()  # what the body raised has become one by now
+            code = self._context.code()  # an error of the body has been turned into a status by now
             status = code.name if isinstance(code, grpc.StatusCode) else "OK"
         self._span.end(status, is_error=status in SERVER_ERRORS)
 
 
 def current_span() -> Span:
-    """The call that is being served."""
+    """Returns the span of the call that is being served."""
     return _current.get()
 
 
 def traced_call(method: str, context: ServerContext) -> _Serving | Span:
-    """Around a call: its span, where the caller says that it is, or the first of a trace. Outside of what turns errors
-    into a status."""
+    """Traces a call around the body: its span is a part of the caller's trace, or the first of a new one. Must enclose
+    the code that turns errors into a status."""
     if _tracer is None:
         return NO_SPAN
-    place = _tracer.place_of(tuple(context.invocation_metadata() or ()))
-    return _Serving(_tracer.begin(method, "server", _call_attributes(method), place, is_call=True), context)
+    parent = _tracer.context_from_metadata(tuple(context.invocation_metadata() or ()))
+    return _Serving(_tracer.begin(method, "server", _call_attributes(method), parent, is_call=True), context)
 
 
 def traced_message(method: str, traceparent: str) -> _Serving | Span:
-    """Around the work on one message of a stream that many share: its span, if the message is part of a trace that is
-    recorded. It never begins a trace."""
+    """Traces the work on one message of a stream that many share, if the message is part of a trace that is recorded.
+    It never begins a trace."""
     if not traceparent or _tracer is None:
         return NO_SPAN
-    place = _tracer.place_of((("traceparent", traceparent),))
-    if not _tracer.is_sampled(place):
+    parent = _tracer.context_from_metadata((("traceparent", traceparent),))
+    if not _tracer.is_sampled(parent):
         return NO_SPAN
-    return _Serving(_tracer.begin(method, "server", _call_attributes(method), place), None)
+    return _Serving(_tracer.begin(method, "server", _call_attributes(method), parent), None)
 
 
 def use_tracer(tracer: Tracer | None) -> None:
-    """What this process traces with from now on; None = it does not."""
+    """Sets the tracer of this process from now on. None means that it does not trace."""
     global _tracer
     _tracer = tracer
 
 
 def application_tracer() -> Tracer | None:
-    """Traces as the application does in whose process this is; None = it does not use OpenTelemetry."""
+    """Returns a tracer for the application in whose process this is. None means that it does not use OpenTelemetry."""
+    # Looked up, not imported: an application that has not imported it has set up no traces.
     api = sys.modules.get("opentelemetry.trace")
     return None if api is None else Tracer(api.get_tracer("outrider"))
 
 
 def peer_attributes(address: str) -> dict[str, str | int]:
-    """Who is called. `address`: HOST:PORT, or the path of a socket."""
+    """Returns the attributes that name a peer. `address`: HOST:PORT, or the path of a socket."""
     host, _, port = address.rpartition(":")
     return (
         {"server.address": host.strip("[]"), "server.port": int(port)}
@@ -282,7 +290,7 @@ def peer_attributes(address: str) -> dict[str, str | int]:
 
 
 def status_of(error: BaseException) -> str:
-    """The name of what has ended a piece of work."""
+    """Returns the name of the status or error that has ended a piece of work."""
     code = getattr(error, "code", None)
     code = code() if callable(code) else code
     if isinstance(code, grpc.StatusCode):

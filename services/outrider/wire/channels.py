@@ -1,4 +1,4 @@
-"""Waiting longer each time."""
+"""Options of channels and servers, delays between attempts, and messages that cannot be parsed."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.keepalive_timeout_ms", 10_000),
     # Without it a ping that gRPC sends for its own purposes is waited for, for a minute, and no other is sent.
     ("grpc.http2.ping_timeout_ms", 10_000),
+    # By default gRPC sends two pings without data in between and then no more: an idle stream would go unwatched.
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
+    # The default, 30 s, would keep a peer that has moved to another address out of reach for as long.
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
+    # On by default on Linux, where a second server on the same port starts, too, and gets a part of the calls.
     ("grpc.so_reuseport", 0),
 )
-"""For servers and channels alike. A peer that vanished without a word is noticed within 30 s even when nothing is
-sent, and what stands between two peers does not forget a connection that has no call for long. A peer whose name means
-another address now is found there at the next attempt."""
+"""Options for servers and channels alike. A peer that vanished without a word is noticed within 30 s even when nothing
+is sent, and what stands between two peers does not forget a connection that has no call for long. A peer whose name
+means another address now is found there at the next attempt."""
 
 MAX_DOUBLINGS = 64
-"""No first wait is short enough for more; floats end at 1023, which an outage of a quarter of an hour reaches."""
+"""Bound of the exponent: no first wait is short enough for more. Floats end at 1023 doublings, which an outage of a
+quarter of an hour reaches."""
 
 
 def doubled(first_s: float, last_s: float, num_times: int) -> float:
-    """Seconds: `first_s`, doubled so many times, at most `last_s`."""
+    """Returns `first_s` doubled `num_times` times, in seconds, at most `last_s`."""
     return min(last_s, first_s * 2.0 ** min(num_times, MAX_DOUBLINGS))
 
 
@@ -34,7 +38,7 @@ T = TypeVar("T")
 
 
 class Unreadable(grpc.aio.AioRpcError):
-    """A peer has sent a message that cannot be parsed: to its reader the call has failed."""
+    """Says that a peer has sent a message that cannot be parsed: to its reader the call has failed."""
 
     def __init__(self) -> None:
         nothing = grpc.aio.Metadata()
@@ -42,7 +46,8 @@ class Unreadable(grpc.aio.AioRpcError):
 
 
 def require_message(message: T | None) -> T:
-    """The message. Raises Unreadable if it could not be parsed."""
+    """Returns the message. Raises Unreadable if it could not be parsed."""
+    # grpc.aio logs what its deserializer raises, and hands None to the reader as if it were a message.
     if message is None:
         raise Unreadable
     return message

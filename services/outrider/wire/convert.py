@@ -1,4 +1,4 @@
-"""Wire to domain and back: where protobuf messages and core types meet. `outrider.wire.speculation` has the
+"""Converts protobuf messages to core types and back. `outrider.wire.speculation` has the
 parameters of the speculation.
 
 `*_from_proto` raise InvalidParameter naming the field as the wire calls it; nothing is clipped and nothing is ignored.
@@ -21,7 +21,9 @@ from outrider.wire.speculation import METHODS_TO_PROTO, scalars_from_proto, scal
 PROTOCOL_VERSION = 1
 
 COST_PER_NAT = 32
+"""Steps of a cost per nat. A varint of one byte holds costs below 128: tokens of a probability of 2 % and more."""
 MAX_COST = 1023
+"""Largest cost, about 32 nats; a varint of two bytes."""
 MAX_DRAFT_LEN = 4096
 """Most nodes in one message: as many as a tree holds."""
 MAX_Q_ROW_LEN = 1024
@@ -41,7 +43,7 @@ def sampling_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
 
 
 def token_ids_from_proto(token_ids: Iterable[int], vocab_size: int, field: str) -> tuple[int, ...]:
-    """Token ids, each inside the vocabulary."""
+    """Returns the token ids, each inside the vocabulary. Raises InvalidParameter naming `field` and the index."""
     checked = tuple(token_ids)
     if checked and not 0 <= min(checked) <= max(checked) < vocab_size:
         for index, token_id in enumerate(checked):
@@ -55,6 +57,7 @@ def draft_from_proto(message: types_pb2.Draft, forward_us: int = 0, retrieval_us
     for name in ("parent_offsets", "token_ids", "costs", "q_rows"):
         length = len(getattr(message, name))
         check(length <= MAX_DRAFT_LEN, f"draft.{name}", f"at most {MAX_DRAFT_LEN} long", length)
+    # Enums of proto3 are open: a number that a newer peer knows arrives as it was sent.
     source = message.source if message.source in Source._value2member_map_ else Source.DRAFT.value
     return Draft(
         base_len=message.base_len,
@@ -70,12 +73,14 @@ def draft_from_proto(message: types_pb2.Draft, forward_us: int = 0, retrieval_us
 
 
 def last_node_id(draft: types_pb2.Draft) -> int:
-    """The latest node of a draft, to be acknowledged; a drafter may have written anything."""
+    """Returns the latest node of a draft, to be acknowledged, within the range of the field."""
+    # A drafter may have written anything, and protobuf raises ValueError for a number beyond int32.
     return min(max(0, draft.first_node_id + len(draft.token_ids) - 1), 2**31 - 1)
 
 
 def _sparse_row(message: types_pb2.SparseRow) -> SparseRow | None:
-    """What a token was drawn from; None = it was picked. A row that is no distribution is none."""
+    """Converts the distribution that a token was drawn from. None means that the token was picked, not drawn, or that
+    the row is not a distribution."""
     length = max(len(message.token_ids), len(message.weights))
     check(length <= MAX_Q_ROW_LEN, "draft.q_rows", f"at most {MAX_Q_ROW_LEN} tokens each", length)
     token_ids, weights = tuple(message.token_ids), tuple(message.weights)
@@ -84,17 +89,17 @@ def _sparse_row(message: types_pb2.SparseRow) -> SparseRow | None:
 
 
 def source_to_proto(source: Source) -> types_pb2.Source:
-    """Where a token came from; the numbers are those of the wire."""
+    """Converts the source of a token; the numbers are those of the wire."""
     return cast(types_pb2.Source, source.value)
 
 
 def finish_reason_to_proto(reason: FinishReason) -> verifier_pb2.FinishReason:
-    """Why a generation ended; the numbers are those of the wire."""
+    """Converts the reason for the end of a generation; the numbers are those of the wire."""
     return cast(verifier_pb2.FinishReason, reason.value)
 
 
 def draft_to_proto(draft: Draft) -> types_pb2.Draft:
-    """New nodes, about 6 bytes each."""
+    """Converts new nodes, about 6 bytes each."""
     return types_pb2.Draft(
         base_len=draft.base_len,
         first_node_id=draft.first_node_id,
@@ -139,7 +144,7 @@ def _counts_of(statistics: Statistics, traffic: Traffic) -> dict[str, Any]:
 
 
 def _median_times(statistics: Statistics) -> verifier_pb2.RoundTimes:
-    """Medians by the names of the fields: a time is one of `RoundTime` or of `DraftTime`."""
+    """Returns medians by the names of the fields: a time is one of `RoundTime` or of `DraftTime`."""
     medians = {}
     for field in verifier_pb2.RoundTimes.DESCRIPTOR.fields:
         times = statistics.round_times if hasattr(RoundTime, field.name) else statistics.draft_times

@@ -21,12 +21,12 @@ from outrider.core.params import InvalidParameter
 log = structlog.get_logger(__name__)
 
 MAX_TEXT_BYTES = 800
-"""Of a message on the wire. What was got may be megabytes; trailers beyond 8 kB, where the message stands twice, are
-dropped on the way, and the status with them."""
+"""Longest message on the wire. A text that quotes a request may have megabytes; trailers beyond 8 kB, where the message
+stands twice (grpc-message and grpc-status-details-bin), are dropped on the way, and the status with them."""
 
 
 class RpcError(Exception):
-    """A refusal with a status of its own. `details` are google.rpc messages."""
+    """A refusal with the status `code`. `details` are google.rpc messages."""
 
     code = grpc.StatusCode.INTERNAL
 
@@ -46,7 +46,7 @@ class InvalidArgument(RpcError):
 
 
 class OutOfRange(RpcError):
-    """A position beyond what there is: the context, the committed tokens."""
+    """A position lies beyond the context or the committed tokens."""
 
     code = grpc.StatusCode.OUT_OF_RANGE
 
@@ -58,7 +58,7 @@ class FailedPrecondition(RpcError):
 
 
 class NotFound(RpcError):
-    """What the request names does not exist."""
+    """The request names something that does not exist."""
 
     code = grpc.StatusCode.NOT_FOUND
 
@@ -70,19 +70,19 @@ class PermissionDenied(RpcError):
 
 
 class Unimplemented(RpcError):
-    """A feature that this server lacks."""
+    """This server lacks the feature."""
 
     code = grpc.StatusCode.UNIMPLEMENTED
 
 
 class Unavailable(RpcError):
-    """A part that is needed cannot be reached, or see NotServing. Safe to retry."""
+    """A part that is needed cannot be reached, or the server is `NotServing`. Safe to retry."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
 
 class NotServing(Unavailable):
-    """Loading or draining: there is a server, and one will serve before long. Says when to come back, which tells it
+    """The server is loading or draining, and one will serve before long. Says when to come back, which distinguishes it
     from a failure on the way."""
 
     def __init__(self, text: str, retry_after_s: float = 1.0) -> None:
@@ -96,7 +96,7 @@ class DeadlineExceeded(RpcError):
 
 
 class ResourceExhausted(RpcError):
-    """Full for now. Names the limit and when to come back."""
+    """The server is full for now. Names the limit and when to come back."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -111,20 +111,21 @@ def _retry_info(retry_after_s: float) -> error_details_pb2.RetryInfo:
 
 
 def shortened(text: str) -> str:
-    """A text, cut to MAX_TEXT_BYTES."""
+    """Returns a text cut to MAX_TEXT_BYTES."""
     data = text.encode()
     if len(data) <= MAX_TEXT_BYTES:
         return text
+    # The cut may go through a character of several bytes.
     return data[: MAX_TEXT_BYTES - 3].decode(errors="ignore") + "..."
 
 
 def invalid_argument(error: InvalidParameter) -> InvalidArgument:
-    """What a parameter outside its range is on the wire."""
+    """Converts the error of a parameter outside its range to a status that names the field."""
     return InvalidArgument(error.field, str(error).removeprefix(f"{error.field} "))
 
 
 def to_status(error: RpcError) -> grpc.Status:
-    """The status that a server sends for an error."""
+    """Returns the status that a server sends for an error."""
     details = []
     for detail in error.details:
         packed = any_pb2.Any()
@@ -149,6 +150,7 @@ def rpc_errors(context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[None]:
     except InvalidParameter as error:
         _set_status(context, invalid_argument(error))
     except (grpc.aio.AbortError, GeneratorExit):
+        # context.abort() has sent the status already, and raises to leave the handler.
         raise
     except grpc.aio.InternalError:
         # A message could not be sent: the caller has gone, or its deadline has passed, while it was.

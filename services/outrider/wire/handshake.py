@@ -1,4 +1,4 @@
-"""Who speaks, and over which tokens: the first thing on every stream between services."""
+"""The handshake: who speaks, and over which tokens. It comes first on every stream between services."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.wire.errors import FailedPrecondition, InvalidArgument
 
 
 class Model(Protocol):
-    """What the wire says of a model."""
+    """The properties of a model that the wire carries."""
 
     @property
     def model_id(self) -> str: ...
@@ -28,7 +28,7 @@ class Model(Protocol):
 
 
 def model_info(model: Model) -> types_pb2.ModelInfo:
-    """What a model is, for the wire."""
+    """Describes a model for the wire."""
     return types_pb2.ModelInfo(
         model_id=model.model_id,
         tokenizer_hash=model.tokenizer_hash,
@@ -40,7 +40,7 @@ def model_info(model: Model) -> types_pb2.ModelInfo:
 
 
 def handshake(model: Model) -> types_pb2.Handshake:
-    """The handshake of a caller that speaks the tokens of `model`."""
+    """Returns the handshake of a caller that speaks the tokens of `model`."""
     return types_pb2.Handshake(
         protocol_version=PROTOCOL_VERSION,
         tokenizer_hash=model.tokenizer_hash,
@@ -50,7 +50,7 @@ def handshake(model: Model) -> types_pb2.Handshake:
 
 
 def check_handshake(message: types_pb2.Handshake, model: Model) -> None:
-    """Refuses a caller whose protocol or tokens are others.
+    """Refuses a caller whose protocol or tokens differ from this server's.
 
     Vocabulary sizes may differ (padding); the hash decides whether ids mean the same.
 

@@ -77,11 +77,11 @@ METHODS = {
 METHODS_TO_PROTO = {method: value for value, method in METHODS.items()}
 
 _OWN_ROWS = {Method.BEST_FIRST: Rows.TREE, Method.AUTO: Rows.TREE}
-"""What a method's rows are spent on where the request does not say; all others': one chain."""
+"""The rows of a method where the request does not say; all other methods have one chain."""
 
 
 def method_from_proto(value: int, default: Method) -> Method:
-    """The method; unset = the default. A number this server does not know is invalid."""
+    """Returns the method; unset means the default. A number that this server does not know is invalid."""
     if value == types_pb2.METHOD_UNSPECIFIED:
         return default
     known = ", ".join(types_pb2.Method.Name(number) for number in METHODS)
@@ -92,7 +92,7 @@ def method_from_proto(value: int, default: Method) -> Method:
 def speculation_from_proto(
     message: types_pb2.SpeculationParams, defaults: SpeculationParams, limits: SpeculationLimits
 ) -> SpeculationParams:
-    """How drafts are made. Unset fields come from the server's defaults, or have those that the proto states."""
+    """Returns how drafts are made. Unset fields have the server's defaults, or those that the proto states."""
     method = method_from_proto(message.method, defaults.method)
     max_gamma = limits.max_num_speculative_tokens
     # Where rows are taken as they pay, only the limit bounds a path.
@@ -160,7 +160,7 @@ def _min_path_probability_from_proto(
 
 
 def _max_rows_from_proto(message: types_pb2.SpeculationParams, rows: Rows, limits: SpeculationLimits) -> int:
-    """0 = as many as pay."""
+    """Returns the limit of rows; 0 means as many as pay."""
     if not message.HasField("max_rows"):
         return 0
     check(rows is Rows.TREE, "speculation.max_rows", "unset for rows other than ROWS_TREE", message.max_rows)
@@ -176,7 +176,7 @@ def _shared_noise_from_proto(message: types_pb2.SpeculationParams, method: Metho
 
 
 def _retrieves_from_proto(message: types_pb2.SpeculationParams, method: Method) -> bool:
-    """Whether continuations are looked up: asked for, or a part of the method."""
+    """Returns whether continuations are looked up: on request, or as a part of the method."""
     if not method.always_retrieves:
         return message.retrieval
     is_refused = message.HasField("retrieval") and not message.retrieval
@@ -192,7 +192,7 @@ def _sharing_from_proto(
     defaults: SpeculationParams,
     limits: SpeculationLimits,
 ) -> tuple[RetrievalScope, bool]:
-    """With whom retrieval shares, and whether the session contributes."""
+    """Returns with whom retrieval shares, and whether the session contributes."""
     given, params = message.HasField("retrieval_params"), message.retrieval_params
     check(retrieves or not given, "speculation.retrieval_params", "unset where nothing is retrieved", "a message")
     default = limits.spacelike_scope if method is Method.SPACELIKE else defaults.retrieval_scope
@@ -207,7 +207,7 @@ def _sharing_from_proto(
 
 
 def retrieval_scope_to_proto(scope: RetrievalScope) -> types_pb2.RetrievalScope:
-    """With whom retrieval shares; the numbers are those of the wire."""
+    """Converts the scope in which retrieval shares; the numbers are those of the wire."""
     return cast(types_pb2.RetrievalScope, scope.value)
 
 
@@ -250,19 +250,20 @@ PARAMS_FIELDS = {
     Method.SPACELIKE: "spacelike",
     Method.BEST_FIRST: "best_first",
 }
-"""Where a method's own parameters stand, on the wire and in `SpeculationParams`."""
+"""The field of a method's own parameters, on the wire and in `SpeculationParams`."""
 
 _E = TypeVar("_E", bound=Enum)
 
 
 class _Names(Protocol):
-    """A generated enum."""
+    """An enum that protoc generated, which names its numbers."""
 
     def Name(self, number: Any) -> str: ...
 
 
 def enum_from_proto(number: int, kind: type[_E], names: _Names, field: str, default: _E) -> _E:
-    """A member of an enum whose values are those of the wire; 0 = the default."""
+    """Returns a member of an enum whose values are those of the wire; 0 means the default."""
+    # An enum field without `optional` has no presence: unset and UNSPECIFIED are the same.
     if number == 0:
         return default
     known = {member.value: member for member in kind}
@@ -275,7 +276,7 @@ def _names_of(names: _Names, numbers: Iterable[int]) -> str:
 
 
 def limited(message: Any, name: str, prefix: str, default: int, limit: int) -> int:
-    """A number from 1 to the server's limit; unset = the default, or the limit if that is less."""
+    """Returns a number from 1 to the server's limit; unset means the default, or the limit if that is less."""
     if not message.HasField(name):
         return min(default, limit)
     value: int = getattr(message, name)
@@ -290,7 +291,8 @@ def _check_unset(message: Any, name: str, prefix: str, rule: str) -> None:
 def method_params_from_proto(
     message: types_pb2.SpeculationParams, method: Method, gamma: int, is_ratio: bool, limits: SpeculationLimits
 ) -> dict[str, Any]:
-    """The method's own parameters as keyword arguments of `SpeculationParams`. Those of another method are invalid."""
+    """Returns the method's own parameters as keyword arguments of `SpeculationParams`. Those of another method are
+    invalid."""
     given, own = message.WhichOneof("method_params"), PARAMS_FIELDS.get(method)
     check(given is None or given == own, f"speculation.{given}", f"unset for method {method.value}", "a message")
     match method:
@@ -338,7 +340,7 @@ def _saguaro_from_proto(
 
 
 def _check_fan_outs(fan_outs: Iterable[int], gamma: int, max_budget: int) -> None:
-    """Each stands for a position of the chain or behind it, the last one for all further positions."""
+    """Checks fan-outs: each stands for a position of the chain or behind it, the last one for all further positions."""
     counts, num_positions = list(fan_outs), gamma + 1
     field = "speculation.saguaro.fan_outs"
     check(len(counts) <= num_positions, field, f"at most num_speculative_tokens + 1 ({num_positions})", len(counts))
@@ -353,8 +355,8 @@ def _double_from_proto(message: types_pb2.DoubleParams) -> DoubleParams:
         check(number in tiers, f"{prefix}.tiers[{index}]", f"one of {_names_of(types_pb2.Source, tiers)}", number)
     if message.HasField("draft_retrieval") and not message.draft_retrieval:
         _check_unset(message, "max_phrase_len", prefix, "unset where draft_retrieval is false")
-    asked = tuple(dict.fromkeys(tiers[number] for number in message.tiers))
-    return DoubleParams(**scalars_from_proto(message, DoubleParams) | {"tiers": asked or TIERS})
+    requested_tiers = tuple(dict.fromkeys(tiers[number] for number in message.tiers))
+    return DoubleParams(**scalars_from_proto(message, DoubleParams) | {"tiers": requested_tiers or TIERS})
 
 
 def method_params_to_proto(params: SpeculationParams, message: types_pb2.SpeculationParams) -> None:
@@ -389,16 +391,16 @@ def _saguaro_to_proto(params: SaguaroParams, message: types_pb2.SaguaroParams, i
 
 @dataclass(frozen=True, slots=True)
 class SpeculationLimits:
-    """Limits of a request's parameters: what goes beyond is refused, and the message has the limit."""
+    """Limits of a request's parameters: a value beyond is refused, and the message states the limit."""
 
     max_num_speculative_tokens: int = 64
     max_num_rows: int = MAX_ROWS
-    """Of `max_rows`."""
+    """Limit of `max_rows`."""
     max_beam_width: int = MAX_BEAM_WIDTH
     max_budget: int = MAX_BUDGET
-    """Of the outcomes that SAGUARO drafts for at a time."""
+    """Limit of the outcomes that SAGUARO drafts for at a time."""
     spacelike_scope: RetrievalScope = RetrievalScope.TENANT
-    """Of METHOD_SPACELIKE where the request does not say: alone with itself, a session has nothing to look up."""
+    """Scope of METHOD_SPACELIKE where the request does not say: alone with itself, a session has nothing to look up."""
 
     @property
     def max_lookahead(self) -> int:

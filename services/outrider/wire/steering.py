@@ -1,4 +1,4 @@
-"""`Steering`, on the wire and in the domain: what a drafter is told in the middle of a generation.
+"""`Steering`, on the wire and in the domain: it changes how a drafter goes on in the middle of a generation.
 
 A drafter is a speculator that the verifier dials, or one at the edge that dials the verifier; what both accept is
 decided here.
@@ -12,11 +12,11 @@ from outrider.wire.errors import Unimplemented
 from outrider.wire.speculation import SpeculationLimits, speculation_from_proto, speculation_to_proto
 
 DRAFTED = tuple(method for method in Method if method.needs_draft_model)
-"""What there is a growth policy for. METHOD_AUTO is not: the verifier chooses, and says what."""
+"""The methods that have a growth policy. METHOD_AUTO has none: the verifier chooses a method, and sends that."""
 
 
 def steering_to_proto(steering: Steering) -> types_pb2.Steering:
-    """What is unset means: as before."""
+    """Converts a steering; a field that stays unset means that the drafter goes on as before."""
     message = types_pb2.Steering(forward_us=steering.forward_us, round_trip_us=steering.round_trip_us)
     if steering.speculation is not None:
         message.speculation.CopyFrom(speculation_to_proto(steering.speculation))
@@ -24,11 +24,16 @@ def steering_to_proto(steering: Steering) -> types_pb2.Steering:
 
 
 def steering_from_proto(message: types_pb2.Steering, opened: SpeculationParams, limits: SpeculationLimits) -> Steering:
-    """How to go on; Method.OFF = pause. What the message leaves open is as `opened`, what the drafting began with.
+    """Returns how to go on; Method.OFF means pause. Fields that the message leaves open are as in `opened`.
+
+    Args:
+        message: The steering.
+        opened: The parameters that the drafting began with.
+        limits: The limits of this drafter.
 
     Raises:
         InvalidParameter: a field is outside its range, or changes what must stay as it was opened.
-        Unimplemented: the method is none that can be drafted for.
+        Unimplemented: the method has no growth policy.
     """
     return Steering(_speculation(message, opened, limits), message.forward_us, message.round_trip_us)
 
@@ -38,6 +43,7 @@ def _speculation(
 ) -> SpeculationParams | None:
     if not steering.HasField("speculation"):
         return None
+    # A copy, as the defaults are written into it: the steering is the caller's.
     message = types_pb2.SpeculationParams()
     message.CopyFrom(steering.speculation)
     if message.method != types_pb2.METHOD_OFF:

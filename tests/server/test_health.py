@@ -30,11 +30,11 @@ class Service:
 
 
 @asynccontextmanager
-async def watched(told: Health) -> AsyncIterator[health_pb2_grpc.HealthAsyncStub]:
+async def watched(service_health: Health) -> AsyncIterator[health_pb2_grpc.HealthAsyncStub]:
     """The service is looked at all the time, and somebody asks."""
-    watching = asyncio.create_task(told.watch())
+    watching = asyncio.create_task(service_health.watch())
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    health_pb2_grpc.add_HealthServicer_to_server(told.servicer, server)
+    health_pb2_grpc.add_HealthServicer_to_server(service_health.servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -51,13 +51,13 @@ async def answers(stub: health_pb2_grpc.HealthAsyncStub) -> tuple[bool, bool, bo
 
 
 async def test_who_loads_or_drains_takes_no_calls_and_is_alive() -> None:
-    told = Health(Service())
-    await told.set_takes_calls(False)
-    async with watched(told) as stub:
+    service_health = Health(Service())
+    await service_health.set_takes_calls(False)
+    async with watched(service_health) as stub:
         assert await answers(stub) == (False, False, True)
-        await told.set_takes_calls(True)
+        await service_health.set_takes_calls(True)
         assert await answers(stub) == (True, True, True)
-        await told.set_takes_calls(False)
+        await service_health.set_takes_calls(False)
         assert await answers(stub) == (False, False, True)
 
 
@@ -65,12 +65,12 @@ async def test_who_watches_is_told_that_a_service_drains_and_does_not_keep_it_fr
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(health, "WATCH_END_DELAY_S", 0.1)
-    told = Health(Service())
-    await told.set_takes_calls(True)
-    async with watched(told) as stub:
+    service_health = Health(Service())
+    await service_health.set_takes_calls(True)
+    async with watched(service_health) as stub:
         ready, alive = (stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in (NAME, LIVENESS))
         assert [(await watch.read()).status for watch in (ready, alive)] == [Status.SERVING] * 2
-        await told.drain()
+        await service_health.drain()
         assert (await ready.read()).status == Status.NOT_SERVING
         for watch in (ready, alive):
             assert await watch.read() is grpc.aio.EOF
@@ -80,15 +80,15 @@ async def test_who_watches_is_told_that_a_service_drains_and_does_not_keep_it_fr
 async def test_who_cannot_work_any_more_is_neither_ready_nor_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "CHECK_S", 0.001)
     service = Service()
-    told = Health(service)
-    await told.set_takes_calls(True)
-    async with watched(told) as stub:
+    service_health = Health(service)
+    await service_health.set_takes_calls(True)
+    async with watched(service_health) as stub:
         liveness = stub.Watch(health_pb2.HealthCheckRequest(service=LIVENESS))
         assert (await liveness.read()).status == Status.SERVING
         service.reason = "broken"
         assert (await liveness.read()).status == Status.NOT_SERVING
         assert await answers(stub) == (False, False, False)
-        await told.set_takes_calls(True)
+        await service_health.set_takes_calls(True)
         assert await answers(stub) == (False, False, False)
         service.reason = ""
         assert (await liveness.read()).status == Status.SERVING

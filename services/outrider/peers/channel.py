@@ -1,7 +1,7 @@
 """A peer as this process sees it: the way to it, whether it answers, and when it is tried again.
 
-A peer may be missing, die, hang or come back at any time. None of that is an error here: whoever needs it goes on
-without it, and begins anew as soon as it is well.
+A peer may be missing, die, hang or come back at any time. None of that is an error here: the caller goes on without
+it, and starts again as soon as it is well.
 """
 
 from __future__ import annotations
@@ -23,15 +23,26 @@ log = structlog.get_logger(__name__)
 _Stub = TypeVar("_Stub")
 
 ROUND_ROBIN = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
-"""Calls take turns among all addresses that a name has, as far as there is somebody."""
+"""Calls take turns among all addresses of a name that can be connected to."""
 
 
 class PeerState:
-    """A peer as the verifier sees it. It may be several replicas, if the address is a name: see `ROUND_ROBIN`."""
+    """Holds the channel to a peer, what is known of its health, and counts of its calls.
+
+    The peer may be several replicas, if the address is a name: see `ROUND_ROBIN`.
+    """
 
     def __init__(self, name: str, address: str, security: PeerSecurity | None = None) -> None:
-        """`address`: HOST:PORT or another gRPC target, like dns:///NAME:PORT. `security`: None = in plaintext, to this
-        machine only. Raises ValueError where it is none for the address."""
+        """Makes the channel; nothing is dialled before the first call.
+
+        Args:
+            name: Label of the peer in logs and metrics.
+            address: HOST:PORT or another gRPC target, like dns:///NAME:PORT.
+            security: TLS and token of the calls; None means plaintext, to this machine only.
+
+        Raises:
+            ValueError: the security does not allow this address.
+        """
         self.name = name
         self.address = address
         self.is_connected = False
@@ -41,7 +52,7 @@ class PeerState:
         self.num_reconnects = 0
         """Streams that were lost, and tried again."""
         self.traffic = Traffic()
-        """Of all calls."""
+        """Bytes of all calls."""
         self._channel = PeerChannel(
             address,
             PeerSecurity() if security is None else security,
@@ -49,9 +60,11 @@ class PeerState:
                 *CHANNEL_OPTIONS,
                 ("grpc.service_config", ROUND_ROBIN),
                 ("grpc.initial_reconnect_backoff_ms", 100),
+                # Despite its name, gRPC takes this as the timeout of one attempt to connect; its default is 20 s.
                 ("grpc.min_reconnect_backoff_ms", 2000),
                 ("grpc.max_reconnect_backoff_ms", 1000),
-                # A channel that is dialled anew shall not find the connection of the old one.
+                # Channels to the same address share connections otherwise: one that replaces a channel whose connection
+                # no longer works would find that same connection again.
                 ("grpc.use_local_subchannel_pool", 1),
             ],
         )
@@ -62,8 +75,13 @@ class PeerState:
         more: Sequence[tuple[str, str]] = (),
         traffic: Traffic | None = None,
     ) -> _Stub:
-        """A stub for a stream that is opened now, by the certificates and the token of now: not to be kept. `more`:
-        metadata of its calls; `traffic`: where its bytes are counted beside those of the peer."""
+        """Returns a stub for calls that begin now, with the current certificates and token. It must not be kept.
+
+        Args:
+            kind: Class of the stub.
+            more: Further metadata of its calls.
+            traffic: Counts its bytes too, beside those of the peer.
+        """
         traffics = (self.traffic,) if traffic is None else (self.traffic, traffic)
 
         def counted(channel: grpc.aio.Channel) -> _Stub:
@@ -72,19 +90,20 @@ class PeerState:
         return self._channel.stub(counted, more)
 
     def up(self) -> None:
-        """It has answered."""
+        """Records that the peer has answered."""
         if not self.is_connected:
             log.info(f"{self.name}.connected", address=self.address)
         self.is_connected, self.last_error = True, ""
 
     def down(self, reason: str) -> None:
-        """It has failed."""
+        """Records that the peer has failed."""
+        # Attempts go on while it is away: only a new reason is worth another line.
         if self.is_connected or self.last_error != reason:
             log.warning(f"{self.name}.lost", address=self.address, reason=reason)
         self.is_connected, self.last_error = False, reason
 
     def dial_anew(self) -> None:
-        """The calls to come go by another connection, if there is one."""
+        """Makes later calls use another connection, unless the current one is still being made."""
         self._channel.dial_anew()
 
     async def close(self) -> None:
@@ -93,21 +112,22 @@ class PeerState:
 
 
 class CountedCalls:
-    """A channel whose messages are counted, for stubs."""
+    """Wraps a channel so that stubs made on it count the bytes of their messages."""
 
     def __init__(self, channel: grpc.aio.Channel, traffics: Sequence[Traffic]) -> None:
         self._channel, self._traffics = channel, traffics
 
     def __getattr__(self, kind: str) -> Any:
-        """unary_unary, unary_stream, stream_unary, stream_stream."""
+        """Returns the channel's `unary_unary`, `unary_stream`, `stream_unary` or `stream_stream`, with counting."""
         make = getattr(self._channel, kind)
 
         def multi_callable(
             method: str,
             request_serializer: Callable[[Any], bytes],
             response_deserializer: Callable[[bytes], Any],
-            **options: Any,
+            **options: Any,  # generated stubs also pass _registered_method, depending on their version
         ) -> Any:
+            # Counted here since nothing else sees the bytes: grpc.aio's interceptors get messages, not their encoding.
             def serialized(message: Any) -> bytes:
                 data = request_serializer(message)
                 for traffic in self._traffics:
@@ -125,8 +145,12 @@ class CountedCalls:
 
 
 def read_peers(states: Sequence[PeerState], others: Mapping[str, Traffic] | None = None) -> Metrics:
-    """Of each peer: whether it answers, its streams, its bytes. `others` are bytes to and from those that dial us, by
-    what they are. Safe to call in any thread."""
+    """Yields the metrics of each peer: whether it answers, its reconnects, its bytes. Safe to call in any thread.
+
+    Args:
+        states: The peers. Those with the same name stand in for each other, and are reported as one.
+        others: Bytes to and from the callers of this process, by their name in the label `peer`.
+    """
     names = sorted({state.name for state in states})
     yield gauges(
         "outrider_peer_up",

@@ -1,7 +1,7 @@
 """The datastore as a model service sees it: copies of its wider tiers, questions, and records, none on the hot path.
 
-What is known in process is found there (`core/retrieval/retriever.py`). The datastore is asked for what is not, while a
-forward runs; it is told what was accepted and refused, in the background.
+Copies are searched in process (`core/retrieval/retriever.py`). The datastore is asked for everything else while a
+forward runs, and records of what was accepted and rejected are sent to it in the background.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from outrider.wire.speculation import retrieval_scope_to_proto
 RETRIEVED = (Source.PRIOR, Source.DYNAMIC, Source.SHARED, Source.REJECTED, Source.RING)
 """Sources that are tiers of the datastore, wherever they were looked up."""
 FLUSH_TIMEOUT_S = 2.0
-"""At the end of the process, for the last records."""
+"""Longest wait at the end of the process, for the last records to be acknowledged."""
 EVERYTHING = RetrievalPlan()
+"""Asks all tiers."""
 
 
 class DatastorePeer:
@@ -42,18 +43,31 @@ class DatastorePeer:
         tenant: str = "",
         security: PeerSecurity | None = None,
     ) -> None:
-        """`tenant`: whom sessions belong to that are not said to be another's."""
+        """Dials the datastore, and begins to copy the prior of this process's own tenant.
+
+        Args:
+            address: See `PeerState`.
+            tokenizer_hash: Hash of the model's tokenizer; token ids mean nothing under another one.
+            vocab_size: Tokens of the model's vocabulary.
+            corpus: Name of the corpus whose prior is used.
+            tenant: Owner of all sessions that name no other.
+            security: See `PeerState`.
+        """
         self.state = PeerState("datastore", address, security)
         self._scope = pb.Scope(tokenizer_hash=tokenizer_hash, corpus=corpus, tenant=tenant, vocab_size=vocab_size)
         self._recorder = Recorder(self.state)
         self._lookups = Lookups(self.state)
-        # The prior takes a while: better now than with the first request.
+        # Copying the prior takes a while, so it begins now and not with the first request.
         self._own_prior = self._watch(RetrievalScope.SESSION, tenant)
         self._copies = TierCopies(self._watch)
 
     def tiers(self, scope: RetrievalScope, tenant: str | None = None) -> TierSource:
-        """Copies of the tiers of a scope. The first request for a scope makes them come. `tenant`: None = this
-        process's own."""
+        """Returns copies of the tiers of a scope. The first request for a scope begins them, so they start empty.
+
+        Args:
+            scope: The tiers that sessions may read.
+            tenant: Owner of the session; None means this process's own.
+        """
         own = self._scope.tenant
         if scope is RetrievalScope.SESSION and tenant in (None, own):
             return self._own_prior
@@ -73,11 +87,21 @@ class DatastorePeer:
         plan: RetrievalPlan | None = EVERYTHING,
         tenant: str | None = None,
     ) -> RetrievalStream:
-        """Begins a session. `on_answer(base_len, continuation)` and `on_lost()` are called on the event loop. Without a
-        plan it only records. `tenant`: None = this process's own."""
-        said = self._scope_of(retrieval_scope_to_proto(scope), tenant, session_id, contribute)
+        """Begins a session.
+
+        Args:
+            session_id: Id of the session, for the datastore's session tier.
+            committed: Token ids of the prompt, and those generated so far.
+            scope: The tiers that the session may read.
+            contribute: True if other sessions of the scope may read this one's tokens.
+            on_answer: Called on the event loop with the number of tokens before the continuation, and with it.
+            on_lost: Called on the event loop when a lookup will not be answered.
+            plan: Says which tiers are asked, and with how much context; None means that the session only records.
+            tenant: Owner of the session; None means this process's own.
+        """
+        session_scope = self._scope_of(retrieval_scope_to_proto(scope), tenant, session_id, contribute)
         tiers = tiers_to_proto(() if plan is None else plan.tiers)
-        asker = Asker(said, on_answer, on_lost, tiers, current_span().trace_budget())
+        asker = Asker(session_scope, on_answer, on_lost, tiers, current_span().trace_budget())
         return RetrievalStream(self._recorder, self._lookups, asker, committed, plan)
 
     def _scope_of(
@@ -91,7 +115,8 @@ class DatastorePeer:
         return scope
 
     async def close(self) -> None:
-        """Sends the last records, then hangs up."""
+        """Sends the last records, then closes the channel."""
+        # The recorder first: closing the channel would cut off the stream that carries its last records.
         await self._recorder.close(FLUSH_TIMEOUT_S)
         self._lookups.stop()
         self._own_prior.stop()
@@ -100,7 +125,7 @@ class DatastorePeer:
 
 
 class RetrievalStream:
-    """One session's questions and records. Lives on the event loop."""
+    """Sends one session's lookups and records. Lives on the event loop."""
 
     def __init__(
         self,
@@ -114,8 +139,13 @@ class RetrievalStream:
         self._lookups, self._asker, self._plan = lookups, asker, plan
 
     def commit(self, token_ids: Sequence[TokenId], rejected: TokenId | None, sources: Sequence[Source]) -> None:
-        """What the target said, and where it came from. `rejected` is the chain token that it refused, in whose place
-        the last of token_ids stands."""
+        """Records the tokens that a round has committed.
+
+        Args:
+            token_ids: The accepted draft tokens, and the target's own token after them.
+            rejected: The drafted token in whose place the last of `token_ids` stands; None means that there is none.
+            sources: Source of each of the tokens.
+        """
         rejection, plan = None, self._plan
         if rejected is not None and token_ids and plan is not None and Source.REJECTED in plan.tiers:
             context = [*self._recording.committed[-plan.context_len :], *token_ids[:-1]][-plan.context_len :]
@@ -125,7 +155,7 @@ class RetrievalStream:
         self._recording.commit(token_ids, rejection, Counter(source for source in sources if source in RETRIEVED))
 
     def look_up(self, behind: Sequence[TokenId] = ()) -> None:
-        """Asks what follows the committed tokens and the tokens `behind` them. Nothing to ask without a plan."""
+        """Asks what follows the committed tokens and the tokens `behind` them. Does nothing without a plan."""
         if self._plan is None:
             return
         committed, length = self._recording.committed, self._plan.context_len

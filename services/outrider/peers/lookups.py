@@ -1,7 +1,7 @@
-"""Questions to the datastore: one stream for all sessions of a process, answers in order.
+"""Lookups in the datastore: one stream for all sessions of a process, answers in order.
 
-Each session has at most one question on its way; one that comes meanwhile waits, and gives way to a newer one. A
-datastore that does not answer in time is asked again, over another connection.
+Each session has at most one lookup in flight; one that comes meanwhile waits, and gives way to a newer one. A datastore
+that does not answer in time is asked again, over another connection.
 """
 
 from __future__ import annotations
@@ -36,41 +36,43 @@ ANSWER_TIMEOUT_S = 1.0
 
 @dataclass(eq=False, slots=True)
 class Asker:
-    """A session that asks. `on_answer(base_len, continuation)` and `on_lost()` are called on the event loop."""
+    """Holds a session's lookups. `on_answer(base_len, continuation)` and `on_lost()` are called on the event loop."""
 
     scope: pb.Scope
     on_answer: Callable[[int, Continuation], None]
     on_lost: Callable[[], None]
     tiers: Sequence[types_pb2.Source] = ()
-    """Which are asked; empty = all."""
+    """Tiers that are asked; empty means all."""
     trace_budget: TraceBudget = field(default_factory=TraceBudget)
-    """Of the trace that the session is part of."""
+    """Names the session's trace in its first lookups."""
     next_query: pb.Query | None = None
+    """Query that is not sent yet; None means that no query waits."""
     is_asking: bool = False
     is_closed: bool = False
 
 
 class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
-    """Sends the questions of all sessions of a process, and hands out the answers. Lives on the event loop."""
+    """Sends the lookups of all sessions of a process, and hands out the answers. Lives on the event loop."""
 
     def __init__(self, state: PeerState) -> None:
         super().__init__(state)
         self._due: dict[Asker, None] = {}
-        self._asked: deque[tuple[Asker, pb.Query]] = deque()
+        self._in_flight: deque[tuple[Asker, pb.Query]] = deque()
         self._wake = asyncio.Event()
         self._is_down = False
 
     def ask(self, asker: Asker, query: pb.Query) -> None:
-        """Asks, or will ask when the last answer is there."""
+        """Sends a query, now or once the answer to the session's last one is there."""
         asker.next_query = query
         if self._is_down:
-            asker.on_lost()  # asked all the same, to see whether it is back; but nobody should wait for it
+            # Sent all the same, since only an answer shows that the datastore is back; but the session must not wait.
+            asker.on_lost()
         if not asker.is_asking:
             self._due[asker] = None
             self._wake.set()
 
     def close(self, asker: Asker) -> None:
-        """The session wants nothing more."""
+        """Ends a session's lookups: a query that is not sent yet is dropped, one in flight is still answered."""
         asker.is_closed, asker.next_query = True, None
         self._due.pop(asker, None)
 
@@ -92,13 +94,14 @@ class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
             if query is None:
                 continue
             request = pb.LookupRequest(queries=[query], tiers=asker.tiers, traceparent=asker.trace_budget.next())
+            # The scope of a message holds for those after it, so it is sent only when it changes.
             if asker.scope is not scope:
                 scope = asker.scope
                 request.scope.CopyFrom(scope)
             asker.is_asking = True
-            if not self._asked:
+            if not self._in_flight:
                 self._expect_answer()
-            self._asked.append((asker, query))
+            self._in_flight.append((asker, query))
             yield request
 
     async def _receive(self, response: pb.LookupResponse) -> None:
@@ -106,7 +109,7 @@ class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
         self._is_down = False
         self._state.up()
         self._deliver(response)
-        if self._asked:
+        if self._in_flight:
             self._expect_answer()
 
     def _expect_answer(self) -> None:
@@ -114,7 +117,7 @@ class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
 
     def _lose(self, loss: Loss) -> float | None:
         if self._has_answered and (loss.code is grpc.StatusCode.OK or loss.is_overwritten):
-            # Ended in order, as by a replica that drains or that sends callers on to new ones: at once to another.
+            # Ended in order, by a replica that drains or whose connection has reached its age: another answers at once.
             self._ask_again()
             return None
         is_silent = loss.cause is Cause.SILENCE
@@ -128,9 +131,9 @@ class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
         return LAST_RETRY_S if is_refused else backoff_s(self._num_failures)
 
     def _deliver(self, response: pb.LookupResponse) -> None:
-        if not self._asked:
+        if not self._in_flight:
             return
-        asker, _ = self._asked.popleft()
+        asker, _ = self._in_flight.popleft()
         asker.is_asking = False
         if asker.next_query is not None:
             self._due[asker] = None
@@ -139,18 +142,18 @@ class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
             asker.on_answer(result.base_len, continuation_from_proto(result))
 
     def _ask_again(self) -> None:
-        """Makes the questions due again that the ended stream did not answer."""
-        for asker, query in self._asked:
+        """Makes the lookups due again that the ended stream did not answer."""
+        for asker, query in self._in_flight:
             asker.is_asking = False
             if not asker.is_closed:
                 asker.next_query = asker.next_query or query
                 self._due[asker] = None
-        self._asked.clear()
+        self._in_flight.clear()
 
     def _drop_all(self) -> None:
-        """Gives up every question, sent or not: late answers are worth nothing."""
-        lost = dict.fromkeys([*(asker for asker, _ in self._asked), *self._due])
-        self._asked.clear()
+        """Gives up every lookup, sent or not: late answers are worth nothing."""
+        lost = dict.fromkeys([*(asker for asker, _ in self._in_flight), *self._due])
+        self._in_flight.clear()
         self._due.clear()
         for asker in lost:
             asker.is_asking, asker.next_query = False, None
@@ -158,12 +161,13 @@ class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
 
 
 def tiers_to_proto(tiers: Sequence[Source]) -> tuple[types_pb2.Source, ...]:
-    """Which tiers to ask; empty = all of them, as it is if all are named."""
+    """Returns tiers as they are named in a request, where an empty list stands for all of them."""
     return () if set(tiers) == set(TIERS) else tuple(source_to_proto(tier) for tier in tiers)
 
 
 def continuation_from_proto(result: pb.LookupResult) -> Continuation:
-    """An answer as a value. Nodes whose parents do not stand before them end the continuation."""
+    """Converts a result of the datastore. The continuation ends before a node whose parent does not precede it."""
+    # The lists come from another process, and proto does not make them equally long.
     length = min(len(result.parent_offsets), len(result.token_ids), len(result.counts))
     for index, offset in enumerate(result.parent_offsets[:length]):
         if offset > index:

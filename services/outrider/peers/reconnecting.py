@@ -69,7 +69,7 @@ def is_overwritten(failure: Exception) -> bool:
 
 
 class Cause(Enum):
-    """How a stream was lost."""
+    """Names the ways in which a stream is lost."""
 
     STATUS = "status"
     """The call has ended, with the status in `Loss.code`; OK if the peer ended it in order."""
@@ -87,7 +87,7 @@ class Loss:
     reason: str
     """One line for the logs."""
     code: grpc.StatusCode | None = None
-    """None means that the call had not ended by itself."""
+    """Status of the call. None means that the call had not ended by itself."""
     is_overwritten: bool = False
     """True if gRPC has lost the status, see `is_overwritten`."""
 
@@ -148,8 +148,13 @@ class ReconnectingStream(ABC, Generic[_Request, _Response]):
         self._has_answered, self._num_failures = True, 0
 
     def _expect_answer_by(self, when: float | None) -> None:
-        """Sets when the stream counts as lost unless a response comes before, in the event loop's time; None = never.
-        Every response clears it. Only for the requests' side of an open stream."""
+        """Sets the deadline for the next response, after which the stream counts as lost.
+
+        Every response clears it. To be called only by `_requests` and `_receive` of an open stream.
+
+        Args:
+            when: In the event loop's time. None means that no response is owed.
+        """
         # An asyncio.Timeout that has expired cannot be set any more: it raises RuntimeError.
         if not self._timeout.expired():
             self._timeout.reschedule(when)
@@ -216,7 +221,7 @@ FIRST_PROBE_S, LAST_PROBE_S = 0.5, 2.0
 """Shortest and longest wait for the answer to a probe; each is twice as long as the one before."""
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 1.0
-"""Likewise, between the beginnings of two probes."""
+"""Shortest and longest time between the beginnings of two probes."""
 
 
 class Probed(Protocol):
@@ -303,7 +308,7 @@ class Breaker:
 MIN_SILENCE_S = 1.0
 """A stream is never given up sooner: a loaded machine may pause for that long."""
 USUAL_TIMES = 20
-"""Silence of so many times the usual time for an answer means that the peer is lost."""
+"""A peer counts as lost when an answer takes this many times as long as usual."""
 FIRST_ANSWER_S = 5.0
 """Time for the first answer of a stream, before which there is a connection to make and a prompt to read."""
 MAX_FIRST_ANSWER_S = 60.0
@@ -351,14 +356,14 @@ class AnswerDeadline:
 
     @property
     def limit_s(self) -> float:
-        """Longest silence."""
+        """Longest wait for an answer, in seconds."""
         if not self._is_warm:
             return self._first_answer_s
         return max(MIN_SILENCE_S, USUAL_TIMES * self._usual_s.get(0.0))
 
     @property
     def deadline(self) -> float | None:
-        """When the peer counts as lost; None means that it owes too little for that."""
+        """Time at which the peer counts as lost; None means that it owes too little for that."""
         if self._since is None or self._num_unanswered < MIN_UNANSWERED:
             return None
         return self._since + self.limit_s

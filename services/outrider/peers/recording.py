@@ -1,4 +1,4 @@
-"""What sessions tell the datastore: one stream for all of them, joined, acknowledged, off the hot path.
+"""Records for the datastore: one stream for all sessions, joined, acknowledged, off the hot path.
 
 A recording remembers what is acknowledged. After a lost stream, and when the datastore says that it has less than was
 sent (its Redis came back older), it goes on from what is there. Only when sessions have ended faster than the
@@ -29,21 +29,22 @@ log = structlog.get_logger(__name__)
 BATCH_TOKENS = 32
 """Tokens that make a record worth a message at once."""
 FLUSH_S = 0.05
-"""Fewer tokens wait so long for company."""
+"""Longest wait of fewer tokens for more."""
 MAX_TOKENS = 4096
 """Most tokens of one message."""
 MAX_REJECTIONS = 128
-"""Refused drafts that a recording holds; the oldest give way, and are counted."""
+"""Rejections that a recording holds; the oldest give way, and are counted."""
 MAX_IN_FLIGHT = 8
-"""Messages that are not acknowledged yet. What comes meanwhile is joined."""
+"""Most messages that are not acknowledged yet. Tokens that come meanwhile are joined."""
 MAX_BACKLOG_TOKENS = 1 << 20
 """Tokens of ended sessions that may wait for the datastore."""
 MAX_RESENDS = 3
-"""A datastore that asks for the same tokens again and again does not want them."""
+"""Times in a row that a full window is sent again before a session is given up: a datastore that still asks for the
+same tokens does not keep them."""
 
 
 class Recording:
-    """One session's tokens on their way to the datastore."""
+    """Holds one session's tokens, and how far they have come on their way to the datastore."""
 
     def __init__(self, recorder: Recorder, scope: pb.Scope, committed: Sequence[TokenId]) -> None:
         self.scope = scope
@@ -56,11 +57,17 @@ class Recording:
         self.rejections: list[pb.Rejection] = []
         self.accepted_by_tier: Counter[Source] = Counter()
         self.trace_budget = current_span().trace_budget()
-        """Of the trace that the session is part of."""
+        """Names the session's trace in its first records."""
         self._recorder = recorder
 
     def commit(self, token_ids: Sequence[TokenId], rejection: pb.Rejection | None, accepted: Counter[Source]) -> None:
-        """What the target said, what it refused, and how many retrieved tokens it accepted, by tier."""
+        """Records the tokens that a round has committed.
+
+        Args:
+            token_ids: The tokens.
+            rejection: The draft token that the target rejected, with its context; None means that there was none.
+            accepted: Number of accepted retrieved tokens, by tier.
+        """
         self.committed.extend(token_ids)
         if self.is_given_up:
             self._recorder.shed(len(token_ids))
@@ -74,13 +81,13 @@ class Recording:
         self._recorder.touch(self)
 
     def end(self) -> None:
-        """The session is over."""
+        """Ends the session; its last tokens are sent in the background."""
         self.is_ended = True
         self._recorder.end(self)
 
     @property
     def num_waiting(self) -> int:
-        """Tokens that are not acknowledged."""
+        """Number of tokens that are not acknowledged."""
         return len(self.committed) - self.num_acknowledged
 
 
@@ -89,7 +96,7 @@ class _Sent:
     recording: Recording
     request: pb.RecordRequest
     length: int
-    """Tokens of the session that are stored once it is acknowledged."""
+    """Number of tokens of the session that are stored once this message is acknowledged."""
 
 
 class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
@@ -112,7 +119,7 @@ class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
         return recording
 
     def touch(self, recording: Recording) -> None:
-        """Something was added to a recording."""
+        """Makes a recording due to which something was added: at once, or with what comes within `FLUSH_S`."""
         if recording in self._due:
             return
         if recording.is_ended or len(recording.committed) - recording.num_sent >= BATCH_TOKENS:
@@ -122,7 +129,7 @@ class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
             self._waiting[recording] = loop.call_later(FLUSH_S, self._make_due, recording)
 
     def end(self, recording: Recording) -> None:
-        """A session is over; its last tokens are sent in the background."""
+        """Keeps the tokens of an ended session until they are acknowledged, within `MAX_BACKLOG_TOKENS`."""
         if recording.is_given_up:
             return
         self._ended[recording] = None
@@ -135,7 +142,7 @@ class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
             self._give_up(oldest, "too much is waiting")
 
     def shed(self, num_tokens: int) -> None:
-        """Something was given up."""
+        """Counts tokens or rejections that are given up."""
         self._state.num_shed_tokens += num_tokens
 
     async def close(self, timeout_s: float) -> None:
@@ -187,6 +194,7 @@ class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
                 await self._wake.wait()
             recording = next(iter(self._due))
             request, length = self._request(recording)
+            # The scope of a message holds for those after it, so it is sent only when it changes.
             if recording.scope is not scope:
                 scope = recording.scope
                 request.scope.CopyFrom(scope)
@@ -198,23 +206,24 @@ class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
         self._acknowledge(response.num_tokens)
 
     def _lose(self, loss: Loss) -> float:
-        # Whether the peer is up is decided by lookups and watches: records are refused for reasons of their own, as by
-        # a store that is full.
+        # Only lookups and watches decide if the peer is up: a store that is full refuses records and still answers.
         log.debug("datastore.record_lost", reason=loss.reason)
         if loss.code in REFUSALS and self._sent:
-            # Sent again it would be refused again. The other sessions go on.
+            # Answers come in order, so the oldest message is the refused one. Sent again it would be refused again; the
+            # other sessions go on.
             self._give_up(self._sent.popleft().recording, loss.reason)
         self._take_back()
         return backoff_s(self._num_failures)
 
     def _request(self, recording: Recording) -> tuple[pb.RecordRequest, int]:
-        """The next message of a recording that is due."""
+        """Takes the next message from a recording that is due. Returns it, and the session's length after it."""
         start, end = recording.num_sent, min(len(recording.committed), recording.num_sent + MAX_TOKENS)
         is_last = end == len(recording.committed)
         if is_last:
             del self._due[recording]
         else:
-            self._due[recording] = self._due.pop(recording)  # the others take turns
+            # To the end of the queue: a long prompt must not hold up the records of the other sessions.
+            self._due[recording] = self._due.pop(recording)
         request = pb.RecordRequest(
             accepted_token_ids=recording.committed[start:end],
             rejections=recording.rejections,
@@ -230,11 +239,12 @@ class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
         return request, end
 
     def _acknowledge(self, num_tokens: int) -> None:
-        """The answer to the first message that is in flight."""
+        """Takes in the answer to the oldest message in flight."""
         if not self._sent:
             return
         sent = self._sent.popleft()
         recording = sent.recording
+        # 0 tokens after the end: the session is gone already, as when the end was stored and its answer was lost.
         if num_tokens >= sent.length or (sent.request.end_session and num_tokens == 0):
             recording.num_acknowledged = max(recording.num_acknowledged, sent.length)
             recording.num_resends = 0
@@ -245,7 +255,7 @@ class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
         self._wake.set()
 
     def _resend(self, recording: Recording, num_tokens: int) -> None:
-        """The datastore has less than was sent: on from there."""
+        """Goes back to the tokens that the datastore has, if it has fewer than were sent."""
         if recording.is_given_up:
             return
         recording.num_resends += 1
@@ -256,7 +266,8 @@ class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
         self._make_due(recording)
 
     def _take_back(self) -> None:
-        """The stream is lost: what it carried without an answer is due again."""
+        """Makes everything due again that the lost stream carried without an acknowledgement."""
+        # Newest first, so that rejections are put back in their order.
         while self._sent:
             sent = self._sent.pop()
             recording = sent.recording

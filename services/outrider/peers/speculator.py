@@ -1,7 +1,7 @@
 """The speculator as a verifier sees it: a channel for the process, and a stream for each session.
 
-A stream that is lost tells its listener so, and begins anew with what is committed by then, as soon as the speculator
-is well again. One that refuses, or that cannot be understood, is asked again too, but more rarely.
+A lost stream is reported to its listener, and opened again with the tokens committed by then as soon as the speculator
+is well. A speculator that refuses, or that cannot be understood, is dialled again too, but more rarely.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ log = structlog.get_logger(__name__)
 MAX_NODES_PER_S = 100_000.0
 """Several times what a wide beam of a small model grows, with a tree that holds 4096 nodes."""
 BURST_S = 1.0
+"""Seconds of that rate that may come at once."""
 BYTES_PER_NODE = 512
-"""A node with the longest useful distribution; one that says more counts for several."""
+"""Size of a node with the longest useful distribution; a larger one counts for several."""
 
 
 class DraftLimit:
-    """What one stream's drafts may still hold. Drafts beyond it are dropped whole, as if they had been late."""
+    """Limits the nodes of one stream's drafts. Drafts beyond the limit are dropped whole, as if they had been late."""
 
     def __init__(self, max_nodes_per_s: float, session_id: str, clock: Clock = time.monotonic) -> None:
         self._bucket = TokenBucket(max_nodes_per_s, BURST_S, clock)
@@ -56,12 +57,14 @@ class DraftLimit:
         self.num_dropped_nodes = 0
 
     def admits(self, draft: types_pb2.Draft) -> bool:
-        """Whether a draft is to be looked at. Its size alone is looked at here."""
+        """Returns True if a draft is within the limit, and counts it. Looks at its size only."""
+        # A peer that fills one list only, or sends long distributions, costs as much as one that sends many nodes.
         lists = (draft.parent_offsets, draft.token_ids, draft.costs, draft.q_rows)
         num_nodes = max(1, *map(len, lists), draft.ByteSize() // BYTES_PER_NODE)
         if self._bucket.level >= num_nodes:
             self._bucket.take(num_nodes)
             return True
+        # Logged once per session: a speculator beyond its limit would fill the log otherwise.
         if not self.num_dropped_nodes:
             limit = self._bucket.rate_per_s
             log.warning("drafts.dropped", session_id=self._session_id, max_nodes_per_s=limit)
@@ -70,32 +73,32 @@ class DraftLimit:
 
 
 REFUSED_RETRY_S = 5.0
-"""A peer that refuses, as one with another tokenizer does, may have been replaced by the right one after that time."""
+"""Pause after a refusal: a peer with another tokenizer may have been replaced by the right one after that time."""
 GARBAGE_RETRY_S = 1.0
-"""One that cannot be understood may be well and behind a bad wire: not so long, and not at once."""
+"""Pause after bytes that cannot be understood: the peer may be well and only the connection bad."""
 MAX_PAUSED_TOKENS = 64
-"""Commits to a speculator that is to pause are joined up to so many tokens: few messages meanwhile, and little to be
-read before it goes on."""
+"""Most tokens whose commits are joined while the speculator is paused: few messages meanwhile, and little to read when
+it goes on."""
 
 Request: TypeAlias = speculator_pb2.SpeculateRequest
 
 
 class SpeculationListener(Protocol):
-    """Who wants a session's drafts. Called on the event loop."""
+    """Receives a session's drafts. Called on the event loop."""
 
     def on_attached(self) -> None:
-        """A stream is open; node ids begin anew."""
+        """Takes in that a stream is open; its node ids start again."""
 
     def on_draft(self, draft: Draft) -> None:
-        """New nodes."""
+        """Takes in new nodes."""
 
     def on_detached(self) -> None:
-        """The stream was lost."""
+        """Takes in that the stream was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationSpec:
-    """What a speculator is told of a session."""
+    """Describes a session to a speculator."""
 
     session_id: str
     num_prompt_tokens: int
@@ -104,7 +107,7 @@ class SpeculationSpec:
 
 
 class SpeculatorPeer:
-    """The speculator that this verifier dials."""
+    """Holds the speculator that this verifier dials: its channel, its breaker and its usual answer time."""
 
     def __init__(
         self,
@@ -113,13 +116,20 @@ class SpeculatorPeer:
         security: PeerSecurity | None = None,
         max_nodes_per_s: float = MAX_NODES_PER_S,
     ) -> None:
-        """`max_nodes_per_s`: of one session's drafts; what is beyond is dropped."""
+        """Makes the channel; nothing is dialled before the first session.
+
+        Args:
+            address: See `PeerState`.
+            model: The target, which the speculator's model must match.
+            security: See `PeerState`.
+            max_nodes_per_s: Limit of one session's drafts; nodes beyond it are dropped.
+        """
         self.state = PeerState("speculator", address, security)
         self.model = model
         self.max_nodes_per_s = max_nodes_per_s
         self.breaker = Breaker(self.state)
         self.usual_answer_s = RunningMean(0.1)
-        """From a commit to the first draft after it."""
+        """Seconds from a commit to the first draft after it."""
 
     def speculate(
         self, spec: SpeculationSpec, committed: Sequence[TokenId], listener: SpeculationListener
@@ -128,7 +138,7 @@ class SpeculatorPeer:
         return SpeculationStream(self, spec, committed, listener)
 
     async def close(self) -> None:
-        """Hangs up."""
+        """Closes the channel and every stream on it."""
         self.breaker.stop()
         await self.state.close()
 
@@ -147,29 +157,29 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
         self._peer, self._spec, self._listener = peer, spec, listener
         self._session_span, self._call_span = current_span(), NO_SPAN
         self.traffic = Traffic()
-        """Of all streams so far."""
+        """Bytes of all streams of this session so far."""
         self._limit = DraftLimit(peer.max_nodes_per_s, spec.session_id)
         self._committed = list(committed)
         self._fresh = asyncio.Event()
         self._steering = Steering()
         self._is_steered = False
         self._last_node_id = 0
-        """The latest that has arrived on this stream."""
+        """Id of the latest node that has arrived on this stream."""
         self._is_attached = True
-        """As the listener believes: a session begins with the hope for drafts."""
+        """True until the listener is told otherwise: a session begins in the expectation of drafts."""
         self._is_open = False
         """True if the speculator has taken this stream."""
         self._num_silent = 0
-        """Streams since the last draft that were silent."""
+        """Number of streams in a row that were lost by silence, since the last draft."""
         self._answer_deadline = AnswerDeadline(peer.usual_answer_s, 0)
 
     def commit(self, token_ids: Sequence[TokenId]) -> None:
-        """Tells the speculator what the target said. Commits that it is too slow for are joined."""
+        """Sends newly committed tokens. Commits that the speculator is too slow for are joined."""
         self._committed.extend(token_ids)
         self._fresh.set()
 
     def steer(self, steering: Steering) -> None:
-        """Tells the speculator what was measured and decided. What it was told before and this leaves open, stays."""
+        """Sends measurements and decisions. Fields that are not set keep their last value."""
         self._steering = self._steering.then(steering)
         self._is_steered = True
         self._fresh.set()

@@ -1,4 +1,4 @@
-"""Copies of the wider tiers of many tenants: made when first asked for, dropped when nobody has asked for long."""
+"""Copies of the wider tiers of many tenants: made when first asked for, dropped when not asked for in a long time."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, types_pb2
 
 MAX_NUM_COPIES = 16
-"""Each may take 60 MB, and a prior beside."""
+"""Most copies at a time. Each may take 60 MB, besides a prior."""
 IDLE_S = 600.0
-"""A copy that no session was begun with for so long is dropped."""
+"""Seconds after which a copy is dropped if no session has begun with it."""
 
 Key = tuple[RetrievalScope, str]
 """A scope, and the tenant that asks."""
 
 
 class TierCopies:
-    """Lives on the event loop. What a session was given stays with it when it is dropped here, as it is then."""
+    """Holds the copies that sessions begin with, at most `max_num_copies`. Lives on the event loop.
+
+    A session keeps the copy that it was given when it is dropped here, but the copy no longer grows.
+    """
 
     def __init__(
         self,
@@ -36,13 +39,19 @@ class TierCopies:
         max_num_copies: int = MAX_NUM_COPIES,
         idle_s: float = IDLE_S,
     ) -> None:
-        """`watch` begins a copy."""
+        """
+        Args:
+            watch: Begins the copy of a scope for a tenant.
+            max_num_copies: Beyond it, the copy that was asked for longest ago is dropped.
+            idle_s: Seconds after which a copy is dropped that is not asked for.
+        """
         self._watch, self._max_num_copies, self._idle_s = watch, max_num_copies, idle_s
-        self._copies: dict[Key, TierWatch] = {}  # the one that was asked for last is the last
+        # In the order of the last request for each, the oldest first.
+        self._copies: dict[Key, TierWatch] = {}
         self._timers: dict[Key, asyncio.TimerHandle] = {}
 
     def get(self, scope: RetrievalScope, tenant: str) -> TierWatch:
-        """The copy; begins it if there is none."""
+        """Returns the copy, and begins it if it does not exist."""
         key = (scope, tenant)
         copy = self._copies.pop(key, None)
         if copy is None:
@@ -59,7 +68,7 @@ class TierCopies:
         return len(self._copies)
 
     def stop(self) -> None:
-        """Drops all."""
+        """Drops all copies."""
         for key in list(self._copies):
             self._drop(key)
 
@@ -85,13 +94,13 @@ class TierWatch(ReconnectingStream[pb.WatchRequest, pb.WatchResponse]):
     def __init__(self, state: PeerState, scope: pb.Scope) -> None:
         super().__init__(state)
         self.prior: PriorTable | None = None
-        """The prior; None = there is none, or it has not come yet."""
+        """The prior; None means that it does not exist or has not come yet."""
         is_shared = scope.retrieval_scope not in (
             types_pb2.RETRIEVAL_SCOPE_UNSPECIFIED,
             types_pb2.RETRIEVAL_SCOPE_SESSION,
         )
         self.shared: NgramTier | None = _new_tier() if is_shared else None
-        """The shared tier; None = the scope has none."""
+        """The shared tier; None means that the scope does not include it."""
         self._scope = scope
         self._incoming: NgramTier | None = None
         self._documents: list[Sequence[TokenId]] = []
@@ -130,6 +139,7 @@ class TierWatch(ReconnectingStream[pb.WatchRequest, pb.WatchResponse]):
                 self._documents[-1] = [*self._documents[-1], *token_ids]
             else:
                 self._documents.append(token_ids)
+            # Only the first document of a piece continues the last one of the piece before.
             self._is_open = False
         self._is_open = piece.is_open
         if not piece.is_last:
@@ -137,6 +147,7 @@ class TierWatch(ReconnectingStream[pb.WatchRequest, pb.WatchResponse]):
         documents, self._documents = self._documents, []
         if self._num_tokens > MAX_PRIOR_TOKENS:
             log.warning("datastore.prior_too_large", num_tokens=self._num_tokens, limit=MAX_PRIOR_TOKENS)
+        # In a thread, since it takes seconds for a large prior, and every session of the process lives on this loop.
         self.prior = await asyncio.to_thread(PriorTable.build, documents, NGRAM_ORDER) if documents else None
         log.info("datastore.prior_copied", num_tokens=self.prior.num_tokens if self.prior is not None else 0)
 

@@ -1,4 +1,4 @@
-"""The metrics of a service as it runs: where they are served, and what holds for all services."""
+"""The metrics and traces of a service on their way out of the process: served to Prometheus, sent to a collector."""
 
 from __future__ import annotations
 
@@ -18,11 +18,18 @@ from outrider.version import __version__
 
 
 class ServiceMetrics:
-    """Served from the beginning to the end of the process, also while the service loads and drains."""
+    """Serves the metrics of a service from its bind to its end, also while it loads and drains."""
 
     def __init__(self, read: Read, listen: str, is_serving: Callable[[], bool]) -> None:
-        """`read` is what the service itself says, `is_serving` what health does; `listen` is HOST:PORT, empty =
-        nowhere. Raises SystemExit, naming the flag."""
+        """
+        Args:
+            read: Yields the service's own metrics. Called in another thread.
+            listen: HOST:PORT; empty means that no metrics are served.
+            is_serving: Returns True if health answers SERVING.
+
+        Raises:
+            SystemExit: The address cannot be bound; the message names the flag.
+        """
         self._is_serving = is_serving
         self._read = read
         self._server: MetricsServer | None = None
@@ -34,11 +41,11 @@ class ServiceMetrics:
 
     @property
     def address(self) -> str:
-        """Where they are served; empty = nowhere."""
+        """Address at which the metrics are served; empty means that they are not."""
         return "" if self._server is None else self._server.address
 
     def close(self) -> None:
-        """Ends it; takes up to half a second."""
+        """Stops serving metrics; takes up to half a second."""
         if self._server is not None:
             self._server.close()
 
@@ -59,17 +66,25 @@ class ServiceMetrics:
 log = structlog.get_logger(__name__)
 
 FLUSH_TIMEOUT_S = 2.0
-"""At the end of the process, for the last spans."""
+"""Longest wait at the end of the process, for the last spans to be sent."""
 COMPLAINT_S = 60.0
-"""Between two lines of the log about a collector that is away."""
+"""Seconds between two lines of the log about a collector that is away."""
 
 
 class TraceExport:
-    """The spans of this process on their way out."""
+    """Sends the spans of this process to a collector."""
 
     def __init__(self, service: str, endpoint: str, ratio: float) -> None:
-        """`endpoint`: URL of an OTLP/gRPC collector; `ratio`: share recorded of the traces that begin here. Raises
-        ImportError without the packages of the extra `otel`."""
+        """Begins to record and to send.
+
+        Args:
+            service: Name of the service in its spans.
+            endpoint: URL of an OTLP/gRPC collector.
+            ratio: Share recorded of the traces that begin in this process, 0 to 1.
+
+        Raises:
+            ImportError: The packages of the extra `otel` are missing.
+        """
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -78,18 +93,19 @@ class TraceExport:
 
         ours = {"service.name": service, "service.version": __version__, "service.instance.id": str(uuid.uuid4())}
         resource = Resource.create({**ours, **OTELResourceDetector().detect().attributes})
+        # No atexit handler: it would wait for a collector that is away without the time limit of `stop`.
         self._provider = TracerProvider(
             sampler=ParentBasedTraceIdRatio(ratio), resource=resource, shutdown_on_exit=False
         )
         self._exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
-        _complain_here()
+        _log_warnings_here()
         use_tracer(Tracer(self._provider.get_tracer("outrider", __version__)))
 
     def stop(self) -> None:
         """Sends what is left, within FLUSH_TIMEOUT_S. No span is begun from here on."""
         use_tracer(None)
-        # Of its own accord it would wait for half a minute.
+        # By itself it would wait for half a minute. A daemon thread, so that the process can exit while it still waits.
         flushing = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         flushing.start()
         flushing.join(FLUSH_TIMEOUT_S)
@@ -98,30 +114,35 @@ class TraceExport:
             self._exporter.shutdown(timeout_millis=0)
 
 
-class _Complaints(logging.Handler):
-    """What OpenTelemetry has to say about itself, as a line of ours, and not too often."""
+class _RateLimitedWarnings(logging.Handler):
+    """Logs the warnings of OpenTelemetry as structured lines, at most one per `COMPLAINT_S`."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._said_at = -COMPLAINT_S
-        self._num_unsaid = 0
+        self._logged_at = -COMPLAINT_S
+        self._num_skipped = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         now = time.monotonic()
-        if now - self._said_at < COMPLAINT_S:
-            self._num_unsaid += 1
+        if now - self._logged_at < COMPLAINT_S:
+            self._num_skipped += 1
             return
-        log.warning("traces.trouble", reason=record.getMessage(), num_unsaid=self._num_unsaid)
-        self._said_at, self._num_unsaid = now, 0
+        log.warning("traces.trouble", reason=record.getMessage(), num_unsaid=self._num_skipped)
+        self._logged_at, self._num_skipped = now, 0
 
 
-def _complain_here() -> None:
+def _log_warnings_here() -> None:
+    # It logs a warning for each failed export. With propagation each would reach the handlers of the root logger too.
     logger = logging.getLogger("opentelemetry")
-    logger.handlers, logger.propagate = [_Complaints()], False
+    logger.handlers, logger.propagate = [_RateLimitedWarnings()], False
 
 
 def start_traces(service: str, settings: ServiceSettings) -> TraceExport | None:
-    """Records from now on, if the settings say so. Ends the process where the packages for it are missing."""
+    """Records traces from now on, if the settings name a collector.
+
+    Raises:
+        SystemExit: The packages for it are missing; the message names the extra.
+    """
     if not settings.otlp_endpoint:
         return None
     try:

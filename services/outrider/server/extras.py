@@ -1,4 +1,4 @@
-"""What `pip install outrider` leaves out: a service that lacks a package says which extra brings it.
+"""Packages that `pip install outrider` leaves out: a service that lacks one says which extra brings it.
 
 Standard library only: this is imported before anything that may be missing.
 """

@@ -1,7 +1,7 @@
-"""What health says of a service: whether it takes calls, and whether it can work at all.
+"""The health of a service, in two answers: does it take calls, and can it work at all?
 
-Two questions, since they have two remedies. What loads or drains is sent no calls, and is left alone; what cannot work
-any more is started anew, which is for whoever started it.
+They are two because they have two remedies. A service that loads or drains is sent no calls, and is left alone; one
+that cannot work any more is to be restarted, by the process or the cluster that started it.
 """
 
 from __future__ import annotations
@@ -16,24 +16,28 @@ from grpc_health.v1 import health, health_pb2
 log = structlog.get_logger(__name__)
 
 LIVENESS = "liveness"
-"""Health's name for the second question: SERVING from the bind on, also while the service loads and drains."""
+"""Name of the second answer in health checks: SERVING from the bind on, also while the service loads and drains."""
 CHECK_S = 1.0
-"""Between two looks at whether the service can work."""
+"""Seconds between two checks that the service can work."""
 WATCH_END_DELAY_S = 1.0
-"""Who watches the health of a server that drains has so long to hear of it."""
+"""Seconds for which Watch streams stay open once the server drains, so that NOT_SERVING reaches their callers."""
 
 
 class Faulty(Protocol):
-    """What may break."""
+    """The part of a service that `Health` needs."""
 
     name: str
+    """Full name of the gRPC service."""
 
     def fault(self) -> str:
-        """Why it can do no work until it is started anew; empty = it can."""
+        """Returns why the service can do no work until it is restarted; empty means that it can."""
 
 
 class EndingWatches(health.aio.HealthServicer):  # type: ignore[misc]  # it has no types
-    """Health whose Watch streams can be ended: they last as long as their callers, and a server ends with its calls."""
+    """Answers health checks, with Watch streams that can be ended.
+
+    They last as long as their callers otherwise, and a server that drains waits for its calls.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,13 +45,14 @@ class EndingWatches(health.aio.HealthServicer):  # type: ignore[misc]  # it has 
         self._is_over = False
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """As health has it."""
+        """Streams the status of a service, until `end` is called or the caller hangs up."""
         task = asyncio.current_task()
         assert task is not None
         self._watches.add(task)
         try:
             await super().Watch(request, context)
         except asyncio.CancelledError:
+            # gRPC cancels the same task when the caller hangs up; only our own cancellation is taken back.
             if not self._is_over:
                 raise
             task.uncancel()
@@ -55,14 +60,14 @@ class EndingWatches(health.aio.HealthServicer):  # type: ignore[misc]  # it has 
             self._watches.discard(task)
 
     def end(self) -> None:
-        """Ends them, with OK."""
+        """Ends the Watch streams, with OK."""
         self._is_over = True
         for task in self._watches:
             task.cancel()
 
 
 class Health:
-    """Answers for one service. Lives on the event loop."""
+    """Keeps the health of one service up to date. Lives on the event loop."""
 
     def __init__(self, service: Faulty) -> None:
         self.servicer = EndingWatches()
@@ -71,32 +76,32 @@ class Health:
         self._fault = ""
 
     async def set_takes_calls(self, takes_calls: bool) -> None:
-        """Whether it is loaded and does not drain."""
+        """Sets whether the service takes calls: once it is loaded, until it drains."""
         self._takes_calls = takes_calls
-        await self._tell()
+        await self._publish()
 
     @property
     def is_serving(self) -> bool:
-        """Whether it takes calls, and can work."""
+        """True if the service takes calls and can work."""
         return self._takes_calls and not self._fault
 
     async def drain(self) -> None:
-        """The service takes no calls any more. Who watches is told so, and then no more."""
+        """Reports that the service takes no calls any more, and ends the Watch streams a moment later."""
         await self.set_takes_calls(False)
         asyncio.get_running_loop().call_later(WATCH_END_DELAY_S, self.servicer.end)
 
     async def watch(self) -> None:
-        """Asks the service every second whether it can work. Never ends by itself."""
+        """Checks every second that the service can work. Never ends by itself."""
         while True:
             fault = self._service.fault()
             if fault != self._fault:
                 if fault:
                     log.error("server.unable", reason=fault)
                 self._fault = fault
-                await self._tell()
+                await self._publish()
             await asyncio.sleep(CHECK_S)
 
-    async def _tell(self) -> None:
+    async def _publish(self) -> None:
         for name in ("", self._service.name):
             await self.servicer.set(name, _status(self.is_serving))
         await self.servicer.set(LIVENESS, _status(not self._fault))

@@ -19,7 +19,7 @@ SERVING, NOT_SERVING, UNREACHABLE = 0, 1, 3
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints the status, and exits with 0 if it is SERVING, with 1 if it is another, with 3 if there is no answer."""
+    """Prints the status of a service. Exits with 0 if it is SERVING, with 1 if it is not, with 3 without an answer."""
     program = "python -m outrider.server.health_probe"
     parser = argparse.ArgumentParser(prog=program, description="Ask a service for its health.")
     parser.add_argument("address", metavar="HOST:PORT", help="where --health-listen is")
@@ -32,9 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def ask(address: str, name: str, timeout_s: float) -> int:
-    """The exit status for what a server says of a service."""
+    """Checks a service's health. Returns the exit status."""
     request = health_pb2.HealthCheckRequest(service=name)
-    # A proxy is for what lies outside; a probe asks its own machine.
+    # gRPC obeys http_proxy even for an address on this machine, which is what a probe asks.
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
             response = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)

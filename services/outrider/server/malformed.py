@@ -1,6 +1,6 @@
-"""Requests whose bytes are not the message that the RPC takes: INVALID_ARGUMENT, not the UNKNOWN that gRPC answers.
+"""Requests whose bytes cannot be decoded: they are answered with INVALID_ARGUMENT, not with gRPC's UNKNOWN.
 
-Good messages pass as they are: what is added to each is one call that catches the decoder's error.
+Good messages pass unchanged; each costs one more call, which catches the decoder's error.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Any
 """A `grpc.RpcMethodHandler` of any request and response: generic in its stubs alone."""
 Behaviour = Callable[[Any, Context], Any]
+"""A servicer's method: a coroutine function or an async generator function."""
 
 
 class MalformedRequests(grpc.aio.ServerInterceptor):
-    """For all RPCs of a server: the first message of a call and every later one."""
+    """Refuses undecodable requests of all RPCs of a server: the first message of a call and every later one."""
 
     def __init__(self) -> None:
         self._refusing: dict[str, tuple[Handler, Handler]] = {}
@@ -32,41 +33,43 @@ class MalformedRequests(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """The handler of a call, made to refuse what it cannot decode."""
+        """Returns the handler of a call, wrapped so that it refuses requests that it cannot decode."""
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:  # no such method, or one that takes any bytes
             return handler
         method = handler_call_details.method
         known, refusing = self._refusing.get(method, (None, handler))
+        # A wrapper is kept per method, not made per call; a servicer that returns another handler gets another wrapper.
         if known is not handler:
-            refusing = _refusing(handler, method)
+            refusing = _refusing_malformed(handler, method)
             self._refusing[method] = handler, refusing
         return refusing
 
 
-def _refusing(handler: Handler, method: str) -> Handler:
-    """The same handler, but for messages that cannot be decoded."""
+def _refusing_malformed(handler: Handler, method: str) -> Handler:
+    """Returns the handler, wrapped so that it refuses messages that cannot be decoded."""
     decode = handler.request_deserializer
     if handler.request_streaming:
-        # Decoded where the servicer asks for its next message, so that is where it is told: wherever it reads.
+        # gRPC decodes where the servicer reads its next message, so the error is raised there, inside its own code.
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(
-                _telling(handler.stream_stream), _raising(decode, method), handler.response_serializer
+                _with_read_errors(handler.stream_stream), _raising_decoder(decode, method), handler.response_serializer
             )
         return grpc.stream_unary_rpc_method_handler(
-            _telling(handler.stream_unary), _raising(decode, method), handler.response_serializer
+            _with_read_errors(handler.stream_unary), _raising_decoder(decode, method), handler.response_serializer
         )
-    # Decoded before the servicer is called: gRPC itself would answer, so what is wrong comes in place of the message.
+    # gRPC decodes before it calls the servicer, and would answer an error itself: so the error is passed on in place of
+    # the message.
     if handler.response_streaming:
         return grpc.unary_stream_rpc_method_handler(
-            _checking(handler.unary_stream), _returning(decode, method), handler.response_serializer
+            _with_request_error(handler.unary_stream), _returning_decoder(decode, method), handler.response_serializer
         )
     return grpc.unary_unary_rpc_method_handler(
-        _checking(handler.unary_unary), _returning(decode, method), handler.response_serializer
+        _with_request_error(handler.unary_unary), _returning_decoder(decode, method), handler.response_serializer
     )
 
 
-def _raising(decode: Callable[[bytes], Any], method: str) -> Callable[[bytes], Any]:
+def _raising_decoder(decode: Callable[[bytes], Any], method: str) -> Callable[[bytes], Any]:
     def decoded(message: bytes) -> Any:
         try:
             return decode(message)
@@ -76,7 +79,7 @@ def _raising(decode: Callable[[bytes], Any], method: str) -> Callable[[bytes], A
     return decoded
 
 
-def _returning(decode: Callable[[bytes], Any], method: str) -> Callable[[bytes], Any]:
+def _returning_decoder(decode: Callable[[bytes], Any], method: str) -> Callable[[bytes], Any]:
     def decoded(message: bytes) -> Any:
         try:
             return decode(message)
@@ -91,8 +94,9 @@ def _refusal(method: str, message: bytes) -> InvalidArgument:
     return InvalidArgument("request", problem)
 
 
-def _telling(behaviour: Behaviour) -> Behaviour:
-    """A behaviour with a stream of requests. What reading them raises, and it does not catch, is the call's status."""
+def _with_read_errors(behaviour: Behaviour) -> Behaviour:
+    """Wraps a behaviour with a stream of requests: an error that reading them raises becomes the call's status."""
+    # gRPC treats generators and coroutines differently, so a wrapper must be of the same kind as its behaviour.
     if inspect.isasyncgenfunction(behaviour):
 
         async def respond(requests: Any, context: Context) -> AsyncIterator[Any]:
@@ -110,8 +114,8 @@ def _telling(behaviour: Behaviour) -> Behaviour:
     return answer
 
 
-def _checking(behaviour: Behaviour) -> Behaviour:
-    """A behaviour with one request, which may be an error in its place."""
+def _with_request_error(behaviour: Behaviour) -> Behaviour:
+    """Wraps a behaviour with one request: an error in place of the request becomes the call's status."""
     if inspect.isasyncgenfunction(behaviour):
 
         async def respond(request: Any, context: Context) -> AsyncIterator[Any]:

@@ -1,9 +1,9 @@
-"""Runs a service: binds, loads, serves, drains.
+"""Runs a service from its settings to its exit: binds, loads, serves, drains.
 
-The order matters to whoever watches: the ports are bound and announced first (lines on stdout, `listening HOST:PORT`
-before all others), Prometheus may read from then on, health says NOT_SERVING while the service loads and while it
-drains, and SERVING only in between. SIGTERM and SIGINT drain: callers are sent elsewhere, new calls are refused with
-UNAVAILABLE, running ones may end. A second signal cuts them off.
+The order matters to those that watch it: the ports are bound and announced first (lines on stdout, of which
+`listening HOST:PORT` is the first), Prometheus may read from then on, health answers NOT_SERVING while the service
+loads and while it drains, and SERVING only in between. SIGTERM and SIGINT drain: callers are sent elsewhere, new calls
+are refused with UNAVAILABLE, running ones may end. A second signal cuts them off.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CannotLoad(Exception):
 
 
 class Service(Protocol):
-    """What `serve` runs."""
+    """The part of a service that `serve` needs."""
 
     name: str
     """Full name of the gRPC service."""
@@ -52,50 +52,79 @@ class Service(Protocol):
         """Gets ready. May take long; runs on the event loop, so heavy work belongs in a thread. Raises CannotLoad."""
 
     def metrics(self) -> Metrics:
-        """What Prometheus is told now. Called in another thread, between `register` and `close`."""
+        """Yields the current metrics. Called in another thread, between `register` and `close`."""
 
     def drain(self) -> None:
-        """New calls are refused from here on, and calls that would last are ended: their callers go elsewhere. No
+        """Refuses new calls from here on, and ends those that would last: their callers go elsewhere. Called when no
         connection takes a new call any more."""
 
     def fault(self) -> str:
-        """Why it can do no work until it is started anew; empty = it can."""
+        """Returns why the service can do no work until it is restarted; empty means that it can."""
 
     async def close(self) -> None:
         """Ends everything."""
 
 
-def freeze_gc() -> None:
-    """What was loaded stays: the garbage collector need not look at it again and again."""
-    gc.collect()
-    gc.freeze()
+INTERRUPTED = 130
+"""Exit status after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
+
+
+def launch(name: str, settings_class: type[Settings], load: Callable[[], Callable[[Settings], Service]]) -> None:
+    """Reads the settings from the command line, and runs a service until a signal ends it.
+
+    Args:
+        name: Short name of the service, in its logs and traces.
+        settings_class: Its flags and variables.
+        load: Imports the service, and returns the function that makes it from its settings. Called after the settings
+            are read: torch takes seconds to import, and a wrong flag is reported before.
+    """
+    settings = parse_settings(settings_class)
+    configure_logs(settings.log_level, settings.log_format, name)
+    pin(settings.cores)
+    traces = start_traces(f"outrider-{name}", settings)
+    try:
+        asyncio.run(_make_and_serve(load(), settings))
+    except KeyboardInterrupt:
+        # It came before `_signals` had replaced Python's own handler of SIGINT, mostly while `load` imports.
+        raise SystemExit(INTERRUPTED) from None
+    finally:
+        if traces is not None:
+            traces.stop()
+
+
+def pin(cores: set[int]) -> None:
+    """Runs this process on these cores only; an empty set means on any."""
+    # Linux sets the calling thread only. Later threads inherit it, so this comes before torch starts any.
+    if cores:
+        os.sched_setaffinity(0, cores)
+
+
+async def _make_and_serve(make: Callable[[Settings], Service], settings: Settings) -> None:
+    # Made here, inside the running loop: a channel of grpc.aio belongs to the loop in which it is made.
+    try:
+        service = make(settings)
+    except UnusableFile as error:
+        raise SystemExit(f"error: {error}") from error
+    await serve(service, settings)
 
 
 async def serve(service: Service, settings: ServiceSettings) -> None:
-    """Runs a service until a signal ends it."""
+    """Runs a service until a signal ends it. Raises SystemExit if it cannot be run; the message names the flag."""
     try:
         gates = _gates(service, settings)
         credentials = _tls(settings)
     except UnusableFile as error:
         raise SystemExit(f"error: {error}") from error
-    server = grpc.aio.server(
-        interceptors=[*gates, MalformedRequests()],
-        options=[
-            *CHANNEL_OPTIONS,
-            ("grpc.max_receive_message_length", settings.max_message_bytes),
-            # Half of the shortest that our own clients keep to.
-            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-            *_connection_age(settings.max_connection_age_s),
-        ],
-    )
+    server = _make_server(gates, settings)
     service.register(server)
-    told = Health(service)
-    health_pb2_grpc.add_HealthServicer_to_server(told.servicer, server)
+    service_health = Health(service)
+    health_pb2_grpc.add_HealthServicer_to_server(service_health.servicer, server)
     reflection.enable_server_reflection((service.name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     address = _bind(server, "--listen", settings.listen, credentials)
-    health_server, health_address = _health_server(told.servicer, settings.health_listen)
-    metrics = ServiceMetrics(service.metrics, settings.metrics_listen, lambda: told.is_serving)
-    await told.set_takes_calls(False)
+    health_server, health_address = _health_server(service_health.servicer, settings.health_listen)
+    metrics = ServiceMetrics(service.metrics, settings.metrics_listen, lambda: service_health.is_serving)
+    # Before the start: the health servicer of grpcio answers SERVING for the whole server until it is set.
+    await service_health.set_takes_calls(False)
     await server.start()
     print(f"listening {address}", flush=True)
     if health_server is not None:
@@ -105,7 +134,7 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
         print(f"metrics {metrics.address}", flush=True)
     stop = _signals()
     loading = asyncio.create_task(service.load())
-    watching = asyncio.create_task(told.watch())
+    watching = asyncio.create_task(service_health.watch())
     stopping = asyncio.create_task(stop.wait())
     ended = asyncio.create_task(server.wait_for_termination())
     try:
@@ -116,36 +145,29 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
             except (CannotLoad, UnusableFile) as error:
                 raise SystemExit(f"error: {error}") from error
             freeze_gc()
-            await told.set_takes_calls(True)
+            await service_health.set_takes_calls(True)
             log.info("server.serving", address=address)
             await _first_of(ended, stopping)
             stop.clear()
-            await told.drain()
+            await service_health.drain()
             log.info("server.draining", timeout_s=settings.drain_timeout_s)
             await _drain(service, server, settings.drain_timeout_s, stop.wait)
     finally:
         for task in (stopping, loading, watching):
             task.cancel()
         await server.stop(0)
-        # Not cancelled: it waits for what the server itself has to say at its end.
+        # Not cancelled but awaited: its exception, if the server has ended by itself, must be retrieved.
         await asyncio.gather(ended, return_exceptions=True)
         if health_server is not None:
             await health_server.stop(0)
+        # In a thread: it waits for up to half a second, and for a scrape that may be under way.
         await asyncio.to_thread(metrics.close)
         await service.close()
         log.info("server.stopped")
 
 
-async def _first_of(ended: asyncio.Task[bool], *tasks: asyncio.Task[Any]) -> None:
-    """Returns when one of the tasks has. Raises SystemExit if the server ends by itself: a process that serves nobody
-    should not look alive."""
-    await asyncio.wait((ended, *tasks), return_when=asyncio.FIRST_COMPLETED)
-    if ended.done():
-        raise SystemExit("error: the gRPC server has ended by itself") from ended.exception()
-
-
 def _gates(service: Service, settings: ServiceSettings) -> list[grpc.aio.ServerInterceptor]:
-    """What every call passes first. Raises UnusableFile."""
+    """Returns the interceptors that every call passes first. Raises UnusableFile."""
     if not settings.credentials:
         return []
     book = credential_book(settings.credentials, has_client_certificates=bool(settings.tls_client_ca))
@@ -153,14 +175,34 @@ def _gates(service: Service, settings: ServiceSettings) -> list[grpc.aio.ServerI
 
 
 def _tls(settings: ServiceSettings) -> grpc.ServerCredentials | None:
-    """None = plaintext. Raises UnusableFile."""
+    """Returns the server's TLS credentials; None means plaintext. Raises UnusableFile."""
     if not settings.tls_cert:
         return None
     return server_credentials(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
 
 
+def _make_server(gates: Sequence[grpc.aio.ServerInterceptor], settings: ServiceSettings) -> grpc.aio.Server:
+    return grpc.aio.server(
+        interceptors=[*gates, MalformedRequests()],
+        options=[
+            *CHANNEL_OPTIONS,
+            ("grpc.max_receive_message_length", settings.max_message_bytes),
+            # Half of the shortest that our own clients keep to. gRPC's default is 5 minutes, and it ends a connection
+            # with "too_many_pings" that sends its keepalive more often.
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            *_connection_age(settings.max_connection_age_s),
+        ],
+    )
+
+
+def _connection_age(age_s: float) -> Sequence[tuple[str, Any]]:
+    """Returns options of a server that closes its connections at that age; 0 means never."""
+    # The calls of such a connection are not cut off: gRPC's max_connection_age_grace is unlimited by default.
+    return [("grpc.max_connection_age_ms", max(1, round(1000 * age_s)))] if age_s else []
+
+
 def _bind(server: grpc.aio.Server, flag: str, listen: str, credentials: grpc.ServerCredentials | None) -> str:
-    """The address that it listens on from now on."""
+    """Binds the server to an address. Returns it, with the port that was chosen for port 0."""
     try:
         port = server.add_insecure_port(listen) if credentials is None else server.add_secure_port(listen, credentials)
     except RuntimeError as error:
@@ -169,35 +211,51 @@ def _bind(server: grpc.aio.Server, flag: str, listen: str, credentials: grpc.Ser
 
 
 def _health_server(healthcheck: health.aio.HealthServicer, listen: str) -> tuple[grpc.aio.Server | None, str]:
-    """A server of health alone, in plaintext, for those who cannot show credentials; None = not wanted."""
+    """Returns a server of health alone, and its address; None means that the settings name no address.
+
+    It is in plaintext, for probes that have no credentials.
+    """
     if not listen:
         return None, ""
+    # gRPC shares a port that another process of the same user listens on unless it is forbidden to.
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     health_pb2_grpc.add_HealthServicer_to_server(healthcheck, server)
     return server, _bind(server, "--health-listen", listen, None)
 
 
 def _signals() -> asyncio.Event:
-    """Set whenever SIGTERM or SIGINT arrives."""
+    """Returns an event that is set whenever SIGTERM or SIGINT arrives."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
+        # Replaces the handler of asyncio.run, which would cancel the main task on SIGINT instead of letting it drain.
         loop.add_signal_handler(number, event.set)
     return event
 
 
-def _connection_age(age_s: float) -> Sequence[tuple[str, Any]]:
-    """Options of a server whose callers dial anew after that time; 0 = never. Calls that run then are not cut off."""
-    return [("grpc.max_connection_age_ms", max(1, round(1000 * age_s)))] if age_s else []
+async def _first_of(ended: asyncio.Task[bool], *tasks: asyncio.Task[Any]) -> None:
+    """Returns when one of the tasks has ended. Raises SystemExit if the server ends by itself: a process that serves no
+    calls should not look alive."""
+    await asyncio.wait((ended, *tasks), return_when=asyncio.FIRST_COMPLETED)
+    if ended.done():
+        raise SystemExit("error: the gRPC server has ended by itself") from ended.exception()
+
+
+def freeze_gc() -> None:
+    """Exempts everything that is loaded by now from garbage collection, which would go through it again and again."""
+    # Garbage that is frozen is never freed, so it goes first.
+    gc.collect()
+    gc.freeze()
 
 
 async def _drain(
     service: Service, server: grpc.aio.Server, grace_s: float, hurry: Callable[[], Awaitable[object]]
 ) -> None:
-    """Stops the server as soon as no call runs, after grace_s at the latest, or when hurried."""
+    """Stops the server as soon as no call runs, after `grace_s` at the latest, or when `hurry` returns."""
     stopped = asyncio.ensure_future(server.stop(grace_s))
+    # Lets the stop begin, which sends GOAWAY: a caller whose call ends in `drain` must know by then that this
+    # connection takes no other, so that it goes elsewhere.
     await asyncio.sleep(0)
-    # Whoever loses a call now has heard before that this connection takes no other, and goes elsewhere.
     service.drain()
     hurried = asyncio.ensure_future(hurry())
     await asyncio.wait((stopped, hurried), return_when=asyncio.FIRST_COMPLETED)
@@ -205,40 +263,3 @@ async def _drain(
     if not stopped.done():
         await server.stop(0)
         await stopped
-
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
-
-
-def launch(name: str, settings_class: type[Settings], load: Callable[[], Callable[[Settings], Service]]) -> None:
-    """Runs a service until a signal ends it. `name` is what its logs and variables call it.
-
-    `load` returns what makes the service, and imports it first: torch takes seconds, and a wrong flag is told before.
-    """
-    settings = parse_settings(settings_class)
-    configure_logs(settings.log_level, settings.log_format, name)
-    pin(settings.cores)
-    traces = start_traces(f"outrider-{name}", settings)
-    try:
-        asyncio.run(_serve(load(), settings))
-    except KeyboardInterrupt:  # it came too early for the server, which ends in order
-        raise SystemExit(INTERRUPTED) from None
-    finally:
-        if traces is not None:
-            traces.stop()
-
-
-def pin(cores: set[int]) -> None:
-    """Runs this process, threads to come included, on these cores only. Empty = anywhere."""
-    if cores:
-        os.sched_setaffinity(0, cores)
-
-
-async def _serve(make: Callable[[Settings], Service], settings: Settings) -> None:
-    # Channels belong to the loop in which they are made.
-    try:
-        service = make(settings)
-    except UnusableFile as error:
-        raise SystemExit(f"error: {error}") from error
-    await serve(service, settings)

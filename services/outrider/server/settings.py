@@ -23,7 +23,7 @@ Settings = TypeVar("Settings", bound="ServiceSettings")
 
 
 def model_config(service: str) -> SettingsConfigDict:
-    """The configuration of a settings class: prefix of its variables, shape of its flags."""
+    """Returns the configuration of a settings class: the prefix of its variables, the shape of its flags."""
     return SettingsConfigDict(
         env_prefix=f"OUTRIDER_{service.upper()}_",
         cli_prog_name=f"python -m outrider.{service}",
@@ -31,6 +31,7 @@ def model_config(service: str) -> SettingsConfigDict:
         cli_implicit_flags=True,
         cli_hide_none_type=True,
         cli_avoid_json=True,
+        # Errors are printed by `parse_settings`: argparse would print them with the secrets that they quote.
         cli_exit_on_error=False,
         extra="forbid",
         frozen=True,
@@ -38,7 +39,7 @@ def model_config(service: str) -> SettingsConfigDict:
 
 
 class ServiceSettings(ListenSecuritySettings):
-    """What every service is told."""
+    """Holds the settings of every service."""
 
     listen: str = Field("127.0.0.1:0", description=LISTEN)
     metrics_listen: str = Field("", description="Address for Prometheus, HOST:PORT; empty = none.")
@@ -81,11 +82,12 @@ class ServiceSettings(ListenSecuritySettings):
         if not value:
             return value
         try:
+            # Checks the port too: urlsplit takes any, and only `port` raises ValueError.
             url = urlsplit(value)
-            is_one = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+            is_url = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
         except ValueError:
-            is_one = False
-        if not is_one or url.path.strip("/") or url.query or url.fragment or "@" in url.netloc:
+            is_url = False
+        if not is_url or url.path.strip("/") or url.query or url.fragment or "@" in url.netloc:
             raise ValueError("must be http://HOST:PORT or https://HOST:PORT, of an OTLP/gRPC collector")
         return value
 
@@ -98,12 +100,12 @@ class ServiceSettings(ListenSecuritySettings):
 
     @property
     def cores(self) -> set[int]:
-        """The cores of `cpu`; empty = all."""
+        """The cores of `cpu`; an empty set means all."""
         return {int(part) for part in self.cpu.split(",")} if self.cpu else set()
 
 
 class DialingSettings(ServiceSettings, PeerSecuritySettings):
-    """What a service with peers is told."""
+    """Holds the settings of a service that dials peers."""
 
 
 class ModelSettings(DialingSettings):

@@ -1,4 +1,4 @@
-"""Streams as a server writes, drains and feeds them, without holding up everybody else on its event loop."""
+"""Streams as a server writes, drains and feeds them, without holding up other calls on its event loop."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from outrider_client.channel import SecurityOptions
 from outrider_client.requests import ChatMessage, GenerateOptions
 
 MAX_TOKENS = 512
-"""Bounds an answer: a small model that has lost the thread does not find its end."""
+"""Bounds an answer: a small model that has lost the thread may never emit its end-of-sequence token."""
 NOT_IN_A_CHAT = (
     "timeout_s",
     "top_k",
@@ -26,7 +26,7 @@ NOT_IN_A_CHAT = (
     "lookahead",
     "min_path_probability",
 )
-"""Flags of `generate` that tune one text, or measure: a conversation does without them."""
+"""Flags of `generate` that tune one text, or measure: `outrider chat` leaves them out on purpose."""
 
 
 @secured

@@ -32,7 +32,7 @@ STYLES: dict[Source, tuple[str, str]] = {
 """Name in the legend and colour of a source. The target's own tokens look like ordinary text."""
 
 NUM_CACHED_PIECES = 4096
-"""Pieces of text whose tokens come again: the server is not asked about them twice."""
+"""Texts of token runs that are kept: a run that comes again takes no second call to the server."""
 
 Detokenize = Callable[[tuple[int, ...]], str]
 
@@ -118,7 +118,7 @@ def stream(generation: Iterator[Chunk], console: Console, detokenize: Detokenize
 
 
 def summary(result: Result, seconds: float) -> Text:
-    """Returns a line about a generation: its speed, and what speculation did for it. With METHOD_AUTO there is one more
+    """Returns a line about a generation: its speed, and the gain from speculation. With METHOD_AUTO there is one more
     for each strategy that the server has chosen."""
     counts = result.summary
     parts = [
@@ -144,7 +144,7 @@ def summary(result: Result, seconds: float) -> Text:
 
 
 def _phrases(counts: verifier_pb2.SpeculationSummary, *, is_trouble: bool) -> list[str]:
-    """The counts that have words of their own; a trouble that did not occur is left out."""
+    """Returns the counts that have a phrase; a trouble that did not occur is left out."""
     return [
         info.phrase.format(getattr(counts, name))
         for name, info in COUNTS.items()

@@ -45,7 +45,7 @@ PROMPTS = (
 
 @dataclass(slots=True)
 class Measured:
-    """Holds what one method generated so far, and the time that it took."""
+    """Holds the results of one method so far, and the time that they took."""
 
     method: str
     results: list[Result] = field(default_factory=list)
@@ -70,13 +70,13 @@ class Measured:
         return 1 + accepted / rounds if rounds else 0.0
 
     def num_same_tokens(self, reference: Measured) -> int:
-        """Returns how many tokens stand before the first difference from the reference, over all prompts."""
+        """Returns the number of tokens before the first difference from the reference, summed over all prompts."""
         pairs = zip(self.results, reference.results, strict=True)
         return sum(num_same(ours.token_ids, theirs.token_ids) for ours, theirs in pairs)
 
 
 def num_same(token_ids: Sequence[int], reference: Sequence[int]) -> int:
-    """Returns how many tokens of two outputs are the same, up to the first that differs."""
+    """Returns the number of tokens that two outputs have in common before the first difference."""
     pairs = enumerate(zip(token_ids, reference, strict=False))
     return next((index for index, (ours, theirs) in pairs if ours != theirs), min(len(token_ids), len(reference)))
 
@@ -92,7 +92,7 @@ def demo(
 
 
 def run(*, max_tokens: int, target_dtype: str) -> None:
-    """Runs the demo. Raises what LocalStack raises, and ProcessFailed; whatever was started has ended then."""
+    """Runs the demo. Raises ProcessFailed, and the errors of LocalStack; all that was started has ended then."""
     out = Console(highlight=False)
     options = GenerateOptions(temperature=TEMPERATURE, seed=SEED, max_tokens=max_tokens, ignore_eos=True)
     with ExitStack() as exits:
@@ -171,7 +171,7 @@ def _is_same(one: Measured, reference: Measured) -> bool:
 
 
 def conclusion_of(measured: Sequence[Measured]) -> str:
-    """Returns what the last column of the table means."""
+    """Returns the legend of the last column of the table."""
     reference, *others = measured
     if all(_is_same(one, reference) for one in others):
         return "\n[dim]Every method gave the target's own text, token for token.[/]"

@@ -282,7 +282,7 @@ def _parsed_item(field: FieldDescriptor, text: str) -> Any:
 
 
 def _method_params_help() -> Iterator[str]:
-    """Yields a line for each method with parameters of its own."""
+    """Yields a line for each method that has parameters."""
     for field in METHOD_MESSAGES:
         yield f"{field.replace('_', '-')}: {', '.join(method_fields(field))}"
 

@@ -34,9 +34,9 @@ from outrider_client.errors import FailedPrecondition, Internal, NotFound, Unava
 PIECE_LEN = 16_384
 """Most tokens of a message, unless one document alone has more."""
 MAX_DOCUMENT_LEN = 131_072
-"""A longer document is sent in parts."""
+"""Most tokens of a document; a longer one is sent in pieces."""
 OVERLAP_LEN = 4
-"""Tokens that neighbouring parts share: no n-gram is lost at the seam."""
+"""Tokens that neighbouring pieces share: no n-gram is lost at the seam."""
 DEFAULT_CORPUS = "default"
 SHOWN_HASH_LEN = 12
 
@@ -56,18 +56,6 @@ Datastore = Annotated[
 Tenant = Annotated[str, typer.Option(help="Tenant that it belongs to. Default: to all.", show_default=False)]
 
 OnProgress = Callable[[pb.LoadPriorResponse], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Peers:
-    """Whom a command talks to."""
-
-    datastore: str
-    """Its address."""
-    verifier: str = ""
-    """Its address; empty = none was asked."""
-    tokenizer_hash: str = ""
-    """The verifier's."""
 
 
 @app.command()
@@ -99,7 +87,7 @@ def load(
         with _connected(peers.datastore, **security) as stub, _progress(sum(map(len, documents))) as on_progress:
             loaded = send(stub, scope, documents, on_progress)
         seconds = time.perf_counter() - started
-    _say(
+    _print_line(
         f"{_named(corpus, tenant)} is in use: {loaded.num_tokens} tokens, {loaded.num_ngrams} n-grams, "
         f"loaded in {seconds:.1f} s"
     )
@@ -127,7 +115,7 @@ def list_priors(
     for corpus in corpora:
         shown_hash = corpus.tokenizer_hash[:SHOWN_HASH_LEN]
         table.add_row(corpus.corpus, corpus.tenant or "all", shown_hash, str(corpus.num_tokens), str(corpus.num_ngrams))
-    # Names are anybody's: [red] is a name, not a colour.
+    # Callers choose the names: [red] is a name, not a colour.
     Console(highlight=False, soft_wrap=True, markup=False, emoji=False).print(table)
 
 
@@ -161,11 +149,23 @@ def delete(
                 f"there is no {_named(name, tenant)} with the tokenizer {tokenizer_hash[:SHOWN_HASH_LEN]}; "
                 "`outrider prior list` shows what there is"
             ) from None
-    _say(f"{_named(name, tenant)} is deleted")
+    _print_line(f"{_named(name, tenant)} is deleted")
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Holds the addresses of the servers that a command calls."""
+
+    datastore: str
+    """Address of the datastore."""
+    verifier: str = ""
+    """Address of the verifier; empty means that the command did not call one."""
+    tokenizer_hash: str = ""
+    """Hash of the verifier's tokenizer; empty without a verifier."""
 
 
 def find_peers(address: str | None, datastore: str | None, **security: Unpack[SecurityOptions]) -> Peers:
-    """The datastore that is named, or else the one that the verifier has. Raises FailedPrecondition if it has none."""
+    """Finds the datastore that is named, or else that of the verifier. Raises FailedPrecondition without one."""
     if datastore is not None and address is None:
         return Peers(datastore)
     address = address or options.DEFAULT_ADDRESS
@@ -176,16 +176,34 @@ def find_peers(address: str | None, datastore: str | None, **security: Unpack[Se
     return Peers(datastore or info.datastore.address, address, info.model.tokenizer_hash)
 
 
+@contextmanager
+def _connected(address: str, **security: Unpack[SecurityOptions]) -> Iterator[DatastoreServiceStub]:
+    """Yields a stub of a datastore. Its errors are raised as `OutriderError`s.
+
+    That it is unavailable is reported here: `reported` would name the verifier as the server that cannot be reached.
+    """
+    secured_by = ChannelSecurity(**security)
+    with open_blocking(address, secured_by.credentials_for(address)) as channel:
+        try:
+            yield DatastoreServiceStub(cast(grpc.Channel, CallsWithMetadata(channel, secured_by.metadata)))
+        except grpc.RpcError as error:
+            failure = from_rpc_error(error)
+            if not isinstance(failure, Unavailable):
+                raise failure from error
+            _print_line(f"error: the datastore at {address} is not available: {failure.message}", stderr=True)
+            raise typer.Exit(UNREACHABLE) from None
+
+
 def split(documents: Iterable[Sequence[int]]) -> Iterator[Sequence[int]]:
-    """The documents, long ones in parts of at most MAX_DOCUMENT_LEN tokens that overlap by OVERLAP_LEN."""
+    """Yields the documents, long ones in pieces of at most MAX_DOCUMENT_LEN tokens that overlap by OVERLAP_LEN."""
     for document in documents:
-        # A part that would hold no more than the overlap is not needed: the one before has all of it.
+        # A piece of no more than the overlap is not needed: the one before has all of it.
         for start in range(0, max(1, len(document) - OVERLAP_LEN), MAX_DOCUMENT_LEN - OVERLAP_LEN):
             yield document[start : start + MAX_DOCUMENT_LEN]
 
 
 def requests(scope: pb.Scope, documents: Sequence[Sequence[int]]) -> Iterator[pb.LoadPriorRequest]:
-    """The messages that load these documents."""
+    """Yields the messages that load these documents."""
     request = pb.LoadPriorRequest(scope=scope, num_tokens=sum(map(len, documents)))
     room = PIECE_LEN
     for document in documents:
@@ -200,53 +218,22 @@ def requests(scope: pb.Scope, documents: Sequence[Sequence[int]]) -> Iterator[pb
 def send(
     stub: DatastoreServiceStub, scope: pb.Scope, documents: Sequence[Sequence[int]], on_progress: OnProgress
 ) -> pb.LoadPriorResponse:
-    """Loads documents and returns the last answer. Raises Internal if that does not say that they are in use."""
+    """Loads documents and returns the last response. Raises Internal if they are not in use by then."""
     call = stub.LoadPrior(requests(scope, documents))
     response = pb.LoadPriorResponse()
     try:
         for response in call:
             on_progress(response)
     finally:
-        call.cancel()  # nothing happens to a call that is over; the server forgets what came of one that is not
+        call.cancel()  # no effect on a call that is over; the server discards what it got in one that is not
     if not response.is_done:
         raise Internal("the datastore ended the stream without saying that the prior is in use")
     return response
 
 
-def _corpora(address: str, **security: Unpack[SecurityOptions]) -> list[pb.CorpusInfo]:
-    """The priors of a datastore, by name; the one for all tenants before theirs."""
-    with _connected(address, **security) as stub:
-        response = stub.ListCorpora(pb.ListCorporaRequest(), timeout=DEFAULT_TIMEOUT_S)
-    return sorted(response.corpora, key=lambda corpus: (corpus.corpus, corpus.tenant, corpus.tokenizer_hash))
-
-
-def _full_hash(address: str, beginning: str, **security: Unpack[SecurityOptions]) -> str:
-    """The one hash of a loaded prior that begins so; the beginning itself if there is none."""
-    hashes = sorted({corpus.tokenizer_hash for corpus in _corpora(address, **security)})
-    found = [tokenizer_hash for tokenizer_hash in hashes if tokenizer_hash.startswith(beginning)]
-    if len(found) > 1:
-        raise ValueError(f"--tokenizer {beginning!r} may be any of {', '.join(found)}")
-    return found[0] if found else beginning
-
-
-@contextmanager
-def _connected(address: str, **security: Unpack[SecurityOptions]) -> Iterator[DatastoreServiceStub]:
-    """A datastore. Its errors come as ours; that it is not available is said here, for it is no verifier."""
-    secured_by = ChannelSecurity(**security)
-    with open_blocking(address, secured_by.credentials_for(address)) as channel:
-        try:
-            yield DatastoreServiceStub(cast(grpc.Channel, CallsWithMetadata(channel, secured_by.metadata)))
-        except grpc.RpcError as error:
-            failure = from_rpc_error(error)
-            if not isinstance(failure, Unavailable):
-                raise failure from error
-            _say(f"error: the datastore at {address} is not available: {failure.message}", stderr=True)
-            raise typer.Exit(UNREACHABLE) from None
-
-
 @contextmanager
 def _progress(num_tokens: int) -> Iterator[OnProgress]:
-    """A bar on terminals: tokens that the datastore has received, then n-grams that it has stored."""
+    """Shows a bar on terminals: tokens that the datastore has received, then n-grams that it has stored."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -254,17 +241,33 @@ def _progress(num_tokens: int) -> Iterator[OnProgress]:
 
         def on_progress(response: pb.LoadPriorResponse) -> None:
             if response.num_ngrams:
-                done, total, what = response.num_stored_ngrams, response.num_ngrams, "storing n-grams"
+                done, total, step = response.num_stored_ngrams, response.num_ngrams, "storing n-grams"
             else:
-                done, total, what = response.num_tokens, num_tokens, "sending tokens"
-            progress.update(task, completed=done, total=total, description=what)
+                done, total, step = response.num_tokens, num_tokens, "sending tokens"
+            progress.update(task, completed=done, total=total, description=step)
 
         yield on_progress
+
+
+def _corpora(address: str, **security: Unpack[SecurityOptions]) -> list[pb.CorpusInfo]:
+    """Returns the priors of a datastore by name; the one for all tenants stands before those of tenants."""
+    with _connected(address, **security) as stub:
+        response = stub.ListCorpora(pb.ListCorporaRequest(), timeout=DEFAULT_TIMEOUT_S)
+    return sorted(response.corpora, key=lambda corpus: (corpus.corpus, corpus.tenant, corpus.tokenizer_hash))
+
+
+def _full_hash(address: str, beginning: str, **security: Unpack[SecurityOptions]) -> str:
+    """Returns the tokenizer hash of a loaded prior that begins so; the beginning itself without a match."""
+    hashes = sorted({corpus.tokenizer_hash for corpus in _corpora(address, **security)})
+    found = [tokenizer_hash for tokenizer_hash in hashes if tokenizer_hash.startswith(beginning)]
+    if len(found) > 1:
+        raise ValueError(f"--tokenizer {beginning!r} may be any of {', '.join(found)}")
+    return found[0] if found else beginning
 
 
 def _named(corpus: str, tenant: str) -> str:
     return f"prior {corpus!r} of " + (f"the tenant {tenant!r}" if tenant else "all tenants")
 
 
-def _say(text: str, *, stderr: bool = False) -> None:
+def _print_line(text: str, *, stderr: bool = False) -> None:
     Console(stderr=stderr, highlight=False, soft_wrap=True).print(text, markup=False)

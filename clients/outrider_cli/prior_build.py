@@ -39,7 +39,7 @@ MAX_ROUNDS = 100
 MAX_NUM_WAITS = 60
 """Waits of a generation for a verifier that has all its sessions in use, before that counts as a failure."""
 END_TIMEOUT_S = 1.0
-"""The connections of a process close a moment before it is gone."""
+"""Seconds to wait for its end: the connections of a process close a moment before it is gone."""
 _STACK_FLAGS = ("target", "target_dtype", "draft", "draft_dtype", "speculator", "device", "num_threads")
 
 OnOutput = Callable[[int], None]
@@ -49,7 +49,7 @@ Display = tuple[Callable[[str], None], OnOutput]
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """Says which prompts to continue, and how."""
+    """Holds the prompts to continue, and the settings of their generations."""
 
     prompts: tuple[str, ...]
     rounds: int = 10
@@ -164,7 +164,7 @@ async def continue_prompts(
 
 
 def documents_of(prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[Sequence[int]]]) -> Iterator[list[int]]:
-    """The documents: `outputs` holds, for each prompt, its output in each round. Those of one token are left out."""
+    """Yields the documents: `outputs` has the output of each prompt in each round. Those of one token are left out."""
     for prompt, (first, *others) in zip(prompts, outputs, strict=True):
         documents = [[*prompt, *first], *([*prompt[-CONTEXT_LEN:], *output] for output in others if output)]
         yield from (document for document in documents if len(document) > 1)
@@ -173,7 +173,7 @@ def documents_of(prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[Se
 async def _outputs(
     client: Client, plan: BuildPlan, prompts: Sequence[Sequence[int]], concurrency: int, on_output: OnOutput
 ) -> list[list[tuple[int, ...]]]:
-    """For each prompt, its output in each round."""
+    """Returns, for each prompt, its output in each round."""
     outputs: list[list[tuple[int, ...]]] = [[()] * plan.rounds for _ in prompts]
     turns = ((number, index) for number in range(1, plan.rounds + 1) for index in range(len(prompts)))
 
@@ -198,7 +198,7 @@ async def _outputs(
 
 
 async def _complete(client: Client, prompt: Sequence[int], sampling: GenerateOptions) -> Result:
-    """Generates to the end. A verifier that has all its sessions in use is asked again when it says."""
+    """Generates to the end. A call that finds all sessions in use is repeated when the verifier says."""
     for _ in range(MAX_NUM_WAITS):
         try:
             return await client.complete(prompt, **sampling)
@@ -229,7 +229,7 @@ def _run(
 
 
 def _check_running(stack: LocalStack) -> None:
-    """Raises ProcessFailed, with the end of its log, if the verifier has ended: that says more than its silence."""
+    """Raises ProcessFailed if the verifier has ended: the end of its log says more than Unavailable does."""
     if (verifier := stack.verifier) is not None:
         try:
             verifier.wait(END_TIMEOUT_S)

@@ -37,7 +37,7 @@ MAX_NUM_TOKENS = 1 << 26
 """Most tokens in a file: 256 MiB of ids. A prior that helps is a hundredth of it."""
 MAX_NUM_DOCUMENTS = 1 << 20
 MIN_DOCUMENT_LEN = 2
-"""A single token is followed by nothing."""
+"""A single token is followed by nothing, so it makes no n-gram."""
 MAX_HEADER_BYTES = 1 << 16
 MAX_FILE_BYTES = 8 * MAX_NUM_TOKENS
 
@@ -48,12 +48,12 @@ _ID, _LENGTH = "i", "I"  # type codes of 4 bytes
 
 
 class PriorFileError(ValueError):
-    """A file is no prior, or not a whole one. The message says what is wrong, in one line."""
+    """A file is no prior, or not a whole one. The message names the fault, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class PriorHeader:
-    """Says where a prior comes from. Raises PriorFileError for values that no prior can have."""
+    """Names the origin of a prior. Raises PriorFileError for values that no prior can have."""
 
     tokenizer_hash: str
     """The hash of `ModelInfo.tokenizer_hash`: files of another tokenizer are of no use."""
@@ -76,7 +76,7 @@ class PriorHeader:
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """The contents of a prior file."""
+    """Holds the contents of a prior file."""
 
     header: PriorHeader
     documents: tuple[array[int], ...]
@@ -133,7 +133,7 @@ def read_prior(path: Path) -> Prior:
 
 
 def format_prior(header: PriorHeader, documents: Sequence[Sequence[int]]) -> bytes:
-    """A prior file's bytes. The same documents give the same bytes. Raises PriorFileError as `write_prior`."""
+    """Returns a prior file's bytes; the same documents give the same bytes. Raises PriorFileError as `write_prior`."""
     lengths = array(_LENGTH, map(len, documents))
     num_tokens = sum(lengths)
     counts = {"num_documents": len(lengths), "num_tokens": num_tokens}
@@ -155,7 +155,7 @@ def format_prior(header: PriorHeader, documents: Sequence[Sequence[int]]) -> byt
 
 
 def parse_prior(data: bytes) -> Prior:
-    """The contents of a prior file's bytes. Raises PriorFileError, which does not name the file."""
+    """Parses a prior file's bytes. Raises PriorFileError, which does not name the file."""
     header_len, size = _announced(data[: _PREFIX.size])
     if len(data) < size:
         raise PriorFileError(f"truncated: has {len(data)} of {size} bytes")
@@ -179,7 +179,7 @@ def parse_prior(data: bytes) -> Prior:
 
 
 def _contents(path: Path) -> bytes:
-    """The bytes of a file. Not those of one that announces no prior, or is larger than any: it may be huge."""
+    """Reads a file, unless it announces no prior or is larger than any prior: it may be huge."""
     if path.exists() and not path.is_file():
         raise PriorFileError("is not a file")
     with path.open("rb") as file:
@@ -192,7 +192,7 @@ def _contents(path: Path) -> bytes:
 
 
 def _announced(prefix: bytes) -> tuple[int, int]:
-    """The length of the header, and the size of the whole file, as the first bytes say."""
+    """Returns the length of the header, and the size of the whole file, from the first bytes."""
     if not prefix or not MAGIC.startswith(prefix[: len(MAGIC)]):
         raise PriorFileError("is not a prior file")
     if len(prefix) < _PREFIX.size:
@@ -210,7 +210,7 @@ def _announced(prefix: bytes) -> tuple[int, int]:
 
 
 def _parse_header(text: bytes) -> tuple[PriorHeader, int, int]:
-    """The header, the number of documents, the number of tokens."""
+    """Returns the header, the number of documents, the number of tokens."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):
@@ -227,7 +227,7 @@ def _parse_header(text: bytes) -> tuple[PriorHeader, int, int]:
 
 
 def _unpacked(body: memoryview, size: int) -> bytes:
-    """The body, which must come to `size` bytes, unpacked no further than that."""
+    """Returns the body, unpacked. It must come to `size` bytes, and is unpacked no further than that."""
     stream = zlib.decompressobj()
     try:
         data = stream.decompress(body, size + 1)
@@ -239,7 +239,7 @@ def _unpacked(body: memoryview, size: int) -> bytes:
 
 
 def _little_endian(numbers: array[int]) -> array[int]:
-    """In place: from the byte order of this machine to that of the file, or back."""
+    """Converts in place from the byte order of this machine to that of the file, or back."""
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers

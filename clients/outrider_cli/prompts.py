@@ -27,20 +27,20 @@ class PromptError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text to continue."""
+    """Holds a text to continue."""
 
     text: str
     category: str = NO_CATEGORY
 
 
 def default_prompts() -> list[Prompt]:
-    """The 24 prompts that ship with the command."""
+    """Returns the 24 prompts that ship with the command."""
     name = "prompts.jsonl"
     return parse_prompts((resources.files(__package__) / name).read_text(encoding="utf-8"), name)
 
 
 def load_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a file."""
+    """Returns the prompts of a file."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -51,7 +51,7 @@ def load_prompts(path: Path) -> list[Prompt]:
 
 
 def parse_prompts(text: str, name: str) -> list[Prompt]:
-    """The prompts of a text in JSONL. Empty lines are skipped; everything else must be right."""
+    """Returns the prompts of a text in JSONL. Empty lines are skipped; everything else must be right."""
     # Not splitlines: JSON strings may hold U+2028 and other characters that it takes for the end of a line.
     lines = enumerate(text.split("\n"), start=1)
     prompts = [_parse_line(line, f"{name}, line {number}") for number, line in lines if line.strip()]
@@ -78,12 +78,12 @@ def _parse_line(line: str, where: str) -> Prompt:
 
 
 def categories_of(prompts: Iterable[Prompt]) -> list[str]:
-    """The categories, in order of appearance."""
+    """Returns the categories, in order of appearance."""
     return list(dict.fromkeys(prompt.category for prompt in prompts))
 
 
 def choose(prompts: Sequence[Prompt], categories: Sequence[str] = (), count: int | None = None) -> list[Prompt]:
-    """The first `count` prompts of these categories (all if none is named), the categories taking turns."""
+    """Returns the first `count` prompts of these categories (empty means all); the categories take turns."""
     known = categories_of(prompts)
     if missing := [category for category in categories if category not in known]:
         raise PromptError(f"there is no category {missing[0]!r} (there are: {', '.join(known)})")

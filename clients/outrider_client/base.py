@@ -25,7 +25,7 @@ CANCELLED = "the generation was cancelled by its caller"
 
 
 class Call(Protocol):
-    """A running call of Generate. (The type stubs of gRPC do not name what both kinds have in common.)"""
+    """A `Call` is a running call of Generate. (The type stubs of gRPC do not name what both kinds have in common.)"""
 
     def cancel(self) -> object: ...
 
@@ -34,11 +34,11 @@ _Call = TypeVar("_Call", bound=Call)
 _Channel = TypeVar("_Channel")
 
 OpenCall = Callable[[verifier_pb2.GenerateRequest, int, float | None], _Call]
-"""Opens a call: of a request, to a replica by its number, with a deadline in seconds."""
+"""Opens a call for a request, to a replica by its number, with a deadline in seconds."""
 
 
 class BaseGeneration(Transcript, Generic[_Call]):
-    """A transcript with the calls behind it, one after the other."""
+    """Holds a transcript and the calls that fill it, one after the other."""
 
     def __init__(self, resumable: ResumableCall, open_call: OpenCall[_Call]) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class BaseGeneration(Transcript, Generic[_Call]):
 
 
 class BaseClient(Generic[_Channel]):
-    """Connections to the replicas of a verifier, and what is sent over them."""
+    """Holds the connections to the replicas of a verifier, and makes the requests for them."""
 
     def __init__(
         self,
@@ -85,10 +85,10 @@ class BaseClient(Generic[_Channel]):
         return ResumableCall(generate_request(prompt, options), self._replicas, options)
 
     def _opener(self, methods: Sequence[Callable[..., _Call]], resumable: ResumableCall) -> OpenCall[_Call]:
-        """Returns what opens the calls of a generation, by the method of each replica."""
+        """Returns the function that opens the calls of a generation; `methods` has the method of each replica."""
         metadata = (*self._metadata, *resumable.trace.metadata)
 
-        # It does not refer to the generation, whose call ends with the last reference to it.
+        # The closure must not refer to the generation, whose call ends when the last reference to it goes.
         def open_call(request: verifier_pb2.GenerateRequest, replica: int, timeout_s: float | None) -> _Call:
             return methods[replica](request, timeout=timeout_s, metadata=metadata)
 

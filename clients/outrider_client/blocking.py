@@ -1,6 +1,6 @@
 """The blocking client of a verifier: `client.py` without asyncio, over a blocking channel.
 
-A blocking channel instead of a private event loop in a thread: it works beside any loop of the caller's, and Ctrl-C
+It uses a blocking channel, not a private event loop in a thread: that works beside any loop of the caller's, and Ctrl-C
 reaches the thread that reads. What both clients share is in `base.py`.
 """
 
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 class Stream(Protocol):
-    """A running call (the type stubs of gRPC do not name it)."""
+    """A `Stream` is a running call (the type stubs of gRPC do not name it)."""
 
     def __iter__(self) -> Iterator[verifier_pb2.GenerateResponse]: ...
 
@@ -47,14 +47,14 @@ class Stream(Protocol):
 
 
 class BlockingGeneration(BaseGeneration["WatchedCall"]):
-    """A running generation: an iterator of chunks. After its end, `result` is set.
+    """A `BlockingGeneration` is a running generation: an iterator of chunks. After its end, `result` is set.
 
     `close()`, leaving `with`, and dropping the last reference end it; merely leaving `for` does not, as long as the
     generation is still referred to.
     """
 
     def __init__(self, resumable: ResumableCall, open_call: OpenCall[Stream]) -> None:
-        self._cancelled = threading.Event()  # before the first call is opened, which asks for it
+        self._cancelled = threading.Event()  # `_open`, which the base constructor calls, reads it
         super().__init__(resumable, lambda *call: WatchedCall(open_call(*call)))
 
     def cancel(self) -> None:
@@ -103,7 +103,7 @@ class BlockingGeneration(BaseGeneration["WatchedCall"]):
         self._call = self._open()
 
     def _read(self) -> verifier_pb2.GenerateResponse | None:
-        """The next message of the call; None at its end."""
+        """Returns the next message of the call; None at its end."""
         try:
             return self._call.read(self._resumable.await_message())
         except TimeoutError:
@@ -123,7 +123,7 @@ class BlockingGeneration(BaseGeneration["WatchedCall"]):
 
 
 class BlockingClient(BaseClient[grpc.Channel]):
-    """A connection to a verifier, or to the replicas of one, thread-safe. Retries and errors as `Client`.
+    """Connects to a verifier, or to the replicas of one. Thread-safe. Retries and raises errors as `Client` does.
 
     >>> with BlockingClient("127.0.0.1:50051") as client:                       # doctest: +SKIP
     ...     print(client.complete("def add(", temperature=0, max_tokens=32).text)
@@ -156,17 +156,17 @@ class BlockingClient(BaseClient[grpc.Channel]):
         return generation.result
 
     def tokenize(self, prompt: Prompt, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> list[int]:
-        """Token ids of a prompt, by the target's tokenizer (and chat template)."""
+        """Returns the token ids of a prompt, by the target's tokenizer (and chat template)."""
         request = verifier_pb2.TokenizeRequest(prompt=prompt_message(prompt))
         return list(self._ask([stub.Tokenize for stub in self._stubs], request, timeout_s).token_ids)
 
     def detokenize(self, token_ids: Sequence[int], *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> str:
-        """Text of token ids, by the target's tokenizer. Bytes that form no character become U+FFFD."""
+        """Returns the text of token ids, by the target's tokenizer. Bytes that form no character become U+FFFD."""
         request = verifier_pb2.DetokenizeRequest(token_ids=token_ids)
         return self._ask([stub.Detokenize for stub in self._stubs], request, timeout_s).text
 
     def info(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> verifier_pb2.GetInfoResponse:
-        """Returns what the server is: model, methods, limits, peers, load."""
+        """Returns the server's description: model, methods, limits, peers, load."""
         return self._ask([stub.GetInfo for stub in self._stubs], verifier_pb2.GetInfoRequest(), timeout_s)
 
     def health(self, service: str = "", *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> bool:
@@ -204,7 +204,7 @@ class BlockingClient(BaseClient[grpc.Channel]):
 
 
 class WatchedCall:
-    """A running call. A thread cancels it when a read takes too long; the call ends when this object is dropped."""
+    """Reads a call that a thread cancels when a read takes too long. The call ends when this object is dropped."""
 
     def __init__(self, call: Stream) -> None:
         self._call = call
@@ -212,7 +212,10 @@ class WatchedCall:
         self._watch: _Watch | None = None
 
     def read(self, timeout_s: float | None) -> verifier_pb2.GenerateResponse | None:
-        """The next message; None at the end. Raises grpc.RpcError, and TimeoutError after which the call is over."""
+        """Returns the next message; None at the end.
+
+        Raises grpc.RpcError, and TimeoutError after which the call is over.
+        """
         if timeout_s is None:
             return next(self._responses, None)
         if self._watch is None:
@@ -241,7 +244,7 @@ class WatchedCall:
 
 
 class _Watch:
-    """The thread behind a call that is being read. It holds no reference to the call: dropping it ends it."""
+    """Runs the thread that watches the reads of a call. It holds no reference to the call: dropping it ends it."""
 
     def __init__(self, call: Stream) -> None:
         self.has_fired = False
@@ -253,19 +256,19 @@ class _Watch:
         threading.Thread(target=self._run, name="outrider-stall-watch", daemon=True).start()
 
     def begin(self, timeout_s: float) -> None:
-        """A read begins."""
+        """Sets the deadline of a read that begins."""
         with self._condition:
             self._deadline = time.monotonic() + timeout_s
             if self._deadline < self._wakes_at:
                 self._condition.notify()
 
     def pause(self) -> None:
-        """The read is over: there is no deadline."""
+        """Lifts the deadline: the read is over."""
         with self._condition:
             self._deadline = math.inf
 
     def end(self) -> None:
-        """The call is over."""
+        """Ends the thread: the call is over."""
         with self._condition:
             self._is_over = True
             self._condition.notify()

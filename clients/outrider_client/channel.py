@@ -36,15 +36,15 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     # Finds a dead server within 15 s, and keeps a middlebox from forgetting a stream that waits for its first token.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    # Without it a ping that gRPC sends for its own purposes is waited for, for a minute, and no other is sent.
+    # Without it gRPC waits up to a minute for the answer to an internal ping, and sends no keepalive meanwhile.
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     # A server that restarts is found again quickly; gRPC's own default waits up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # What a connection may take to come about: handshakes over a long way take longer than the first backoff.
+    # Also the time that one attempt to connect may take: handshakes over a long path outlast the first backoff.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # A server whose name means another address now is found there; gRPC's own default asks every half a minute.
+    # A server whose name means another address now is found there; gRPC's own default resolves at most every 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
 ]
@@ -65,7 +65,7 @@ def open_aio(address: str, credentials: grpc.ChannelCredentials | None, *, retri
 
 
 def open_blocking(address: str, credentials: grpc.ChannelCredentials | None, *, retries: bool = True) -> grpc.Channel:
-    """Opens a blocking channel; parameters as `open_aio`."""
+    """Opens a blocking channel. The parameters are those of `open_aio`."""
     options = [*CHANNEL_OPTIONS, ("grpc.enable_retries", int(retries))]
     if credentials is None:
         return grpc.insecure_channel(address, options=options)
@@ -73,18 +73,18 @@ def open_blocking(address: str, credentials: grpc.ChannelCredentials | None, *, 
 
 
 class SecurityOptions(TypedDict, total=False):
-    """Keyword arguments of the clients that secure their connections."""
+    """Holds the keyword arguments of the clients that secure their connections."""
 
     token: str
     """Sent with every call."""
     ca_file: str | Path | None
-    """PEM file of the authorities that may have signed the server's certificate. Given: TLS."""
+    """PEM file of the authorities that may have signed the server's certificate. Giving it turns TLS on."""
     cert_file: str | Path | None
     """PEM file of the certificate to show. Needs ca_file and key_file."""
     key_file: str | Path | None
     """PEM file of its key."""
     insecure: bool
-    """Allows plaintext to other machines: all on the way can read it, the token included."""
+    """Allows plaintext to other machines: everyone on the path can read it, the token included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class ChannelSecurity:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Metadata that go with every call."""
+        """Returns the metadata that go with every call."""
         return bearer(self.token) if self.token else ()
 
 

@@ -34,7 +34,7 @@ _Call: TypeAlias = "grpc.aio.UnaryStreamCall[verifier_pb2.GenerateRequest, verif
 
 
 class Generation(BaseGeneration[_Call]):
-    """A running generation: an async iterator of chunks. After its end, `result` is set.
+    """A `Generation` is a running generation: an async iterator of chunks. After its end, `result` is set.
 
     The server works as long as the call lives. `aclose()`, leaving `async with`, cancelling the task that reads, and
     dropping the last reference all end it; merely leaving `async for` does not, as long as the
@@ -94,7 +94,7 @@ class Generation(BaseGeneration[_Call]):
         self._call = self._open()
 
     async def _read(self) -> verifier_pb2.GenerateResponse | None:
-        """The next message of the call; None at its end."""
+        """Returns the next message of the call; None at its end."""
         try:
             async with asyncio.timeout(self._resumable.await_message()):
                 response = await self._call.read()
@@ -124,7 +124,7 @@ class Generation(BaseGeneration[_Call]):
 
 
 class Client(BaseClient[grpc.aio.Channel]):
-    """A connection to a verifier, or to the replicas of one. Make and use it inside one event loop; any number of
+    """Connects to a verifier, or to the replicas of one. Make and use it inside one event loop; any number of
     generations may run at a time.
 
     Replicas take turns; one that has failed is left alone for a while. Calls that no replica takes (UNAVAILABLE before
@@ -163,19 +163,19 @@ class Client(BaseClient[grpc.aio.Channel]):
         return generation.result
 
     async def tokenize(self, prompt: Prompt, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> list[int]:
-        """Token ids of a prompt, by the target's tokenizer (and chat template)."""
+        """Returns the token ids of a prompt, by the target's tokenizer (and chat template)."""
         request = verifier_pb2.TokenizeRequest(prompt=prompt_message(prompt))
         response = await self._ask([stub.Tokenize for stub in self._stubs], request, timeout_s)
         return list(response.token_ids)
 
     async def detokenize(self, token_ids: Sequence[int], *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> str:
-        """Text of token ids, by the target's tokenizer. Bytes that form no character become U+FFFD."""
+        """Returns the text of token ids, by the target's tokenizer. Bytes that form no character become U+FFFD."""
         request = verifier_pb2.DetokenizeRequest(token_ids=token_ids)
         response = await self._ask([stub.Detokenize for stub in self._stubs], request, timeout_s)
         return response.text
 
     async def info(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> verifier_pb2.GetInfoResponse:
-        """Returns what the server is: model, methods, limits, peers, load."""
+        """Returns the server's description: model, methods, limits, peers, load."""
         return await self._ask([stub.GetInfo for stub in self._stubs], verifier_pb2.GetInfoRequest(), timeout_s)
 
     async def health(self, service: str = "", *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> bool:

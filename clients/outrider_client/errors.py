@@ -34,7 +34,7 @@ from grpc_status import rpc_status
 
 
 class OutriderError(Exception):
-    """A call failed. The base of all errors that a server can cause."""
+    """A call has failed. This is the base of all errors that a server can cause."""
 
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
 
@@ -85,7 +85,7 @@ class FailedPrecondition(OutriderError):
 
 
 class Internal(OutriderError):
-    """A bug: in the server, or a stream that breaks the protocol."""
+    """There is a bug in the server, or a stream broke the protocol."""
 
     code = grpc.StatusCode.INTERNAL
 
@@ -105,7 +105,7 @@ class InvalidArgument(OutriderError):
 
 
 class NotFound(OutriderError):
-    """The thing that was asked for does not exist."""
+    """The thing that the call names does not exist."""
 
     code = grpc.StatusCode.NOT_FOUND
 
@@ -146,7 +146,7 @@ class Unavailable(OutriderError):
 
     @property
     def retry_after_s(self) -> float | None:
-        """When to come back, in seconds, if a server says that it loads or drains."""
+        """Seconds to wait before the next attempt, if a server says that it loads or drains."""
         return _retry_after_s(self.details)
 
 
@@ -176,7 +176,7 @@ _DETAIL_TYPES: dict[str, type[Message]] = {
 
 
 class _Status(Protocol):
-    """The part that blocking and asyncio errors of gRPC have in common (their type stubs do not say so)."""
+    """Declares the common part of gRPC's blocking and asyncio errors, which their type stubs do not name."""
 
     def code(self) -> grpc.StatusCode: ...
 

@@ -17,7 +17,7 @@ _SOURCES = {source.value: source for source in Source}
 
 
 class FinishReason(Enum):
-    """Reason for which a generation ended."""
+    """A `FinishReason` says why a generation ended."""
 
     LENGTH = "length"
     """max_tokens, or the end of the context."""
@@ -27,7 +27,7 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The tokens that one round committed."""
+    """Holds the tokens that one round committed."""
 
     token_ids: tuple[int, ...]
     """In order. Empty only in the last chunk, if all it has is the text of bytes that had waited for more."""
@@ -41,7 +41,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A complete generation."""
+    """Holds a complete generation."""
 
     text: str
     """The text of the output, without tokens that were resumed."""
@@ -50,7 +50,7 @@ class Result:
     finish_reason: FinishReason
     """The reason for its end."""
     stop_token_id: int | None
-    """The token that stopped it; None if none did."""
+    """The token that stopped it; None if it ended for another reason."""
     seed: int
     """The seed in use: with it, the same request gives the same text."""
     num_prompt_tokens: int
@@ -71,14 +71,14 @@ class Result:
 
     @property
     def acceptance_rate(self) -> float:
-        """Share of the drafted tokens that were kept; 0 if none was drafted."""
+        """Share of the drafted tokens that were kept; 0 if no token was drafted."""
         drafted = self.summary.num_drafted_tokens
         return self.summary.num_accepted_tokens / drafted if drafted else 0.0
 
     @property
     def bytes_per_accepted_token(self) -> float:
-        """Bytes of messages between the target and its drafter, both ways, for each drafted token that was kept; 0 if
-        none was."""
+        """Bytes of messages between the target and its drafter, in both directions, for each drafted token that was
+        kept; 0 if no token was."""
         num_bytes = self.summary.num_bytes_sent + self.summary.num_bytes_received
         return num_bytes / self.summary.num_accepted_tokens if self.summary.num_accepted_tokens else 0.0
 
@@ -167,7 +167,7 @@ class Transcript:
 
 
 def known_sources(numbers: Iterable[int]) -> tuple[Source | None, ...]:
-    """Sources by their numbers on the wire; None for a number that this version does not know."""
+    """Returns the sources by their numbers on the wire; None for a number that this version does not know."""
     return tuple(_SOURCES.get(number) for number in numbers)
 
 

@@ -20,14 +20,14 @@ from outrider.v1 import types_pb2, verifier_pb2
 _M = TypeVar("_M", bound=Message)
 
 ChatMessage = verifier_pb2.ChatMessage
-"""One message of a chat: `role` ("system", "user", "assistant") and `content`."""
+"""Holds one message of a chat: `role` ("system", "user", "assistant") and `content`."""
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage | Mapping[str, str]]
 """Text, token ids, or a chat: messages, or dicts with `role` and `content`."""
 
 
 class GenerateOptions(TypedDict, total=False):
-    """Keyword arguments of `generate` and `complete`. An absent one, or None, means the server's default."""
+    """Holds the keyword arguments of `generate` and `complete`. An absent one, or None, means the server's default."""
 
     temperature: float | None
     """Divides the logits; 0 means greedy."""
@@ -147,7 +147,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
 
 
 def _message_of(kind: type[_M], given: Mapping[str, Any]) -> _M | None:
-    """Returns a message of the values that are named like its fields; None if there are none."""
+    """Returns a message of the values that are named like its fields; None without such values."""
     fields = {name: given[name] for name in given.keys() & kind.DESCRIPTOR.fields_by_name.keys()}
     return kind(**fields) if fields else None
 
@@ -247,5 +247,5 @@ def enum_name(enum: EnumDescriptor, number: int) -> str:
 
 
 def _prefix(enum: EnumDescriptor) -> str:
-    """Returns what every name of the enum begins with: its value 0 is always named PREFIX_UNSPECIFIED."""
+    """Returns the prefix of every name of the enum: its value 0 is always named PREFIX_UNSPECIFIED."""
     return enum.values_by_number[0].name.removesuffix("UNSPECIFIED")

@@ -23,10 +23,10 @@ MAX_AVOID_S = 30.0
 
 
 class Replicas:
-    """Holds the addresses of one verifier, and which of them to ask. Thread-safe."""
+    """Holds the addresses of one verifier, and chooses the one for the next call. Thread-safe."""
 
     def __init__(self, addresses: str | Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
-        """`addresses`: HOST:PORT, several separated by commas, or a sequence of them. Raises ValueError for none."""
+        """`addresses`: HOST:PORT, several separated by commas, or a sequence of them. Raises ValueError without any."""
         self.addresses = addresses_of(addresses)
         self._clock = clock
         self._lock = threading.Lock()
@@ -53,25 +53,25 @@ class Replicas:
             return chosen
 
     def answered(self, number: int) -> None:
-        """Records that a replica has answered: it is asked in its turn again."""
+        """Records that a replica has answered: it gets calls in its turn again."""
         self.has_answered = True
         self._avoided_until[number] = 0.0
 
     def failed(self, number: int, silent_s: float) -> None:
-        """Records that a replica has failed, after a silence of `silent_s`. It is left alone for as long: otherwise
-        every call would wait again for one that hangs."""
+        """Records that a replica has failed after sending nothing for `silent_s`. It is left alone for as long:
+        otherwise every call would wait again for one that hangs."""
         avoid_s = min(MAX_AVOID_S, max(AVOID_S, silent_s))
         with self._lock:
             self._avoided_until[number] = self._clock() + avoid_s
 
     @property
     def has_fresh(self) -> bool:
-        """True if one of them has not just failed."""
+        """True if a replica has not just failed."""
         return min(self._avoided_until) <= self._clock()
 
 
 def addresses_of(addresses: str | Sequence[str]) -> tuple[str, ...]:
-    """Returns each address once, in order. Raises ValueError if there is none."""
+    """Returns each address once, in order. Raises ValueError without any."""
     listed = addresses.split(",") if isinstance(addresses, str) else addresses
     found = tuple(dict.fromkeys(address.strip() for address in listed if address.strip()))
     if not found:
@@ -80,7 +80,7 @@ def addresses_of(addresses: str | Sequence[str]) -> tuple[str, ...]:
 
 
 NUM_ROUNDS = 4
-"""Calls to each replica before a refusal is final: within about a second."""
+"""Calls to each replica before a refusal is final, all within about a second."""
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 1.0
 REFUSALS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED})
@@ -89,14 +89,14 @@ begins to stop; our own cancelling never comes this far."""
 
 
 class RetryState:
-    """The attempts of one call."""
+    """Follows one call across its attempts."""
 
     def __init__(
         self, replicas: Replicas, timeout_s: float | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`timeout_s` is for all attempts together; None means no deadline."""
         self.replica = 0
-        """The number of the replica that is asked now."""
+        """The number of the replica that has the current attempt."""
         self._replicas, self._clock = replicas, clock
         self._deadline = math.inf if timeout_s is None else clock() + timeout_s
         self._last_message_at = clock()
@@ -104,7 +104,7 @@ class RetryState:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds until the deadline; None if there is none."""
+        """Seconds until the deadline; None without a deadline."""
         return None if math.isinf(self._deadline) else max(0.001, self._deadline - self._clock())
 
     @property
@@ -144,7 +144,7 @@ class RetryState:
         self._num_failures[self.replica] += 1
 
     def _count_refusal(self, error: OutriderError) -> None:
-        """Raises the error if each replica was asked often enough: the caller should soon know of it."""
+        """Raises the error if each replica has refused often enough: the caller should know of it soon."""
         is_full = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         if (is_full and len(self._num_failures) == 1) or min(self._num_failures) >= NUM_ROUNDS:
             raise error

@@ -1,7 +1,7 @@
-"""The span of a generation, where the application traces with OpenTelemetry: a part of what it is doing just then.
+"""Records the span of a generation as a child of the span in which an application that traces starts it.
 
-The servers' spans are parts of this one. An application that has not imported OpenTelemetry pays for looking whether it
-has. Both clients use it.
+The servers' spans are children of this one. An application that has not imported OpenTelemetry pays only for the look
+whether it has. Both clients use it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class GenerationTrace:
 
     @property
     def metadata(self) -> Metadata:
-        """Metadata that go with every call."""
+        """Returns the metadata that go with every call."""
         return self._span.metadata
 
     def begin_call(self, address: str) -> None:
-        """Records that a replica is asked."""
+        """Records the replica of a call that begins."""
         if self._span.is_recorded:
             self._span.set_attributes(peer_attributes(address))
 

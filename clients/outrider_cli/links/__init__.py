@@ -1,5 +1,6 @@
-"""Links that are as slow as real ones: a TCP proxy for anybody, and a network of packets for those who are root.
+"""Links that are as slow as real ones: a TCP proxy for every user, and a network of packets for root.
 
-`line` says when what enters one direction of a link comes out; `proxy` does that to TCP connections, `wan` to packets
-between two network namespaces. `control` is how the process of a link is asked and told.
+`direction` computes when bytes that enter one direction of a link come out. `delay_proxy` applies that to TCP
+connections, `wan` to packets between two network namespaces. `control` reads and changes a running link from another
+process.
 """

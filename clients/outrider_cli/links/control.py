@@ -1,7 +1,7 @@
-"""Controls the process of a link: a Unix socket, a JSON object a line each way.
+"""Controls the process of a link over a Unix socket, with a JSON object on a line in each direction.
 
-A request has the settings to change, none to ask only. The answer is a `LinkReport`, or `{"error": ...}` that names the
-setting.
+A request has the settings to change; one without settings only reads. The answer is a `LinkReport`, or
+`{"error": ...}` that names the setting.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from outrider_cli.links.line import BadSetting, LinkSettings
 TIMEOUT_S = 5.0
 UP, CUT, BLACKHOLE = "up", "cut", "blackhole"
 STATES = (UP, CUT, BLACKHOLE)
-"""Everything passes; connections are dropped and refused; connections stay and nothing passes."""
+"""UP: everything passes. CUT: connections are dropped and refused. BLACKHOLE: connections stay, nothing passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +33,19 @@ class LinkReport:
     state: str
     """One of STATES."""
     bytes_up: int
-    """A proxy counts TCP payload, a network of packets counts their headers too."""
+    """Bytes towards the dialled side. A proxy counts TCP payload, a network of packets counts their headers too."""
     bytes_down: int
     num_lost: int
-    """Packets that were lost, both ways."""
+    """Packets that were lost, in both directions."""
 
     @property
     def num_bytes(self) -> int:
-        """Both ways."""
+        """Bytes in both directions."""
         return self.bytes_up + self.bytes_down
 
 
 class Link(Protocol):
-    """A link that can be controlled. Lives in one event loop."""
+    """A `Link` can be controlled. It lives in one event loop."""
 
     async def change(self, changes: dict[str, Any]) -> None:
         """Changes settings, and the state. Raises BadSetting."""
@@ -55,7 +55,7 @@ class Link(Protocol):
 
 
 class LinkControl:
-    """Asks and changes a link from outside its process. Blocks, for less than a millisecond."""
+    """Reads and changes a link from outside its process. Blocks, for less than a millisecond."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,7 +82,7 @@ class LinkControl:
 
 @asynccontextmanager
 async def controllable(link: Link, path: Path) -> AsyncIterator[None]:
-    """Answers at this path while the block runs."""
+    """Serves requests about a link at this path while the block runs."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

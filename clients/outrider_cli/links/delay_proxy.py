@@ -1,4 +1,4 @@
-"""A TCP proxy as slow as a long link. It loses nothing, and the TCP window of a real long link does not show."""
+"""A TCP proxy that is as slow as a long link. It loses nothing, and does not imitate the TCP window of a long link."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from outrider_cli.links.line import BadSetting, LinkDirection, LinkSettings, add
 
 MAX_CHUNK_BYTES = 64 * 1024
 PACKET_BYTES = 1448
-"""Bytes that travel together where there is a rate: a lump of 64 KiB would come out late, and all at once."""
+"""Bytes that travel together under a rate limit: a chunk of 64 KiB would come out late, and all at once."""
 MAX_CHUNKS_IN_FLIGHT = 1024
-"""Bounds the memory of a connection whose receiver does not read: 64 MiB each way."""
+"""Bounds the memory of a connection whose receiver does not read: 64 MiB in each direction."""
 
 InFlight = asyncio.Queue[tuple[float, bytes]]
 
@@ -27,7 +27,7 @@ class DelayProxy:
     """Forwards connections to a target over a link, which all of them share. Lives in one event loop."""
 
     def __init__(self, target: str, settings: LinkSettings | None = None) -> None:
-        """Raises BadSetting."""
+        """Raises BadSetting for settings that a proxy cannot have."""
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self.address = ""
@@ -80,7 +80,7 @@ class DelayProxy:
             self._place.close()
 
     async def cut(self) -> None:
-        """Drops all connections, what is on its way in them included, and refuses new ones."""
+        """Drops all connections, with the bytes in flight in them, and refuses new ones."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -92,7 +92,7 @@ class DelayProxy:
     def blackhole(self) -> None:
         """Lets nothing pass, without a sign of it: connections stay, and what is sent waits for `heal`.
 
-        A new connection is accepted, which is the kernel's doing, and then hears nothing.
+        A new connection is accepted, which is the kernel's doing, and then receives nothing.
         """
         self._passes.clear()
 
@@ -103,7 +103,7 @@ class DelayProxy:
             await self._listen()
 
     async def change(self, changes: dict[str, Any]) -> None:
-        """See `control.Link`."""
+        """Changes settings and state: see `control.Link`."""
         changes = dict(changes)
         state = changes.pop("state", self.state)
         if state not in STATES:
@@ -147,17 +147,17 @@ class DelayProxy:
                 end.transport.abort()
             await asyncio.gather(*(end.wait_closed() for end in ends), return_exceptions=True)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: LinkDirection) -> None:
-        """One direction, until its sender closes."""
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: LinkDirection) -> None:
+        """Forwards one direction of a connection until its sender closes."""
         in_flight: InFlight = asyncio.Queue(MAX_CHUNKS_IN_FLIGHT)
         now = asyncio.get_running_loop().time
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._deliver(in_flight, writer))
             is_open = True
             while is_open:
-                data = await reader.read(PACKET_BYTES if line.rate_bits else MAX_CHUNK_BYTES)
+                data = await reader.read(PACKET_BYTES if direction.rate_bits else MAX_CHUNK_BYTES)
                 await self._passes.wait()
-                is_open, due = bool(data), line.enter(now(), len(data))
+                is_open, due = bool(data), direction.enter(now(), len(data))
                 assert due is not None, "nothing is lost without loss"
                 await in_flight.put((due, data))
 
@@ -174,7 +174,7 @@ class DelayProxy:
             await writer.drain()
 
     def _arriving(self, data: bytes) -> bytes:
-        """Returns what comes out of the link for what went in."""
+        """Returns the bytes that come out of the link for those that went in."""
         return data
 
     async def __aenter__(self) -> Self:
@@ -188,7 +188,7 @@ class DelayProxy:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A socket that has an address, and keeps it for us, without listening: who dials it is refused."""
+    """Returns a socket that keeps an address for us without listening: connections to it are refused."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

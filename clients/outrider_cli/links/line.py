@@ -24,15 +24,15 @@ class LinkSettings:
     """Holds the settings of a link. Up is towards the side that is dialled. Raises BadSetting."""
 
     delay_ms: float = 0.0
-    """One way, in milliseconds."""
+    """Delay in each direction, in milliseconds."""
     jitter_ms: float = 0.0
-    """At most so much longer, in milliseconds, each time by another part of it. Never reorders."""
+    """Most extra delay, in milliseconds; each packet gets a random part of it. Never reorders."""
     rate_up_mbit: float = 0.0
-    """Most megabits a second; 0 = no limit."""
+    """Most megabits a second towards the dialled side; 0 means no limit."""
     rate_down_mbit: float = 0.0
-    """Likewise."""
+    """Most megabits a second back from it; 0 means no limit."""
     loss: float = 0.0
-    """Part of the packets that is lost, each way."""
+    """Part of the packets that is lost, in each direction."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -44,37 +44,38 @@ class LinkSettings:
 
 
 class LinkDirection:
-    """One direction of a link: says when what enters comes out. Times in seconds, of any clock that does not run back.
+    """Computes when bytes that enter one direction of a link come out. Times are seconds of any monotonic clock.
 
     Bytes enter one after the other, as fast as the rate allows; then all of them travel for the delay and a part of the
-    jitter. What entered first comes out first, also when the settings change in between.
+    jitter. Bytes that entered first come out first, also when the settings change in between.
     """
 
     def __init__(self, chance: Callable[[], float], max_queue_s: float = math.inf) -> None:
         """
         Args:
-            chance: A new number in [0, 1) each time.
-            max_queue_s: What would wait longer for its turn to enter is lost, as at a router.
+            chance: Returns a new random number in [0, 1) at each call.
+            max_queue_s: Packets that would wait longer for their turn to enter are lost, as at a router.
         """
         self.delay_s = self.jitter_s = self.loss = 0.0
         self.rate_bits = 0.0
-        """Bits a second; 0 = no limit."""
+        """Bits a second; 0 means no limit."""
         self.num_bytes = 0
-        """That have entered."""
+        """Bytes that have entered."""
         self.num_lost = 0
-        """Packets that have not."""
+        """Packets that were lost."""
         self._chance, self._max_queue_s = chance, max_queue_s
         self._is_free_at = self._last_due = -math.inf
 
     def use(self, settings: LinkSettings, rate_mbit: float) -> None:
-        """Changes the settings; what has entered comes out as before."""
+        """Changes the settings; bytes that have entered come out as before."""
         self.delay_s, self.jitter_s, self.loss = settings.delay_ms / 1e3, settings.jitter_ms / 1e3, settings.loss
         self.rate_bits = rate_mbit * BITS_PER_MBIT
+        # Without a limit nothing queues: a backlog under the old rate must not hold up the bytes that come now.
         if not self.rate_bits:
             self._is_free_at = -math.inf
 
     def enter(self, now: float, num_bytes: int) -> float | None:
-        """Returns when bytes that come now come out; None if they are lost."""
+        """Returns the time at which bytes that enter now come out; None if they are lost."""
         entered = max(now, self._is_free_at)
         if entered - now > self._max_queue_s or (self.loss and self._chance() < self.loss):
             self.num_lost += 1
@@ -88,7 +89,7 @@ class LinkDirection:
 
 
 def settings_from(known: LinkSettings, changes: dict[str, Any]) -> LinkSettings:
-    """The settings with some of them changed. Raises BadSetting, also for names that there are not."""
+    """Returns the settings with some of them changed. Raises BadSetting, also for unknown names."""
     names = {field.name for field in fields(LinkSettings)}
     if unknown := sorted(changes.keys() - names):
         raise BadSetting(f"{unknown[0]} is no setting (there are: {', '.join(sorted(names))})")
@@ -105,14 +106,14 @@ _HELP = {
 
 
 def add_settings(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -> None:
-    """Adds a flag for each setting of a link but those."""
+    """Adds a flag for each setting of a link except those in `without`."""
     for field in fields(LinkSettings):
         if field.name not in without:
             parser.add_argument(f"--{_dashed(field.name)}", type=float, default=field.default, help=_HELP[field.name])
 
 
 def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) -> LinkSettings:
-    """The settings that the flags say. A wrong one ends the process with status 2 and a line that names it."""
+    """Returns the settings in the flags. A wrong one ends the process with status 2 and a message that names it."""
     names = [field.name for field in fields(LinkSettings) if hasattr(options, field.name)]
     try:
         return LinkSettings(**{name: getattr(options, name) for name in names})
@@ -122,7 +123,7 @@ def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
 
 
 def flags_of(settings: LinkSettings) -> list[str]:
-    """The flags that say these settings; what is 0 is left out."""
+    """Returns the flags for these settings; those that are 0 are left out."""
     given = [(field.name, getattr(settings, field.name)) for field in fields(settings)]
     return [word for name, value in given if value for word in (f"--{_dashed(name)}", str(value))]
 

@@ -1,4 +1,4 @@
-"""Network namespaces of our own: made, entered, deleted. Linux, and root, only."""
+"""Makes, enters and deletes network namespaces. Works on Linux only, and as root only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OURS = re.compile(r"outrider-(\d+)-\d+-(cloud|edge)")
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000
 _QUEUE_LEN = 5000
-"""Packets that the device holds until we read them: the link's own queue is the one that shall lose some."""
+"""Packets that the device holds until we read them. It is long, for the link's own queue is the one to lose packets."""
 
 
 class WanNotPossible(Exception):
@@ -32,7 +32,7 @@ class WanNotPossible(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """A network namespace with one end of a link in it."""
+    """Holds the name and address of a network namespace with one end of a link in it."""
 
     name: str
     """The name for `ip netns exec`."""
@@ -41,7 +41,7 @@ class Namespace:
 
 
 def why_no_wan() -> str:
-    """Returns what is missing for namespaces with a link between them; an empty text means that it can be tried."""
+    """Names the missing condition for namespaces with a link between them; an empty text means that one can try."""
     if sys.platform != "linux":
         return "a WAN link needs Linux"
     if os.geteuid() != 0:
@@ -52,15 +52,15 @@ def why_no_wan() -> str:
 
 
 def in_namespace(name: str, command: list[str]) -> list[str]:
-    """The command line that runs a command in a namespace; its process id stays that of what is started."""
+    """Returns the command line that runs a command in a namespace; the command gets the process id of `ip`."""
     return ["ip", "netns", "exec", name, *command] if name else command
 
 
 @contextmanager
 def two_namespaces(names: tuple[str, str]) -> Iterator[tuple[Namespace, Namespace]]:
-    """Namespaces of these names while the block runs, each with loopback. Raises WanNotPossible.
+    """Makes namespaces of these names, each with loopback, for the block. Raises WanNotPossible.
 
-    Those that processes which were killed have left behind are deleted first.
+    Namespaces that killed processes have left behind are deleted first.
     """
     _delete_stale()
     made: list[str] = []
@@ -82,8 +82,10 @@ def delete(name: str) -> None:
 
 
 def open_tun(namespace: Namespace) -> int:
-    """A device in the namespace, up, with its address; the file descriptor that its packets are read from and written
-    to, which does not block. The device goes with it. Raises WanNotPossible."""
+    """Makes a TUN device in the namespace, up, with its address; returns its file descriptor, which does not block.
+
+    Reads and writes of the descriptor are packets. Closing it deletes the device. Raises WanNotPossible.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     own = os.open("/proc/self/ns/net", os.O_RDONLY)
     other = os.open(_NAMED / namespace.name, os.O_RDONLY)

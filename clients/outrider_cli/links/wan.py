@@ -1,6 +1,6 @@
 """A wide-area network between two namespaces: packets, with delay, jitter, loss and a rate, and TCP's own answer to it.
 
-For kernels without netem. Every packet passes through this process, some 30 000 a second at the most.
+It serves kernels without netem. Every packet passes through this process, some 30 000 a second at the most.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ class WanLink:
         """
         Args:
             cloud: File descriptor of the side that is dialled: up is towards it.
-            edge: Of the other one.
+            edge: File descriptor of the other side.
             settings: See `LinkSettings`.
-            seed: Of what is lost and how much later it comes; None means another one each time.
+            seed: Keys losses and jitter; None means another one each time.
         """
         chance = random.Random(seed).random
         self._up, self._down = LinkDirection(chance, MAX_QUEUE_S), LinkDirection(chance, MAX_QUEUE_S)
-        self._ways = ((edge, cloud, self._up), (cloud, edge, self._down))
+        self._directions = ((edge, cloud, self._up), (cloud, edge, self._down))
         self._use(settings)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Carries packets until it is cancelled."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
-            for source, target, line in self._ways:
-                on_its_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-                loop.add_reader(source, _take, source, line, on_its_way)
-                tasks.create_task(_deliver(on_its_way, target))
+            for source, target, direction in self._directions:
+                in_flight: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+                loop.add_reader(source, _take, source, direction, in_flight)
+                tasks.create_task(_deliver(in_flight, target))
 
     async def change(self, changes: dict[str, Any]) -> None:
-        """See `control.Link`."""
+        """Changes settings: see `control.Link`. The state can only be UP."""
         if (state := changes.get("state", UP)) != UP:
             raise BadSetting(f"state must be {UP} for packets (loss can be 1), got {state!r}")
         self._use(settings_from(self._settings, {name: changes[name] for name in changes.keys() - {"state"}}))
@@ -90,23 +90,23 @@ class WanLink:
         self._down.use(settings, settings.rate_down_mbit)
 
 
-def _take(source: int, line: LinkDirection, on_its_way: asyncio.Queue[tuple[float, bytes]]) -> None:
-    """Reads what is there."""
+def _take(source: int, direction: LinkDirection, in_flight: asyncio.Queue[tuple[float, bytes]]) -> None:
+    """Reads the packets that have arrived, up to a bound: the other direction gets its turn too."""
     now = asyncio.get_running_loop().time()
     for _ in range(_MAX_PACKETS_AT_ONCE):
         try:
             packet = os.read(source, _MAX_PACKET_BYTES)
         except BlockingIOError:
             return
-        due = line.enter(now, len(packet))
+        due = direction.enter(now, len(packet))
         if due is not None:
-            on_its_way.put_nowait((due, packet))
+            in_flight.put_nowait((due, packet))
 
 
-async def _deliver(on_its_way: asyncio.Queue[tuple[float, bytes]], target: int) -> None:
+async def _deliver(in_flight: asyncio.Queue[tuple[float, bytes]], target: int) -> None:
     now = asyncio.get_running_loop().time
     while True:
-        due, packet = await on_its_way.get()
+        due, packet = await in_flight.get()
         if (early := due - now()) > 0:
             await asyncio.sleep(early)
         # A device that is full, or down, loses packets: that is what networks do.
@@ -116,11 +116,11 @@ async def _deliver(on_its_way: asyncio.Queue[tuple[float, bytes]], target: int) 
 
 @dataclass(frozen=True, slots=True)
 class Wan:
-    """A network that runs."""
+    """Holds the two ends of a running network, and its control."""
 
     cloud: Namespace
     edge: Namespace
-    """Up is from here to the cloud."""
+    """The side that dials: "up" is from here to the cloud."""
     control: LinkControl
     carrier: ManagedProcess
     """The process that carries its packets."""
@@ -128,7 +128,7 @@ class Wan:
 
 @contextmanager
 def running_wan(settings: LinkSettings, folder: Path) -> Iterator[Wan]:
-    """A network while the block runs, carried by another process, with its log in the folder.
+    """Runs a network for the block, carried by another process, with its log in the folder.
 
     Processes are put into it with the `namespace` of `ManagedProcess`; they must have ended before the block does.
 
@@ -147,7 +147,7 @@ def running_wan(settings: LinkSettings, folder: Path) -> Iterator[Wan]:
         yield Wan(cloud, edge, LinkControl(control), carrier)
     finally:
         carrier.stop()
-        # One that had to be killed has left them.
+        # A carrier that had to be killed has left its namespaces behind.
         for name in names:
             delete(name)
 

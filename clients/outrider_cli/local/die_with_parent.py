@@ -18,14 +18,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(command: Sequence[str], cores: Collection[int] = ()) -> list[str]:
-    """The command line that runs a command tied to this process, on these cores only (none = on all)."""
+    """Returns the command line that runs a command tied to this process, on these cores only (empty means all)."""
     # -S -E: the launcher needs nothing but the standard library, and starts in some 10 ms without the rest.
     launcher = [sys.executable, "-S", "-E", __file__, str(os.getpid()), ",".join(map(str, cores))]
     return [*launcher, *command]
 
 
 def main() -> None:
-    """Entry of the launcher: PARENT_PID CORES PROGRAM ARGUMENT..."""
+    """Becomes the program of the command line, tied to its parent: PARENT_PID CORES PROGRAM ARGUMENT..."""
     parent, cores, *command = sys.argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A process of ours that announces where it listens with one line on stdout: `listening HOST:PORT`.
+"""Starts and stops processes that announce their address with one line on stdout: `listening HOST:PORT`.
 
 Standard library only. The services and the links all announce themselves like this.
 """
@@ -18,7 +18,7 @@ from outrider_cli.links.namespaces import in_namespace
 from outrider_cli.local.die_with_parent import die_with_parent
 
 START_TIMEOUT_S = 60.0
-"""A cold start reads a gigabyte of libraries from disk."""
+"""Seconds: a cold start reads a gigabyte of libraries from disk."""
 STOP_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 15
 
@@ -45,7 +45,7 @@ class ManagedProcess:
         cores: Collection[int] = (),
         namespace: str = "",
     ) -> None:
-        """A process `python -m module --listen LISTEN arguments...`; starts with `start`.
+        """Describes a process `python -m module --listen LISTEN arguments...`, which `start` starts.
 
         `namespace` is the network namespace that it lives in; empty means ours.
         """
@@ -83,14 +83,14 @@ class ManagedProcess:
             )
 
     def wait_listening(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Returns when it listens. Raises ProcessFailed if it ends, or says nothing for that time."""
+        """Returns when it listens. Raises ProcessFailed if it ends, or does not listen within that time."""
         process = self._started()
         assert process.stdout is not None
         line = b""
         deadline = time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            while b"\n" not in line:  # others may have come with it
+            while b"\n" not in line:  # a read may bring a part of the line, or more than it
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     raise self.failure(f"did not listen within {timeout_s:.0f} s")
                 if not (piece := os.read(process.stdout.fileno(), 4096)):
@@ -107,7 +107,7 @@ class ManagedProcess:
         self.wait_listening()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """SIGTERM, and SIGKILL for one that does not end within that time (or when the wait is interrupted)."""
+        """Sends SIGTERM, and SIGKILL to one that does not end within that time (or when the wait is interrupted)."""
         if (process := self._process) is None:
             return
         process.terminate()
@@ -118,7 +118,7 @@ class ManagedProcess:
             self.kill()
 
     def wait(self, timeout_s: float) -> int:
-        """Its exit status, once it has ended by itself. Raises subprocess.TimeoutExpired."""
+        """Returns its exit status once it has ended by itself. Raises subprocess.TimeoutExpired."""
         return self._started().wait(timeout_s)
 
     def kill(self) -> None:
@@ -132,7 +132,7 @@ class ManagedProcess:
         self._process = None
 
     def failure(self, what: str) -> ProcessFailed:
-        """An exception that says what happened, with the end of the log."""
+        """Returns an exception with this message and the end of the log."""
         process = self._process
         if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # its connections close a moment before it is gone
@@ -140,19 +140,19 @@ class ManagedProcess:
         return ProcessFailed(f"{self.name} {what}; the end of {self.log}:\n{self.log_tail()}")
 
     def log_tail(self) -> str:
-        """The last lines of the log."""
+        """Returns the last lines of the log."""
         if not self.log.exists():
             return ""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
     def drain_stdout(self) -> bool:
-        """Reads what has come on stdout and forgets it; True when it has been closed: the process has ended."""
+        """Discards the output on stdout so far; returns True if stdout has been closed: the process has ended."""
         process = self._started()
         assert process.stdout is not None
         return not os.read(process.stdout.fileno(), 4096)
 
     def fileno(self) -> int:
-        """Becomes readable when the process says something or ends: a ManagedProcess can be given to a selector."""
+        """Returns a descriptor that is readable when the process prints or ends: selectors take a ManagedProcess."""
         process = self._started()
         assert process.stdout is not None
         return process.stdout.fileno()

@@ -26,9 +26,9 @@ from outrider_cli.local.die_with_parent import die_with_parent
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 NUM_ATTEMPTS = 3
-"""Between finding a free port and listening on it, another program may take it."""
+"""More than one: between finding a free port and listening on it, another program may take it."""
 QUIET_PORTS = range(20_000, 32_000)
-"""Below those that Linux and macOS give to outgoing connections."""
+"""Ports below those that Linux and macOS give to outgoing connections."""
 NUM_PORTS_TRIED = 100
 
 
@@ -41,7 +41,7 @@ class RedisFailed(Exception):
 
 
 class LocalRedis:
-    """A server process that belongs to us. Loopback only, nothing written to disk but its log, if it is not durable.
+    """Runs a server process on loopback. One that is not durable writes nothing to disk but its log.
 
     It can be killed and started again under the same URL, as a test of those who use it needs.
     """
@@ -124,7 +124,7 @@ class LocalRedis:
 
 @contextmanager
 def running_redis(directory: Path | None = None) -> Iterator[str]:
-    """The URL of a server to use while the block runs: the one of REDIS_URL, or one of our own.
+    """Yields the URL of a server to use in the block: that of REDIS_URL, or of one that is started for the block.
 
     Raises RedisNotFound, RedisFailed.
     """
@@ -137,7 +137,7 @@ def running_redis(directory: Path | None = None) -> Iterator[str]:
 
 @contextmanager
 def started_redis(directory: Path | None = None) -> Iterator[LocalRedis]:
-    """A server of our own while the block runs; its log is in the directory, by default a temporary one.
+    """Runs a server for the block, with its log in the directory, by default a temporary one.
 
     Raises RedisNotFound, RedisFailed.
     """
@@ -152,7 +152,7 @@ def started_redis(directory: Path | None = None) -> Iterator[LocalRedis]:
 
 
 def find_program() -> str:
-    """Path of a server program. Raises RedisNotFound."""
+    """Returns the path of a server program. Raises RedisNotFound."""
     for name in ("redis-server", "valkey-server"):
         if path := shutil.which(name):
             return path
@@ -169,7 +169,7 @@ def find_program() -> str:
 
 
 def _is_serving(port: int) -> bool:
-    """True if the server takes commands: while it reads its file it answers nothing but INFO and errors."""
+    """Returns True if the server takes commands: while it reads its file it answers nothing but INFO and errors."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
             connection.sendall(b"PING\r\n")
@@ -188,7 +188,7 @@ def free_port() -> int:
 
 
 def process_id_at(port: int) -> int | None:
-    """Returns the process id of the Redis that answers on a loopback port; None if there is none."""
+    """Returns the process id of the Redis that answers on a loopback port; None without an answer."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
             connection.sendall(b"*2\r\n$4\r\nINFO\r\n$6\r\nserver\r\n*1\r\n$4\r\nQUIT\r\n")

@@ -36,7 +36,7 @@ ANY_PORT = f"{LOOPBACK}:0"
 
 @dataclass(frozen=True)
 class StackConfig:
-    """Says which services to start, and how."""
+    """Names the services to start, and their settings."""
 
     target: str = "demo/target-100m"
     """The target model, as the verifier's --model."""
@@ -78,7 +78,7 @@ class StackConfig:
 
 
 class Service(ManagedProcess):
-    """A process that answers health checks."""
+    """A `Service` is a process that answers health checks."""
 
     def wait_serving(self, timeout_s: float = LOAD_TIMEOUT_S) -> None:
         """Returns when its model is loaded. Raises ProcessFailed if it ends first, or takes longer."""
@@ -103,14 +103,16 @@ class Service(ManagedProcess):
 
 
 class LocalStack:
-    """The services of one configuration. Use it as a context manager, from a thread that lives as long as they shall.
+    """Starts and ends the services of one configuration.
+
+    Use it as a context manager, in a thread that lives as long as they shall: the kernel ties them to that thread.
 
     >>> with LocalStack(StackConfig()) as stack, BlockingClient(stack.address) as client:    # doctest: +SKIP
     ...     client.complete("def add(")
     """
 
     def __init__(self, config: StackConfig, on_step: Callable[[str], None] = lambda _: None) -> None:
-        """`on_step` is called with what is being waited for, in a few words."""
+        """Prepares a stack; `on_step` is called with a few words about each step that it waits for."""
         self.config = config
         self.redis_url: str | None = None
         self.datastore: Service | None = None
@@ -139,7 +141,7 @@ class LocalStack:
         return self.edge.address
 
     def log_tail(self) -> str:
-        """The last lines of the verifier's log."""
+        """Returns the last lines of the verifier's log."""
         return self.verifier.log_tail() if self.verifier is not None else ""
 
     @property
@@ -223,7 +225,7 @@ class LocalStack:
         return service
 
     def _behind_proxy(self, address: str, cores: set[int]) -> str:
-        """The address to dial for an address: the same, or a proxy before it."""
+        """Returns the address to dial for an address: the same, or that of a proxy before it."""
         if self.config.link is None:
             return address
         self.link = LinkControl(self.log_folder / "proxy.sock")
@@ -267,13 +269,13 @@ def _free_address(host: str = LOOPBACK) -> str:
 
 
 def _chosen(address: str) -> str:
-    """An address with its port chosen, for a service whose address others are told before it listens there."""
+    """Returns the address with its port chosen: other services get it before this one listens there."""
     host, _, port = address.rpartition(":")
     return f"{host}:{free_port()}" if port == "0" else address
 
 
 def wait_drafting(edge: Service, timeout_s: float = LOAD_TIMEOUT_S) -> None:
-    """Returns when an edge drafts: it serves before. Raises ProcessFailed."""
+    """Returns when an edge drafts, which is later than when it serves. Raises ProcessFailed."""
     deadline = time.monotonic() + timeout_s
     reason = ""
     with grpc.insecure_channel(edge.address) as channel:
@@ -290,7 +292,7 @@ def wait_drafting(edge: Service, timeout_s: float = LOAD_TIMEOUT_S) -> None:
 
 
 def _cores(wanted: tuple[int, ...] | None) -> tuple[set[int], set[int]]:
-    """Cores of the verifier, and of everything else. Empty = any: a machine with one core has nothing to share out.
+    """Returns the cores of the verifier, and of everything else. Empty means any: one core cannot be divided.
 
     One each, even where there are more: nodes that share caches and memory anyway should at least not take turns.
     """

@@ -18,7 +18,7 @@ from outrider.security.tokens import CallsWithMetadata
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider_bench.config import BenchConfig
 from outrider_bench.samples import TIME_NAMES, Chunk, GenerationSample, Request, Rounds
-from outrider_cli.links.line import LinkSettings
+from outrider_cli.links.direction import LinkSettings
 from outrider_cli.local.process import ProcessFailed
 from outrider_cli.local.redis import RedisFailed, RedisNotFound
 from outrider_cli.local.stack import LocalStack, StackConfig

@@ -270,4 +270,5 @@ def _named(corpus: str, tenant: str) -> str:
 
 
 def _print_line(text: str, *, stderr: bool = False) -> None:
+    # Names and paths may have brackets, which rich would take for markup.
     Console(stderr=stderr, highlight=False, soft_wrap=True).print(text, markup=False)

@@ -230,6 +230,7 @@ def _unpacked(body: memoryview, size: int) -> bytes:
     """Returns the body, unpacked. It must come to `size` bytes, and is unpacked no further than that."""
     stream = zlib.decompressobj()
     try:
+        # One byte more than announced: enough to notice a larger body, without unpacking all of it.
         data = stream.decompress(body, size + 1)
     except zlib.error as error:
         raise PriorFileError(f"the body cannot be unpacked ({error})") from None

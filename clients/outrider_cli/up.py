@@ -11,7 +11,7 @@ from rich.console import Console
 from outrider.telemetry.redaction import without_secrets
 from outrider_cli import options
 from outrider_cli.failures import reported
-from outrider_cli.links.line import LinkSettings
+from outrider_cli.links.direction import LinkSettings
 from outrider_cli.local.process import ProcessFailed
 from outrider_cli.local.stack import LocalStack, StackConfig, termination_as_exit
 

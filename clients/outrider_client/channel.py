@@ -38,6 +38,7 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.keepalive_timeout_ms", 5_000),
     # Without it gRPC waits up to a minute for the answer to an internal ping, and sends no keepalive meanwhile.
     ("grpc.http2.ping_timeout_ms", 5_000),
+    # 0 means no limit: a stream that waits for its first token sends no data between the pings.
     ("grpc.http2.max_pings_without_data", 0),
     # A server that restarts is found again quickly; gRPC's own default waits up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),

@@ -44,6 +44,7 @@ class Replicas:
             now, count = self._clock(), len(self.addresses)
 
             def merit(number: int) -> tuple[float, float]:
+                # A replica that has not just failed comes before all that have; `min` keeps their turns.
                 if self._avoided_until[number] <= now:
                     return -1.0, 0.0
                 return num_failures[number] if num_failures else 0, self._avoided_until[number]
@@ -153,6 +154,7 @@ class RetryState:
         """Returns 0 until every replica has failed as often as the others; then more each time."""
         if self._replicas.has_fresh or min(self._num_failures) <= self._num_pauses:
             return 0.0
+        # Clients that were refused together must not come back together.
         pause_s = doubled(FIRST_PAUSE_S, LAST_PAUSE_S, self._num_pauses) * random.uniform(0.8, 1.2)
         self._num_pauses += 1
         return min(pause_s, max(0.0, self._deadline - self._clock()))

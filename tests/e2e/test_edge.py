@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from outrider.core.params import Method
-from outrider_cli.links.line import LinkSettings
+from outrider_cli.links.direction import LinkSettings
 from outrider_cli.local.stack import LocalStack, Service, StackConfig
 from outrider_cli.prompts import default_prompts
 from outrider_client.client import Client

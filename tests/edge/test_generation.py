@@ -8,7 +8,7 @@ import pytest
 from outrider.core.params import Method
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider_cli.links.delay_proxy import DelayProxy
-from outrider_cli.links.line import LinkSettings
+from outrider_cli.links.direction import LinkSettings
 from outrider_client.client import Client
 from outrider_client.errors import Unavailable, Unimplemented, from_rpc_error
 from outrider_client.generation import Result

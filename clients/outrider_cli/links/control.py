@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from outrider_cli.links.line import BadSetting, LinkSettings
+from outrider_cli.links.direction import BadSetting, LinkSettings
 
 TIMEOUT_S = 5.0
 UP, CUT, BLACKHOLE = "up", "cut", "blackhole"

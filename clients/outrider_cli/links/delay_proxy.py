@@ -12,7 +12,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from outrider_cli.links.control import BLACKHOLE, CUT, STATES, UP, LinkReport, controllable
-from outrider_cli.links.line import BadSetting, LinkDirection, LinkSettings, add_settings, settings_from, settings_of
+from outrider_cli.links.direction import (
+    BadSetting,
+    LinkDirection,
+    LinkSettings,
+    add_settings,
+    settings_from,
+    settings_of,
+)
 
 MAX_CHUNK_BYTES = 64 * 1024
 PACKET_BYTES = 1448
@@ -157,6 +164,7 @@ class DelayProxy:
             while is_open:
                 data = await reader.read(PACKET_BYTES if direction.rate_bits else MAX_CHUNK_BYTES)
                 await self._passes.wait()
+                # The empty chunk of a sender that closes travels too: the end must not overtake the data.
                 is_open, due = bool(data), direction.enter(now(), len(data))
                 assert due is not None, "nothing is lost without loss"
                 await in_flight.put((due, data))
@@ -191,6 +199,7 @@ def _bound(host: str, port: int) -> socket.socket:
     """Returns a socket that keeps an address for us without listening: connections to it are refused."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
+        # The socket that keeps the address and the one that listens are bound to it at the same time.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host.strip("[]"), port))
     except OSError:

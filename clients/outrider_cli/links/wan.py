@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider_cli.links.control import UP, LinkControl, LinkReport, controllable
-from outrider_cli.links.line import (
+from outrider_cli.links.direction import (
     BadSetting,
     LinkDirection,
     LinkSettings,

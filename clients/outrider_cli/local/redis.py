@@ -104,6 +104,7 @@ class LocalRedis:
             self._process = None
 
     def _start_on(self, port: int) -> bool:
+        # An empty `save` turns off the snapshots that Redis makes by default.
         options = {"bind": "127.0.0.1", "port": port, "save": "", "dir": self._directory}
         options |= {"appendonly": "yes", "appendfsync": "everysec"} if self._is_durable else {"appendonly": "no"}
         command = die_with_parent([self._program], self._cores)

@@ -24,7 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.v1.verifier_pb2 import GetInfoRequest
 from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
 from outrider_cli.links.control import LinkControl
-from outrider_cli.links.line import LinkSettings, flags_of
+from outrider_cli.links.direction import LinkSettings, flags_of
 from outrider_cli.links.namespaces import Namespace
 from outrider_cli.local.process import ManagedProcess, ProcessFailed, wait_for_end
 from outrider_cli.local.redis import free_port, running_redis

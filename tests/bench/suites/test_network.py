@@ -24,7 +24,7 @@ from outrider_bench.suites.network.round_trips import run_round_trips
 from outrider_bench.suites.network.traffic import CountingDriver, TrafficCount
 from outrider_bench.workers.wan import generation_to_json
 from outrider_cli.links.control import LinkReport
-from outrider_cli.links.line import LinkSettings
+from outrider_cli.links.direction import LinkSettings
 from outrider_cli.prompts import Prompt
 from tests.bench.samples import generation
 

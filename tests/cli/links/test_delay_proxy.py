@@ -15,7 +15,7 @@ import pytest
 
 from outrider_cli.links.control import LinkControl, controllable
 from outrider_cli.links.delay_proxy import DelayProxy
-from outrider_cli.links.line import BadSetting, LinkSettings
+from outrider_cli.links.direction import BadSetting, LinkSettings
 from outrider_cli.local.process import ManagedProcess
 
 

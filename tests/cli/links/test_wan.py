@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from outrider_cli.links import namespaces
-from outrider_cli.links.line import BadSetting, LinkSettings
+from outrider_cli.links.direction import BadSetting, LinkSettings
 from outrider_cli.links.namespaces import Namespace, WanNotPossible, in_namespace, two_namespaces, why_no_wan
 from outrider_cli.links.wan import Wan, running_wan
 from outrider_cli.local.process import ManagedProcess

@@ -29,7 +29,7 @@ from outrider_bench.suites.faults.experiments import (
     Fault,
 )
 from outrider_cli.links.delay_proxy import DelayProxy
-from outrider_cli.links.line import LinkSettings
+from outrider_cli.links.direction import LinkSettings
 from outrider_cli.local.redis import LocalRedis, find_program, free_port
 from outrider_cli.local.stack import Service
 

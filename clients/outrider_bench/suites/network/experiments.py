@@ -8,7 +8,7 @@ from typing import Any
 
 from outrider_bench.config import NetworkConfig
 from outrider_bench.experiment import PLAIN, TARGET, Contender, Experiment, contender
-from outrider_cli.links.line import LinkSettings
+from outrider_cli.links.direction import LinkSettings
 from outrider_cli.prompts import Prompt, choose, default_prompts
 
 SMALL_TARGET = "demo/target"

@@ -15,7 +15,7 @@ from outrider_bench.config import BenchConfig
 from outrider_bench.drivers import Driver, StackError, connected, running_services, stack_config
 from outrider_bench.suites.network.experiments import EDGE_RTT_MS, LOSSY, WITHOUT_LOSS
 from outrider_bench.workers.client import Worker
-from outrider_cli.links.line import LinkSettings, flags_of
+from outrider_cli.links.direction import LinkSettings, flags_of
 from outrider_cli.links.namespaces import WanNotPossible
 from outrider_cli.links.wan import Wan, running_wan
 from outrider_cli.local.process import ManagedProcess, ProcessFailed

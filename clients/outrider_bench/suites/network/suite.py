@@ -28,7 +28,7 @@ from outrider_bench.suites.network.far_away import driver_over_wan, drivers_at_e
 from outrider_bench.suites.network.report import report_of
 from outrider_bench.suites.network.round_trips import run_round_trips
 from outrider_bench.suites.network.traffic import CountingDriver, TrafficCount
-from outrider_cli.links.line import LinkSettings
+from outrider_cli.links.direction import LinkSettings
 
 
 class NetworkSuite(ExperimentSuite):

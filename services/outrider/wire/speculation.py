@@ -62,18 +62,7 @@ def _is_plain(field: Any) -> bool:
     return field.has_presence and field.type not in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_ENUM)
 
 
-METHODS = {
-    types_pb2.METHOD_OFF: Method.OFF,
-    types_pb2.METHOD_SPECULATIVE: Method.SPECULATIVE,
-    types_pb2.METHOD_PEARL: Method.PEARL,
-    types_pb2.METHOD_RETRIEVAL: Method.RETRIEVAL,
-    types_pb2.METHOD_CARD: Method.CARD,
-    types_pb2.METHOD_SAGUARO: Method.SAGUARO,
-    types_pb2.METHOD_DOUBLE: Method.DOUBLE,
-    types_pb2.METHOD_SPACELIKE: Method.SPACELIKE,
-    types_pb2.METHOD_BEST_FIRST: Method.BEST_FIRST,
-    types_pb2.METHOD_AUTO: Method.AUTO,
-}
+METHODS = {types_pb2.Method.Value(f"METHOD_{method.name}"): method for method in Method}
 METHODS_TO_PROTO = {method: value for value, method in METHODS.items()}
 
 _OWN_ROWS = {Method.BEST_FIRST: Rows.TREE, Method.AUTO: Rows.TREE}

@@ -62,7 +62,7 @@ def _is_plain(field: Any) -> bool:
     return field.has_presence and field.type not in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_ENUM)
 
 
-METHODS = {types_pb2.Method.Value(f"METHOD_{method.name}"): method for method in Method}
+METHODS = {cast(types_pb2.Method, types_pb2.Method.Value(f"METHOD_{method.name}")): method for method in Method}
 METHODS_TO_PROTO = {method: value for value, method in METHODS.items()}
 
 _OWN_ROWS = {Method.BEST_FIRST: Rows.TREE, Method.AUTO: Rows.TREE}

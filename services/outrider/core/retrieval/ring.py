@@ -261,7 +261,7 @@ class _FreshContexts:
         return found
 
     def _places(self, tail: Sequence[TokenId]) -> dict[int, int]:
-        """Where the keys at the end of a context are in the tables, by key length."""
+        """Finds where the keys at the end of a context are in the tables, by key length."""
         places = {}
         total = 0
         for length in range(1, min(len(tail), self.KEY_LENS[0]) + 1):

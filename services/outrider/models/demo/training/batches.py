@@ -1,4 +1,4 @@
-"""Where the training windows come from: the text, and for the draft also the target.
+"""Batches of training windows: from the text, and for the draft model also from the target.
 
 The draft will be asked to continue what the *target* wrote, so in the later
 part of its training every other batch is text sampled from the target. That

@@ -277,7 +277,7 @@ def _run(suite: str, config: object, out: Path | None, *more: object) -> None:
     """Runs a suite; ends the command with its exit status."""
     with _checked():
         _check_folder(out)
-    # Tables wrap badly; what is not a terminal has no width of its own, so it gets enough.
+    # Tables wrap badly; what is not a terminal has no width, so it gets enough.
     console = Console()
     console = console if console.is_terminal else Console(width=_WIDTH)
     # Imported only here: --help and wrong flags need none of it, and each suite only its own.

@@ -18,9 +18,9 @@ BASELINES = ("hf", "bare")
 DTYPES = ("auto", "bfloat16", "float32")
 DTYPE_ALIASES = {"bf16": "bfloat16", "fp32": "float32"}
 PARTS = ("methods", "saguaro", "card", "double", "spacelike", "rows", "noise", "auto", "peers")
-"""What the methods' suite measures: all methods, and an ablation of each paper."""
+"""Parts of the methods' suite: all methods, and an ablation of each paper."""
 NETWORK_PARTS = ("rtt", "simulation", "bytes", "wan", "edge")
-"""What the network's suite measures."""
+"""Parts of the network's suite."""
 T = TypeVar("T")
 
 
@@ -38,7 +38,7 @@ class BenchConfig:
     concurrencies: tuple[int, ...] = (1,)
     rtts_ms: tuple[float, ...] = (0.0,)
     num_speculative_tokens: tuple[int, ...] = ()
-    """Each gives every drafting method a row of its own; empty means the server's default."""
+    """Each adds a row for every drafting method; empty means the server's default."""
     lookahead: int | None = None
     min_path_probability: float | None = None
     max_tokens: int = 128
@@ -141,9 +141,9 @@ class FaultsConfig:
     """They begin at equal distances."""
     num_sessions: int = 8
     seed: int = 0
-    """Of the faults, and of what is generated meanwhile."""
+    """Decides the faults, and what is generated meanwhile."""
     is_quick: bool = False
-    """Few faults of each kind, in under a minute: whether it works, not how often."""
+    """True means few faults of each kind, in under a minute: they show that it works, not how often."""
 
     def __post_init__(self) -> None:
         _require(0 < self.minutes <= 24 * 60, "--minutes", "in (0, 1440]", self.minutes)
@@ -200,7 +200,7 @@ def parse_cores(text: str, available: Sequence[int]) -> tuple[int, ...]:
 
 
 def read_prompts(path: Path | None, categories: str, count: int | None) -> tuple[Prompt, ...]:
-    """The prompts that the flags --prompts, --categories and --num-prompts choose."""
+    """Return the prompts that the flags --prompts, --categories and --num-prompts choose."""
     _require(count is None or count >= 1, "--num-prompts", ">= 1", count)
     try:
         prompts = load_prompts(path) if path is not None else default_prompts()

@@ -18,7 +18,7 @@ from outrider_client.channel import open_aio
 CONTINUATION_LEN = 10
 """Tokens that a lookup asks for."""
 TOKENIZER_HASH = "benchmark"
-"""Of the made-up streams."""
+"""Tokenizer hash that the made-up streams are recorded under."""
 RETRY_S = 0.002
 ANSWER_TIMEOUT_S = 20.0
 """Longest wait for anything that must come. A measurement that hangs is no measurement."""

@@ -141,14 +141,21 @@ class Services:
     stack: LocalStack
     driver: StackDriver
     info: verifier_pb2.GetInfoResponse
-    """What the verifier says of itself."""
+    """Answer of the verifier to GetInfo."""
 
 
 @asynccontextmanager
 async def running_stack(
     config: BenchConfig, rtt_ms: float, security: ChannelSecurity = NO_SECURITY
 ) -> AsyncIterator[tuple[StackDriver, verifier_pb2.GetInfoResponse]]:
-    """A driver for the services while the block runs, and what the verifier says of itself. Raises StackError."""
+    """Run the services, or connect to them, while the block runs.
+
+    Yields:
+        A driver, and the verifier's answer to GetInfo.
+
+    Raises:
+        StackError: The services do not start, or do not know a method that is to be measured.
+    """
     if config.address is None:
         async with running_services(stack_config(config, rtt_ms)) as services:
             _check_methods(config, services.info)

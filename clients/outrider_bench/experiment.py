@@ -32,11 +32,11 @@ class Experiment:
     draft: str = DRAFT
     """The speculator's model. Experiments with the same one share their services."""
     prior_share: float = 0.0
-    """How much of the prior is loaded; 0 = none."""
+    """Share of the prior that is loaded; 0 means that no prior is."""
     off_at: frozenset[int] | None = None
     """Prompts that `off` takes part in; None means all. The prompts come once, in their order, where this is set."""
     note: str = ""
-    """What must be known to read the numbers."""
+    """A sentence that the numbers cannot be read without."""
     target: str = TARGET
     dtype: str = "auto"
     """Number format of the target."""
@@ -91,7 +91,7 @@ class Contender:
     method: str
     setting: str = ""
     driver: str = "stack"
-    """Which driver runs it: "stack", "hf" or "bare"."""
+    """Name of the driver that runs it: "stack", "hf" or "bare"."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

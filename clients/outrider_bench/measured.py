@@ -1,7 +1,7 @@
 """Blocks to ratios and rates: what the claims are about. Pure.
 
 Two contenders are compared repeat by repeat, on the prompts that both have finished; the median of the repeats counts.
-A value is None where nothing was measured.
+None means that a value was not measured.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Chapter:
     title: str
     tables: Sequence[Table] = ()
     sentences: Sequence[str] = ()
-    """How it was measured, and how to read it."""
+    """Sentences about how it was measured, and how to read it."""
     items: Sequence[str] = ()
     """Entries of a list."""
     pictures: Sequence[str] = ()
@@ -91,7 +91,7 @@ class Report:
     environment: Sequence[str]
     """Lines about the machine and the run."""
     notes: Sequence[str]
-    """What must be known before the numbers: small sizes, failures, an interruption."""
+    """Sentences that belong before the numbers: about small sizes, failures, an interruption."""
     chapters: Sequence[Chapter]
     summary: str = ""
     checks: Sequence[str] = field(default_factory=list)
@@ -279,12 +279,12 @@ def _value_cell(value: float | None, digits: int | None) -> str:
 
 
 def number_cell(value: float | None, digits: int, unit: str = "") -> str:
-    """Show a number in so many digits, or that there is none."""
+    """Show a number with `digits` decimals; None shows as a dash."""
     return NONE if value is None else f"{value:.{digits}f}{unit}"
 
 
 def percent_cell(value: float | None) -> str:
-    """Show a share, or that there is none."""
+    """Show a share in percent; None shows as a dash."""
     return NONE if value is None else f"{value:.0%}"
 
 

@@ -21,7 +21,7 @@ from outrider_bench.samples import Block, Condition, GenerationSample, Request, 
 GENERATION_TIMEOUT_S = 60.0
 """Ten times what the longest one takes with `off`."""
 MAX_FAILURES = 2
-"""A contender that has failed so often takes no further part."""
+"""Failures after which a contender takes no further part."""
 WARM_UP_PROMPT = """import csv
 
 
@@ -67,13 +67,17 @@ class Running:
             keep: Gets what was measured, at once.
         """
         self.failures: dict[str, str] = {}
-        """Why contenders failed, by their label."""
+        """Reasons of failures, by the label of the contender."""
         self._experiment, self._config, self._keep = experiment, config, keep
         self._drivers = {name: TimedDriver(driver) for name, driver in drivers.items()}
         self._counts: Counter[str] = Counter()
 
     async def warm_up(self, is_cold: Callable[[Contender], bool] = lambda _: True) -> list[Contender]:
-        """Has everyone who is cold generate a little. Returns who can be measured; `off` alone is nobody."""
+        """Has every cold contender generate a little.
+
+        Returns:
+            The contenders that can be measured. Empty if only `off` is left: there would be nothing to compare.
+        """
         present: list[Contender] = []
         for one in self._experiment.contenders:
             try:
@@ -110,7 +114,7 @@ async def run_experiment(
     """Runs an experiment from beginning to end, all on the services; see `Running`.
 
     Returns:
-        Why contenders failed, by their label. Where nobody is left to be measured, nothing is.
+        The reasons of failures, by the label of the contender. Nothing is measured if no contender is left.
     """
     running = Running(experiment, config, {"stack": driver}, keep)
     await running.take(turns_of(experiment, config, await running.warm_up()))
@@ -118,7 +122,7 @@ async def run_experiment(
 
 
 def turns_of(experiment: Experiment, config: BenchConfig, contenders: Sequence[Contender]) -> Iterator[Turn]:
-    """All turns, in order: as `schedule` has them, or the prompts once in theirs where `off` sits out at some."""
+    """Yields all turns: in the order of `schedule`, or each prompt once where `off` takes part in some only."""
     if not contenders:
         return
     if experiment.off_at is None:

@@ -30,13 +30,13 @@ class SimulatedCosts:
     """Times in milliseconds."""
 
     target_ms: ForwardTimes
-    """Of a target forward, by its rows."""
+    """Times of a target forward, by its rows."""
     draft_ms: ForwardTimes
-    """Of a draft forward, by its nodes."""
+    """Times of a draft forward, by its nodes."""
     round_trip_ms: float = 0.0
-    """Of a message and its answer, without what is done for it."""
+    """Time of a message and its answer, without the work in between."""
     overhead_ms: float = 0.0
-    """Of a round, beside its forward."""
+    """Time of a round beside its forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class SimulatedMethod:
     is_tree: bool = True
     """True if they are a sub-tree, or one chain."""
     waiting: Waiting = Waiting.WORTH
-    """What the target does with nothing to verify."""
+    """Decides what the target does when there is nothing to verify."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class _Node:
         self.run = run
         """First choices in a row up to here."""
         self.log_probability = log_probability
-        """Of the path from the very beginning."""
+        """Log-probability of the whole path from the first token."""
         self.children: dict[int, _Node] = {}
         self.is_expanded = False
         self.is_known = False

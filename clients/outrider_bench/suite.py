@@ -51,10 +51,10 @@ FAILURES: tuple[type[Exception], ...] = (
 
 
 class Suite(ABC):
-    """Is one run of a suite. What has been measured is kept however the run ends."""
+    """A `Suite` is one run. However the run ends, the values measured so far are kept."""
 
     name: ClassVar[str]
-    """Of the subcommand, and of the suite's package."""
+    """Name of the subcommand, and of the suite's package."""
     report_name: ClassVar[str] = "results.md"
     essential: ClassVar[frozenset[str]] = frozenset()
     """Names of attempts that everything else stands on: a run in which one failed is not complete."""

@@ -1,6 +1,6 @@
 """Baselines in worker processes: one JSON object a line, requests on stdin, answers on stdout.
 
-A process of its own gives a baseline what the verifier has: a core, one thread, and nobody else's work in between. It
+A separate process gives a baseline what the verifier has: a core, one thread, and no other work in between. It
 also keeps torch out of this package; the workers belong to `outrider.models`.
 """
 
@@ -36,7 +36,7 @@ class Worker:
         self._log = log
         self._turn = asyncio.Lock()
         self.hello: dict[str, Any] = {}
-        """What the worker said of itself when it was ready."""
+        """Description of itself that the worker sent once it was ready."""
 
     @classmethod
     async def start(cls, module: str, arguments: Sequence[str], core: int | None, namespace: str = "") -> Worker:

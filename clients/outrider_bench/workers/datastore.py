@@ -41,8 +41,8 @@ CONTEXT_LEN = 16
 COMMIT_LEN = 4
 """Tokens learned at a time, as rounds bring them."""
 FRESH_PART, MAX_FRESH = 16, 1 << 17
-"""One token in so many, up to a limit, is not indexed when a ring is searched: new documents come all the time. Half of
-what makes the datastore build again."""
+"""A ring is searched with one token in FRESH_PART, at most MAX_FRESH, not indexed: new documents come all the time. It
+is half the share at which the datastore builds again."""
 
 Handler = Callable[..., dict[str, Any]]
 
@@ -90,9 +90,11 @@ def build_and_search_ring(
     rebuild: bool,
     cores: Sequence[int],
 ) -> dict[str, Any]:
-    """Builds the index of a ring of so many tokens in a background thread, then looks up: with all of it indexed; with
-    new documents behind it, idle; and with `rebuild` also while it is built again. Runs on the cores given; none = on
-    those it was given before."""
+    """Builds the index of a ring of `num_tokens` tokens in a background thread, then looks up.
+
+    It looks up with all of it indexed; with new documents behind it, idle; and with `rebuild` also while it is built
+    again. It runs on `cores`; empty means that the process stays on the cores it has.
+    """
     if cores:
         os.sched_setaffinity(0, cores)
     stream: Tokens = np.load(tokens)
@@ -208,7 +210,7 @@ HANDLERS: Mapping[str, Handler] = {
 
 def serve(lines: Iterator[str]) -> None:
     """Says hello, and answers until the lines end. A request that raises is answered with its error."""
-    # Libraries print to stdout when it pleases them; the protocol has a copy of the descriptor of its own.
+    # Libraries print to stdout when it pleases them; the protocol writes to its private copy of the descriptor.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     sys.stdout = sys.stderr
     print(json.dumps({"sorts": sorts()}), file=answers)

@@ -26,11 +26,11 @@ _ASSISTANT_DEFAULTS = {
     "num_assistant_tokens_schedule": None,
     "assistant_confidence_threshold": None,
 }
-"""None = whatever transformers takes for the default."""
+"""None means the default of transformers."""
 
 
 class _Clock(BaseStreamer):
-    """Notes the time when `generate` hands tokens out: the prompt first, then the tokens of each forward."""
+    """Records the time when `generate` hands tokens out: the prompt first, then the tokens of each forward."""
 
     def __init__(self, watch: Stopwatch) -> None:
         self._watch = watch
@@ -52,8 +52,8 @@ class HfBaseline:
 
     def __init__(self, target: Any, draft: Any, tokenizer: Any) -> None:
         self._target, self._draft, self._tokenizer = target, draft, tokenizer
-        # Weights come with a generation config of their own: sampling defaults and an end-of-sequence token that nobody
-        # asked for.
+        # Weights come with a generation config: sampling defaults and an end-of-sequence token that the benchmark does
+        # not ask for.
         for model in (target, draft):
             model.generation_config = GenerationConfig(pad_token_id=0)  # type: ignore[no-untyped-call]
 

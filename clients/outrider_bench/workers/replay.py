@@ -23,7 +23,7 @@ from outrider.core.retrieval.tiers import LocalTiers
 MAX_MATCH_LEN, MAX_RING_MATCH_LEN = 4, 10
 ARCTIC = "arctic_inference.suffix_decoding"
 _ARCTIC_CONTEXT_LEN = 64
-"""As deep as its trees are by default."""
+"""The default depth of its trees."""
 
 
 class Proposer(Protocol):

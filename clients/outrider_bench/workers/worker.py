@@ -26,7 +26,7 @@ def pin(core: int | None) -> None:
 
 def serve(load: Callable[[], tuple[dict[str, Any], Mapping[str, Handler]]]) -> None:
     """Loads, says hello, and answers until stdin ends. A request that raises is answered with its error."""
-    # Libraries print to stdout when it pleases them; the protocol has a copy of the descriptor of its own.
+    # Libraries print to stdout when it pleases them; the protocol writes to its private copy of the descriptor.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     sys.stdout = sys.stderr
     hello, handlers = load()

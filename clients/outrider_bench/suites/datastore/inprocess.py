@@ -30,7 +30,7 @@ class TokenFiles:
     learned: Path
     heldout: Path
     origin: str
-    """What they are, in a few words."""
+    """Names their source in a few words."""
 
     @classmethod
     def write(cls, run: DatastoreRun, name: str, learned: Any, heldout: Any, origin: str) -> TokenFiles:

@@ -26,7 +26,7 @@ from outrider_bench.suites.datastore.sizes import BATCH_LEN, DatastoreRun
 LOOKUP, WATCH, RING = "lookup", "watch", "ring"
 TARGET = Target("<=", 100)
 FIRST_TOKEN = 1 << 20
-"""Of the records: every token occurs once, so that an answer can only come from the one record."""
+"""First token of the records: every token occurs once, so that an answer can only come from the one record."""
 SUFFIX_LEN = 6
 """Longer than any n-gram: only the ring can match so much."""
 

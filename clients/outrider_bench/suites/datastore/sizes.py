@@ -31,7 +31,7 @@ class DatastoreSizes:
     num_records: int = 50
     num_kills: int = 20
     append_s: float = 1.5
-    """How long is recorded before Redis is killed."""
+    """Seconds of recording before Redis is killed."""
     outage_s: float = 1.0
     num_sessions: int = 10_000
     num_warm_up_sessions: int = 5000

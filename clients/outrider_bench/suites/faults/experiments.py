@@ -47,13 +47,13 @@ class Fault:
 
     number: int
     due_s: float
-    """When it begins, in seconds after the calm."""
+    """Seconds from the end of the calm to its beginning."""
     part: str
     kind: str
     lasting_s: float
-    """How long it lasts before it is healed; what is restarted takes its own time besides."""
+    """Seconds until it is healed; a process that is restarted takes longer to be back."""
     replica: int
-    """Which verifier, if it is one."""
+    """Index of the verifier, if the part is one."""
     delay_ms: float
     """Each way, of a slow wire."""
 

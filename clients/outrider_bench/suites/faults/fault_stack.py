@@ -34,7 +34,7 @@ from outrider_cli.local.redis import LocalRedis, find_program, free_port
 from outrider_cli.local.stack import Service
 
 GARBAGE_SHARE = 0.2
-"""Of the pieces that come in while the wire changes bytes."""
+"""Share of the chunks that are changed while the wire changes bytes."""
 
 
 class FaultProxy(DelayProxy):
@@ -46,11 +46,11 @@ class FaultProxy(DelayProxy):
         self._is_garbled = False
 
     def garble(self) -> None:
-        """Some of what gets through is changed, either way."""
+        """Changes a byte in some of the chunks of either direction, until `heal`."""
         self._is_garbled = True
 
     async def heal(self) -> None:
-        """All is well from here on."""
+        """Lets everything pass unchanged again."""
         self._is_garbled = False
         await super().heal()
 
@@ -66,7 +66,7 @@ PARTS = (REDIS, DATASTORE, SPECULATOR, VERIFIER)
 REST_S = 3.0
 """After a fault, before the next one of the same part: what it recovers within can be seen."""
 START_TIMEOUT_S = 240.0
-"""Of a service that shares its cores with all others and with those who ask."""
+"""Generous: a service shares its cores with all others and with the clients."""
 _MODEL_FLAGS = ("--dtype", "float32", "--num-threads", "1")
 
 T = TypeVar("T")

@@ -28,9 +28,9 @@ class Outcome:
 
     method: str
     error: str
-    """What reached the caller; empty = nothing did."""
+    """The error that reached the caller; empty means that none did."""
     is_equal: bool
-    """Whether tokens and text are those of a run without faults."""
+    """True if tokens and text are those of a run without faults."""
     first_difference: int | None
     """Index of the first token that is not; None means that those that came are all right."""
     num_tokens: int
@@ -46,7 +46,7 @@ class Suffered:
     fault: Fault
     began_s: float
     returned_s: float | None = None
-    """When the part was back: its process serves, its wire is whole. None = never."""
+    """Time at which the part was back: its process serves, its wire is whole. None means never."""
 
     def to_json(self, recovery_s: float | None) -> dict[str, Any]:
         """Return the object that results.json keeps."""
@@ -63,22 +63,25 @@ class Observed:
     suffered: list[Suffered] = field(default_factory=list)
     tokens_by_second: Counter[int] = field(default_factory=Counter)
     drafted_s: list[float] = field(default_factory=list)
-    """When tokens of the draft model were accepted, in order."""
+    """Times at which tokens of the draft model were accepted, in order."""
 
     def count(self, now: float, num_tokens: int, *, has_drafted: bool) -> None:
-        """A chunk has come."""
+        """Counts a chunk that has come."""
         moment = now - self.began
         self.tokens_by_second[int(moment)] += num_tokens
         if has_drafted:
             self.drafted_s.append(moment)
 
     def add(self, outcome: Outcome) -> None:
-        """A generation has ended."""
+        """Adds a generation that has ended."""
         self.outcomes.append(outcome)
 
     def recovery_s(self, suffered: Suffered) -> float | None:
-        """From the speculator's return to the first accepted token of its draft model. None = the fault was none of
-        its own or only slow, or the next one came first."""
+        """Return the seconds from the speculator's return to the first accepted token of its draft model.
+
+        None means that the fault hit another part or was only slow, that no such token came, or that the next fault of
+        the speculator came first.
+        """
         fault, returned = suffered.fault, suffered.returned_s
         if fault.part != SPECULATOR or fault.kind == SLOW or returned is None:
             return None

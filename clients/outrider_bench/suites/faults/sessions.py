@@ -1,4 +1,4 @@
-"""Clients that generate without pause, and compare what they hear with what they would hear without faults."""
+"""Clients that generate without pause, and compare the tokens with those of a run without faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEMPERATURES = (0.0, 0.7, 1.0)
 DRAFTING = tuple(method for method in Method if method.needs_draft_model or method is Method.AUTO)
 OTHERS = tuple(method for method in Method if method not in DRAFTING)
 DRAFTING_SHARE = 0.75
-"""Of the generations: whether a speculator is back shows only in those."""
+"""Share of the generations that draft with the speculator: only they show that it is back."""
 STALL_TIMEOUT_S = 3.0
 """Shorter than verifiers are stopped for at the longest: some generations leave them, some wait for them."""
 CONCURRENCY = 4

@@ -69,7 +69,7 @@ class FaultsSuite(Suite):
     async def _phase(
         self, name: str, stack: FaultStack, cases: list[Case], faults: list[Fault], lasting_s: float, log: Log
     ) -> None:
-        """Sessions generate, for some time, while faults happen; when all have ended, what they have left is noted."""
+        """Has sessions generate for some time while faults happen; records what is held once all have ended."""
         log(f"{name}: {lasting_s:.0f} s, {len(faults)} faults")
         addresses = [verifier.address for verifier in stack.verifiers]
         over, began = asyncio.Event(), time.monotonic()

@@ -50,7 +50,7 @@ class Peer:
     temperature: float
     tokens_per_s: float
     minimum: float
-    """How many times its ratio ours should be."""
+    """Least quotient of our ratio and this one that is expected."""
 
     @property
     def speedup(self) -> float:

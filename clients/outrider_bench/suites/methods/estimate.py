@@ -16,15 +16,15 @@ TOKEN_S = 0.0207
 PREFILL_TOKEN_S = 0.0012
 CHARACTERS_PER_TOKEN = 2.8
 START_S = 7.0
-"""Of the services, until all models are loaded."""
+"""Seconds that the services take until all models are loaded."""
 WARM_UP_PREFILL_S = 0.08
 MEASURE_S = 6.0
-"""Of the speed ratio of a draft model."""
+"""Seconds that it takes to measure the speed ratio of a draft model."""
 BUILD_TOKENS_PER_S = 700.0
-"""Of the small target, eight generations at a time."""
+"""Speed of the small target at eight generations at a time."""
 BUILD_ROUNDS = 2
 LOAD_S = 4.0
-"""Of a prior, until everybody has it."""
+"""Seconds from loading a prior until all services have it."""
 
 _SPEEDUPS = {
     "off": {0.0: 1.0},

@@ -21,22 +21,22 @@ class MethodsSizes:
     """Says how much is measured."""
 
     method_prompts: int = 3
-    """Of the table of methods."""
+    """Prompts of the table of methods."""
     max_tokens: int = 104
-    """Of it, and of the sweep of card's beam: greedy chains are long."""
+    """Limit for that table, and for the sweep of card's beam: greedy chains are long."""
     num_prompts: int = 2
-    """Of each of the other experiments, or of each of its categories."""
+    """Prompts of each other experiment, or of each of its categories."""
     ablation_tokens: int = 48
     double_tokens: int = 64
-    """Of double: what it finds depends on how far the text has come."""
+    """Limit for double: its matches depend on how far the text has come."""
     auto_tokens: int = 40
-    """Of auto, away from the table of methods."""
+    """Limit for auto outside the table of methods."""
     beam_widths: tuple[int, ...] = (5, 16, 50, 100, 200)
     biases: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25, 0.0)
     max_rows: tuple[int, ...] = (4, 8, 16, 24, 32)
     prior_prompts: int = 80
     prior_tokens: int = 64
-    """Of each continuation of them."""
+    """Length of each continuation of these prompts."""
     prior_shares: tuple[float, ...] = (1 / 16, 1 / 4)
     """Beside the whole."""
     replay_requests: int = 300
@@ -79,14 +79,14 @@ OTHER_CATEGORIES = ("prose", "repetitive")
 BUDGET = 16
 """Outcomes that saguaro drafts for, in every setting of it."""
 CHAIN_LEN = 8
-"""Of the chains whose tokens are judged one by one."""
+"""Length of the chains whose tokens are judged one by one."""
 WHOLE_CHAINS: dict[str, Any] = {"num_speculative_tokens": CHAIN_LEN, "min_path_probability": 0.0}
 """A chain that ends where it gets improbable would be judged by its good tokens only."""
 RATIO: dict[str, Any] = {"acceptance_rule": "ACCEPTANCE_RULE_RATIO"}
 TIERS = ("PRIOR", "DYNAMIC", "SHARED", "REJECTED", "RING")
 SHARING: dict[str, Any] = {"retrieval_params": {"scope": "RETRIEVAL_SCOPE_TENANT", "contribute": True}}
 FIXED_METHODS = ("pearl", "best-first", "retrieval")
-"""What auto is compared with away from the table of methods."""
+"""Methods that auto is compared with outside the table of methods."""
 
 QUERY_ONLY = "query only"
 CHAIN = "chain"
@@ -124,7 +124,7 @@ ALL_METHODS = (
     contender("best-first", rows="ROWS_TREE"),
     contender("auto"),
 )
-"""Of the table of methods. spacelike, which has nothing to say in a new service, has a part of its own."""
+"""Contenders of the table of methods. spacelike, which proposes nothing in a new service, has a separate part."""
 
 
 def experiments_of(parts: Iterable[str], sizes: MethodsSizes, repeats: int) -> list[Experiment]:
@@ -327,4 +327,4 @@ _PARTS: dict[str, Callable[[MethodsSizes, int], list[Experiment]]] = {
     "noise": _noise,
     "auto": _auto,
 }
-"""The part `peers` needs no run of its own."""
+"""The part `peers` is missing: it reads the runs of the others."""

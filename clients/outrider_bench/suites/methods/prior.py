@@ -140,9 +140,9 @@ class Provenance:
     """True if the held-out files here are those of the training."""
     num_prompts: int
     num_in_training_text: int
-    """Whose end occurs in it."""
+    """Prompts whose end occurs in the training text."""
     num_from_learned_files: int
-    """That name a file as their source that was not held out. One of them would be a mistake in the benchmark."""
+    """Prompts whose source is a file that was not held out. A single one would be a mistake in the benchmark."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that results.json keeps."""

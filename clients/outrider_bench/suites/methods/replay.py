@@ -22,7 +22,7 @@ from outrider_cli.prompts import Prompt
 NEW, NEAR = "new", "near-repeat"
 NUM_TOPICS = 12
 NEAR_SHARE = 0.4
-"""Of the requests after the cold start."""
+"""Share of near-repeats among the requests after the cold start."""
 GROUP_LEN = 20
 """Requests that make a point of the curve."""
 MAX_PLACES = 400
@@ -71,14 +71,14 @@ class Replay:
     """Holds what a replay found. Speed-ups are those of tokens a second, prefill included."""
 
     cold: float
-    """Of the cold start, on the requests that both took."""
+    """Speed-up of the cold start, on the requests that both took."""
     last_third: float
     near: float | None
-    """Of the near-repeats; None if there was none."""
+    """Speed-up of the near-repeats; None means that no near-repeat was measured."""
     points: tuple[tuple[int, float], ...]
-    """Of every GROUP_LEN requests: the number of the last one, and the speed-up."""
+    """A point for every GROUP_LEN requests: the number of the last one, and the speed-up."""
     requests: tuple[tuple[int, str, float], ...]
-    """Of every request: its number, its category, the speed-up."""
+    """An entry for every request: its number, its category, the speed-up."""
 
 
 def analyse(blocks: Sequence[Block], num_requests: int, num_cold: int) -> Replay | None:

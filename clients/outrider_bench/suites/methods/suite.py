@@ -26,7 +26,7 @@ from outrider_bench.workers.client import Worker
 
 _FORWARD_WORKER = "outrider_bench.workers.bare"
 _COMPARED_DRAFTS = (DRAFT_C5, DRAFT_C2_5)
-"""Whose speed ratio claims are about."""
+"""Draft models whose speed ratio the claims are about."""
 _CONTEXT_LEN = 192
 _SETTLE_S = 2.5
 """After a prior was loaded: verifier and speculator copy it in the background, for themselves."""

@@ -21,7 +21,7 @@ NUM_RANKS = 8
 CONTEXT_LEN = 192
 TARGET_ROWS, DRAFT_ROWS = (1, 2, 4, 8, 16, 32), (1, 4, 8, 16, 32)
 USUAL_OVERHEAD_MS = USUAL_LATENCY_MS = 1.0
-"""Where the round trips were not measured."""
+"""Assumed if the round trips were not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class Bound:
     tokens_per_s: Mapping[float, float]
     """By round trip in milliseconds."""
     off_tokens_per_s: float
-    """Of plain decoding at these costs."""
+    """Speed of plain decoding at these costs."""
     odds: Odds
     """With which the target's token is the draft model's choice number 0, 1, ..."""
 
     def kept(self, rtt_ms: float) -> float | None:
-        """Share of the speed without a round trip; None = it was not simulated."""
+        """Return the share of the speed without a round trip; None means that it was not simulated."""
         known = self.tokens_per_s
         return known[rtt_ms] / known[0.0] if rtt_ms in known and 0.0 in known else None
 
@@ -60,14 +60,14 @@ class MeasuredCosts:
 
     target_ms: Mapping[int, float]
     draft_ms: Mapping[int, float]
-    """Of forwards, by their rows."""
+    """Times of draft forwards, by their rows."""
     overhead_ms: float
-    """Of a round, beside its forward."""
+    """Time of a round beside its forward."""
     latency_ms: float
-    """Of a message and its answer without a round trip, the drafting not counted."""
+    """Time of a message and its answer without a round trip, the drafting not counted."""
 
     def at(self, rtt_ms: float) -> SimulatedCosts:
-        """With a round trip."""
+        """Return the costs with a round trip added."""
         target_ms, draft_ms = ForwardTimes(self.target_ms), ForwardTimes(self.draft_ms)
         return SimulatedCosts(target_ms, draft_ms, self.latency_ms + rtt_ms, self.overhead_ms)
 

@@ -13,7 +13,7 @@ from outrider_bench.suites.network.experiments import EDGE, SAMPLED_METHODS, WAN
 from outrider_bench.suites.network.traffic import TrafficCount
 
 AUTO_KEEPS = {10.0: 0.9, 40.0: 0.7, 100.0: 0.45}
-"""Of its speed without a round trip, by round trip in milliseconds; greedy."""
+"""Shares of its greedy speed without a round trip that auto should keep, by round trip in milliseconds."""
 SAMPLED_RTT_MS, SAMPLED_KEEPS = 40.0, 0.6
 """At temperature 1."""
 BYTES_PER_ACCEPTED = {"pearl": 120.0, label_of(WIDE): 1000.0}

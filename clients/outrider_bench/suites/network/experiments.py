@@ -12,12 +12,12 @@ from outrider_cli.links.direction import LinkSettings
 from outrider_cli.prompts import Prompt, choose, default_prompts
 
 SMALL_TARGET = "demo/target"
-"""What the inflated one says, at a twentieth of its cost."""
+"""Generates the same texts as the inflated target, at a twentieth of its cost."""
 WAN_RTT_MS = 40.0
 LOSSY = LinkSettings(delay_ms=WAN_RTT_MS / 2, jitter_ms=5.0, rate_up_mbit=1.0, loss=0.01)
 """Up is from the speculator, at the edge, to the verifier."""
 WITHOUT_LOSS = LinkSettings(delay_ms=WAN_RTT_MS / 2, jitter_ms=5.0, rate_down_mbit=1.0)
-"""The same for a proxy, as far as it goes. The verifier dials the speculator, so what comes back is down."""
+"""Settings for a proxy, which cannot lose packets. The verifier dials the speculator, so its answers are down."""
 EDGE_RTT_MS = 40.0
 
 
@@ -27,20 +27,20 @@ class NetworkSizes:
 
     target: str = TARGET
     num_prompts: int = 2
-    """Of the round trips, of the WAN and of the edge."""
+    """Prompts of the round trips, of the WAN and of the edge."""
     max_tokens: int = 64
-    """Of each generation."""
+    """Limit of each generation."""
     edge_tokens: tuple[int, ...] = (64, 128, 256)
-    """Of the generations at the edge: the first token takes as long as anywhere, the others are what is gained."""
+    """Lengths at the edge: the first token takes as long as anywhere, the gain is in the others."""
     rtts_ms: tuple[float, ...] = (0.0, 2.0, 10.0, 40.0, 100.0)
-    """Of the first, shares are taken: it must be 0."""
+    """Round trips. The first must be 0: speeds are shown as shares of the speed there."""
     sampled_rtts_ms: tuple[float, ...] = (0.0, 40.0)
     """At temperature 1."""
     text_prompts: int = 4
-    """Of the comparison of texts over the WAN."""
+    """Prompts of the comparison of texts over the WAN."""
     watched_prompts: int = 8
     watched_tokens: int = 64
-    """Of each text in which the draft model is watched."""
+    """Length of each text in which the draft model is watched."""
     simulated_tokens: int = 300
     simulated_seeds: int = 2
     simulated_expansions: tuple[int, ...] = (1, 8, 16)
@@ -87,7 +87,7 @@ def rtt_name(rtt_ms: float, temperature: float) -> str:
 
 
 def edge_name(num_tokens: int) -> str:
-    """Name of the experiment with texts of so many tokens."""
+    """Return the name of the experiment with texts of `num_tokens` tokens."""
     return f"edge-{num_tokens}"
 
 

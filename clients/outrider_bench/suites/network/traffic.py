@@ -12,7 +12,7 @@ from outrider_bench.samples import Block, GenerationSample, Request
 from outrider_cli.links.control import LinkControl, LinkReport
 
 SETTLED_S = 0.05
-"""When nothing has come for so long, what belongs to a generation has come."""
+"""Seconds without a byte after which a generation's traffic is complete."""
 MAX_SETTLING_S = 2.0
 
 
@@ -36,7 +36,7 @@ class Traffic:
 
     @property
     def per_accepted(self) -> float | None:
-        """Bytes for each drafted token that was kept; None = there was none."""
+        """Bytes for each drafted token that was accepted; None means that no token was."""
         return self.num_bytes / self.num_accepted if self.num_accepted else None
 
     @property
@@ -96,10 +96,10 @@ class TrafficCount:
         traffic.num_tokens += len(made.token_ids)
 
     def of(self, label: str, temperature: float) -> Traffic | None:
-        """That of a contender; None = it was not measured."""
+        """Return the traffic of a contender; None means that it was not measured."""
         return self._found.get((label, temperature))
 
     @property
     def all(self) -> list[Traffic]:
-        """That of all."""
+        """Traffic of all contenders."""
         return list(self._found.values())

@@ -11,7 +11,7 @@ from outrider_bench.suites.observability.experiments import CPU_TIME, METHODS, N
 SLOWER = ": slower by"
 
 Round = Mapping[str, Mapping[str, float]]
-"""What the turns of a round have measured: SPEED and CPU_TIME by variant."""
+"""Values of the turns of a round: SPEED and CPU_TIME by variant."""
 
 
 def sections_of(rounds: Mapping[str, Sequence[Round]]) -> list[Section]:

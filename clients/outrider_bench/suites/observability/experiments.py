@@ -38,8 +38,8 @@ RATIOS = {SOME_TRACES: 0.1, ALL_TRACES: 1.0}
 TARGETS = {METRICS: Target("<=", 1), SOME_TRACES: Target("<=", 2)}
 """Loss of speed in percent."""
 SPEED, CPU_TIME = "tokens/s", "ms of CPU time a token"
-"""What is measured of a turn, by its unit. CPU time is that of all services but Redis: less disturbed by whatever else
-the machine does, though not what a caller notices."""
+"""Measurements of a turn, named by their units. CPU time is that of all services but Redis: less disturbed by other
+work of the machine, though not what a caller notices."""
 METHODS = ("off", "auto")
 SCRAPE_S = 1.0
 

@@ -26,6 +26,8 @@ PACKET_BYTES = 1448
 """Bytes that travel together under a rate limit: a chunk of 64 KiB would come out late, and all at once."""
 MAX_CHUNKS_IN_FLIGHT = 1024
 """Bounds the memory of a connection whose receiver does not read: 64 MiB in each direction."""
+TASK_NAME = "delay-proxy"
+"""Name of every task of a connection, so that a process can tell them from its other tasks."""
 
 InFlight = asyncio.Queue[tuple[float, bytes]]
 
@@ -132,6 +134,7 @@ class DelayProxy:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        task.set_name(TASK_NAME)
         self._connections.add(task)
         # A cut connection is an ordinary end; a cancelled handler would be reported as an error by asyncio's server.
         with contextlib.suppress(OSError, asyncio.CancelledError):
@@ -144,8 +147,8 @@ class DelayProxy:
             await self._passes.wait()
             target_reader, target_writer = await asyncio.open_connection(*self._target)
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._pump(reader, target_writer, self._up))
-                both.create_task(self._pump(target_reader, writer, self._down))
+                both.create_task(self._pump(reader, target_writer, self._up), name=TASK_NAME)
+                both.create_task(self._pump(target_reader, writer, self._down), name=TASK_NAME)
         except* OSError:
             pass  # either side went away: so does the other
         finally:
@@ -159,7 +162,7 @@ class DelayProxy:
         in_flight: InFlight = asyncio.Queue(MAX_CHUNKS_IN_FLIGHT)
         now = asyncio.get_running_loop().time
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._deliver(in_flight, writer))
+            tasks.create_task(self._deliver(in_flight, writer), name=TASK_NAME)
             is_open = True
             while is_open:
                 data = await reader.read(PACKET_BYTES if direction.rate_bits else MAX_CHUNK_BYTES)

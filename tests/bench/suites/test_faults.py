@@ -32,7 +32,7 @@ from outrider_bench.suites.faults.experiments import (
     sizes_of,
 )
 from outrider_bench.suites.faults.fault_stack import FaultProxy
-from outrider_bench.suites.faults.observed import Holdings, Observed, Outcome, Process, Suffered
+from outrider_bench.suites.faults.observed import Holdings, Observed, Outcome, Process, Suffered, num_client_tasks
 from outrider_bench.suites.faults.report import report_of
 from outrider_bench.suites.faults.sessions import DRAFTING, OTHERS, cases_of
 from outrider_bench.suites.faults.suite import FaultsSuite
@@ -94,6 +94,18 @@ async def test_a_garbled_wire_changes_some_bytes_and_loses_none() -> None:
         await proxy.heal()
         writer.write(bytes(64))
         assert await asyncio.wait_for(reader.readexactly(64), 10) == bytes(64)
+        writer.close()
+
+
+async def test_a_connection_through_the_proxy_is_no_client_task() -> None:
+    async with echoing() as proxy:
+        num_before, num_all_before = num_client_tasks(), len(asyncio.all_tasks())
+        reader, writer = await connect(proxy)
+        writer.write(b"x")
+        assert await asyncio.wait_for(reader.readexactly(1), 10) == b"x"
+        # The sixth task is that of the echoing server behind the proxy.
+        assert len(asyncio.all_tasks()) == num_all_before + 6
+        assert num_client_tasks() == num_before + 1
         writer.close()
 
 

@@ -63,7 +63,7 @@ class SuiteGroup(TyperGroup):
         return list(super().parse_args(context, arguments))
 
     def _with_suite(self, arguments: list[str]) -> list[str]:
-        """The arguments with the subcommand in front. Raises ValueError for an unknown one."""
+        """Return the arguments with the subcommand in front. Raises ValueError for an unknown one."""
         for index, argument in enumerate(arguments):
             flag, has_value, suite = argument.partition("=")
             if flag == "--suite":
@@ -297,7 +297,7 @@ def _checked() -> Iterator[None]:
 
 
 def _cores(text: str) -> tuple[int, ...]:
-    """The cores that --cores chooses. Where the system cannot say which there are, none can be chosen either."""
+    """Return the cores that --cores chooses. Where the system cannot say which there are, none can be chosen either."""
     available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return parse_cores(text, available)
 

@@ -155,7 +155,7 @@ class FaultsConfig:
 def parse_list(
     flag: str, text: str, convert: Callable[[str], T], rule: str, allowed: Callable[[T], bool]
 ) -> tuple[T, ...]:
-    """The values of a comma-separated flag, in order, each once. `rule` says what one value must be."""
+    """Return the values of a comma-separated flag, in order, each once. `rule` says what one value must be."""
     values: list[T] = []
     for part in (part.strip() for part in text.split(",")):
         try:
@@ -170,7 +170,7 @@ def parse_list(
 
 
 def parse_names(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """A comma-separated choice of names; an empty text chooses none."""
+    """Read a comma-separated choice of names; an empty text chooses none."""
     return parse_list(flag, text, str, _one_of(known), lambda name: name in known) if text.strip() else ()
 
 

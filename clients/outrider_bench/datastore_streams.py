@@ -47,7 +47,7 @@ def tenant_scope(session_id: str = "", tenant: str = "") -> pb.Scope:
 def lookup_request(
     contexts: Iterable[Sequence[int]], scope: pb.Scope | None = None, tiers: Sequence[types_pb2.Source] = ()
 ) -> pb.LookupRequest:
-    """A question; the scope is only needed on a stream's first one."""
+    """Make a question; the scope is only needed on a stream's first one."""
     queries = [
         pb.Query(query_id=number, base_len=len(context), context_token_ids=context)
         for number, context in enumerate(contexts)
@@ -62,16 +62,16 @@ class LookupStream:
         self._call = stub.Lookup()
 
     async def ask(self, request: pb.LookupRequest) -> pb.LookupResponse:
-        """One question and its answer."""
+        """Ask one question, and return its answer."""
         await self._call.write(request)
         return await self.answer()
 
     async def write(self, request: pb.LookupRequest) -> None:
-        """A question whose answer is fetched later."""
+        """Send a question whose answer is fetched later."""
         await self._call.write(request)
 
     async def answer(self) -> pb.LookupResponse:
-        """The next answer. Raises NoAnswer, AioRpcError."""
+        """Return the next answer. Raises NoAnswer, AioRpcError."""
         response = await self._call.read()
         if not isinstance(response, pb.LookupResponse):
             raise NoAnswer("the lookup stream ended")
@@ -134,7 +134,7 @@ class RecordStream:
 
 
 async def num_stored_tokens(stub: pb_grpc.DatastoreServiceAsyncStub, scope: pb.Scope, at_most: int) -> int:
-    """Tokens of a session that are stored: an empty record beyond them is told where to go on."""
+    """Count the tokens of a session that are stored: an empty record beyond them is told where to go on."""
     async with asyncio.timeout(ANSWER_TIMEOUT_S):
         while True:
             try:
@@ -165,7 +165,7 @@ async def load_prior(
 
 @asynccontextmanager
 async def connected(address: str) -> AsyncIterator[pb_grpc.DatastoreServiceAsyncStub]:
-    """A stub of a datastore, warm, while the block runs."""
+    """Connect to a datastore, and yield a warm stub while the block runs."""
     async with open_aio(address, None) as channel:
         stub: pb_grpc.DatastoreServiceAsyncStub = pb_grpc.DatastoreServiceStub(channel)
         await stub.GetInfo(pb.DatastoreServiceGetInfoRequest(), timeout=ANSWER_TIMEOUT_S, wait_for_ready=True)

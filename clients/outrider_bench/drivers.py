@@ -72,7 +72,7 @@ class StackDriver:
 
 
 def to_proto(request: Request, options: Mapping[str, Any]) -> verifier_pb2.GenerateRequest:
-    """The request that a contender sends. It ignores end-of-sequence tokens, so that all outputs are equally long."""
+    """Make a contender's request. It ignores end-of-sequence tokens, so that all outputs are equally long."""
     fields = dict(options)
     method = wire_name(fields.pop("method"))
     return verifier_pb2.GenerateRequest(
@@ -85,12 +85,12 @@ def to_proto(request: Request, options: Mapping[str, Any]) -> verifier_pb2.Gener
 
 
 def wire_name(method: str) -> str:
-    """The name of a method on the wire: METHOD_BEST_FIRST for "best-first"."""
+    """Return the name of a method on the wire: METHOD_BEST_FIRST for "best-first"."""
     return f"METHOD_{method.upper().replace('-', '_')}"
 
 
 def num_judged_in(chunk: verifier_pb2.Chunk) -> int:
-    """Chain tokens of a round that were compared with the target's: those behind a refused one never are.
+    """Count the chain tokens of a round that were compared with the target's: those behind a refused one never are.
 
     A chunk ends with the target's own token, save one that a stop token cuts short.
     """
@@ -183,7 +183,7 @@ async def running_services(config: StackConfig) -> AsyncIterator[Services]:
 async def connected(
     address: str, security: ChannelSecurity = NO_SECURITY
 ) -> AsyncIterator[tuple[StackDriver, verifier_pb2.GetInfoResponse]]:
-    """A driver for a verifier that runs, and what it says of itself. Raises StackError if it does not answer."""
+    """Return a driver for a verifier that runs, and its answer to GetInfo. Raises StackError if it does not answer."""
     async with open_aio(address, security.credentials_for(address)) as channel:
         stub = verifier_pb2_grpc.VerifierServiceStub(cast(aio.Channel, CallsWithMetadata(channel, security.metadata)))
         info = await _info(stub, address)
@@ -211,7 +211,7 @@ def stack_config(config: BenchConfig, rtt_ms: float) -> StackConfig:
 
 
 def describe_server(info: verifier_pb2.GetInfoResponse) -> dict[str, dict[str, Any]]:
-    """The target model as a server tells it, for results about a server whose weights are not at hand."""
+    """Describe the target model as its server does, for results about a server whose weights are not at hand."""
     return {"target": {"model_id": info.model.model_id, "dtype": info.model.dtype, "server_version": info.version}}
 
 

@@ -19,7 +19,7 @@ _PACKAGES = ("outrider", "torch", "transformers", "scikit-learn", "grpcio", "pro
 
 
 def describe_environment(models: Mapping[str, Mapping[str, Any]], cores: tuple[int, ...]) -> dict[str, Any]:
-    """The machine, the versions and the models."""
+    """Describe the machine, the versions and the models."""
     return {
         "cpu": cpu_name(),
         "num_cores": os.cpu_count(),
@@ -57,7 +57,7 @@ def describe_config(config: BenchConfig) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's own name; Python does not know it on Linux."""
+    """Return the processor's name; Python does not know it on Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

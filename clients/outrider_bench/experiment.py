@@ -56,7 +56,7 @@ class Experiment:
         return len(self.contenders) * len(self.temperatures) * len(self.prompts) * self.repeats
 
     def config(self, seed: int, cores: tuple[int, ...]) -> BenchConfig:
-        """The benchmark that this is, for the machinery that takes turns and starts services."""
+        """Return the benchmark that this is, for the machinery that takes turns and starts services."""
         return BenchConfig(
             target=self.target,
             draft=self.draft,
@@ -73,7 +73,7 @@ class Experiment:
 
 
 def label_of(contender: Contender) -> str:
-    """Method and setting in a few words, as `Condition.label` has them."""
+    """Return method and setting in a few words, like `Condition.label`."""
     return f"{contender.method} {contender.setting}".strip()
 
 
@@ -96,7 +96,7 @@ class Contender:
 
 
 def contender(method: str, setting: str = "", **fields: Any) -> Contender:
-    """A method with fields of `SpeculationParams`."""
+    """Make a contender of a method with fields of `SpeculationParams`."""
     return Contender(method, setting, options={"method": method, **fields})
 
 
@@ -104,7 +104,7 @@ PLAIN = contender(OFF)
 
 
 def contenders_of(config: BenchConfig) -> list[Contender]:
-    """All contenders. `off` always takes part: it is what the others are compared with."""
+    """List all contenders. `off` always takes part: it is what the others are compared with."""
     contenders = [Contender(OFF, options={"method": OFF})]
     for method in config.methods:
         if method != OFF:
@@ -117,7 +117,7 @@ def contenders_of(config: BenchConfig) -> list[Contender]:
 
 
 def _settings_of(method: str, config: BenchConfig) -> list[Contender]:
-    """A method once for each --num-speculative-tokens."""
+    """List a method once for each --num-speculative-tokens."""
     base, _, retrieval = method.partition("+")
     shared: dict[str, Any] = {"method": base}
     if retrieval:

@@ -35,17 +35,17 @@ class Measured:
         return list(dict.fromkeys(found))
 
     def ratio(self, experiment: str, label: str, base: str, temperature: float, category: str = "") -> float | None:
-        """Tokens a second of one contender by those of another, prefill included."""
+        """Divide the tokens a second of one contender by those of another, prefill included."""
         ours = self._finished(experiment, label, temperature, category)
         return _ratio(ours, self._finished(experiment, base, temperature, category))
 
     def kept(self, experiment: str, base_experiment: str, label: str, temperature: float) -> float | None:
-        """Tokens a second of a contender in one experiment by its own in another with the same prompts."""
+        """Divide the tokens a second of a contender by those it has in another experiment with the same prompts."""
         ours = self._finished(experiment, label, temperature)
         return _ratio(ours, self._finished(base_experiment, label, temperature))
 
     def speedup(self, experiment: str, label: str, temperature: float, category: str = "") -> float | None:
-        """Tokens a second by those of `off`."""
+        """Divide the tokens a second by those of `off`."""
         return self.ratio(experiment, label, OFF, temperature, category)
 
     def beside_the_best(
@@ -66,36 +66,36 @@ class Measured:
         return known[best], f"best of them: {best}" + (f"; not measured: {missing}" if missing else "")
 
     def throughput(self, experiment: str, label: str, temperature: float) -> float | None:
-        """Tokens a second, prefill included."""
+        """Return the tokens a second, prefill included."""
         found = self._finished(experiment, label, temperature)
         values = [_throughput(found, keys) for keys in _by_repeat(found.keys()).values()]
         return median(values) if values else None
 
     def first_token_s(self, experiment: str, label: str, temperature: float) -> float | None:
-        """Seconds until the first token, median of all generations."""
+        """Return the seconds until the first token, median of all generations."""
         found = self._finished(experiment, label, temperature)
         return median(each.ttft_s for each in found.values()) if found else None
 
     def tokens_per_forward(self, experiment: str, label: str, temperature: float) -> float | None:
-        """Tokens that one forward of the target commits, its own included."""
+        """Return the tokens that one forward of the target commits, the one it draws itself included."""
         rounds = self._rounds(experiment, label, temperature)
         num_rounds = sum(each.num_rounds for each in rounds)
         return 1 + sum(each.num_accepted for each in rounds) / num_rounds if num_rounds else None
 
     def hit_rate(self, experiment: str, label: str, temperature: float) -> float | None:
-        """Commits whose next token the tree already had, of all."""
+        """Return the share of commits whose next token the tree already had."""
         rounds = [each for each in self._rounds(experiment, label, temperature) if each.num_hits is not None]
         num_rounds = sum(each.num_rounds for each in rounds)
         return sum(each.num_hits or 0 for each in rounds) / num_rounds if num_rounds else None
 
     def acceptance(self, experiment: str, label: str, temperature: float, category: str = "") -> float | None:
-        """Chain tokens kept, of those that were compared with the target's: the chance of each."""
+        """Return the share of chain tokens kept, of those that were compared with the target's."""
         rounds = self._rounds(experiment, label, temperature, category)
         num_judged = sum(each.num_judged or 0 for each in rounds)
         return sum(each.num_accepted for each in rounds) / num_judged if num_judged else None
 
     def rows(self, experiment: str, num_prompts: int, repeats: int, num_off: int | None = None) -> list[Row]:
-        """The rows of the generation suite, with what this suite asks beside them.
+        """Return the rows of the generation suite, with what this suite asks beside them.
 
         Args:
             num_off: How many prompts `off` takes part in; None means all.

@@ -128,6 +128,7 @@ def turns_of(experiment: Experiment, config: BenchConfig, contenders: Sequence[C
     if experiment.off_at is None:
         yield from schedule(config, contenders, experiment.rtt_ms)
         return
+    # Contenders begin in rotation: a machine that gets slower during a prompt would always slow down the last one.
     rotation = itertools.count()
     for index in range(len(experiment.prompts)):
         everyone = [one for one in contenders if one.method != OFF or index in experiment.off_at]
@@ -138,7 +139,7 @@ def turns_of(experiment: Experiment, config: BenchConfig, contenders: Sequence[C
 
 
 def _warm_up_requests(contender: Contender, config: BenchConfig) -> Iterator[Request]:
-    """A few tokens; of `auto`, which learns from what it has measured, more, at every temperature."""
+    """Yield a short request; for `auto`, which learns from its measurements, more of them, at every temperature."""
     yield Request(WARM_UP_PROMPT, config.temperatures[0], _WARM_UP_SEED, min(WARM_UP_TOKENS, config.max_tokens))
     if contender.method == "auto":
         tokens = min(AUTO_WARM_UP_TOKENS, config.max_tokens)
@@ -162,7 +163,8 @@ class Turn:
 
 
 def schedule(config: BenchConfig, contenders: Sequence[Contender], rtt_ms: float) -> Iterator[Turn]:
-    """All turns for one round-trip time, in order."""
+    """Yield all turns for one round-trip time, in order."""
+    # Contenders begin in rotation: a machine that gets slower during a prompt would always slow down the last one.
     rotation = itertools.count()
     for repeat, concurrency, temperature in itertools.product(
         range(config.repeats), config.concurrencies, config.temperatures
@@ -182,13 +184,13 @@ def takes_part(contender: Contender, config: BenchConfig, concurrency: int, rtt_
 
 
 def num_generations(config: BenchConfig, contenders: Sequence[Contender]) -> int:
-    """Generations that a whole benchmark runs, warm-up aside."""
+    """Count the generations that a whole benchmark runs, warm-up aside."""
     turns = itertools.chain.from_iterable(schedule(config, contenders, rtt_ms) for rtt_ms in config.rtts_ms)
     return sum(len(turn.prompt_indices) for turn in turns)
 
 
 def seed_of(config: BenchConfig, repeat: int, prompt_index: int) -> int:
-    """The seed of a generation: the same for all contenders, another for each repeat and prompt."""
+    """Return the seed of a generation: the same for all contenders, another for each repeat and prompt."""
     return (config.seed + repeat) * _MAX_PROMPTS + prompt_index
 
 

@@ -142,7 +142,7 @@ class Block:
 
 
 def generation_from_json(message: Mapping[str, Any]) -> GenerationSample:
-    """A generation as the worker processes report it."""
+    """Read a generation as the worker processes report it."""
     rounds = dict(message["rounds"])
     return GenerationSample(
         num_prompt_tokens=message["num_prompt_tokens"],

@@ -121,7 +121,7 @@ class _Node:
         """At the verifier."""
 
     def child(self, rank: int, log_probability: float) -> _Node:
-        """The child of that rank, there or new."""
+        """Return the child of that rank; make it if there is none."""
         if rank not in self.children:
             run = self.run + 1 if rank == 0 else 0
             self.children[rank] = _Node(self.position + 1, run, self.log_probability + log_probability)
@@ -268,7 +268,7 @@ def _worth_verifying(root: _Node, now: float, costs: SimulatedCosts, method: Sim
 
 
 def _best_subtree(root: _Node, children: Callable[[_Node], list[_Node]], max_rows: int) -> list[_Node]:
-    """The most probable nodes, most probable first: a parent is never less probable than its children."""
+    """Return the most probable nodes, most probable first: a parent is never less probable than its children."""
     ages, found = count(), list[_Node]()
     open_nodes = [(-node.log_probability, next(ages), node) for node in children(root)]
     heapq.heapify(open_nodes)
@@ -281,7 +281,7 @@ def _best_subtree(root: _Node, children: Callable[[_Node], list[_Node]], max_row
 
 
 def _best_chain(root: _Node, children: Callable[[_Node], list[_Node]], max_rows: int) -> list[_Node]:
-    """The most probable child, and so on."""
+    """Follow the most probable child from node to node."""
     found: list[_Node] = []
     while len(found) < max_rows and (below := children(found[-1] if found else root)):
         found.append(max(below, key=lambda node: node.log_probability))
@@ -338,7 +338,7 @@ class Odds:
         return self.by_run[min(run, len(self.by_run) - 1)]
 
     def chain_value(self, max_len: int) -> float:
-        """Tokens that are kept of a chain of first choices, right after one that was none."""
+        """Count the tokens that are kept of a chain of first choices, right after one that was none."""
         value, probability = 0.0, 1.0
         for run in range(max_len):
             probability *= self.after(run)[0]

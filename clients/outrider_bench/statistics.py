@@ -28,7 +28,7 @@ Reference = Mapping[tuple[int, int], tuple[int, ...]]
 
 
 def rows_of(blocks: Sequence[Block], num_prompts: int, repeats: int) -> list[Row]:
-    """All rows: temperatures, loads and distances apart, the methods in the order of their first turn."""
+    """Return all rows: temperatures, loads and distances apart, the methods in the order of their first turn."""
     by_condition: dict[Condition, list[Block]] = defaultdict(list)
     for block in blocks:
         by_condition[block.condition].append(block)
@@ -54,7 +54,7 @@ def rows_of(blocks: Sequence[Block], num_prompts: int, repeats: int) -> list[Row
 
 
 def _categories(blocks: Sequence[Block]) -> list[str]:
-    """The categories, if more than one. Generations that ran together shared the machine: they have none."""
+    """List the categories, if more than one; none for generations that shared the machine."""
     if any(len(block.samples) > 1 for block in blocks):
         return []
     found = sorted({sample.category for block in blocks for sample in block.samples})
@@ -115,7 +115,7 @@ def _throughput(blocks: Sequence[Block]) -> float:
 
 
 def _decode_throughput(blocks: Sequence[Block]) -> float:
-    """As above, without the prefill: what one stream gives."""
+    """Return the tokens a second of one stream, the prefill left out."""
     found = _generations(blocks)
     seconds = sum(generation.decode_s for generation in found)
     return sum(generation.num_decoded for generation in found) / seconds if seconds else 0.0
@@ -216,13 +216,13 @@ def _identity(condition: Condition, samples: Iterable[Sample], reference: Refere
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """The first output index at which two texts differ, or at which the shorter one ends."""
+    """Return the first output index at which two texts differ, or at which the shorter one ends."""
     pairs = zip(ours, theirs, strict=False)
     return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
 
 
 def label_of(row: Row) -> str:
-    """Method and setting in a few words."""
+    """Return method and setting in a few words."""
     return f"{row['method']} {row['setting']}".strip()
 
 

@@ -32,7 +32,7 @@ class BareBaseline:
 
     @torch.inference_mode()
     def generate(self, request: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """One generation, timed."""
+        """Run one generation, and time it."""
         watch = Stopwatch()
         params = SamplingParams(seed=request["seed"], temperature=request["temperature"])
         prompt = self._codec.encode(request["prompt"])
@@ -71,7 +71,7 @@ class BareBaseline:
         }
 
     def measure(self, target_rows: list[int], draft_rows: list[int], context: int) -> dict[str, Any]:
-        """Median times of forwards by their number of rows, in milliseconds."""
+        """Measure the median times of forwards by their number of rows, in milliseconds."""
         return {
             "target_forward_ms": measure_forward(self._target, target_rows, context),
             "draft_forward_ms": measure_forward(self._draft, draft_rows, context),

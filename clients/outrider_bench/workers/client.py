@@ -41,6 +41,7 @@ class Worker:
     @classmethod
     async def start(cls, module: str, arguments: Sequence[str], core: int | None, namespace: str = "") -> Worker:
         """Starts `python -m module`, in a network namespace if one is named, and waits until it is ready."""
+        # A pipe that is not read while an answer is awaited would fill up and block the worker; a file never does.
         log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         pinned = [] if core is None else ["--core", str(core)]
         process = await asyncio.create_subprocess_exec(
@@ -63,7 +64,7 @@ class Worker:
         return worker
 
     async def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        """One request and its answer. Raises GenerationFailed if the worker says that it failed."""
+        """Send one request, and return its answer. Raises GenerationFailed if the worker says that it failed."""
         assert self._process.stdin is not None
         async with self._turn:
             self._process.stdin.write(json.dumps({"operation": operation, **arguments}).encode() + b"\n")

@@ -50,12 +50,13 @@ Handler = Callable[..., dict[str, Any]]
 def look_up_in_local_tiers(
     prior: str, heldout: str, document_len: int, num_lookups: int, max_continuation_len: int
 ) -> dict[str, Any]:
-    """A session's lookups and learning, after each commit of COMMIT_LEN tokens of held-out documents."""
+    """Time a session's lookups and learning, after each commit of COMMIT_LEN tokens of held-out documents."""
     began = time.perf_counter()
     table = PriorTable.build(_documents(np.load(prior), document_len))
     build_s = time.perf_counter() - began
     lookups: list[float] = []
     learned_s, num_learned, num_hits = 0.0, 0, 0
+    # Garbage of the build would otherwise be collected while a lookup is timed.
     gc.collect()
     for document in cycle(_documents(np.load(heldout), document_len)):
         tiers = LocalTiers(MAX_MATCH_LEN, table)
@@ -132,7 +133,7 @@ def build_and_search_ring(
 def look_up_in_redis(
     redis_url: str, tokenizer_hash: str, session_id: str, contexts: Sequence[Sequence[int]], max_continuation_len: int
 ) -> dict[str, Any]:
-    """Lookups of one context each in Redis, by the datastore's own connection: no RPC."""
+    """Time lookups of one context each in Redis, by the datastore's own connection: no RPC."""
     # No deadline: how long it takes is the question.
     settings = parse_settings(DatastoreSettings, ["--redis-url", redis_url, "--lookup-timeout-ms", "10000"])
     limits = Limits(settings.max_match_len, max_continuation_len, frozenset(TIERS))
@@ -153,7 +154,7 @@ def look_up_in_redis(
 
 
 def sorts() -> list[str]:
-    """Ways to sort an index, as far as they are installed."""
+    """Name the ways to sort an index, as far as they are installed."""
     return [name for name in ("numpy", "pydivsufsort") if name == "numpy" or _is_installed(name)]
 
 

@@ -59,7 +59,7 @@ class HfBaseline:
 
     @torch.inference_mode()
     def generate(self, request: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """One generation, timed."""
+        """Run one generation, and time it."""
         arguments = dict(options)
         assistant = arguments.pop("assistant", None)
         if assistant is not None:

@@ -30,13 +30,13 @@ class Proposer(Protocol):
     """Learns documents and proposes continuations."""
 
     def learn(self, document: Sequence[TokenId]) -> None:
-        """A document that has ended."""
+        """Learn a document that has ended."""
 
     def settle(self) -> None:
-        """All documents have been learned."""
+        """Prepare for questions: all documents have been learned."""
 
     def begin(self, name: str, first: Sequence[TokenId]) -> None:
-        """A new document begins with these tokens."""
+        """Begin a new document with these tokens."""
 
     def propose(self, text: Sequence[TokenId], max_len: int) -> Sequence[TokenId]:
         """Propose up to `max_len` tokens that come next."""

@@ -48,11 +48,11 @@ class Stopwatch:
         self.chunks: list[tuple[float, int]] = []
 
     def note(self, num_tokens: int) -> None:
-        """These many tokens have just come."""
+        """Record that `num_tokens` tokens have just come."""
         self.chunks.append((self.elapsed_s(), num_tokens))
 
     def elapsed_s(self) -> float:
-        """Seconds since the beginning."""
+        """Return the seconds since the beginning."""
         return time.perf_counter() - self._started
 
 

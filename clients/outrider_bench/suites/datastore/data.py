@@ -25,7 +25,7 @@ Tokens = npt.NDArray[np.int32]
 
 
 def made_up_tokens(num_tokens: int, seed: int) -> Tokens:
-    """A stream of token ids below VOCAB_SIZE."""
+    """Make a stream of token ids below VOCAB_SIZE."""
     random = np.random.default_rng(seed)
     lengths = random.integers(2, MAX_PHRASE_LEN + 1, NUM_PHRASES)
     ends = np.cumsum(lengths)
@@ -44,7 +44,7 @@ def made_up_tokens(num_tokens: int, seed: int) -> Tokens:
 
 
 def _zipf(random: np.random.Generator, count: int, size: int) -> npt.NDArray[np.int64]:
-    """Numbers below count, number n with a probability in 1 / (n + 1)."""
+    """Draw numbers below count, number n with a probability in 1 / (n + 1)."""
     weights = np.cumsum(1 / np.arange(1, count + 1))
     drawn: npt.NDArray[np.int64] = np.searchsorted(weights, random.random(size) * weights[-1]).clip(max=count - 1)
     return drawn

@@ -116,7 +116,7 @@ async def _load(run: DatastoreRun, stub: pb_grpc.DatastoreServiceAsyncStub, text
 
 
 async def _generate(run: DatastoreRun, client: Client) -> list[Section]:
-    """Generations with the draft model and retrieval: what retrieval takes, by what the forwards take."""
+    """Generate with the draft model and retrieval: the time of retrieval is compared with that of the forwards."""
     prompts = [prompt.text for prompt in choose(default_prompts(), ["code"], run.sizes.num_prompts)]
     options = GenerateOptions(
         max_tokens=run.sizes.max_tokens, seed=SEED, ignore_eos=True, method="pearl", retrieval=True
@@ -154,7 +154,7 @@ class _Costs:
         self._num_generations = self._num_degraded = 0
 
     def add(self, temperature: float, summaries: Sequence[verifier_pb2.SpeculationSummary]) -> None:
-        """The generations of one repeat at one temperature."""
+        """Add the generations of one repeat at one temperature."""
         self._num_generations += len(summaries)
         times = [summary.times_p50 for summary in summaries]
         for runs, side, pairs in (
@@ -175,7 +175,7 @@ class _Costs:
             self._accepted.add(f"T = {temperature:g}: accepted tokens, {name}", num_tokens)
 
     def section(self) -> Section:
-        """All of it."""
+        """Return a section with everything added."""
         section = Section("Retrieval inside a generation")
         for runs, side, target in ((self._target, "target", TARGET_COST), (self._draft, "draft", DRAFT_COST)):
             section.measurements += [replace(number, target=target) for number in runs.measurements("%")]

@@ -51,7 +51,7 @@ def made_up_files(run: DatastoreRun) -> TokenFiles:
 
 
 async def measure_local_tiers(run: DatastoreRun, worker: Worker, files: TokenFiles) -> list[Section]:
-    """Lookups in a session's tiers, beside a copy of the prior."""
+    """Measure lookups in a session's tiers, beside a copy of the prior."""
     lookups, learning, others = Runs(), Runs(), Runs()
     hit_rate = 0.0
     for repeat in range(run.config.repeats):
@@ -108,7 +108,7 @@ class _RingRuns:
         self._while_building: list[float] = []
 
     async def measure(self, size: int, sort: str, cores: list[int], where: str = "", *, rebuild: bool = True) -> None:
-        """One ring."""
+        """Measure one ring."""
         answer = await self._worker.call(
             "ring",
             tokens=str(self._path),
@@ -135,7 +135,7 @@ class _RingRuns:
                 self._while_building += busy
 
     def section(self, sorts: list[str]) -> Section:
-        """All of it."""
+        """Return a section with everything measured."""
         sizes = self._run.sizes
         _, middle, large = sizes.ring_sizes
         builds = {f"{_shown(middle)}, {sort}: build": BUILD_TARGET for sort in sorts}

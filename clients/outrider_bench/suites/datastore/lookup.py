@@ -138,6 +138,7 @@ async def _times(ask: Ask, count: int, pause_s: float) -> list[float]:
     """Microseconds that each call took, after a few that do not count."""
     for _ in range(NUM_WARM_UP):
         await ask()
+    # Garbage of the warm-up would otherwise be collected while a call is timed.
     gc.collect()
     times = []
     for _ in range(count):
@@ -151,7 +152,7 @@ async def _times(ask: Ask, count: int, pause_s: float) -> list[float]:
 
 @asynccontextmanager
 async def _echoing(run: DatastoreRun, num_request_bytes: int, num_response_bytes: int) -> AsyncIterator[Ask]:
-    """A question to a server that does nothing, of the same sizes."""
+    """Ask a server that does nothing a question of the same size."""
     question = bytes(num_request_bytes)
     with running_echo(run, num_response_bytes) as address:
         async with open_aio(address, None) as channel:

@@ -141,7 +141,7 @@ async def _record_for(
 
 
 async def _without_redis(run: DatastoreRun, services: DatastoreServices) -> Section:
-    """Lookups while Redis is dead, and while it hangs."""
+    """Measure lookups while Redis is dead, and while it hangs."""
     redis = services.redis
     stream = made_up_tokens(run.sizes.prior_tokens + NUM_CONTEXTS * CONTEXT_LEN, run.config.seed)
     contexts = contexts_of(stream[run.sizes.prior_tokens :], NUM_CONTEXTS, CONTEXT_LEN)
@@ -190,7 +190,7 @@ async def _without_redis(run: DatastoreRun, services: DatastoreServices) -> Sect
 
 
 async def _lookups_for(lookups: LookupStream, contexts: list[list[int]], seconds: float) -> tuple[list[float], float]:
-    """Lookups for some time: milliseconds of each, and the share of those that found something."""
+    """Look up for some time, and return the milliseconds of each, and the share of those that found something."""
     times, num_hits = list[float](), 0
     requests = itertools.cycle([lookup_request([context]) for context in contexts])
     started = time.perf_counter()

@@ -32,7 +32,7 @@ SUFFIX_LEN = 6
 
 
 async def measure_replicas(run: DatastoreRun) -> list[Section]:
-    """From the acknowledgement at one replica to the answer of the other."""
+    """Measure the time from the acknowledgement at one replica to the answer of the other."""
     runs, records = Runs(), _records()
     with running_services(run, "replicas", num_replicas=2) as services:
         one, other = (replica.address for replica in services.datastores)

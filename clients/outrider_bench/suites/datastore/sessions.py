@@ -63,7 +63,7 @@ async def measure_sessions(run: DatastoreRun) -> list[Section]:
 
 
 async def _run_sessions(stub: pb_grpc.DatastoreServiceAsyncStub, tokens: Tokens, numbers: Iterator[int]) -> None:
-    """All sessions of these numbers. Workers take them in turn."""
+    """Run all sessions of these numbers. Workers take them in turn."""
 
     async def work() -> None:
         with LookupStream(stub) as lookups, RecordStream(stub) as records:
@@ -81,7 +81,7 @@ async def _run_sessions(stub: pb_grpc.DatastoreServiceAsyncStub, tokens: Tokens,
 
 
 async def _memory(stub: pb_grpc.DatastoreServiceAsyncStub, datastore: Service) -> tuple[int, int]:
-    """Bytes that Redis uses, and that the datastore has in memory, after things have settled."""
+    """Return the bytes that Redis uses, and that the datastore has in memory, after things have settled."""
     await asyncio.sleep(SETTLE_S)
     info = await stub.GetInfo(pb.DatastoreServiceGetInfoRequest())
     return info.used_memory_bytes, psutil.Process(datastore.pid).memory_info().rss

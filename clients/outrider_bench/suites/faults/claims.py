@@ -17,7 +17,7 @@ GREW = "grew in the calm after the faults"
 
 
 def sections_of(observed: Observed, snapshots: Sequence[Holdings]) -> list[Section]:
-    """The numbers, as far as they are known. `snapshots`: before the faults, after them, and after another calm."""
+    """Return the numbers that are known. `snapshots`: before the faults, after them, and after another calm."""
     sections = [_texts(observed), _recovery(observed)]
     return [*sections, _leaks(snapshots)] if len(snapshots) == 3 else sections
 
@@ -71,6 +71,7 @@ def _leaks(snapshots: Sequence[Holdings]) -> Section:
     section.measurements.append(Measurement("sessions on all services", "", (num_sessions,), NONE))
     num_tasks = after.num_client_tasks - before.num_client_tasks
     section.measurements.append(Measurement("more asyncio tasks in the clients than before", "", (num_tasks,), NONE))
+    # Growth is counted from the snapshot after the faults: those before may be of processes that were killed since.
     for name, process in after.processes.items():
         former = between.processes[name]
         grown = 100 * (process.memory_bytes / former.memory_bytes - 1)

@@ -73,7 +73,7 @@ def duration_s(config: FaultsConfig) -> float:
 
 
 def faults_of(config: FaultsConfig) -> list[Fault]:
-    """The faults, in order: every choice about equally often, shuffled, at equal distances."""
+    """Draw the faults, in order: every choice about equally often, shuffled, at equal distances."""
     chosen, sizes = random.Random(config.seed), sizes_of(config)
     count = min(config.num_faults, QUICK_NUM_FAULTS) if config.is_quick else config.num_faults
     choices: list[tuple[str, str]] = []

@@ -58,6 +58,7 @@ class FaultProxy(DelayProxy):
         if not self._is_garbled or self._random.random() >= GARBAGE_SHARE:
             return data
         changed = bytearray(data)
+        # Exclusive or with 0 would leave the byte as it is.
         changed[self._random.randrange(len(data))] ^= self._random.randrange(1, 256)
         return bytes(changed)
 

@@ -98,7 +98,7 @@ class Observed:
         return None if min(following, default=recovered) < recovered else recovered - returned
 
     def timeline(self) -> list[int]:
-        """Tokens of each second."""
+        """Return the tokens of each second."""
         return [self.tokens_by_second[second] for second in range(max(self.tokens_by_second, default=-1) + 1)]
 
     def to_json(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Case:
 
 
 def cases_of(sizes: FaultsSizes, seed: int) -> list[Case]:
-    """The cases, without what comes out."""
+    """Make the cases, without their outputs."""
     chosen, prompts = random.Random(seed), default_prompts()
     return [
         Case(
@@ -54,7 +54,7 @@ def cases_of(sizes: FaultsSizes, seed: int) -> list[Case]:
 
 
 async def with_answers(cases: Sequence[Case], address: str) -> list[Case]:
-    """The cases with what comes out, by plain decoding."""
+    """Return the cases with their outputs by plain decoding."""
     gate = asyncio.Semaphore(CONCURRENCY)
 
     async def answer(case: Case) -> Case:
@@ -69,7 +69,8 @@ async def with_answers(cases: Sequence[Case], address: str) -> list[Case]:
 async def run_session(
     addresses: Sequence[str], cases: Sequence[Case], seed: str, observed: Observed, over: asyncio.Event
 ) -> None:
-    """One client, until `over` is set and its last generation has ended."""
+    """Run one client, until `over` is set and its last generation has ended."""
+    # A text seeds `Random` alike in every process, unlike its `hash`, which is salted.
     chosen = random.Random(seed)
     async with Client(addresses) as client:
         while not over.is_set():
@@ -78,6 +79,7 @@ async def run_session(
 
 
 async def _generate(client: Client, case: Case, method: Method, observed: Observed) -> Outcome:
+    # Texts do not depend on the method, so one answer of plain decoding serves all of them.
     options = GenerateOptions(**case.options, method=method, stall_timeout_s=STALL_TIMEOUT_S)
     generation = client.generate(case.prompt, **options)
     longest_s, last, error = 0.0, time.monotonic(), ""

@@ -82,7 +82,7 @@ class MethodsEvidence:
 
 
 def claims_of(parts: Sequence[str], evidence: MethodsEvidence) -> list[Measurement]:
-    """The claims of these parts."""
+    """Return the claims of these parts."""
     return [one for part in parts for one in _CLAIMS[part](evidence)]
 
 

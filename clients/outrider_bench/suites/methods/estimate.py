@@ -79,7 +79,7 @@ def _speedup(contender: Contender, temperature: float, experiment: Experiment) -
 
 
 def _interpolated(table: dict[float, float], temperature: float) -> float:
-    """The value at the highest temperature of the table that is not above this one."""
+    """Return the value at the highest temperature of the table that is not above this one."""
     return table[max(known for known in table if known <= temperature)]
 
 

@@ -96,7 +96,7 @@ SHARED_NOISE, GREEDY_DRAFT, RATIO_RULE = "shared noise", "greedy draft", "ratio 
 
 
 def without(*tiers: str) -> dict[str, Any]:
-    """The parameters of double that leave tiers out."""
+    """Return the parameters of double that leave tiers out."""
     return {"tiers": [f"SOURCE_{tier}" for tier in TIERS if tier not in tiers]}
 
 
@@ -128,7 +128,7 @@ ALL_METHODS = (
 
 
 def experiments_of(parts: Iterable[str], sizes: MethodsSizes, repeats: int) -> list[Experiment]:
-    """All experiments of these parts, those on the same services together."""
+    """List all experiments of these parts, those on the same services together."""
     found = [experiment for part in parts if part in _PARTS for experiment in _PARTS[part](sizes, repeats)]
     drafts = list(dict.fromkeys(experiment.draft for experiment in found))
     return sorted(found, key=lambda experiment: drafts.index(experiment.draft))

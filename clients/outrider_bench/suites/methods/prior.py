@@ -115,7 +115,7 @@ def runs_of(documents: Iterable[Tokens], length: int) -> set[tuple[int, ...]]:
 
 
 def longest_shared_run(ours: Sequence[Tokens], theirs: Sequence[Tokens], limit: int) -> int:
-    """The length of the longest run that both have, if it is below the limit; else the limit."""
+    """Return the length of the longest run that both have, if it is below the limit; else the limit."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

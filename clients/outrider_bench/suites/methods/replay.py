@@ -57,7 +57,7 @@ def replay_requests(count: int, num_cold: int) -> tuple[Prompt, ...]:
 
 
 def _topics(count: int) -> list[list[str]]:
-    """The places of each topic, from the beginning of its file. Files with many places come first."""
+    """List the places of each topic, from the beginning of its file. Files with many places come first."""
     # Without training text: held-out files are known to be none of it, and searching it takes seconds.
     files = (Corpus((), (source,)) for source in load_corpus().heldout)
     places = (code_prompts(file, MAX_PLACES, shortest=_SHORTEST, longest=_LONGEST) for file in files)
@@ -82,7 +82,7 @@ class Replay:
 
 
 def analyse(blocks: Sequence[Block], num_requests: int, num_cold: int) -> Replay | None:
-    """The replay's numbers, as far as they were measured; None if it did not come to its end.
+    """Return the replay's numbers, as far as they were measured; None if it did not come to its end.
 
     `off` took a part of the requests: its time for another one is the mean of its times in the same third.
     """

@@ -87,7 +87,7 @@ class MethodsSuite(ExperimentSuite):
         return None
 
     async def _run_group(self, draft: str, experiments: Sequence[Experiment], log: Log) -> None:
-        """The experiments of one draft model, on services that they share."""
+        """Run the experiments of one draft model, on services that they share."""
         if draft in _COMPARED_DRAFTS:
             await self.attempt(f"speed ratio of {draft}", partial(self._measure_speed_ratio, experiments[0], log))
         if any(experiment.prior_share for experiment in experiments):

@@ -73,7 +73,7 @@ class MeasuredCosts:
 
 
 async def measure_forwards(target: str, core: int | None) -> tuple[dict[int, float], dict[int, float]]:
-    """Times of forwards of the target and of the draft model, in milliseconds, by rows."""
+    """Measure the times of forwards of the target and of the draft model, in milliseconds, by rows."""
     worker = await _start(target, "auto", core)
     try:
         times = await worker.call(
@@ -86,7 +86,7 @@ async def measure_forwards(target: str, core: int | None) -> tuple[dict[int, flo
 
 
 async def watch(temperatures: Sequence[float], sizes: NetworkSizes, seed: int, core: int | None) -> dict[float, Odds]:
-    """The odds by temperature, from what the small target says: the inflated one says the same."""
+    """Return the odds by temperature, from what the small target says: the inflated one says the same."""
     prompts = choose(default_prompts(), ["code"], sizes.watched_prompts)
     worker = await _start(SMALL_TARGET, "float32", core)
     try:
@@ -118,10 +118,11 @@ async def bound_of(
 
 
 def _best_speed(odds: Odds, costs: SimulatedCosts, sizes: NetworkSizes) -> float:
-    """Tokens a second."""
+    """Return the tokens a second of the best method simulated."""
     best = 0.0
     for num_expanded, waiting in itertools.product(sizes.simulated_expansions, (Waiting.WORTH, Waiting.NEVER)):
         method = SimulatedMethod(num_expanded=num_expanded, waiting=waiting)
+        # All methods get the same seeds, so they draw the same texts and differ by the method alone.
         runs = [simulate(odds, costs, method, sizes.simulated_tokens, seed) for seed in range(sizes.simulated_seeds)]
         best = max(best, sum(run.num_tokens for run in runs) / sum(run.time_ms for run in runs))
     return 1e3 * best

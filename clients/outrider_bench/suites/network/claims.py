@@ -35,12 +35,12 @@ class NetworkEvidence:
     """By temperature."""
 
     def of(self, part: str) -> list[Experiment]:
-        """The experiments of a part."""
+        """List the experiments of a part."""
         return [experiment for experiment in self.experiments if experiment.part == part]
 
 
 def claims_of(parts: Sequence[str], evidence: NetworkEvidence) -> list[Measurement]:
-    """The claims of these parts."""
+    """Return the claims of these parts."""
     return [one for part in parts for one in _CLAIMS[part](evidence)]
 
 

@@ -82,7 +82,7 @@ WAN, WAN_TEXTS, TRAFFIC = "wan", "wan-texts", "bytes"
 
 
 def rtt_name(rtt_ms: float, temperature: float) -> str:
-    """Name of the experiment at a round trip."""
+    """Return the name of the experiment at a round trip."""
     return f"rtt-{rtt_ms:g}-T{temperature:g}"
 
 
@@ -92,7 +92,7 @@ def edge_name(num_tokens: int) -> str:
 
 
 def experiments_of(parts: Iterable[str], sizes: NetworkSizes, repeats: int) -> list[Experiment]:
-    """All experiments of these parts."""
+    """List all experiments of these parts."""
     return [experiment for part in parts if part in _PARTS for experiment in _PARTS[part](sizes, repeats)]
 
 

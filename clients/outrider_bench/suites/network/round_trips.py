@@ -79,7 +79,7 @@ class _Run:
         self._warm = warm
 
     async def repeat(self, number: int) -> None:
-        """One repeat of everything. The distance has just changed to the experiment's."""
+        """Run one repeat of everything. The distance has just changed to the experiment's."""
         present = await self.running.warm_up(lambda one: one.method in LEARNERS or label_of(one) not in self._warm)
         self._warm.update(map(label_of, present))
         turns = turns_of(self.experiment, self._config, present)

@@ -15,7 +15,7 @@ Round = Mapping[str, Mapping[str, float]]
 
 
 def sections_of(rounds: Mapping[str, Sequence[Round]]) -> list[Section]:
-    """The numbers, as far as they are known. `rounds`: by method."""
+    """Return the numbers, as far as they are known. `rounds`: by method."""
     return [_section(method, rounds[method]) for method in METHODS if rounds.get(method)]
 
 

@@ -95,7 +95,10 @@ class Relay:
         was_overwritten, self._was_overwritten = self._was_overwritten, is_overwritten(failure)
         if self._was_overwritten and not was_overwritten:
             return  # again, and at first without drafts: what is on its way can hide the status of the call
-        if code_of(failure) not in PASSING and not (self._started and self._was_overwritten):
+        if self._was_overwritten:
+            # Hidden twice in a row: all that is known is that the verifier has ended the call.
+            failure = self._ended_early(upstream)
+        if code_of(failure) not in PASSING:
             raise failure
         self._upstreams.leave(upstream, failure)
         self._num_failures += 1
@@ -200,7 +203,11 @@ class Relay:
 
     def _check_finished(self, upstream: Upstream) -> None:
         if not self._is_finished:
-            raise Unavailable(f"{upstream.state.address} ended the stream without finishing the generation")
+            raise self._ended_early(upstream)
+
+    @staticmethod
+    def _ended_early(upstream: Upstream) -> Unavailable:
+        return Unavailable(f"{upstream.state.address} ended the stream without finishing the generation")
 
     def _check_same(self, upstream: Upstream, target: verifier_pb2.GetInfoResponse) -> None:
         """Raises Unavailable unless the model is the one that began the text: another would go on differently."""

@@ -1,4 +1,4 @@
-"""A process that `outrider bench --suite datastore` talks to: what can only be measured inside a process.
+"""A process that `outrider bench datastore` talks to: what can only be measured inside a process.
 
     python -m outrider_bench.workers.datastore [--core N]
 

@@ -1,1 +1,1 @@
-"""`outrider bench --suite faults`: what callers notice while parts die, hang, lie and come back."""
+"""`outrider bench faults`: what callers notice while parts die, hang, lie and come back."""

@@ -258,6 +258,7 @@ def test_ctrl_c_ends_the_generations_and_leaves_no_file(fake: KnowingVerifier, p
 
 
 @pytest.mark.slow
+@pytest.mark.suite
 @pytest.mark.timeout(300)
 def test_services_of_its_own_end_with_it_however_it_ends(prompts: Path, out: Path) -> None:
     models = ["--target", "demo/target", "--target-dtype", "float32"]

@@ -57,6 +57,7 @@ def opened(exits: ExitStack, pid: int) -> int:
     return handle
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_no_process_outlives_the_command(up: subprocess.Popen[str], number: signal.Signals) -> None:
     found = addresses(up)

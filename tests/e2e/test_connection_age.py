@@ -13,7 +13,7 @@ from outrider_cli.local.stack import LocalStack, StackConfig
 from outrider_client.client import Client
 from outrider_client.generation import Result
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.suite, pytest.mark.timeout(300)]
 
 AGE_S = 0.5
 LOAD_S = 6.0

@@ -92,6 +92,7 @@ async def test_every_drafted_method_gives_the_clouds_text(cloud: Client, client:
             assert all(result.summary.times_p50.draft_latency_ms > 4 for result in drafted)
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize("method", ["speculative", "auto", "off"])
 async def test_a_cloud_that_is_killed_and_comes_back_is_gone_on_with(
     stack: LocalStack, cloud: Client, client: Client, method: str
@@ -110,6 +111,7 @@ async def test_a_cloud_that_is_killed_and_comes_back_is_gone_on_with(
     await asyncio.to_thread(stack.verifier.wait_serving)
 
 
+@pytest.mark.suite
 async def test_a_killed_edge_leaves_no_session_and_drafts_again_later(
     stack: LocalStack, cloud: Client, client: Client
 ) -> None:

@@ -72,6 +72,7 @@ NUM_FAULTS = int(os.environ.get("OUTRIDER_NUM_FAULTS", "1"))
 """Random faults of the speculator for each method; each takes some seconds."""
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize("method", DRAFTED)
 async def test_random_faults_of_the_speculator_change_no_text(stack: LocalStack, client: Client, method: str) -> None:
     speculator = stack.speculator
@@ -114,6 +115,7 @@ async def test_a_killed_speculator_changes_nothing_and_is_found_again(
     assert back.summary.num_accepted_tokens > 0
 
 
+@pytest.mark.suite
 async def test_a_speculator_that_comes_back_in_the_middle_drafts_on(stack: LocalStack, client: Client) -> None:
     assert stack.speculator is not None
     plain = await generate(client, "off", seed=2)
@@ -121,6 +123,7 @@ async def test_a_speculator_that_comes_back_in_the_middle_drafts_on(stack: Local
     assert hurt.token_ids == plain.token_ids
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize("method", ["speculative", "pearl"])
 async def test_a_speculator_that_hangs_is_given_up_on(stack: LocalStack, client: Client, method: str) -> None:
     assert stack.speculator is not None
@@ -154,6 +157,7 @@ async def test_a_killed_datastore_changes_nothing_and_is_found_again(stack: Loca
     assert (await generate(client, "retrieval", seed=5)).token_ids == plain.token_ids
 
 
+@pytest.mark.suite
 async def test_peers_that_were_never_started_are_not_missed() -> None:
     nobody = "127.0.0.1:9"
     async with running_verifier(speculator=nobody, datastore=nobody) as verifier, Client(verifier.address) as client:

@@ -18,7 +18,7 @@ from outrider_client.errors import Unavailable
 from outrider_client.generation import Result
 from outrider_client.requests import GenerateOptions
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.suite]
 
 PROMPT = "import heapq\n\ndef dijkstra(graph, start):\n    "
 OPTIONS = GenerateOptions(temperature=0.7, seed=21, max_tokens=600, ignore_eos=True)

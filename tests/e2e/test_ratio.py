@@ -42,6 +42,8 @@ def law(prompt_token_ids: tuple[int, ...]) -> dict[tuple[int, ...], float]:
     return texts
 
 
+# A law is only tried where drafts come in time to be judged: alone on the machine.
+@pytest.mark.suite
 @pytest.mark.parametrize("method", SAMPLED)
 async def test_texts_under_the_ratio_rule_have_the_targets_distribution(
     client: Client, method: str, full: bool

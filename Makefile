@@ -18,11 +18,13 @@ demo: $(VENV)/.demo  ## Starts everything, streams a generation, compares the me
 bench: $(VENV)/.demo  ## Measures every method; flags in ARGS="--help"
 	@$(BIN)/outrider bench $(ARGS)
 
-# Two workers, a group at a time: tests of a group share services that took seconds to start (tests/conftest.py).
+# Two workers, a group at a time: tests of a group share services that took seconds to start (tests/conftest.py). Those
+# of tests/e2e follow one after the other: each starts as many processes as there are cores.
 PARALLEL := -n 2 --dist loadgroup --no-loadscope-reorder
 
 test: $(VENV)/.dev  ## Runs the tests, in 10 minutes; ARGS=--full with large samples
-	$(BIN)/pytest $(PARALLEL) -m "not suite" $(ARGS)
+	$(BIN)/pytest $(PARALLEL) -m "not suite" --ignore=tests/e2e $(ARGS)
+	$(BIN)/pytest -m "not suite" tests/e2e $(ARGS)
 
 # One after the other: they measure, and what they start fills two cores.
 test-suites: $(VENV)/.dev  ## Runs what takes minutes: image builds, rollouts, benchmarks, long simulations

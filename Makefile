@@ -18,9 +18,9 @@ demo: $(VENV)/.demo  ## Starts everything, streams a generation, compares the me
 bench: $(VENV)/.demo  ## Measures every method; flags in ARGS="--help"
 	@$(BIN)/outrider bench $(ARGS)
 
-# Two workers, a group at a time: tests of a group share services that took seconds to start (tests/conftest.py). Those
-# of tests/e2e follow one after the other: each starts as many processes as there are cores.
-PARALLEL := -n 2 --dist loadgroup --no-loadscope-reorder
+# Two workers, a file at a time: its tests share services that took seconds to start. Those of tests/e2e follow one after
+# the other: each starts as many processes as there are cores.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.dev  ## Runs the tests, in 10 minutes; ARGS=--full with large samples
 	$(BIN)/pytest $(PARALLEL) -m "not suite" --ignore=tests/e2e $(ARGS)

@@ -27,14 +27,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups the tests of a file, unless they name a group of several files, for `pytest --dist loadgroup`."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.as_posix()))
-
-
 @pytest.fixture(scope="session")
 def full(request: pytest.FixtureRequest) -> bool:
     """True if samples are to be large."""

@@ -15,7 +15,7 @@ from outrider_cli.prompts import default_prompts
 from outrider_client.client import Client
 
 # Hundreds of generations each, on machines of any speed.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(480), pytest.mark.xdist_group("stack")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 
 NUM_TOKENS = 32
 NUM_PROMPTS = 40

@@ -15,7 +15,7 @@ from outrider.models.runner import Segment
 from outrider_client.client import Client
 from outrider_client.generation import Result
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("stack")]
+pytestmark = pytest.mark.slow
 
 PROMPT = "def parse(self, value):\n    "
 TEMPERATURE = 1.5

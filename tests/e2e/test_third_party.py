@@ -13,7 +13,7 @@ import pytest
 from outrider_cli.local.stack import LocalStack
 from outrider_client.client import Client
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("stack")]
+pytestmark = pytest.mark.slow
 
 PROMPT = "def add(a, b):\n"
 PROTOS = Path(__file__).parents[2] / "protos"

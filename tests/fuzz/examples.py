@@ -42,6 +42,8 @@ class Rpc:
     """Whether a good call may never end by itself."""
     deadline_s: float = 20.0
     num_at_a_time: int = 12
+    needs: str | None = None
+    """The name of the RPC that makes what a good call of this one finds."""
 
     @property
     def is_stream(self) -> bool:
@@ -252,7 +254,7 @@ def _datastore(model: types.ModelInfo) -> Iterator[Rpc]:
     yield rpc("LoadPrior", "stream_stream", prior, later=prior, num_at_a_time=2)
     hashes = ("", model.tokenizer_hash)
     yield rpc("ListCorpora", "unary_unary", lambda r: data.ListCorporaRequest(tokenizer_hash=r.choice(hashes)))
-    yield rpc("DeleteCorpus", "unary_unary", deletion)
+    yield rpc("DeleteCorpus", "unary_unary", deletion, needs="datastore/LoadPrior")
     yield rpc("GetInfo", "unary_unary", lambda r: data.DatastoreServiceGetInfoRequest())
 
 

@@ -36,7 +36,11 @@ async def servers(stack: LocalStack) -> AsyncIterator[Servers]:
 
 @pytest.mark.parametrize("name", KNOWN)
 async def test_no_mutated_message_does_harm(servers: Servers, name: str) -> None:
-    result = await fuzz(servers, rpcs(servers.model)[name], NUM_MESSAGES, seed=0)
+    known = rpcs(servers.model)
+    if needed := known[name].needs:
+        # The tests before may have run on another worker, with services of its own.
+        await fuzz(servers, known[needed], NUM_MESSAGES, seed=0)
+    result = await fuzz(servers, known[name], NUM_MESSAGES, seed=0)
     assert not result.findings, "\n\n".join(result.findings)
     assert result.num_messages >= NUM_MESSAGES
     assert "INVALID_ARGUMENT" in result.codes

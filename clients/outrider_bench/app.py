@@ -74,6 +74,7 @@ class SuiteGroup(TyperGroup):
                 typed = " ".join(["outrider bench", suite, *rest])
                 print(f"--suite goes away with the next release; type: {typed}", file=sys.stderr)
                 return [suite, *rest]
+        # Only in front: behind a flag, --help is that of the suite which is run by default.
         if any(argument == "--help" for argument in arguments[:1]):
             return arguments
         if not arguments or arguments[0].startswith("-"):
@@ -181,12 +182,13 @@ def generation(
             repeats=repeats,
             seed=seed,
             address=address,
+            # A server that runs already is not ours to pin, and may be on another machine.
             cores=_cores(cores) if address is None else (),
             prompts=read_prompts(prompts, categories, num_prompts),
         )
         channel_security = ChannelSecurity(**security)
         if address is not None:
-            channel_security.credentials_for(address)
+            channel_security.credentials_for(address)  # only for its errors, here where they are wrong usage
     _run("generation", config, out, channel_security)
 
 

@@ -59,6 +59,7 @@ class BenchConfig:
         _require(self.lookahead is None or self.lookahead >= 1, "--lookahead", ">= 1", self.lookahead)
         minimum = self.min_path_probability
         _require(minimum is None or 0 <= minimum < 1, "--min-path-probability", "in [0, 1)", minimum)
+        # Baselines generate one text at a time, so without a 1 they would have no turn.
         is_listed = 1 in self.concurrencies or not self.baselines
         _require(is_listed, "--concurrency", "a list with 1 in it for --baselines", _joined(self.concurrencies))
         if self.address is not None:
@@ -116,6 +117,7 @@ class MethodsConfig(PartsConfig):
 
     def __post_init__(self) -> None:
         self.check(PARTS)
+        # llama.cpp is compared with what the table of methods has measured in the same run.
         is_measured = "methods" in self.parts or "peers" not in self.parts
         _require(is_measured, "--parts", "a list with methods in it for peers", _joined(self.parts))
 
@@ -128,6 +130,7 @@ class NetworkConfig(PartsConfig):
 
     def __post_init__(self) -> None:
         self.check(NETWORK_PARTS)
+        # The simulation takes its overhead and latency from the measured round trips, and is held beside them.
         is_measured = "rtt" in self.parts or "simulation" not in self.parts
         _require(is_measured, "--parts", "a list with rtt in it for simulation", _joined(self.parts))
 
@@ -192,7 +195,7 @@ def parse_cores(text: str, available: Sequence[int]) -> tuple[int, ...]:
     if text == "none" or (text == "auto" and not available):
         return ()
     if text == "auto":
-        return (available[0], available[1 % len(available)])
+        return (available[0], available[1 % len(available)])  # a single core is both
     rule = f"auto, none, or one or two of the cores {','.join(map(str, available))}"
     cores = parse_list("--cores", text, int, rule, lambda core: core in available)
     _require(len(cores) <= 2, "--cores", rule, text)

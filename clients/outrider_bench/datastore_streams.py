@@ -73,6 +73,7 @@ class LookupStream:
     async def answer(self) -> pb.LookupResponse:
         """Return the next answer. Raises NoAnswer, AioRpcError."""
         response = await self._call.read()
+        # grpc.aio returns EOF at the end, and None for a message that it cannot parse.
         if not isinstance(response, pb.LookupResponse):
             raise NoAnswer("the lookup stream ended")
         return response
@@ -141,6 +142,7 @@ async def num_stored_tokens(stub: pb_grpc.DatastoreServiceAsyncStub, scope: pb.S
                 with RecordStream(stub) as records:
                     return await records.record(pb.RecordRequest(scope=scope, base_len=at_most))
             except grpc.aio.AioRpcError as error:
+                # Redis, or the datastore, has just been restarted: that is what this is called after.
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise
             await asyncio.sleep(RETRY_S)
@@ -168,5 +170,6 @@ async def connected(address: str) -> AsyncIterator[pb_grpc.DatastoreServiceAsync
     """Connect to a datastore, and yield a warm stub while the block runs."""
     async with open_aio(address, None) as channel:
         stub: pb_grpc.DatastoreServiceAsyncStub = pb_grpc.DatastoreServiceStub(channel)
+        # Connects, so that no measurement has the handshake in it.
         await stub.GetInfo(pb.DatastoreServiceGetInfoRequest(), timeout=ANSWER_TIMEOUT_S, wait_for_ready=True)
         yield stub

@@ -95,6 +95,8 @@ def num_judged_in(chunk: verifier_pb2.Chunk) -> int:
     A chunk ends with the target's own token, save one that a stop token cuts short.
     """
     kept = sum(source != types_pb2.SOURCE_TARGET for source in chunk.sources)
+    # The kept ones, and the one that the target's own token replaced; after a chain that was kept whole there is none,
+    # which `min` sees to.
     return min(kept + (kept < len(chunk.sources)), chunk.num_drafted)
 
 
@@ -185,6 +187,7 @@ async def connected(
 ) -> AsyncIterator[tuple[StackDriver, verifier_pb2.GetInfoResponse]]:
     """Return a driver for a verifier that runs, and its answer to GetInfo. Raises StackError if it does not answer."""
     async with open_aio(address, security.credentials_for(address)) as channel:
+        # Not an interceptor: that would put a queue into the very streams whose arrivals are timed.
         stub = verifier_pb2_grpc.VerifierServiceStub(cast(aio.Channel, CallsWithMetadata(channel, security.metadata)))
         info = await _info(stub, address)
         yield StackDriver(stub), info
@@ -204,6 +207,7 @@ def stack_config(config: BenchConfig, rtt_ms: float) -> StackConfig:
         target_dtype=config.dtype,
         draft=config.draft,
         draft_dtype=config.draft_dtype,
+        # Without a round trip there is no proxy either: even one that delays nothing would cost each message a hop.
         link=LinkSettings(delay_ms=rtt_ms / 2) if rtt_ms else None,
         num_threads=1,
         **pins,
@@ -217,6 +221,7 @@ def describe_server(info: verifier_pb2.GetInfoResponse) -> dict[str, dict[str, A
 
 async def _info(stub: verifier_pb2_grpc.VerifierServiceAsyncStub, address: str) -> verifier_pb2.GetInfoResponse:
     try:
+        # `wait_for_ready`: a server that is just coming up is no error before the timeout.
         return await stub.GetInfo(verifier_pb2.GetInfoRequest(), timeout=_ANSWER_TIMEOUT_S, wait_for_ready=True)
     except aio.AioRpcError as error:
         raise StackError(f"the verifier at {address} does not answer: {error.code().name}: {error.details()}") from None
@@ -226,6 +231,7 @@ def _check_methods(config: BenchConfig, info: verifier_pb2.GetInfoResponse) -> N
     """A stack without a peer would refuse in the middle of the warm-up; this says it in terms of the flag."""
     offered = {types_pb2.Method.Name(number) for number in info.methods}
     for method in config.methods:
+        # Behind the + stands no method, but the field `retrieval`.
         if wire_name(method.partition("+")[0]) not in offered:
             known = ", ".join(sorted(map(method_name, info.methods)))
             raise StackError(f"--methods: the verifier does not offer {method!r} (it offers {known})")

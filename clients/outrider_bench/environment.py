@@ -91,6 +91,7 @@ class Machine:
     @property
     def speed_ratio(self) -> float | None:
         """C: forwards of the draft model, one row each, that fit into one of the target."""
+        # DOUBLE, section 3.1: C = T_p / T_q, the times of a token.
         target, draft = self.target_forward_ms.get(1), self.draft_forward_ms.get(1)
         return target / draft if target and draft else None
 
@@ -102,6 +103,8 @@ class Machine:
             return {}
         rows, milliseconds = [row for row, _ in times], [time for _, time in times]
         base = milliseconds[0]
+        # k drafts and the token of the target's own: k + 1 tokens of one forward of k + 1 rows. Waiting, rounds and
+        # the network cost nothing here.
         return {k: (k + 1) * base / float(np.interp(k + 1, rows, milliseconds)) for k in range(1, rows[-1])}
 
     @property

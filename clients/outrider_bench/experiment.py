@@ -51,6 +51,7 @@ class Experiment:
     @property
     def num_generations(self) -> int:
         """Generations to run, warm-up aside."""
+        # The prompts come once, so neither repeats nor temperatures multiply them.
         if self.off_at is not None:
             return len(self.off_at) + len(self.prompts) * sum(one.method != OFF for one in self.contenders)
         return len(self.contenders) * len(self.temperatures) * len(self.prompts) * self.repeats
@@ -62,6 +63,7 @@ class Experiment:
             draft=self.draft,
             dtype=self.dtype,
             draft_dtype=self.draft_dtype,
+            # Not the contenders': a server that lacks one of their methods fails that contender, not the experiment.
             methods=(OFF,),
             temperatures=self.temperatures,
             max_tokens=self.max_tokens,
@@ -147,6 +149,7 @@ def _hf_contenders() -> list[Contender]:
     where the draft model is less than 40 % sure (a threshold that moves if scikit-learn is installed), and a constant
     length, of which the best is not known beforehand.
     """
+    # A threshold of 0: with another one, drafts would end early in spite of the constant length.
     constant = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
     assisted = [Contender(HF_ASSISTED, "default", "hf", {"assistant": {}})]
     for count in (3, 5, 8):

@@ -108,6 +108,7 @@ class Measured:
         rows = rows_of(blocks, num_prompts, repeats)
         num_of_off = sum(len(block.samples) for block in blocks if block.condition.method == OFF)
         for row in rows:
+            # `rows_of` expects every contender at every prompt.
             if row["method"] == OFF and num_off is not None:
                 row["partial"] = num_of_off < num_off
             label, temperature = conditions[row["method"], row["setting"], row["temperature"]], row["temperature"]
@@ -135,6 +136,8 @@ class Measured:
 
 
 def _ratio(ours: Finished, theirs: Finished) -> float | None:
+    # The same prompts in the same repeats: a text that only one has finished would compare easy with hard ones. Ratios
+    # within a repeat, since the machine changes more from one repeat to the next than most methods differ.
     common = ours.keys() & theirs.keys()
     ratios = [_throughput(ours, keys) / _throughput(theirs, keys) for keys in _by_repeat(common).values()]
     return median(ratios) if ratios else None

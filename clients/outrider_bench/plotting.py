@@ -64,6 +64,7 @@ def write_figures(figures: Mapping[str, Figure | None], folder: Path) -> list[Pa
         if figure is not None:
             path = folder / f"{name}.png"
             figure.savefig(path, dpi=_DPI)
+            # pyplot keeps every figure that it has made until it is closed.
             plt.close(figure)
             written.append(path)
     return written
@@ -71,6 +72,7 @@ def write_figures(figures: Mapping[str, Figure | None], folder: Path) -> list[Pa
 
 def new_figure(num_panels: int = 1, width: float = 6.4, height: float = 4.4) -> tuple[Figure, list[Axes]]:
     """Make a figure with panels side by side; `width` is that of one panel, in inches."""
+    # Without `squeeze=False` a single panel would come as such, not as an array of one.
     figure, panels = plt.subplots(1, num_panels, figsize=(width * num_panels, height), squeeze=False)
     figure.set_layout_engine("constrained")
     return figure, list(panels[0])
@@ -119,10 +121,12 @@ def draw_groups(
     width = 0.84 / max(1, len(bars))
     for index, (name, values) in enumerate(bars.items()):
         known = [(place, value) for place, value in enumerate(values) if value is not None]
+        # Side by side, the middle of them above the group's name.
         places = [place + (index - (len(bars) - 1) / 2) * width for place, _ in known]
         axes.bar(places, [value for _, value in known], width * 0.92, label=name, color=colours.get(name, SKY))
         spreads = [(ranges[name][place] if ranges else None) or (value, value) for place, value in known]
         if ranges:
+            # errorbar takes distances from the value, not the ends of the range.
             below = [value - low for (low, _), (_, value) in zip(spreads, known, strict=True)]
             beyond = [high - value for (_, high), (_, value) in zip(spreads, known, strict=True)]
             heights = [value for _, value in known]
@@ -170,6 +174,7 @@ def draw_legend_below(axes: Axes, num_columns: int) -> None:
     figure = axes.get_figure(root=True)
     assert figure is not None
     handles, labels = axes.get_legend_handles_labels()
+    # "outside" is for figures with a constrained layout only, which makes room for it.
     figure.legend(handles, labels, loc="outside lower center", ncols=num_columns, frameon=False, fontsize=8)
 
 
@@ -181,7 +186,7 @@ def scale_logarithmically(set_scale: Callable[[str], None], axis: Axis) -> None:
     subs = (1.0, 2.0, 5.0) if high < _MANY_DECADES * low else (1.0,)
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_formatter(NullFormatter())  # else matplotlib labels minor ticks too, where an axis is short
 
 
 def draw_by_temperature(rows: Sequence[Row], field: str, spread: str = "") -> tuple[Figure, Axes]:
@@ -193,6 +198,7 @@ def draw_by_temperature(rows: Sequence[Row], field: str, spread: str = "") -> tu
         spread: The field with its values by repeat; empty means that no range is drawn.
     """
     temperatures = sorted({row["temperature"] for row in rows})
+    # The best setting comes last in this order, and a dict keeps the last.
     found = {(row["method"], row["temperature"]): row for row in sorted(rows, key=lambda row: row["best_setting"])}
     several = {row["method"] for row in rows if row["best_setting"]}
     methods = list(dict.fromkeys(row["method"] for row in rows))

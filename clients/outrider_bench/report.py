@@ -156,12 +156,14 @@ def write_results(
     folder.mkdir(parents=True, exist_ok=True)
     data, text = folder / "results.json", folder / report_name
     # First of all the numbers: whatever goes wrong with the rest, they are kept.
+    # `allow_nan`: Python would write NaN and Infinity, which no other reader of JSON takes.
     data.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     try:
         from outrider_bench.plotting import write_figures
 
         pictures = write_figures(import_module(figures).figures_of(results), folder)
     except ModuleNotFoundError as error:
+        # Pictures are a bonus, but a module of ours that cannot be found is a mistake.
         if error.name is None or error.name.partition(".")[0] != "matplotlib":
             raise
         pictures = []
@@ -323,6 +325,7 @@ def experiment_table(experiment: Mapping[str, Any]) -> Table:
     """Make a row for each contender and temperature; prompts of several kinds have rows of their own for each kind."""
     rows: Sequence[Row] = experiment["rows"]
     categories = {row["category"] for row in rows} - {ALL_CATEGORIES}
+    # With several kinds, a row over all of them would be a mean of what is shown apart.
     shown = [row for row in rows if (row["category"] == ALL_CATEGORIES) == (not categories)]
     if not categories:
         return Table(experiment["title"], EXPERIMENT_COLUMNS, [_experiment_cells(row) for row in shown])

@@ -154,7 +154,7 @@ class Runs:
 
     def measurements(self, unit: str, targets: Mapping[str, Target] | None = None) -> list[Measurement]:
         """Return a measurement for each name. Raises KeyError for a target of something that was not measured."""
-        missing = dict(targets or {})
+        missing = dict(targets or {})  # a target that no name takes is a typing error, not a result
         found = [Measurement(name, unit, tuple(runs), missing.pop(name, None)) for name, runs in self._values.items()]
         if missing:
             raise KeyError(f"not measured: {', '.join(missing)}")
@@ -190,6 +190,7 @@ def lost_seconds(acknowledged: Sequence[tuple[float, int]], num_stored: int) -> 
     kept = [when for when, num_tokens in acknowledged if num_tokens <= num_stored]
     if len(kept) == len(acknowledged):
         return 0.0
+    # If nothing is left, the loss reaches back to the first acknowledgement.
     return acknowledged[-1][0] - (kept[-1] if kept else acknowledged[0][0])
 
 

@@ -34,6 +34,7 @@ WARM_UP_TOKENS = 16
 AUTO_WARM_UPS, AUTO_WARM_UP_TOKENS = 2, 64
 """Generations that auto learns from at each temperature, before it is measured: it lives in a server, not in one
 request."""
+# Far beyond what `seed_of` makes of small seeds: nobody has drawn with this noise when it is measured.
 _WARM_UP_SEED = 2**31
 
 
@@ -47,6 +48,7 @@ class TimedDriver:
     async def generate(self, request: Request, options: Mapping[str, Any]) -> GenerationSample:
         """See Driver."""
         try:
+            # The timeout cancels the read, and with it grpc.aio cancels the call: no server works on behind it.
             async with asyncio.timeout(self._timeout_s):
                 return await self._driver.generate(request, options)
         except TimeoutError:
@@ -101,7 +103,7 @@ class Running:
             if self._counts[label] >= MAX_FAILURES:
                 continue
             block = await run_turn(turn, self._config, self._drivers[turn.contender.driver], lambda _: None)
-            self._keep(block)
+            self._keep(block)  # before the next turn: whatever ends the run, this is not lost
             for sample in block.samples:
                 if sample.generation is None:
                     self._counts[label] += 1
@@ -171,6 +173,7 @@ def schedule(config: BenchConfig, contenders: Sequence[Contender], rtt_ms: float
     ):
         everyone = [c for c in contenders if takes_part(c, config, concurrency, rtt_ms)]
         indices = range(len(config.prompts))
+        # One at a time, contenders take turns prompt by prompt; under load a turn is all prompts, for the load's sake.
         for group in [(index,) for index in indices] if concurrency == 1 else [tuple(indices)]:
             first = next(rotation) % len(everyone)
             for contender in everyone[first:] + everyone[:first]:
@@ -208,6 +211,7 @@ async def warm_up(config: BenchConfig, contenders: Sequence[Contender], drivers:
 
 async def run_turn(turn: Turn, config: BenchConfig, driver: Driver, on_sample: Callable[[Sample], None]) -> Block:
     """Runs a turn: `concurrency` generations at a time until all its prompts are done."""
+    # One iterator for all workers: each takes the next prompt when it has ended its own, as clients under load do.
     waiting = iter(turn.prompt_indices)
     samples: list[Sample] = []
 

@@ -86,6 +86,7 @@ def simulate(
     while num_committed < num_tokens:
         drafter.run_until(now)
         if not _arrived(root, now):
+            # Until a chain has been judged, what the odds promise stands in for the running mean.
             usual = accepted.get(odds.chain_value(method.max_rows))
             deadline = committed_at + _patience_ms(costs, method, usual)
             now = _wait(drafter, root, now, deadline, costs.draft_ms.of(1))
@@ -98,6 +99,7 @@ def simulate(
         num_committed += num_kept + 1
         num_rounds += 1
         committed_at, now = end, end + costs.overhead_ms
+        # At the pace so far, the target is this many tokens further when an answer to the commit comes back.
         drafter.post(end + costs.round_trip_ms / 2, root, costs.round_trip_ms * num_committed / now)
     return SimulatedOutcome(num_committed, num_rounds, now)
 
@@ -140,14 +142,17 @@ class _Text:
 
     def verdict(self, root: _Node, nodes: Sequence[_Node]) -> tuple[int, _Node]:
         """Return the number of tokens kept, and the new root: the token that the target says next."""
+        # By identity: two nodes of the same rank at the same position are different texts.
         verified, num_kept = set(map(id, nodes)), 0
         while True:
+            # If the draft had no such child, one is made: it is the path that the text takes, with or without drafts.
             root = root.child(self._rank_at(root.position), 0.0)
             if id(root) not in verified:
                 return num_kept, root
             num_kept += 1
 
     def _rank_at(self, position: int) -> int:
+        # Drawn in the order of positions and kept: costs and methods cannot change which text a seed gives.
         while len(self._ranks) <= position:
             choice = int(np.searchsorted(np.cumsum(self._odds.after(self._run)), self._random.random(), side="right"))
             rank = choice if choice < len(self._odds.after(self._run)) else NO_CHOICE
@@ -181,6 +186,7 @@ class _Drafter:
         while True:
             if self._running is not None:
                 end, nodes = self._running
+                # A forward under way is not interrupted: commits wait for its end, as at the speculator.
                 if end > until:
                     return
                 self._now, self._running = end, None
@@ -214,8 +220,11 @@ class _Drafter:
         if node.log_probability < self._least:
             return
         missing = max(0.0, self._stale_tokens - (node.position - self._root.position))
+        # What lies between the node and the place where drafts are of use again is taken for first choices in a row.
+        # Of odds of 0 there is no logarithm: such a path is worth nothing, unless nothing lies between.
         first = self._odds.after(node.run)[0]
         worth = node.log_probability + (missing * math.log(first) if first else -math.inf if missing else 0.0)
+        # The age decides between equals, the older first: nodes themselves cannot be compared.
         heapq.heappush(self._frontier, (-worth, next(self._ages), node))
 
     def _take(self) -> list[_Node]:
@@ -234,6 +243,7 @@ class _Drafter:
             for rank, probability in enumerate(self._odds.after(node.run)):
                 if probability > 0:
                     child = node.child(rank, math.log(probability))
+                    # Set anew: the text may have made this child before, with a certainty that no drafter has.
                     child.log_probability = node.log_probability + math.log(probability)
                     child.is_known, child.arrives_ms = True, arrives_ms
                     self._push(child)
@@ -316,7 +326,7 @@ class Odds:
 
         Runs that were seen fewer than `num_ranks` times count together with all longer ones, as do those of `max_run`.
         """
-        counts = np.zeros((max_run + 1, num_ranks + 1))
+        counts = np.zeros((max_run + 1, num_ranks + 1))  # the last column counts tokens that were no choice
         for ranks in texts:
             run = 0
             for rank in ranks:

@@ -42,6 +42,7 @@ def rows_of(blocks: Sequence[Block], num_prompts: int, repeats: int) -> list[Row
 
     for condition in sorted(by_condition, key=place):
         found = by_condition[condition]
+        # `off` at the same temperature, under the same load, over the same distance.
         off = by_condition.get(replace(condition, method=OFF, setting=""), [])
         row = _row(condition, ALL_CATEGORIES, found, off)
         row["partial"] = row["completed"] + row["failed"] < num_prompts * repeats
@@ -55,6 +56,7 @@ def rows_of(blocks: Sequence[Block], num_prompts: int, repeats: int) -> list[Row
 
 def _categories(blocks: Sequence[Block]) -> list[str]:
     """List the categories, if more than one; none for generations that shared the machine."""
+    # Their time is that of the block, in which one text slows the others down.
     if any(len(block.samples) > 1 for block in blocks):
         return []
     found = sorted({sample.category for block in blocks for sample in block.samples})
@@ -145,6 +147,7 @@ def _latencies(done: Sequence[GenerationSample]) -> Row:
     series: dict[str, list[float]] = {
         "ttft": [g.ttft_s for g in done],
         "tpot": [g.decode_s / g.num_decoded for g in done if g.num_decoded],
+        # Every gap counts once, whichever generation it is from; of the others a generation is one value.
         "itl": [gap for g in done for gap in g.gaps_s],
         "e2el": [g.duration_s for g in done],
     }
@@ -169,6 +172,8 @@ def _speculation(done: Sequence[GenerationSample]) -> Row:
     num_accepted = sum(r.num_accepted for r in rounds)
     empty = [r.num_empty for r in rounds if r.num_empty is not None]
     hits = [r.num_hits for r in rounds if r.num_hits is not None]
+    # Totals over totals, not means of means: a long generation has more rounds to tell of. The 1 is the target's own
+    # token, of which every round has one.
     row: Row = {
         "num_drafts": num_rounds,
         "num_draft_tokens": num_drafted,

@@ -125,7 +125,7 @@ class Suite(ABC):
         try:
             with termination_as_exit():
                 asyncio.run(self._measure(log, began))
-        except (KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit):  # Ctrl-C, and what `termination_as_exit` makes of SIGTERM and SIGHUP
             is_interrupted = True
         except Exception as error:
             mistake = error  # in this program: its traceback comes after what has been measured
@@ -155,6 +155,7 @@ class Suite(ABC):
         except FAILURES as error:
             self.failures[name] = _reason_of(error)
         except BaseExceptionGroup as group:
+            # A group in which a mistake of ours is hidden goes on as it is.
             _, others = group.split(FAILURES)
             if others is not None:
                 raise

@@ -53,6 +53,7 @@ def bench(context: typer.Context) -> None:
 
             benchmarks(args=context.args, prog_name="outrider bench")
         except ModuleNotFoundError as error:
+            # `demo` is `bench` and a Redis, which the suites start.
             raise ProcessFailed(f"{error.name} is not installed: pip install 'outrider[demo]'") from None
 
 

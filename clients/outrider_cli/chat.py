@@ -50,12 +50,14 @@ def chat(
             elif line:
                 messages.append(ChatMessage(role="user", content=line))
                 answer = show(client, messages, options, plain=plain, stoppable=True)
+                # Also an answer that Ctrl-C has cut short: the model should know what the user has seen of it.
                 messages.append(ChatMessage(role="assistant", content=answer.text))
 
 
 def _read_line() -> str | None:
     """Returns a line that the user types; None at the end."""
     try:
+        # Asked on stderr: stdout is for answers alone.
         line = Console(stderr=True).input("[bold]you>[/] ").strip()
     except EOFError:
         return None

@@ -62,6 +62,7 @@ def show(
             stream(generation, out, detokenize)
         except KeyboardInterrupt:
             print()
+            # Either way `with` is left, which ends the work on all servers.
             if not stoppable:
                 raise
             return generation
@@ -76,6 +77,7 @@ def legend() -> Text:
     """Returns the names of the colours, each in its colour."""
     meanings = {"draft": "guessed by the draft model", "retrieval": "retrieved", "target": "the target's own"}
     line = Text()
+    # A dict: the sources of one name share one entry.
     for name, style in dict(STYLES.values()).items():
         line.append(f"■ {name}", style).append(f" {meanings[name]}   ", "dim")
     return line
@@ -89,9 +91,11 @@ def pieces(chunk: Chunk, detokenize: Detokenize) -> Iterator[tuple[str, str]]:
     """
     runs = _runs(chunk)
     rest = chunk.text
+    # The last run takes what is left, so a chunk of one colour needs no call to the server.
     for style, token_ids in runs[:-1]:
         text = detokenize(token_ids)
         text = text if rest.startswith(text) else f" {text}"  # some tokenizers drop a leading space
+        # U+FFFD stands for bytes that form no character yet: the piece ends inside one.
         if not text.strip("\ufffd ") or not rest.startswith(text):
             yield style, rest
             return
@@ -114,6 +118,7 @@ def stream(generation: Iterator[Chunk], console: Console, detokenize: Detokenize
         else:
             for style, text in pieces(chunk, detokenize):
                 console.out(text, end="", style=style, highlight=False)
+        # A pipe is buffered in blocks, and the text is to be seen while it is generated.
         console.file.flush()
 
 
@@ -131,6 +136,7 @@ def summary(result: Result, seconds: float) -> Text:
         if result.bytes_per_accepted_token:
             parts.append(f"{result.bytes_per_accepted_token:.0f} bytes per accepted token")
     parts.append(f"ended by {result.finish_reason.value}")
+    # 0 is METHOD_UNSPECIFIED: no other method was asked for than the one that ran.
     replaced = f" (for {method_name(counts.requested_method)})" if counts.requested_method else ""
     line = Text(f"{method_name(counts.method)}{replaced}: ", "bold").append(" · ".join(parts), "not bold")
     line.append(f" · seed {result.seed}", "not bold dim")
@@ -167,4 +173,5 @@ def _decision(decision: verifier_pb2.Decision) -> str:
 def _runs(chunk: Chunk) -> list[tuple[str, tuple[int, ...]]]:
     """Returns runs of neighbouring tokens of one colour."""
     pairs = zip(map(style_of, chunk.sources), chunk.token_ids, strict=True)
+    # Tuples: the cache of `detokenize` is keyed by them.
     return [(style, tuple(token_id for _, token_id in run)) for style, run in groupby(pairs, key=lambda pair: pair[0])]

@@ -94,11 +94,13 @@ def demo(
 def run(*, max_tokens: int, target_dtype: str) -> None:
     """Runs the demo. Raises ProcessFailed, and the errors of LocalStack; all that was started has ended then."""
     out = Console(highlight=False)
+    # `ignore_eos`: all texts are equally long, so that their times can be compared.
     options = GenerateOptions(temperature=TEMPERATURE, seed=SEED, max_tokens=max_tokens, ignore_eos=True)
     with ExitStack() as exits:
         with _progress(out) as progress:
             task = progress.add_task("starting", total=None)
             on_step = partial(_describe, progress, task)
+            # In the outer stack: the services outlive the bar.
             stack = exits.enter_context(LocalStack(StackConfig(target_dtype=target_dtype), on_step))
         try:
             with BlockingClient(stack.address) as client:
@@ -106,6 +108,7 @@ def run(*, max_tokens: int, target_dtype: str) -> None:
                 _stream_one(out, client, options)
                 _compare(out, client, options)
         except OutriderError as error:
+            # Here, inside the stack: its end takes the folder with the logs away.
             raise ProcessFailed(f"{error.message}; the end of the verifier's log:\n{stack.log_tail()}") from error
 
 

@@ -38,6 +38,7 @@ def edge(
     Applications talk to it as to a verifier: outrider generate --address 127.0.0.1:50061 ...
     """
     flags = ["--upstream", upstream, "--model", model, "--dtype", dtype, "--device", device]
+    # To the edge the cloud is a peer: what it shows to it, and expects of it, has that prefix.
     files = {"token-file": token_file, "ca": ca_file, "cert": cert_file, "key": key_file}
     for name, path in files.items():
         flags += [f"--peer-{name}", str(path)] if path is not None else []
@@ -50,7 +51,7 @@ def edge(
         folder.mkdir(parents=True, exist_ok=True)
         arguments = (*flags, "--num-threads", str(num_threads))
         service = Service("edge", "outrider.edge", arguments, folder / "edge.log", listen=listen)
-        exits.callback(service.stop)
+        exits.callback(service.stop)  # before the start, which may fail half-way
         status = exits.enter_context(err.status("starting"))
         service.start()
         service.wait_serving()

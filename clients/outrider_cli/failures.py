@@ -21,6 +21,7 @@ WRONG_USAGE = 2
 UNREACHABLE = 3
 INTERRUPTED = 130
 
+# gRPC has one status, UNAVAILABLE, for all of it: only its words say that nobody is there.
 _NO_SERVER = re.compile("connection refused|connection reset|no route to host|domain name not found|dns", re.I)
 
 
@@ -47,7 +48,7 @@ def reported(address: str | None = None) -> Iterator[None]:
         complain(_sentence(error, address))
         code = {Unavailable: UNREACHABLE, InvalidArgument: WRONG_USAGE}.get(type(error), FAILED)
         raise typer.Exit(code) from None
-    except BrokenPipeError:
+    except BrokenPipeError:  # before OSError, of which it is one
         raise  # the reader of our output has closed it, as `head` does: typer ends quietly
     except (ProcessFailed, RedisNotFound, RedisFailed, OSError) as error:
         complain(str(error))
@@ -72,4 +73,5 @@ def _sentence(error: OutriderError, address: str | None) -> str:
 
 def complain(message: str, *, kind: str = "error: ") -> None:
     """Prints a line to stderr."""
+    # Messages quote what users typed, brackets included, which rich would take for markup; and one line stays one.
     Console(stderr=True).print(f"{kind}{message}", markup=False, highlight=False, soft_wrap=True)

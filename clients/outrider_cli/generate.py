@@ -35,6 +35,7 @@ def generate(
 def _read_prompt(prompt: str) -> str:
     if prompt != FROM_STDIN:
         return prompt
+    # Reading a terminal would look like a command that hangs.
     if sys.stdin.isatty():
         complain("no prompt: give one, or pipe one to `outrider generate -`")
         raise typer.Exit(WRONG_USAGE)

@@ -23,6 +23,7 @@ def info(*, address: options.Address = options.DEFAULT_ADDRESS, security: Securi
     with reported(address):
         replicas, failures = addresses_of(address), list[OutriderError]()
         for replica in replicas:
+            # A client for each: one of all of them would ask whichever it likes, and go on at another if that fails.
             try:
                 with BlockingClient(replica, **security) as client:
                     console.print(_described(replica, client.info(timeout_s=10.0)))
@@ -30,6 +31,7 @@ def info(*, address: options.Address = options.DEFAULT_ADDRESS, security: Securi
                 failures.append(error)
                 if len(replicas) > 1:
                     console.print(f"address  {replica}\nstate    {error.code.name}", markup=False)
+        # A replica that does not answer is a line of the answer, as long as another one does.
         if len(failures) == len(replicas):
             raise failures[0]
 
@@ -51,6 +53,7 @@ def _described(address: str, response: verifier_pb2.GetInfoResponse) -> Table:
         peer = getattr(response, name)
         state = "connected" if peer.connected else f"not connected: {peer.last_error or 'not tried yet'}"
         shed = f"; {peer.num_shed_tokens} tokens were not recorded" if peer.num_shed_tokens else ""
+        # An unset message reads like an empty one: only its presence tells that there is such a peer.
         table.add_row(name, f"{peer.address} ({state}{shed})" if response.HasField(name) else "none")
     for time in response.forward_times:
         table.add_row(f"forward, {time.num_rows} rows", f"{time.forward_ms:.2f} ms")

@@ -134,6 +134,7 @@ def generating(*, without: Sequence[str] = (), **defaults: object) -> Callable[[
         without: Flags that the command does not have, as `GenerationFlags` names them.
         **defaults: Values of flags that the user leaves unset; None where nothing is named here.
     """
+    # `eval_str`: `from __future__ import annotations` has made texts of the annotations.
     declared = inspect.get_annotations(GenerationFlags, eval_str=True)
     flags = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=annotation)
@@ -217,6 +218,7 @@ def _with_flags(
 
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
+        # In the argument's place: `--help` lists the flags in the order of the signature.
         parameters += flags if parameter.name == argument else [parameter]
     with_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     # typer asks for the type hints too, which are read from the annotations, not from the signature.
@@ -229,7 +231,7 @@ def _method_params(method: Method | None, pairs: Sequence[str]) -> dict[str, dic
     try:
         params = parse_method_params(method, pairs)
         for name, given in params.items():
-            method_message(name, given)
+            method_message(name, given)  # only for its errors, which here can still name the flag
     except (TypeError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="--method-param") from None
     return params
@@ -242,6 +244,7 @@ def parse_method_params(method: Method | None, pairs: Sequence[str]) -> dict[str
     """
     if not pairs:
         return {}
+    # A method's parameters are the field of SpeculationParams that has the method's name.
     field = method.value.replace("-", "_") if method is not None else ""
     if field not in METHOD_MESSAGES:
         names = ", ".join(name.replace("_", "-") for name in METHOD_MESSAGES)
@@ -271,9 +274,11 @@ def _parsed_item(field: FieldDescriptor, text: str) -> Any:
     if field.enum_type is not None:
         return enum_number(field.enum_type, text, field.name)
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
+        # Not `bool`: to it every text is true, "false" included.
         if text not in ("true", "false"):
             raise ValueError(f"{field.name} must be true or false, got {text!r}")
         return text == "true"
+    # What is left are numbers: no method has a parameter that is a text.
     kind, rule = (float, "a number") if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE else (int, "a whole number")
     try:
         return kind(text)

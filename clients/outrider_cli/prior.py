@@ -71,9 +71,10 @@ def load(
 ) -> None:
     """Loads a prior file into the datastore."""
     with reported(address or options.DEFAULT_ADDRESS):
-        prior = read_prior(file)
+        prior = read_prior(file)  # before any call: a broken file needs no server to be found
         header = prior.header
         peers = find_peers(address, datastore, **security)
+        # With --datastore alone nobody is asked: a datastore keeps priors of any tokenizer, each apart.
         if peers.verifier and peers.tokenizer_hash != header.tokenizer_hash:
             raise FailedPrecondition(
                 f"{file} has token ids of the tokenizer {header.tokenizer_hash} ({header.model_id}), the verifier at "
@@ -82,6 +83,7 @@ def load(
         scope = pb.Scope(
             tokenizer_hash=header.tokenizer_hash, corpus=corpus, tenant=tenant, vocab_size=header.vocab_size
         )
+        # A list: the first message announces the tokens of all of them, overlaps included.
         documents = list(split(prior.documents))
         started = time.perf_counter()
         with _connected(peers.datastore, **security) as stub, _progress(sum(map(len, documents))) as on_progress:
@@ -207,9 +209,10 @@ def requests(scope: pb.Scope, documents: Sequence[Sequence[int]]) -> Iterator[pb
     request = pb.LoadPriorRequest(scope=scope, num_tokens=sum(map(len, documents)))
     room = PIECE_LEN
     for document in documents:
+        # Never an empty message: a document that is longer than all the room goes alone.
         if len(document) > room and request.documents:
             yield request
-            request, room = pb.LoadPriorRequest(), PIECE_LEN
+            request, room = pb.LoadPriorRequest(), PIECE_LEN  # only the first one says whose they are
         request.documents.add(token_ids=document)
         room -= len(document)
     yield request
@@ -219,6 +222,7 @@ def send(
     stub: DatastoreServiceStub, scope: pb.Scope, documents: Sequence[Sequence[int]], on_progress: OnProgress
 ) -> pb.LoadPriorResponse:
     """Loads documents and returns the last response. Raises Internal if they are not in use by then."""
+    # Without a deadline: the time depends on the size, and the answers show that it goes on.
     call = stub.LoadPrior(requests(scope, documents))
     response = pb.LoadPriorResponse()
     try:
@@ -240,6 +244,7 @@ def _progress(num_tokens: int) -> Iterator[OnProgress]:
         task = progress.add_task("sending tokens", total=num_tokens)
 
         def on_progress(response: pb.LoadPriorResponse) -> None:
+            # 0 until all tokens have come and are counted.
             if response.num_ngrams:
                 done, total, step = response.num_stored_ngrams, response.num_ngrams, "storing n-grams"
             else:
@@ -258,6 +263,7 @@ def _corpora(address: str, **security: Unpack[SecurityOptions]) -> list[pb.Corpu
 
 def _full_hash(address: str, beginning: str, **security: Unpack[SecurityOptions]) -> str:
     """Returns the tokenizer hash of a loaded prior that begins so; the beginning itself without a match."""
+    # A set: several priors of one tokenizer do not make the beginning ambiguous.
     hashes = sorted({corpus.tokenizer_hash for corpus in _corpora(address, **security)})
     found = [tokenizer_hash for tokenizer_hash in hashes if tokenizer_hash.startswith(beginning)]
     if len(found) > 1:

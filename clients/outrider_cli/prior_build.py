@@ -52,7 +52,7 @@ class BuildPlan:
     """Holds the prompts to continue, and the settings of their generations."""
 
     prompts: tuple[str, ...]
-    rounds: int = 10
+    rounds: int = 10  # DOUBLE, section 5.3 and Table 3: beyond ten rounds the gain saturates
     max_tokens: int = 128
     concurrency: int = 8
     temperature: float = 0.7
@@ -158,6 +158,7 @@ async def continue_prompts(
                     f"the prompt {_beginning(text)} has {len(prompt)} tokens: with --max-tokens {plan.max_tokens} it "
                     f"is longer than the context of {model.max_context_len}"
                 )
+        # 0 is a server that does not say.
         concurrency = min(plan.concurrency, info.max_num_sessions or plan.concurrency)
         outputs = await _outputs(client, plan, prompts, concurrency, on_output)
     return header, list(documents_of(prompts, outputs))
@@ -166,6 +167,7 @@ async def continue_prompts(
 def documents_of(prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[Sequence[int]]]) -> Iterator[list[int]]:
     """Yields the documents: `outputs` has the output of each prompt in each round. Those of one token are left out."""
     for prompt, (first, *others) in zip(prompts, outputs, strict=True):
+        # Without its output, a later round would only count the end of the prompt once more.
         documents = [[*prompt, *first], *([*prompt[-CONTEXT_LEN:], *output] for output in others if output)]
         yield from (document for document in documents if len(document) > 1)
 
@@ -185,7 +187,7 @@ async def _outputs(
             except OutriderError as error:
                 what = f"round {number} of the prompt {_beginning(plan.prompts[index])}: {error.message}"
                 raise type(error)(what, error.details, code=error.code) from error
-            outputs[index][number - 1] = result.token_ids
+            outputs[index][number - 1] = result.token_ids  # by place: workers finish in any order
             on_output(len(result.token_ids))
 
     try:
@@ -206,6 +208,7 @@ async def _complete(client: Client, prompt: Sequence[int], sampling: GenerateOpt
             if error.retry_after_s is None:
                 raise
             await asyncio.sleep(error.retry_after_s)
+    # Outside the `try`: the last attempt raises what it gets.
     return await client.complete(prompt, **sampling)
 
 
@@ -222,6 +225,7 @@ def _run(
         stack = exits.enter_context(LocalStack(config, say))
         say("generating")
         try:
+            # Without `security`: these services are our own, on loopback, in plaintext.
             return asyncio.run(continue_prompts(stack.address, plan, on_output))
         except Unavailable:
             _check_running(stack)
@@ -254,6 +258,7 @@ def _display(plan: BuildPlan) -> Iterator[Display]:
 
         def say(text: str) -> None:
             nonlocal started
+            # Set anew by each step, so that the speed does not count the start of the services.
             started = time.perf_counter()
             progress.update(task, description=text)
 
@@ -261,6 +266,7 @@ def _display(plan: BuildPlan) -> Iterator[Display]:
             nonlocal num_done, num_tokens
             num_done += 1
             num_tokens += num_output_tokens
+            # By count: where rounds meet, outputs of both come at the same time.
             number, num_in_round = divmod(num_done - 1, len(plan.prompts))
             speed = num_tokens / (time.perf_counter() - started)
             text = f"round {number + 1} of {plan.rounds}, {num_tokens} tokens, {speed:.0f} tokens/s"
@@ -277,6 +283,7 @@ def _load(path: Path) -> list[Prompt]:
     except PromptError as error:
         raise PromptError(f"--from: {error}") from None
     for prompt in prompts:
+        # JSON can hold half of a surrogate pair ("\ud800"), and so can a str; protobuf's UTF-8 cannot.
         try:
             prompt.text.encode()
         except UnicodeEncodeError:

@@ -39,6 +39,8 @@ MAX_NUM_DOCUMENTS = 1 << 20
 MIN_DOCUMENT_LEN = 2
 """A single token is followed by nothing, so it makes no n-gram."""
 MAX_HEADER_BYTES = 1 << 16
+# 4 bytes a token for its id, and at most 2 for lengths, as a document has two tokens or more; the rest is room for the
+# header, and for what zlib adds where it finds nothing to pack.
 MAX_FILE_BYTES = 8 * MAX_NUM_TOKENS
 
 _PREFIX = struct.Struct("<8sIIQ")
@@ -106,9 +108,11 @@ def write_prior(path: Path, header: PriorHeader, documents: Sequence[Sequence[in
         with unfinished.open("xb") as file:
             file.write(data)
             file.flush()
+            # Before the rename: else the machine may crash with the name on disk and the contents not.
             os.fsync(file.fileno())
         unfinished.replace(path)
     finally:
+        # After the rename it is not there any more.
         with contextlib.suppress(FileNotFoundError):
             unfinished.unlink()
     return len(data)
@@ -143,7 +147,7 @@ def format_prior(header: PriorHeader, documents: Sequence[Sequence[int]]) -> byt
     for document in documents:
         try:
             ids.extend(document)
-        except OverflowError:
+        except OverflowError:  # an id that does not fit into 4 bytes; all others are checked below, together
             raise PriorFileError(f"token ids must be in [0, {header.vocab_size})") from None
     _check_ids(ids, header.vocab_size)
     text = json.dumps(asdict(header) | counts).encode()
@@ -161,12 +165,14 @@ def parse_prior(data: bytes) -> Prior:
         raise PriorFileError(f"truncated: has {len(data)} of {size} bytes")
     if len(data) > size:
         raise PriorFileError(f"corrupt: has more than the {size} bytes that it announces")
+    # A view: a slice would be a second copy of up to half a gigabyte.
     if hashlib.sha256(memoryview(data)[:-_CHECKSUM_BYTES]).digest() != data[-_CHECKSUM_BYTES:]:
         raise PriorFileError("corrupt: the checksum is not that of the contents")
     body_start = _PREFIX.size + header_len
     header, num_documents, num_tokens = _parse_header(data[_PREFIX.size : body_start])
     body = _unpacked(memoryview(data)[body_start:-_CHECKSUM_BYTES], 4 * (num_documents + num_tokens))
     lengths, ids = array(_LENGTH), array(_ID)
+    # `_unpacked` has made sure that the body has as many bytes as these counts say.
     lengths.frombytes(body[: 4 * num_documents])
     ids.frombytes(body[4 * num_documents :])
     _check_lengths(_little_endian(lengths), num_tokens)
@@ -185,6 +191,7 @@ def _contents(path: Path) -> bytes:
     with path.open("rb") as file:
         prefix = file.read(_PREFIX.size)
         _announced(prefix)
+        # Of the open file: its name may stand for another one by now.
         actual = os.fstat(file.fileno()).st_size
         if actual > MAX_FILE_BYTES:
             raise PriorFileError(f"has {actual} bytes, a prior file at most {MAX_FILE_BYTES}")
@@ -193,6 +200,7 @@ def _contents(path: Path) -> bytes:
 
 def _announced(prefix: bytes) -> tuple[int, int]:
     """Returns the length of the header, and the size of the whole file, from the first bytes."""
+    # A file that was cut within the magic is a truncated prior, not something else.
     if not prefix or not MAGIC.startswith(prefix[: len(MAGIC)]):
         raise PriorFileError("is not a prior file")
     if len(prefix) < _PREFIX.size:
@@ -213,7 +221,7 @@ def _parse_header(text: bytes) -> tuple[PriorHeader, int, int]:
     """Returns the header, the number of documents, the number of tokens."""
     try:
         fields = json.loads(text)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # RecursionError: 64 KiB of brackets
         raise PriorFileError("the header must be JSON") from None
     names = {*PriorHeader.__dataclass_fields__, "num_documents", "num_tokens"}
     if not isinstance(fields, dict) or fields.keys() != names:
@@ -253,6 +261,7 @@ def _check_counts(num_documents: object, num_tokens: object) -> None:
 
 
 def _check_lengths(lengths: array[int], num_tokens: int) -> None:
+    # Never empty, nor are the ids below: `_check_counts` has been here first.
     if min(lengths) < MIN_DOCUMENT_LEN:
         raise PriorFileError(f"a document must have {MIN_DOCUMENT_LEN} tokens or more, got {min(lengths)}")
     if sum(lengths) != num_tokens:
@@ -266,6 +275,7 @@ def _check_ids(ids: array[int], vocab_size: int) -> None:
 
 
 def _check_number(name: str, value: object, least: int, most: int) -> None:
+    # JSON's true is an int to Python.
     is_number = isinstance(value, int) and not isinstance(value, bool)
     _check(is_number and least <= value <= most, name, f"a number in [{least}, {most}]", value)  # type: ignore[operator]
 

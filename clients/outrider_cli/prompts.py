@@ -18,6 +18,7 @@ NO_CATEGORY = "none"
 ALL_CATEGORIES = "all"
 """Name of the rows over all prompts; no category may have it."""
 
+# `source` says where a prompt is from: it is not read here, but by the benchmark, which checks that it was held out.
 _KEYS = frozenset({"prompt", "category", "source"})
 
 
@@ -89,4 +90,5 @@ def choose(prompts: Sequence[Prompt], categories: Sequence[str] = (), count: int
         raise PromptError(f"there is no category {missing[0]!r} (there are: {', '.join(known)})")
     groups = [[p for p in prompts if p.category == category] for category in (categories or known)]
     turns = chain.from_iterable(zip_longest(*groups))
+    # None stands where a shorter category has no prompt left. A count of None cuts nothing off.
     return [prompt for prompt in turns if prompt is not None][:count]

@@ -67,5 +67,6 @@ def stay(stack: LocalStack, err: Console) -> NoReturn:
     """Waits until the verifier ends, and raises ProcessFailed. Others may end: the text is the same without them."""
     while (ended := stack.wait()) is not stack.verifier:
         err.print(f"the {ended.name} ended; generation goes on without it. The end of its log:\n{ended.log_tail()}")
+        # It has closed its stdout, but may live a moment longer, and `wait` would return it again and again.
         ended.kill()
     raise ProcessFailed(f"the verifier ended; the end of its log:\n{ended.log_tail()}")

@@ -78,6 +78,7 @@ class BaseClient(Generic[_Channel]):
         self.address = ",".join(self._replicas.addresses)
         """The replicas, with commas between them."""
         self._metadata = (*metadata, *security.metadata)
+        # One for each replica: with one for all, gRPC would choose, and `Replicas` could not avoid one that has failed.
         self._channels = [open_channel(each, security.credentials_for(each)) for each in self._replicas.addresses]
         self._health_stubs = [health_pb2_grpc.HealthStub(channel) for channel in self._channels]
 
@@ -86,6 +87,7 @@ class BaseClient(Generic[_Channel]):
 
     def _opener(self, methods: Sequence[Callable[..., _Call]], resumable: ResumableCall) -> OpenCall[_Call]:
         """Returns the function that opens the calls of a generation; `methods` has the method of each replica."""
+        # Made once: all calls of a generation belong to one span.
         metadata = (*self._metadata, *resumable.trace.metadata)
 
         # The closure must not refer to the generation, whose call ends when the last reference to it goes.

@@ -55,10 +55,12 @@ class BlockingGeneration(BaseGeneration["WatchedCall"]):
 
     def __init__(self, resumable: ResumableCall, open_call: OpenCall[Stream]) -> None:
         self._cancelled = threading.Event()  # `_open`, which the base constructor calls, reads it
+        # The lambda must not refer to `self`, as `BaseClient._opener` says.
         super().__init__(resumable, lambda *call: WatchedCall(open_call(*call)))
 
     def cancel(self) -> None:
         """Ends the work on all servers within one round. A pending or later read raises Cancelled. Idempotent."""
+        # First the flag: the thread whose read this breaks would otherwise take CANCELLED for a refusal, and resume.
         self._cancelled.set()
         self._cancel()
 
@@ -75,9 +77,10 @@ class BlockingGeneration(BaseGeneration["WatchedCall"]):
             try:
                 response = self._read()
                 if response is not None:
+                    # Within the `try`: a replica with another model is left like one that broke.
                     self._resumable.on_message(response)
             except OutriderError as error:
-                self._call.cancel()
+                self._call.cancel()  # that replica is still generating
                 self._resume(error)
                 continue
             if response is None:
@@ -96,8 +99,10 @@ class BlockingGeneration(BaseGeneration["WatchedCall"]):
         """Goes on in another call. Raises the error if it is final."""
         if self._cancelled.is_set():
             raise Cancelled(CANCELLED) from None
+        # A wait, not a sleep: `cancel` of another thread ends the pause.
         if self._cancelled.wait(self._resumable.after(error)):
             raise Cancelled(CANCELLED) from None
+        # The client was closed in the pause: for a call on a closed channel gRPC raises no RpcError, but a ValueError.
         if self._resumable.is_closed:
             raise error
         self._call = self._open()
@@ -177,6 +182,7 @@ class BlockingClient(BaseClient[grpc.Channel]):
 
     def close(self) -> None:
         """Closes the connection; running generations are cancelled."""
+        # First: the calls that the closing breaks must not be resumed.
         self._replicas.is_closed = True
         for channel in self._channels:
             channel.close()
@@ -189,7 +195,7 @@ class BlockingClient(BaseClient[grpc.Channel]):
             try:
                 answer = call(request, timeout=retry.remaining_s, metadata=self._metadata)
             except grpc.RpcError as error:
-                time.sleep(retry.after(from_rpc_error(error)))
+                time.sleep(retry.after(from_rpc_error(error)))  # `after` raises what is final, and so ends the loop
             else:
                 retry.answered()
                 return answer
@@ -216,6 +222,7 @@ class WatchedCall:
 
         Raises grpc.RpcError, and TimeoutError after which the call is over.
         """
+        # A blocking read of gRPC has no timeout of its own: only the cancelling of the call ends it, from outside.
         if timeout_s is None:
             return next(self._responses, None)
         if self._watch is None:
@@ -225,6 +232,7 @@ class WatchedCall:
         try:
             response = next(self._responses, None)
         except grpc.RpcError as error:
+            # `end` takes the lock: after it the watch cannot fire any more, and `has_fired` says whose doing this is.
             watch.end()
             if watch.has_fired:
                 raise TimeoutError from error
@@ -239,6 +247,7 @@ class WatchedCall:
         self._call.cancel()
 
     def __del__(self) -> None:
+        # The thread keeps the watch alive, but not this object, so a dropped generation gets here.
         if self._watch is not None:
             self._watch.end()
 
@@ -259,6 +268,7 @@ class _Watch:
         """Sets the deadline of a read that begins."""
         with self._condition:
             self._deadline = time.monotonic() + timeout_s
+            # A later deadline than the one that it sleeps towards is found when it wakes by itself.
             if self._deadline < self._wakes_at:
                 self._condition.notify()
 

@@ -92,7 +92,7 @@ class SecurityOptions(TypedDict, total=False):
 class ChannelSecurity:
     """Checks `SecurityOptions` and makes credentials of them. The files are read when a channel is opened."""
 
-    token: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)  # what is printed ends in logs
     ca_file: str | Path | None = None
     cert_file: str | Path | None = None
     key_file: str | Path | None = None
@@ -110,6 +110,7 @@ class ChannelSecurity:
         if self.insecure and (self.ca_file is not None or self.credentials is not None):
             raise ValueError("insecure means without TLS, and there are credentials for it")
         if self.token:
+            # Only for its check: gRPC refuses a header with a line break or an umlaut later, and obscurely.
             token_from([self.token.encode()])
 
     def credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
@@ -122,6 +123,7 @@ class ChannelSecurity:
         if self.credentials is not None:
             return self.credentials
         if self.ca_file is not None:
+            # The key before the certificate: that is the order of gRPC's parameters.
             key, cert = (None if path is None else Path(path).read_bytes() for path in (self.key_file, self.cert_file))
             return grpc.ssl_channel_credentials(Path(self.ca_file).read_bytes(), key, cert)
         if not (self.insecure or is_loopback(address)):

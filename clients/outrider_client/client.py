@@ -70,9 +70,10 @@ class Generation(BaseGeneration[_Call]):
             try:
                 response = await self._read()
                 if response is not None:
+                    # Within the `try`: a replica with another model is left like one that broke.
                     self._resumable.on_message(response)
             except OutriderError as error:
-                self._call.cancel()
+                self._call.cancel()  # that replica is still generating
                 await self._resume(error)
                 continue
             if response is None:
@@ -86,9 +87,11 @@ class Generation(BaseGeneration[_Call]):
         if self._cancelled.is_set():
             raise Cancelled(CANCELLED) from None
         pause_s = self._resumable.after(error)
+        # The timeout is the ordinary end of the pause: only `cancel` ends the wait before it.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._cancelled.wait(), pause_s)
             raise Cancelled(CANCELLED) from None
+        # The client was closed in the pause: for a call on a closed channel gRPC raises no RpcError, but a UsageError.
         if self._resumable.is_closed:
             raise error
         self._call = self._open()
@@ -105,13 +108,17 @@ class Generation(BaseGeneration[_Call]):
         except TimeoutError:
             raise self._resumable.stalled() from None
         except asyncio.CancelledError:
+            # grpc.aio also raises it in a read whose call was cancelled. If the task itself is to end, that goes first:
+            # swallowing it would break timeouts and task groups around us.
             task = asyncio.current_task()
             if self._cancelled.is_set() and not (task is not None and task.cancelling()):
                 raise Cancelled(CANCELLED) from None
             raise
+        # grpc.aio logs what the deserializer raises, and hands out None as if it were a message.
         if response is None:
             self._call.cancel()
             raise Internal("a message of the server cannot be parsed")
+        # What is no message is grpc.aio's EOF.
         return response if isinstance(response, verifier_pb2.GenerateResponse) else None
 
     async def __aenter__(self) -> Self:
@@ -186,6 +193,7 @@ class Client(BaseClient[grpc.aio.Channel]):
 
     async def close(self) -> None:
         """Closes the connection; running generations are cancelled."""
+        # First: the calls that the closing breaks must not be resumed.
         self._replicas.is_closed = True
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
@@ -197,6 +205,7 @@ class Client(BaseClient[grpc.aio.Channel]):
             try:
                 answer = await call(request, timeout=retry.remaining_s, metadata=self._metadata)
             except grpc.RpcError as error:
+                # `after` raises what is final, and so ends the loop.
                 await asyncio.sleep(retry.after(from_rpc_error(error)))
             else:
                 retry.answered()

@@ -40,6 +40,7 @@ async def running_edge(upstream: str, *, model: str = "demo/draft", **settings: 
     from outrider.telemetry.tracing import application_tracer, use_tracer
     from outrider.wire.channels import CHANNEL_OPTIONS
 
+    # The edge traces as the application does: a process has one tracer.
     use_tracer(application_tracer())
     service = EdgeService(EdgeSettings(upstream=upstream, model=model, **settings))
     server = grpc.aio.server(options=CHANNEL_OPTIONS)
@@ -54,5 +55,6 @@ async def running_edge(upstream: str, *, model: str = "demo/draft", **settings: 
             async with Client(address) as client:
                 yield client
         finally:
+            # Calls first: those that still run use the draft model and the connection to the cloud.
             await server.stop(0)
             await service.close()

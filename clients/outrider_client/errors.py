@@ -189,6 +189,7 @@ def from_rpc_error(error: grpc.RpcError) -> OutriderError:
     code = status.code()
     message = status.details() or code.name
     kind = _CLASSES.get(code)
+    # All of today's statuses but OK have a class.
     if kind is None:
         return OutriderError(message, _rich_details(error), code=code)
     return kind(message, _rich_details(error))
@@ -208,6 +209,8 @@ def _rich_details(error: grpc.RpcError) -> list[Message]:
     except ValueError:  # a proxy replaced code or message but not the trailer: the status itself counts
         return []
     details = []
+    # None: the status came without details, as those do that gRPC itself makes. Unknown details are left out: a newer
+    # server may send more kinds.
     for packed in status.details if status is not None else ():
         if kind := _DETAIL_TYPES.get(packed.TypeName()):
             packed.Unpack(detail := kind())

@@ -13,6 +13,7 @@ from outrider.core.params import Source
 from outrider.v1 import verifier_pb2
 from outrider_client.errors import Internal
 
+# A `Source` has the number that it has on the wire.
 _SOURCES = {source.value: source for source in Source}
 
 
@@ -67,6 +68,7 @@ class Result:
     def acceptance_length(self) -> float:
         """Tokens per round, the target's own included: 1 without speculation; 0 if there was no round."""
         rounds = self.summary.num_rounds
+        # 1: a round also brings a token of the target's own, recovered or bonus.
         return 1 + self.summary.num_accepted_tokens / rounds if rounds else 0.0
 
     @property
@@ -125,6 +127,7 @@ class Transcript:
         """Takes an event in; returns the chunk if it is one."""
         match response.WhichOneof("event"):
             case "started":
+                # Counted where a server takes the generation over: calls that were refused on the way are no resumes.
                 if self.session_id is not None:
                     self.num_resumes += 1
                 self.session_id = response.started.session_id
@@ -157,6 +160,7 @@ class Transcript:
             text=self.text,
             token_ids=self.token_ids,
             finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            # By presence, not by value: 0 can be a stop token.
             stop_token_id=finished.stop_token_id if finished.HasField("stop_token_id") else None,
             seed=self.seed,
             num_prompt_tokens=self._num_prompt_tokens,

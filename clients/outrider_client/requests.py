@@ -126,11 +126,13 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
         ValueError: The wire cannot hold a value.
     """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    # Python does not check a TypedDict when it runs. `min`: of several, always the same one is named.
     if unknown := given.keys() - GenerateOptions.__annotations__.keys():
         raise TypeError(f"generate() got an unexpected keyword argument {min(unknown)!r}")
     for name in given.keys() & _ENUMS.keys():
         given[name] = enum_number(_ENUMS[name], given[name], name)
     methods = [name for name in METHOD_MESSAGES if name in given]
+    # They are fields of one `oneof`, of which protobuf would keep one and drop the others without a word.
     if len(methods) > 1:
         raise TypeError(f"generate() got parameters of more than one method: {', '.join(methods)}")
     for name in methods:
@@ -157,6 +159,7 @@ def prompt_message(prompt: Prompt) -> verifier_pb2.Prompt:
     if isinstance(prompt, str):
         return verifier_pb2.Prompt(text=prompt)
     items = list(prompt)
+    # An empty list goes out as token ids: the server refuses an empty prompt, of whatever kind.
     if items and isinstance(items[0], (ChatMessage, Mapping)):
         return verifier_pb2.Prompt(chat=verifier_pb2.ChatMessages(messages=[_chat_message(item) for item in items]))
     return verifier_pb2.Prompt(token_ids=verifier_pb2.TokenIds(token_ids=_token_ids(items)))
@@ -229,11 +232,13 @@ def enum_number(enum: EnumDescriptor, value: object, what: str) -> int:
     Raises:
         ValueError: There is no value of this name.
     """
+    # A number goes out as it is, also one that only a newer server knows.
     if isinstance(value, int):
         return value
     given = value.name if isinstance(value, Enum) else value
     name = given.upper().replace("-", "_") if isinstance(given, str) else ""
     known = enum.values_by_name.get(_prefix(enum) + name)
+    # 0 is UNSPECIFIED, which is said by leaving the option out.
     if known is None or known.number == 0:
         names = ", ".join(enum_name(enum, number) for number in enum.values_by_number if number)
         raise ValueError(f"{what} must be one of {names}, got {value!r}")

@@ -31,7 +31,7 @@ class Replicas:
         self._clock = clock
         self._lock = threading.Lock()
         self._turn = 0
-        self._avoided_until = [0.0] * len(self.addresses)
+        self._avoided_until = [0.0] * len(self.addresses)  # in the past: none is avoided
         self.has_answered = False
         """True once one of them has answered."""
         self.is_closed = False
@@ -147,6 +147,7 @@ class RetryState:
     def _count_refusal(self, error: OutriderError) -> None:
         """Raises the error if each replica has refused often enough: the caller should know of it soon."""
         is_full = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        # With one replica there is no other to try, and the error tells the caller when this one may have room.
         if (is_full and len(self._num_failures) == 1) or min(self._num_failures) >= NUM_ROUNDS:
             raise error
 
@@ -206,6 +207,7 @@ class ResumableCall(RetryState):
         """Begins the wait for a message; returns the seconds until the call counts as broken, None for no limit."""
         self._last_message_at = self._clock()  # the caller may have read late: that is not the server's silence
         limit_s = self._stall_timeout_s
+        # A server that has not even admitted the resumed generation may use up only what is left of the time for it.
         if self._broken_at is not None and not self._is_admitted:
             left_s = self._broken_at + self._resume_timeout_s - self._clock()
             limit_s = min(limit_s, max(LAST_CHANCE_S, left_s))
@@ -216,13 +218,16 @@ class ResumableCall(RetryState):
         self._is_admitted = self._is_excused = False
         request = verifier_pb2.GenerateRequest()
         request.CopyFrom(self._request)
+        # The first server may have drawn the seed: with the same one the noise, and so the text, goes on as begun.
         if seed is not None:
             request.sampling.seed = seed
+        # Extended, not set: the request may resume a text itself, and `token_ids` are those behind that.
         request.resume_token_ids.extend(token_ids)
         return request
 
     def on_message(self, response: verifier_pb2.GenerateResponse) -> None:
         """Takes a message. Raises Unavailable if another model than the one that began would go on."""
+        # Before all else: a replica with another model does not count as one that has answered.
         if response.WhichOneof("event") == "started":
             self._check_model(response.started.model)
         self.trace.on_message(response)
@@ -239,6 +244,7 @@ class ResumableCall(RetryState):
         if self._model is None:
             self._model = model
         begun, here = self._model, model
+        # The dtype, too: rounded differently, the same weights may choose another of two nearly equal tokens.
         if (begun.model_id, begun.tokenizer_hash, begun.dtype) != (here.model_id, here.tokenizer_hash, here.dtype):
             raise Unavailable(
                 f"{self._replicas.addresses[self.replica]} serves {here.model_id} in {here.dtype}; the generation was "
@@ -262,6 +268,7 @@ class ResumableCall(RetryState):
         return pause_s
 
     def _judge(self, error: OutriderError) -> float:
+        # Without `resume`, too, a call that no server has taken yet is tried elsewhere: there is no text to go on with.
         if error.code not in BROKEN or not (self._resumes or self._is_refusal(error)):
             raise error
         self._fail(error)
@@ -277,6 +284,7 @@ class ResumableCall(RetryState):
     def _count_refusal(self, error: OutriderError) -> None:
         if not (self._resumes and self._is_passing(error)):
             super()._count_refusal(error)
+        # `min`: a first replica that hangs until the time is over must not keep the others from being asked once.
         if min(self._num_failures) and self._clock() - self._began_at >= self._resume_timeout_s:
             raise error
 
@@ -292,6 +300,7 @@ class ResumableCall(RetryState):
         now = self._clock()
         if self._broken_at is None:
             self._broken_at = now
+        # A server that refused the call has not begun with it: that says nothing against the request.
         if not self._is_excused and (self._is_admitted or error.code not in REFUSALS):
             self._num_fruitless += 1
         if now - self._broken_at >= self._resume_timeout_s or self._num_fruitless > MAX_FRUITLESS:
@@ -301,6 +310,6 @@ class ResumableCall(RetryState):
 def _seconds(name: str, value: float | None, default: float) -> float:
     if value is None:
         return default
-    if not value > 0:
+    if not value > 0:  # not `<= 0`, which NaN would pass
         raise ValueError(f"{name} must be > 0, got {value!r}")
     return float(value)

@@ -18,9 +18,10 @@ class GenerationTrace:
         self._span: Span = NO_SPAN
         if (tracer := application_tracer()) is None:
             return
+        # Names and values are those of OpenTelemetry's semantic conventions for generative AI.
         operation = "chat" if request.prompt.WhichOneof("input") == "chat" else "text_completion"
         attributes: dict[str, str] = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "outrider"}
-        self._span = tracer.begin(operation, "client", attributes, None)
+        self._span = tracer.begin(operation, "client", attributes, None)  # None: below what the application is doing
 
     @property
     def metadata(self) -> Metadata:
@@ -70,4 +71,5 @@ class GenerationTrace:
         self._span.end(CANCELLED)
 
     def __del__(self) -> None:
+        # An application may drop a generation before its end; a span that is never ended is never sent.
         self.cancel()

@@ -58,6 +58,8 @@ class BareBaseline:
         does on the right path."""
         token_ids = self.generate(request, {})["token_ids"]
         params = SamplingParams(seed=request["seed"], temperature=request["temperature"])
+        # The row of a token ranks the next one, so the last token of the text needs none, and the rows that count, one
+        # for each token, begin with the prompt's last. One forward has them all.
         rows = [*self._codec.encode(request["prompt"]), *token_ids[:-1]]
         segment = Segment(self._draft.new_cache(len(rows)), rows, len(token_ids))
         logits, indices = self._draft.forward([segment]), range(len(token_ids))

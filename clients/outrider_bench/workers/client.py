@@ -49,7 +49,7 @@ class Worker:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
-            limit=_MAX_LINE,
+            limit=_MAX_LINE,  # asyncio refuses lines above 64 KiB by default; lists of latencies are longer
             env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             # Ctrl-C goes to the whole foreground group; the worker should end when it is told to, not in the middle of
             # a line.
@@ -82,6 +82,7 @@ class Worker:
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
+            # One that never said hello is still loading, and does not read its stdin yet.
             await asyncio.wait_for(self._process.wait(), _QUIT_TIMEOUT_S if self.hello else 0.1)
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):

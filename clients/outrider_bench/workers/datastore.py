@@ -58,6 +58,7 @@ def look_up_in_local_tiers(
     learned_s, num_learned, num_hits = 0.0, 0, 0
     # Garbage of the build would otherwise be collected while a lookup is timed.
     gc.collect()
+    # Documents come again, each time in a new session, until there are enough lookups.
     for document in cycle(_documents(np.load(heldout), document_len)):
         tiers = LocalTiers(MAX_MATCH_LEN, table)
         for start in range(0, len(document), COMMIT_LEN):
@@ -120,6 +121,7 @@ def build_and_search_ring(
         snapshot = ring.snapshot()
         began = time.perf_counter()
         building = builder.submit(ContextIndex.build, snapshot.tokens, sorter)
+        # Looked up in this thread while the other one builds: what both share is the interpreter's lock.
         for context in cycle(contexts):
             busy.append(_timed_lookup(ring, context, max_continuation_len))
             if building.done():

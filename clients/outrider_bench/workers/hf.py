@@ -68,6 +68,7 @@ class HfBaseline:
             self._draft.generation_config.update(**(_ASSISTANT_DEFAULTS | assistant))
             arguments["assistant_model"] = self._draft
         if request["temperature"] > 0:
+            # top_k: transformers would keep 50 tokens by default.
             arguments |= {"do_sample": True, "temperature": request["temperature"], "top_k": 0, "top_p": 1.0}
         torch.manual_seed(request["seed"])
         watch = Stopwatch()
@@ -93,6 +94,7 @@ class HfBaseline:
             "rounds": {
                 "num_rounds": len(rows),
                 "num_drafted": num_drafted,
+                # Each forward brings one token of the target's own; all others were drafts.
                 "num_accepted": len(token_ids) - len(rows),
             },
         }

@@ -69,6 +69,7 @@ class OurTiers:
         context = text[-MAX_RING_MATCH_LEN:]
         found = self._tiers.lookup(context, MAX_MATCH_LEN, max_len)
         in_ring = self._ring.lookup(context, MAX_RING_MATCH_LEN, max_len)
+        # At equal length the ring comes last, as in the datastore.
         return (in_ring if in_ring.match_len > found.match_len else found).chain()
 
     def commit(self, text: Sequence[TokenId], token_ids: Sequence[TokenId], refused: TokenId | None) -> None:
@@ -120,6 +121,7 @@ def replay(
     finished: Sequence[Sequence[TokenId]], new: Sequence[Sequence[TokenId]], max_len: int
 ) -> dict[str, dict[str, Any]]:
     """Replay with each proposer that is installed, document by document; return what each achieves, by its name."""
+    # One more for each: the ring separates documents, so that no continuation runs from one into the next.
     capacity = sum(len(document) + 1 for document in finished)
     proposers: dict[str, Proposer] = {"ours": OurTiers(capacity)}
     with contextlib.suppress(ImportError):
@@ -159,6 +161,8 @@ class _Tally:
             rest = document[done : done + len(proposed)]
             pairs = enumerate(zip(proposed, rest, strict=False))
             accepted = next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(proposed), len(rest)))
+            # None where all of the proposal was accepted: `rest` is never longer than it. At the end of the document it
+            # may be shorter, and what was proposed beyond is neither right nor wrong.
             refused = proposed[accepted] if accepted < len(rest) else None
             self._num_proposed += len(proposed)
             self._num_accepted += accepted

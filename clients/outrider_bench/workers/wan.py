@@ -51,6 +51,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.core is not None:
         os.sched_setaffinity(0, {options.core})
+    # One event loop for all requests: the channel of the driver lives in it, and rests while a line is waited for.
     with asyncio.Runner() as runner:
         exits = AsyncExitStack()
 

@@ -58,6 +58,7 @@ class Stopwatch:
 
 def describe_model(model: Any, model_id: str) -> dict[str, Any]:
     """Describe a model for the benchmark, and above all whether its cost is inflated."""
+    # Imported here: this module also serves processes without a model, and these bring torch.
     from outrider.models.demo.inflate import parse_inflation
     from outrider.models.loading import DEMO_PREFIX, build_hf_model
 

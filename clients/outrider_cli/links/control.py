@@ -72,6 +72,7 @@ class LinkControl:
             connection.sendall(json.dumps(changes).encode() + b"\n")
             with connection.makefile("rb") as answers:
                 line = answers.readline()
+        # Not json's error about an empty text: callers expect an OSError of a process that is gone.
         if not line:
             raise ConnectionResetError(f"the link at {self.path} has ended")
         answer = json.loads(line)
@@ -85,7 +86,7 @@ async def controllable(link: Link, path: Path) -> AsyncIterator[None]:
     """Serves requests about a link at this path while the block runs."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # who asked has gone
             while line := await reader.readline():
                 writer.write(json.dumps(await _answer_to(link, line)).encode() + b"\n")
                 await writer.drain()
@@ -96,6 +97,7 @@ async def controllable(link: Link, path: Path) -> AsyncIterator[None]:
         yield
     finally:
         server.close()
+        # From Python 3.13 on asyncio removes the file itself, before that it stays.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 

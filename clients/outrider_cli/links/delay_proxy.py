@@ -91,8 +91,10 @@ class DelayProxy:
     async def cut(self) -> None:
         """Drops all connections, with the bytes in flight in them, and refuses new ones."""
         if self._server is not None:
+            # Without `wait_closed`, which from Python 3.12 on waits for the connections that are only cancelled below.
             self._server.close()
             self._server = None
+        # A copy: a task takes itself out of the set when it ends.
         connections = list(self._connections)
         for task in connections:
             task.cancel()
@@ -120,6 +122,7 @@ class DelayProxy:
         self.settings = settings_from(self._settings, changes)
         if state == self.state:
             return
+        # First whole again, from whichever state: a black hole needs the listener that a cut has closed.
         await self.heal()
         if state == CUT:
             await self.cut()
@@ -128,6 +131,7 @@ class DelayProxy:
 
     async def _listen(self) -> None:
         assert self._place is not None
+        # A socket for each time: closing the server closes its socket, and the place must be kept in between.
         listener = _bound(*self._place.getsockname()[:2])
         self._server = await asyncio.start_server(self._accept, sock=listener)
 
@@ -144,6 +148,7 @@ class DelayProxy:
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         target_writer: asyncio.StreamWriter | None = None
         try:
+            # In a black hole the target does not even hear of a new connection.
             await self._passes.wait()
             target_reader, target_writer = await asyncio.open_connection(*self._target)
             async with asyncio.TaskGroup() as both:
@@ -154,6 +159,7 @@ class DelayProxy:
         finally:
             ends = [end for end in (writer, target_writer) if end is not None]
             for end in ends:
+                # Not `close`, which would first deliver what is buffered: a cut drops it.
                 end.transport.abort()
             await asyncio.gather(*(end.wait_closed() for end in ends), return_exceptions=True)
 
@@ -170,6 +176,7 @@ class DelayProxy:
                 # The empty chunk of a sender that closes travels too: the end must not overtake the data.
                 is_open, due = bool(data), direction.enter(now(), len(data))
                 assert due is not None, "nothing is lost without loss"
+                # Waits while the queue is full, so that TCP slows a sender down whose receiver does not read.
                 await in_flight.put((due, data))
 
     async def _deliver(self, in_flight: InFlight, writer: asyncio.StreamWriter) -> None:
@@ -177,8 +184,10 @@ class DelayProxy:
         while True:
             due, data = await in_flight.get()
             await asyncio.sleep(max(0.0, due - now()))
+            # Once more: a black hole holds back what was under way when it began.
             await self._passes.wait()
             if not data:
+                # Closes this direction only: the other one may still have an answer under way.
                 writer.write_eof()
                 return
             writer.write(self._arriving(data))

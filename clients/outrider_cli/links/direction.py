@@ -64,6 +64,7 @@ class LinkDirection:
         self.num_lost = 0
         """Packets that were lost."""
         self._chance, self._max_queue_s = chance, max_queue_s
+        # Before any clock begins: the first bytes find the line free.
         self._is_free_at = self._last_due = -math.inf
 
     def use(self, settings: LinkSettings, rate_mbit: float) -> None:
@@ -80,10 +81,12 @@ class LinkDirection:
         if entered - now > self._max_queue_s or (self.loss and self._chance() < self.loss):
             self.num_lost += 1
             return None
+        # The line is taken for as long as these bytes need, and only then does the delay begin.
         if self.rate_bits:
             entered = self._is_free_at = entered + num_bytes * 8 / self.rate_bits
         self.num_bytes += num_bytes
         jitter = self.jitter_s * self._chance() if self.jitter_s else 0.0
+        # Never before what entered earlier: neither jitter nor a shorter delay may let bytes overtake others.
         self._last_due = max(self._last_due, entered + self.delay_s + jitter)
         return self._last_due
 
@@ -114,11 +117,12 @@ def add_settings(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = 
 
 def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) -> LinkSettings:
     """Returns the settings in the flags. A wrong one ends the process with status 2 and a message that names it."""
+    # A proxy has no --loss.
     names = [field.name for field in fields(LinkSettings) if hasattr(options, field.name)]
     try:
         return LinkSettings(**{name: getattr(options, name) for name in names})
     except BadSetting as error:
-        name, _, rule = str(error).partition(" ")
+        name, _, rule = str(error).partition(" ")  # the message begins with the setting's name
         parser.error(f"--{_dashed(name)} {rule}")
 
 

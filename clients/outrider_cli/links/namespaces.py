@@ -19,7 +19,10 @@ TUN = Path("/dev/net/tun")
 DEVICE = "wan0"
 CLOUD_ADDRESS, EDGE_ADDRESS, PREFIX_LEN = "10.77.0.1", "10.77.0.2", 24
 _NAMED = Path("/run/netns")
+# The first number is the process that made it, the second tells its namespaces apart.
 _OURS = re.compile(r"outrider-(\d+)-\d+-(cloud|edge)")
+# Of <linux/sched.h> and <linux/if_tun.h>. Python has `os.setns` from 3.12 on only. IFF_NO_PI: packets come without the
+# four bytes that a TUN device otherwise puts before them.
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000
 _QUEUE_LEN = 5000
@@ -95,10 +98,12 @@ def open_tun(namespace: Namespace) -> int:
             raise WanNotPossible(f"cannot enter the namespace {namespace.name}: {os.strerror(ctypes.get_errno())}")
         try:
             device = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
+            # The beginning of C's `struct ifreq`: the name, 16 bytes, and the flags.
             fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH", DEVICE.encode(), _IFF_TUN | _IFF_NO_PI))
         except OSError as error:
             raise WanNotPossible(f"cannot make a TUN device: {error.strerror}") from error
         finally:
+            # Also after a failure: whatever this thread opens or starts next would be in the wrong network.
             libc.setns(own, _CLONE_NEWNET)
     finally:
         os.close(own)
@@ -110,6 +115,7 @@ def open_tun(namespace: Namespace) -> int:
 
 def _delete_stale() -> None:
     for path in _NAMED.glob("*") if _NAMED.exists() else ():
+        # If the number belongs to another process by now, it stays until that one has ended.
         if (match := _OURS.fullmatch(path.name)) and not Path(f"/proc/{match[1]}").exists():
             delete(path.name)
 

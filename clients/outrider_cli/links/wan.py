@@ -107,6 +107,7 @@ async def _deliver(in_flight: asyncio.Queue[tuple[float, bytes]], target: int) -
     now = asyncio.get_running_loop().time
     while True:
         due, packet = await in_flight.get()
+        # A packet that is due goes at once: a sleep of 0 would give the loop a turn for every packet.
         if (early := due - now()) > 0:
             await asyncio.sleep(early)
         # A device that is full, or down, loses packets: that is what networks do.
@@ -140,6 +141,7 @@ def running_wan(settings: LinkSettings, folder: Path) -> Iterator[Wan]:
     names = f"{stem}-cloud", f"{stem}-edge"
     control = folder / f"{stem}.sock"
     flags = ["--names", ",".join(names), *flags_of(settings)]
+    # What it listens at, and announces, is the socket of its control.
     carrier = ManagedProcess("wan", "outrider_cli.links.wan", flags, folder / "wan.log", listen=str(control))
     try:
         carrier.start()
@@ -155,6 +157,7 @@ def running_wan(settings: LinkSettings, folder: Path) -> Iterator[Wan]:
 async def _carry(devices: tuple[int, int], settings: LinkSettings, seed: int | None, listen: Path) -> None:
     link = WanLink(*devices, settings, seed)
     async with controllable(link, listen):
+        # Not before the socket is there: who reads this line may ask at once.
         print("listening", listen, flush=True)
         await link.run()
 
@@ -162,6 +165,7 @@ async def _carry(devices: tuple[int, int], settings: LinkSettings, seed: int | N
 def _run(names: tuple[str, str], settings: LinkSettings, seed: int | None, listen: Path) -> None:
     if problem := why_no_wan():
         raise WanNotPossible(problem)
+    # The devices are closed, and so deleted, before their namespaces are.
     with two_namespaces(names) as (cloud, edge), contextlib.ExitStack() as devices:
         opened = []
         for namespace in (cloud, edge):

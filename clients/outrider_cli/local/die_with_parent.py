@@ -28,6 +28,7 @@ def main() -> None:
     """Becomes the program of the command line, tied to its parent: PARENT_PID CORES PROGRAM ARGUMENT..."""
     parent, cores, *command = sys.argv[1:]
     if sys.platform == "linux":
+        # It survives the exec below, as the cores do (but not the exec of a setuid program: see prctl(2)).
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(parent):  # it died before the tie was made
             sys.exit(1)

@@ -73,6 +73,7 @@ class ManagedProcess:
         """Starts the process without waiting for anything."""
         command = [sys.executable, "-m", self._module, "--listen", self.address, *self._arguments]
         command = in_namespace(self._namespace, command)
+        # Appended to: a process that is started again goes on in the same log. The child has a descriptor of its own.
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 die_with_parent(command, self._cores),
@@ -88,11 +89,13 @@ class ManagedProcess:
         assert process.stdout is not None
         line = b""
         deadline = time.monotonic() + timeout_s
+        # Not `readline`: half a line would make it wait beyond the deadline.
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
             while b"\n" not in line:  # a read may bring a part of the line, or more than it
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     raise self.failure(f"did not listen within {timeout_s:.0f} s")
+                # From the descriptor, past the file's buffer: the selector does not know of bytes that wait in there.
                 if not (piece := os.read(process.stdout.fileno(), 4096)):
                     raise self.failure("ended before it listened")
                 line += piece
@@ -115,7 +118,7 @@ class ManagedProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout_s)
         finally:
-            self.kill()
+            self.kill()  # of one that has ended it only closes the pipe
 
     def wait(self, timeout_s: float) -> int:
         """Returns its exit status once it has ended by itself. Raises subprocess.TimeoutExpired."""
@@ -149,6 +152,7 @@ class ManagedProcess:
         """Discards the output on stdout so far; returns True if stdout has been closed: the process has ended."""
         process = self._started()
         assert process.stdout is not None
+        # Blocks unless `fileno` is readable. It must be read at all because a process stops at a pipe that is full.
         return not os.read(process.stdout.fileno(), 4096)
 
     def fileno(self) -> int:

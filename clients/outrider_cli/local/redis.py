@@ -76,6 +76,7 @@ class LocalRedis:
 
     def start(self) -> None:
         """Returns when the server answers. Raises RedisFailed."""
+        # Once it has a port, it must come back at that one: its users have the URL.
         ports = [self.port] if self.port else [free_port() for _ in range(NUM_ATTEMPTS)]
         for port in ports:
             if self._start_on(port):
@@ -181,6 +182,7 @@ def _is_serving(port: int) -> bool:
 
 def free_port() -> int:
     """Returns a loopback port that is free, and outside the range from which outgoing connections get theirs."""
+    # At random: processes that look at the same time would all come upon the same port first.
     for port in random.sample(QUIET_PORTS, NUM_PORTS_TRIED):
         with socket.socket() as listener, suppress(OSError):
             listener.bind(("127.0.0.1", port))
@@ -192,6 +194,7 @@ def process_id_at(port: int) -> int | None:
     """Returns the process id of the Redis that answers on a loopback port; None without an answer."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
+            # QUIT: the server closes the connection behind its answer, which ends the reading below.
             connection.sendall(b"*2\r\n$4\r\nINFO\r\n$6\r\nserver\r\n*1\r\n$4\r\nQUIT\r\n")
             with connection.makefile("rb") as answer:
                 lines = dict(line.rstrip().partition(b":")[::2] for line in answer)

@@ -84,6 +84,7 @@ class Service(ManagedProcess):
         """Returns when its model is loaded. Raises ProcessFailed if it ends first, or takes longer."""
         request = health_pb2.HealthCheckRequest(service="")
         with grpc.insecure_channel(self.address) as channel:
+            # Watch answers at once, and again at each change: there is nothing to poll.
             watch = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=timeout_s)
             try:
                 for response in watch:
@@ -170,6 +171,7 @@ class LocalStack:
 
     def _start(self) -> None:
         config = self.config
+        # Entered first, so it goes last: logs are there until everything has ended.
         self.log_folder = config.log_folder or Path(self._exits.enter_context(TemporaryDirectory(prefix="outrider-")))
         self.log_folder.mkdir(parents=True, exist_ok=True)
         verifier_core, other_core = _cores(config.cores)
@@ -193,6 +195,7 @@ class LocalStack:
         flags += peers + config.verifier_arguments
         if config.speculator_at is not None:
             flags += ("--peer-insecure",)
+        # Without an edge nobody must know the port beforehand, and 0 leaves the choice to the kernel, free of races.
         listen = _chosen(config.listen) if config.edge else config.listen
         self.verifier = self._spawn("verifier", flags, verifier_core, listen)
         if config.draft is not None and config.edge:
@@ -220,6 +223,7 @@ class LocalStack:
         listen = listen or _free_address(at.address if at is not None else LOOPBACK)
         namespace = at.name if at is not None else ""
         service = Service(name, f"outrider.{name}", flags, log, listen=listen, cores=cores, namespace=namespace)
+        # In this order: an interrupt in between must not leave a process behind.
         self._exits.callback(service.stop)
         service.spawn()
         return service
@@ -253,7 +257,7 @@ def termination_as_exit() -> Iterator[None]:
     """Turns SIGTERM and SIGHUP into SystemExit while the block runs, so that its `finally`s run. Main thread only."""
 
     def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        raise SystemExit(128 + number)  # the status that shells give a process which a signal has ended
 
     before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -285,6 +289,7 @@ def wait_drafting(edge: Service, timeout_s: float = LOAD_TIMEOUT_S) -> None:
             if speculator.connected:
                 return
             reason = speculator.last_error
+            # Any other reason, a tokenizer that does not match for example, does not go away by waiting.
             if "loading" not in reason:
                 break
             time.sleep(0.05)

@@ -68,6 +68,7 @@ def sparse_row(
     if bias < 1.0 and (bias > 0 or num_biased < len(kept)):
         kept[:num_biased] = [bias * probability for probability in kept[:num_biased]]
     scale = TOTAL_WEIGHT / sum(kept)
+    # Not empty: the greatest of at most 64 positive shares has a weight of 64 or more. `token_ids` may be longer.
     pairs = [(t, weight) for t, p in zip(token_ids, kept, strict=False) if (weight := round(scale * p)) > 0]
     return SparseRow([t for t, _ in pairs], [weight for _, weight in pairs])
 
@@ -104,7 +105,9 @@ def sampled_candidates(
         k: Most candidates.
     """
     drawn, weight = drawn_from(row, word)
+    # The drawn token's probability is that of the row, bias included; those of picks are the model's own.
     candidates = [Candidate(drawn, math.log(weight / row.total), row)]
+    # One more than is missing, because the drawn token may be among them.
     for token_id, logprob in zip(token_ids[:k], logprobs[:k], strict=True):
         if token_id != drawn and len(candidates) < k:
             candidates.append(Candidate(token_id, logprob))
@@ -153,6 +156,8 @@ class DraftNoise:
 
     def __init__(self, seed: int) -> None:
         key = seed.to_bytes(8, "little")
+        # `person` (16 bytes at most) keeps these words independent of the seed's other uses: a draft that could be
+        # foretold from the acceptance uniforms or the Gumbel noise would bend the text.
         self._hash = hashlib.blake2b(digest_size=8, key=key, person=b"outrider draft")
         self._num_hashed = 0
 
@@ -162,6 +167,7 @@ class DraftNoise:
         The first ones are for the nodes, one each, then one for each token of the phrase.
         """
         committed = tree.committed
+        # Committed tokens are never taken back, so the hash runs on: a call costs the new tokens, not the whole text.
         if self._num_hashed < len(committed):
             self._hash.update(_bytes(committed[self._num_hashed :]))
             self._num_hashed = len(committed)
@@ -169,12 +175,14 @@ class DraftNoise:
         for node in expansion.nodes:
             path = _path(tree.root, node)
             words.append(self._word(path))
+        # A phrase stands behind the only node of its expansion, which is the one that `path` ends with.
         for token_id in expansion.phrase:
             path.append(token_id)
             words.append(self._word(path))
         return words
 
     def _word(self, path: Sequence[TokenId]) -> int:
+        # `digest` does not end a hash of hashlib: it can be copied and goes on afterwards.
         if not path:
             return int.from_bytes(self._hash.digest(), "little")
         context = self._hash.copy()
@@ -183,6 +191,7 @@ class DraftNoise:
 
 
 def _bytes(token_ids: Sequence[TokenId]) -> bytes:
+    # Of fixed width and byte order: different contexts have different bytes, and every machine draws the same words.
     return np.asarray(token_ids, dtype="<u4").tobytes()
 
 

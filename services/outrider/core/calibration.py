@@ -57,11 +57,13 @@ class RetrievalCalibration:
         num_seen = self._num_seen[key] = self._num_seen.get(key, 0) + 1
         # What was measured elsewhere counts as RETRIEVAL_FIRST_WEIGHT cases; later, what happens now counts more.
         rate += max(self._weight, 1 / (num_seen + RETRIEVAL_FIRST_WEIGHT)) * (agreed - rate)
+        # Never 0: a retrieved node is scored by the logarithm of its rate.
         self._rates[key] = min(1 - LEAST_RATE, max(LEAST_RATE, rate))
 
 
 def _first_rate(key: RetrievalKey) -> float:
     _, match_len, share = key
+    # Nine rates, for lengths 0 to MAX_COUNTED_LEN: `RetrievalCalibration.key` lets no longer one through.
     by_length = (0.3, 0.3, 0.55, 0.7, 0.8, 0.85, 0.88, 0.9, 0.92)[match_len]
     return by_length * (0.4, 0.75, 1.0)[share]
 
@@ -101,6 +103,7 @@ class DraftCalibration:
             logprob: The claimed log-probability.
         """
         depth_class = 0 if depth <= 1 else 1 if depth <= 3 else 2
+        # Classes are half a nat wide: they end at probabilities of .61, .37, .22, .14, .08 and .05.
         return is_greedy, min(rank, MAX_RANK), depth_class, min(6, int(-2.0 * logprob))
 
     def corrected(self, key: DraftKey, logprob: float) -> float:
@@ -109,7 +112,8 @@ class DraftCalibration:
         if sums is None:
             return min(logprob, math.log(MOST_PROBABILITY))
         claimed, agreed = sums
-        # Observed over expected agreement, shrunk towards 1 by a prior of DRAFT_FIRST_WEIGHT claims.
+        # Observed over expected agreement, shrunk towards 1 by a prior of DRAFT_FIRST_WEIGHT claims. LEAST_LOGPROB
+        # keeps the prior above 0, so that neither the quotient nor its logarithm can fail.
         first = DRAFT_FIRST_WEIGHT * math.exp(max(logprob, LEAST_LOGPROB))
         return min(logprob + math.log((agreed + first) / (claimed + first)), math.log(MOST_PROBABILITY))
 
@@ -143,6 +147,7 @@ class PendingClaims:
             key = calibration.key(self._is_greedy, rank, depth, candidate.logprob)
             claims.append((key, candidate.logprob))
             logprob = calibration.corrected(key, candidate.logprob)
+            # q stays what the token was drawn from: only the score is corrected, or the ratio rule would bend the text.
             corrected.append(Candidate(candidate.token_id, logprob, candidate.q))
         self._open[node] = [candidate.token_id for candidate in found], claims
         return corrected
@@ -153,6 +158,7 @@ class PendingClaims:
         for token_id in token_ids:
             if node is None:
                 break
+            # Taken out: the target speaks only once behind a node.
             claimed = self._open.pop(node, None)
             if claimed is not None:
                 tokens, claims = claimed
@@ -161,6 +167,7 @@ class PendingClaims:
 
     def forget(self) -> None:
         """Drops claims below dead nodes: the target will never speak there."""
+        # The root stays, though it is committed: the target has not spoken behind it yet.
         self._open = {node: claimed for node, claimed in self._open.items() if node.state is not NodeState.DEAD}
 
 

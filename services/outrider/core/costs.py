@@ -57,10 +57,11 @@ class ForwardTimes:
         # A forward far beyond the largest size would teach that size the time of another regime.
         if num_rows <= 2 * self._sizes[-1]:
             self._times_ms[nearest] *= 1 + LEARNING_RATE * (ratio - 1)
-            self._known.clear()
+            self._known.clear()  # times between the sizes depend on this one
 
     def of(self, num_rows: int) -> float:
         """Returns the time of a forward. Beyond the largest measured size the last slope continues."""
+        # Kept, because `num_worth` asks for one size after the other, round after round.
         time_ms = self._known.get(num_rows)
         if time_ms is None:
             time_ms = self._known[num_rows] = self._interpolated(num_rows)
@@ -72,6 +73,7 @@ class ForwardTimes:
             return times[0]
         if len(sizes) == 1:
             return times[0]
+        # At least 1, because num_rows is more than the smallest size here.
         upper = min(bisect_left(sizes, num_rows), len(sizes) - 1)
         lower = upper - 1
         slope = (times[upper] - times[lower]) / (sizes[upper] - sizes[lower])
@@ -80,6 +82,7 @@ class ForwardTimes:
 
 def path_probabilities(nodes: Sequence[Node], root: Node) -> list[float]:
     """Returns for each node the probability that the target says all tokens from the root down to it."""
+    # Rounding may leave the difference of two sums a little above 0.
     return [math.exp(min(0.0, node.path_logprob - root.path_logprob)) for node in nodes]
 
 
@@ -94,6 +97,8 @@ def num_worth(
         num_sharing: Sessions in one forward. Their rows share its time; all are taken to want equally many.
         overhead_ms: Time of a round beside its forward.
     """
+    # A round without drafted rows brings one token, the target's own draw. All numbers are looked at, beyond the first
+    # one that is worse, too: more rows can be cheaper (`ForwardTimes`).
     best, best_rate, tokens = 0, 1.0 / (times.of(num_sharing) + overhead_ms), 1.0
     for count, probability in enumerate(probabilities, start=1):
         tokens += probability

@@ -53,6 +53,7 @@ def acceptance_uniform(seed: int, output_index: int) -> float:
     Independent of the Gumbel noise: its key is that of an output index that no text reaches.
     """
     key = _mix_64(_mix_64(seed) ^ ACCEPTANCE)
+    # The upper 53 bits, as many as a double holds: every value is exact, and none is rounded up to 1.
     return (_mix_64(key ^ output_index) >> 11) * 2.0**-53
 
 
@@ -73,6 +74,7 @@ def hash_rows(seed: int, output_indices: Sequence[int], token_ids: npt.NDArray[n
         uint32 [num output indices, num token ids].
     """
     keys = np.array([row_key(seed, index) for index in output_indices], dtype=np.uint32)
+    # A new array, so that `_finalise`, which works in place, leaves the caller's ids alone.
     words = token_ids.astype(np.uint32)[None, :] ^ keys[:, :1]
     _finalise(words, LOWBIAS32)
     words ^= keys[:, 1:]
@@ -90,6 +92,7 @@ def gumbel_rows(seed: int, output_indices: Sequence[int], token_ids: npt.NDArray
     uniform = hash_rows(seed, output_indices, token_ids).astype(np.float64)
     uniform += 0.5  # neither 0 nor 1: both logarithms stay finite
     uniform *= 2.0**-32
+    # -log(-log(u)), without another array of a whole vocabulary for each step.
     np.log(uniform, out=uniform)
     np.negative(uniform, out=uniform)
     np.log(uniform, out=uniform)

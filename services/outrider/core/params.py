@@ -131,6 +131,7 @@ class Source(Enum):
     PRIOR = 3
     DYNAMIC = 4
     REJECTED = 5
+    # 6 is reserved in the proto.
     SHARED = 7
     RING = 8
 
@@ -156,6 +157,7 @@ MAX_PHRASE_LEN = 16
 
 
 def _check_range(field_name: str, value: float, low: float, high: float) -> None:
+    # NaN lies in no range, so it is refused here without a test of its own.
     check(low <= value <= high, f"speculation.{field_name}", f"in [{low:g}, {high:g}]", value)
 
 
@@ -341,6 +343,7 @@ class SpeculationParams:
         _check_range("max_rows", self.max_rows, 0, MAX_ROWS)
         is_ratio = self.acceptance_rule is AcceptanceRule.RATIO
         is_tree = self.rows is Rows.TREE
+        # Rules name fields and values as the wire does: callers read these messages.
         check(
             method.has_draft_model or not is_tree,
             "speculation.rows",
@@ -398,6 +401,7 @@ class Steering:
 
     def then(self, later: Steering) -> Steering:
         """Returns the one change that has the effect of this one followed by a later one."""
+        # `or` is safe: parameters are never falsy, and a time of 0 means no change.
         return Steering(
             later.speculation or self.speculation,
             later.forward_us or self.forward_us,

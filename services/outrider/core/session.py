@@ -149,23 +149,27 @@ class Session:
         while True:
             token_ids.append(draws[row])
             child = node.children.get(draws[row])
+            # The mirror may have grown since the forward began: a node that came later has no row, and so no draw.
             if child is None or child not in rows:
                 break
             path.append(child)
             node, row = child, rows[child]
         num_accepted = len(path)
+        # Found before the commit, which takes their parents from the nodes. The first one is the most probable.
         refused = next((other for other in nodes if other.parent is node), None)
         sources = [accepted.source for accepted in path] + [Source.TARGET]
         reason, stop_token_id = None, None
         for index, token_id in enumerate(token_ids):
             if token_id in self.spec.stop_token_ids:
                 reason, stop_token_id = FinishReason.STOP, token_id
+                # A stop is not part of the output, nor is what was accepted behind it.
                 del token_ids[index:], sources[index:]
                 break
         if reason is None and len(token_ids) >= self.num_wanted:  # never more: the chain left room for the next token
             reason = FinishReason.LENGTH
         base_len = len(self.tree.committed)
         num_known = self.tree.commit(token_ids)
+        # A hit needs the next token, too, among the known ones. After a stop none is committed, so there is no hit.
         self.statistics.count_round(
             len(nodes), [source for source in sources if source is not Source.TARGET], num_known == num_accepted + 1
         )

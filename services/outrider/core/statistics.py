@@ -28,6 +28,7 @@ class RoundTime:
     @property
     def overhead_ms(self) -> float:
         """All the rest: tree, sampler, packing, streams."""
+        # The parts are measured one by one, and may add up to a little more than the whole.
         return max(0.0, self.round_ms - self.forward_ms - self.wait_ms)
 
 
@@ -129,6 +130,7 @@ class Counts:
             num_empty_rounds=num_drafted == 0,
             num_hits=is_hit,
         )
+        # Counter.update adds to what is there, unlike dict.update.
         self.accepted_by_source.update(accepted_sources)
         if self.totals is not None:
             self.totals.accepted_by_source.update(accepted_sources)
@@ -197,6 +199,7 @@ class Histogram:
 
     def add(self, value: float, count: int = 1) -> None:
         """Takes in `count` observations of the same size."""
+        # bisect_left: a value that equals a bound counts below it, as `le` of Prometheus wants.
         self.counts[bisect_left(self.bounds, value)] += count
         self.total += value * count
 

@@ -35,6 +35,7 @@ class NodeState(Enum):
 class Node:
     """One guessed token. Its tree owns it; others may read it, and never write."""
 
+    # No __eq__: nodes are keys by their identity, because the same token may be claimed in many places.
     __slots__ = (
         "children",
         "is_expanded",
@@ -119,6 +120,7 @@ class DraftTree:
         committed tokens."""
         if base_len == len(self.committed):
             return self.root
+        # Not 0: before the first token there is nothing that a claim could follow.
         if 0 < base_len < len(self.committed):
             return self._committed_node(base_len - 1)
         return None
@@ -147,13 +149,17 @@ class DraftTree:
                 return None
             return self._committed_node(position)
         if parent.state is NodeState.COMMITTED:
+            # By its position it is the last committed token; but perhaps a copy of the root, made as an anchor, whose
+            # children nobody would find.
             parent = self.root
         existing = parent.children.get(token_id)
         if existing is not None:
             if source is Source.DRAFT and existing.source is not Source.DRAFT:
+                # Before the new score is set: the difference moves every path through this node.
                 _reweigh(existing, logprob - existing.logprob)
                 existing.logprob, existing.source, existing.q = logprob, source, q
             return existing
+        # Only here, because a claim that stands already needs no room: a full tree still takes it.
         if self.num_nodes >= self.max_num_nodes:
             return None
         node = Node(token_id, position, parent, logprob, source, NodeState.LIVE)
@@ -179,6 +185,7 @@ class DraftTree:
                 self.root = self._committed_node(len(self.committed) - 1)
             else:
                 child.state = NodeState.COMMITTED
+                # Without this every root would keep all earlier ones alive, as long as the generation runs.
                 child.parent = None
                 self.num_nodes -= 1
                 self.root = child
@@ -186,6 +193,7 @@ class DraftTree:
         return num_known
 
     def _kill(self, node: Node) -> None:
+        # A stack, not recursion: a chain of max_num_nodes is deeper than Python's default limit.
         stack = [node]
         while stack:
             dead = stack.pop()
@@ -235,6 +243,7 @@ class DraftTree:
         ranks = count()  # nodes cannot be compared; equals come in the order in which they were found
         heap = [(-child.path_logprob, child.token_id, next(ranks), child) for child in root.children.values()]
         heapify(heap)
+        # max_depth is 0 where only the target's own next token may still be emitted.
         while heap and len(found) < max_num_nodes and max_depth > 0:
             node = heappop(heap)[-1]
             if found and node.path_logprob < least:
@@ -248,6 +257,7 @@ class DraftTree:
     def live_nodes(self) -> Iterator[Node]:
         """Yields every node below the root, parents before children."""
         queue = list(self.root.children.values())
+        # A list, unlike a dictionary, may grow while it is iterated over.
         for node in queue:
             yield node
             queue.extend(node.children.values())
@@ -274,6 +284,7 @@ class SparseRow:
     total: int = field(init=False)
 
     def __post_init__(self) -> None:
+        # A frozen dataclass refuses the plain assignment in its own methods, too.
         object.__setattr__(self, "total", sum(self.weights))
 
     def probability(self, token_id: int) -> float:
@@ -305,6 +316,7 @@ class StreamNodes:
         num_standing = 0
         logprobs = draft.logprobs or [0.0] * len(draft.token_ids)
         q_rows = draft.q_rows or [None] * len(draft.token_ids)
+        # strict=False: lists of unequal lengths are cut to the shortest, because no bad claim may raise here.
         for index, (offset, token_id, logprob, q) in enumerate(
             zip(draft.parent_offsets, draft.token_ids, logprobs, q_rows, strict=False)
         ):
@@ -320,4 +332,5 @@ class StreamNodes:
 
     def _forget(self) -> None:
         alive = [(node_id, node) for node_id, node in self._nodes.items() if node.state is not NodeState.DEAD]
+        # A dictionary keeps the order of arrival, so the latest are at the end. Half of them, so that this is seldom.
         self._nodes = dict(alive[-self._max_num_ids // 2 :])

@@ -38,6 +38,7 @@ class Background:
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Returns what the function returns, after those before it."""
         loop = asyncio.get_running_loop()
+        # run_in_executor passes no keyword arguments on.
         return await loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
 
     def close(self) -> None:
@@ -80,6 +81,7 @@ async def count(documents: Sequence[Sequence[TokenId]], max_match_len: int, *, g
         if gives_way:
             with suppress(ProcessLookupError):  # it has died already; its status will show it
                 os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+        # Ignores a broken pipe: a process that has died shows it by its status.
         table, _ = await process.communicate(work)
     finally:
         if process.returncode is None:  # the caller was cancelled

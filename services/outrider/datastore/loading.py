@@ -43,6 +43,7 @@ class PriorLoads:
         """
         with self._admitted():
             corpus, documents = await self._collect(requests)
+            # One message for all responses: gRPC has turned it into bytes before it asks for the next one.
             response = pb.LoadPriorResponse(num_tokens=sum(map(len, documents)))
             yield response
             table = await count(documents, self._settings.max_match_len)

@@ -68,6 +68,7 @@ def record_command(request: pb.RecordRequest, before: Scope | None, settings: Da
     check(scope.session_id != "", "scope.session_id", "set: tokens are recorded for a session", "''")
     check(request.base_len >= 0, "base_len", ">= 0", request.base_len)
     accepted: Sequence[TokenId] = request.accepted_token_ids
+    # A record without tokens is valid: it may bring refused drafts, or the end of the session.
     if accepted:
         _check_tokens(accepted, "accepted_token_ids", settings.max_num_tokens, scope.vocab_size)
     return RecordCommand(
@@ -103,6 +104,7 @@ def managed_scope(scope: pb.Scope, settings: DatastoreSettings) -> Scope:
     if caller is not None and caller.tenant not in ("", scope.tenant):  # a manager without a tenant manages all
         rule = "the caller's own: the prior of all tenants, and those of others, are not its to change"
         raise PermissionDenied(f"scope.tenant must be {caller.tenant!r}, {rule}, got {scope.tenant!r}")
+    # The message's own, since `scope_from` has put DEFAULT_TENANT in place of an empty one.
     return replace(converted, tenant=scope.tenant)
 
 
@@ -115,8 +117,10 @@ def scope_from(scope: pb.Scope, settings: DatastoreSettings) -> Scope:
     served = settings.tokenizer_hash
     if served and scope.tokenizer_hash != served:
         raise FailedPrecondition(f"this server serves tokenizer {served!r}, not {scope.tokenizer_hash!r}")
+    # Enums of proto3 are open: a number that this server does not know arrives as it was sent.
     is_known = scope.retrieval_scope in types_pb2.RetrievalScope.values()
     check(is_known, "scope.retrieval_scope", "a RetrievalScope", scope.retrieval_scope)
+    # 0 is UNSPECIFIED, which no member of our enum stands for.
     retrieval_scope = RetrievalScope(scope.retrieval_scope or RetrievalScope.SESSION.value)
     check(
         not scope.contribute or retrieval_scope is not RetrievalScope.SESSION,
@@ -140,6 +144,7 @@ def documents_from(request: pb.LoadPriorRequest, scope: Scope, settings: Datasto
     """Yields the documents of one message of a prior. Raises InvalidParameter."""
     for index, document in enumerate(request.documents):
         field, max_len = f"documents[{index}].token_ids", settings.max_document_len
+        # The length first: numpy raises an error of its own for the minimum of nothing.
         _check_length(document.token_ids, field, max_len)
         token_ids = array("i", document.token_ids)
         # numpy finds both bounds of a million tokens in 0.4 ms; min() and max() would hold lookups up for 100 ms.

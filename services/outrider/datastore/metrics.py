@@ -70,6 +70,7 @@ def read_metrics(
     statistics: ReplicaStatistics, rings: Sequence[HeldRing], num_redis_errors: int
 ) -> Iterator[Metric | HistogramMetric]:
     """Yields all metrics as they are now. Safe to call in any thread."""
+    # The dict has all tiers from the start: one that grew could not be walked through in another thread.
     health, tiers = statistics.health, {tier.name.lower(): counts for tier, counts in statistics.tiers.items()}
     yield build_info("datastore")
     yield _counter("lookups_total", "Contexts looked up.", statistics.num_lookups)

@@ -128,10 +128,12 @@ class Replica:
         scope, base_len = command.scope, command.base_len
         await self.check_exists(scope)
         position = end = base_len + len(command.accepted)
+        # The mere end of a session needs no record: `end_session` compares the position itself.
         if command.accepted or command.rejections or not command.ends_session:
             position = await self.store.record(scope, base_len, command.accepted, command.rejections)
         if position >= base_len:  # else the whole request is sent again, and counts then
             self.statistics.add_accepted(command.accepted_by_tier)
+        # With a gap the session goes on: its caller sends what is missing, and the end again.
         if command.ends_session and position == end:
             position = await self.store.end_session(scope, end)
         return position
@@ -143,6 +145,7 @@ class Replica:
         corpus, now = scope.corpus_id(scope.tenant), time.monotonic()
         if self._existing.get(corpus, 0) > now:
             return
+        # Only existence is remembered: a corpus that is loaded now is found by the next request.
         if not await self.store.corpus_exists(scope):
             raise CorpusNotFound(scope.tokenizer_hash, scope.corpus)
         while len(self._existing) >= MAX_NUM_EXISTING_CORPORA:
@@ -205,7 +208,7 @@ class HeldPriors:
 
     async def refresh(self) -> None:
         """Reads the priors that were loaded or deleted since the last time. Raises StoreUnavailable."""
-        priors = list(self._priors.values())
+        priors = list(self._priors.values())  # a copy: lookups change the dict while this waits for Redis
         if not priors:
             return
         versions = await self._store.prior_versions([held.id for held in priors])
@@ -222,6 +225,7 @@ class HeldPriors:
         loaded = [held for held in self._priors.values() if held.tiers is not None and held is not wanted]
         if len(loaded) < self._max_num_priors:
             return True
+        # There is one, as max_num_priors is at least 1, and `_priors` is in the order of the last lookup.
         oldest = loaded[0]
         if time.monotonic() - oldest.last_used < IN_USE_S:
             return False

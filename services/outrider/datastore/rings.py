@@ -141,6 +141,7 @@ class Rings:
         """Builds an index whenever the ring wants one, and swaps it in."""
         while True:
             await held.has_grown.wait()
+            # Before the build: what grows while it runs sets the event again.
             held.has_grown.clear()
             while held.ring.wants_build:
                 snapshot = held.ring.snapshot()
@@ -156,6 +157,7 @@ class Rings:
                 )
 
     def _build(self, tokens: Tokens) -> tuple[ContextIndex, float]:
+        # Runs in the background's thread, so it gets a copy of the tokens: rings belong to the event loop.
         began = time.perf_counter()
         index = ContextIndex.build(tokens, self._sort)
         return index, 1000 * (time.perf_counter() - began)

@@ -54,6 +54,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
                     command = messages.lookup_command(request, scope, self._settings)
                     scope = command.scope
                     response = pb.LookupResponse()
+                    # A message without contexts only sets the scope of those after it: Redis is not asked.
                     if command.contexts:
                         answers = await self._replica.look_up(command)
                         results = map(messages.lookup_result, request.queries, answers.continuations)
@@ -68,6 +69,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
                                 "outrider.is_local": response.is_local,
                             }
                         )
+                # Behind the span: a generator stands still here until gRPC has sent the response.
                 yield response
 
     async def Record(
@@ -100,6 +102,7 @@ class DatastoreServicer(pb_grpc.DatastoreServiceServicer):
         self, request_iterator: AsyncIterator[pb.LoadPriorRequest], context: Context
     ) -> AsyncIterator[pb.LoadPriorResponse]:
         with _errors_as_status(context):
+            # Not drainable: a load ends by itself, and one that is cut short has stored nothing.
             self._check_serving()
             async with aclosing(self._loads.load(request_iterator)) as responses:
                 async for response in responses:

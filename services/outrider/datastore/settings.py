@@ -38,6 +38,7 @@ class DatastoreSettings(ServiceSettings):
         4, ge=1, le=16, description="Longest n-gram recorded, in tokens; default and limit of a lookup's max_match_len."
     )
     max_ring_match_len: int = Field(10, ge=1, le=16, description="Longest suffix tried in a ring, in tokens.")
+    # At most 255: in the reply of Redis the length of a chain is one byte.
     max_continuation_len: int = Field(
         16, ge=1, le=255, description="Default and limit of a lookup's max_continuation_len, in tokens."
     )

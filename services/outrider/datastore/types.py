@@ -82,6 +82,7 @@ class Limits:
     max_match_len: int
     """Longest suffix tried in the n-gram tiers."""
     max_continuation_len: int
+    # Hashable, as a scope is: the store caches the head of a lookup command by both.
     tiers: frozenset[Source] = frozenset(TIERS)
     """Tiers to search."""
 

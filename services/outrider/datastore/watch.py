@@ -36,6 +36,7 @@ async def _current_prior(store: RedisStore, scope: Scope, sent_version: str | No
     for corpus, version in zip(scope.corpus_ids, versions, strict=True):
         if version is not None and version == sent_version:
             return Prior(version, ())
+        # A prior that was deleted since its version was read comes back as None: then the next one counts.
         if version is not None and (prior := await store.read_prior(corpus)):
             return prior
     return None
@@ -50,7 +51,7 @@ def pieces_of(documents: Sequence[Sequence[TokenId]]) -> Iterator[pb.PriorPiece]
             part = document[start : start + PRIOR_PIECE_TOKENS]
             # A full piece is yielded only when more comes: until then it may be the last one, which is marked.
             if num_tokens and num_tokens + len(part) > PRIOR_PIECE_TOKENS:
-                piece.is_open = start > 0
+                piece.is_open = start > 0  # the part that comes next is not the first of its document
                 yield piece
                 piece, num_tokens = pb.PriorPiece(), 0
             piece.documents.add(token_ids=part)

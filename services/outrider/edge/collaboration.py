@@ -99,6 +99,7 @@ class Collaboration:
 
     def send(self, draft: Draft) -> None:
         """See `DraftListener`."""
+        # Called on the engine's thread, and an asyncio.Queue may be touched on its loop only.
         self._loop.call_soon_threadsafe(self._drafts.put_nowait, draft)
 
     def fail(self) -> None:
@@ -135,6 +136,7 @@ class Collaboration:
             case "steering":
                 self._steer(response.steering)
             case "chunk":
+                # Kept before the tree is open, too: it begins behind all that is committed by then.
                 self._output.extend(response.chunk.token_ids)
                 if self._opened is not None:
                     self._drafter.commit(
@@ -158,6 +160,7 @@ class Collaboration:
         if message.acceptance_rule == types_pb2.ACCEPTANCE_RULE_RATIO:
             return  # at temperature 0 the verifier goes by the other rule, and the rule stays as opened
         try:
+            # A drafter cannot grow by METHOD_AUTO: `opening_params` has the strategy that a verifier begins with.
             params = speculation_from_proto(message, _defaults(self._target), self._limits)
             self._open(opening_params(params))
         except (InvalidParameter, RpcError) as error:
@@ -168,6 +171,7 @@ class Collaboration:
         check_drafted(speculation.method)
         if not self._prompt_token_ids:
             raise InvalidArgument("started.prompt_token_ids", "must be set: they were asked for")
+        # The relay leaves the seed unset only where the verifier will refuse the request for want of it.
         sampling = sampling_from_proto(self._request.sampling, default_seed=0)
         committed, num_prompt_tokens = [*self._prompt_token_ids, *self._output], len(self._prompt_token_ids)
         self._drafter.open(self._session_id, committed, num_prompt_tokens, sampling, speculation, self)

@@ -92,6 +92,7 @@ class DraftModel:
     async def close(self) -> None:
         """Ends the engine's thread. A model that still loads is dropped."""
         if self._task is not None:
+            # The thread of to_thread cannot be cancelled: it loads on, and nobody takes its result.
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if self.drafter is not None:
@@ -104,6 +105,7 @@ class Drafter:
     def __init__(self, model: LoadedModel, settings: EdgeSettings) -> None:
         self.model = model
         self._max_num_sessions = settings.max_num_sessions
+        # Kept here besides the engine's own, which change on its thread and later than a call of `open` or `close`.
         self._sessions: set[str] = set()
         from outrider.speculator.engine import Engine
 

@@ -91,7 +91,7 @@ class Relay:
     async def _after(self, upstream: Upstream, failure: Failure) -> None:
         """Returns when it is time for the next attempt; raises the failure if there shall be none."""
         if self._is_finished:
-            return
+            return  # the application has had the last event: how the call ends behind it is of no interest
         was_overwritten, self._was_overwritten = self._was_overwritten, is_overwritten(failure)
         if self._was_overwritten and not was_overwritten:
             return  # again, and at first without drafts: what is on its way can hide the status of the call
@@ -102,6 +102,7 @@ class Relay:
             raise failure
         self._upstreams.leave(upstream, failure)
         self._num_failures += 1
+        # A circle is one attempt at each verifier; there is no pause within one.
         num_circles, place = divmod(self._num_failures, len(self._upstreams))
         if self._started is None and num_circles:
             raise failure  # all of them have been asked
@@ -122,6 +123,7 @@ class Relay:
         request = verifier_pb2.GenerateRequest()
         request.CopyFrom(self._request)
         method = METHODS.get(request.speculation.method or target.default_method)
+        # None is a number that this edge does not know. The cloud may know it, or refuses it in its own words.
         if method is None or not method.has_draft_model:
             await self._generate(upstream, request)
             return
@@ -134,6 +136,7 @@ class Relay:
         if reason:
             log.warning("session.without_drafts", reason=reason)
             self._is_degraded = True
+            # A cloud without a speculator would refuse the method, and a generation shall not fail for want of drafts.
             request.speculation.allow_fallback = True
             await self._generate(upstream, request)
 
@@ -166,6 +169,7 @@ class Relay:
             async for response in call:
                 has_begun = True
                 event = collaboration.take(response)
+                # Kept for a next call, which can then draft from its beginning.
                 self._prompt_token_ids = tuple(collaboration.prompt_token_ids)
                 if event is not None:
                     await self._pass_on(event)

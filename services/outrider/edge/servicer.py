@@ -52,6 +52,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
             self.num_degraded,
         )
         yield from read_peers(self._upstreams.states)
+        # Read once: the event loop sets it when the model is loaded, which may be between two lines of this thread.
         drafter = self._draft_model.drafter
         yield gauge("outrider_edge_draft_model_ready", "Whether the draft model is loaded.", drafter is not None)
         if drafter is not None:
@@ -63,6 +64,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     async def Generate(self, request: verifier_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
         """Runs one generation: the cloud decides, this edge drafts."""
+        # In this order: the trace and the counts read the status, which `_passed_on` makes of an error.
         with traced_call(GENERATE, context), self.calls.call(context) as call, _passed_on(context):
             self._check_serving()
             self.num_sessions += 1
@@ -96,6 +98,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
         with _passed_on(context):
             self._check_serving()
             return await self._upstreams.ask(lambda stub: stub.Tokenize(request, timeout=context.time_remaining()))
+        # Reached after an error, whose status is set by then: gRPC discards this response. Likewise below.
         return verifier_pb2.TokenizeResponse()
 
     async def Detokenize(
@@ -114,6 +117,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
             info = await self._upstreams.ask(lambda stub: stub.GetInfo(request, timeout=context.time_remaining()))
             info.speculator.CopyFrom(self._draft_model.peer_info(info.model))
             served = {method for method, value in METHODS_TO_PROTO.items() if value in info.methods}
+            # This edge drafts for a cloud that has no speculator, and so could not offer these methods itself.
             methods = [method for method in Method if method in served or method.has_draft_model]
             info.methods[:] = [METHODS_TO_PROTO[method] for method in methods]
             return info
@@ -129,4 +133,5 @@ def _passed_on(context: Context) -> Iterator[None]:
         except grpc.aio.AioRpcError as error:
             context.set_code(error.code())
             context.set_details(error.details() or "")
+            # The trailers have the details of the status, such as RetryInfo, in grpc-status-details-bin.
             context.set_trailing_metadata(tuple(error.trailing_metadata()))

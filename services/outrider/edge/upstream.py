@@ -47,6 +47,7 @@ class Upstream:
     async def info(self, timeout_s: float | None) -> verifier_pb2.GetInfoResponse:
         """Returns the verifier's description, asked for once. Raises AioRpcError; Unavailable if there is no answer."""
         if self._info is None:
+            # Where the application's own deadline is nearer, its passing says nothing about the verifier.
             is_hurried = timeout_s is not None and timeout_s < INFO_TIMEOUT_S
             limit_s = timeout_s if is_hurried else INFO_TIMEOUT_S
             try:
@@ -90,6 +91,7 @@ class Upstreams:
 
     def leave(self, upstream: Upstream, failure: Failure) -> None:
         """Dials the next verifier after this one has failed, or is full. Does nothing if another call has done so."""
+        # Another process may answer at this address when it is back. One that is only full stays as it is known.
         if code_of(failure) is grpc.StatusCode.UNAVAILABLE:
             upstream.forget()
             upstream.state.down(text_of(failure))
@@ -98,7 +100,7 @@ class Upstreams:
 
     async def ask(self, call: Callable[[Stub], Awaitable[_T]]) -> _T:
         """Makes a short call to the first verifier that can be reached. Raises the last one's AioRpcError."""
-        for _ in self._all[1:]:
+        for _ in self._all[1:]:  # all attempts but the last, whose error is the caller's
             upstream = self.current
             try:
                 return await call(upstream.stub())

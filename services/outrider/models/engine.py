@@ -128,16 +128,18 @@ class EngineThread(ABC, Generic[Session, Work]):
             return
         # What is posted from here on waits for the next time: a caller that posts without end would keep all sessions
         # from their steps.
+        # Only this thread takes anything out: as many as `qsize` says are there, and `get` never raises.
         actions += [self._inbox.get(block=False) for _ in range(self._inbox.qsize())]
         self._posted_at = time.perf_counter()
         for action in actions:
             if action is None:
                 self._is_over = True
-                return
+                return  # what was posted behind the end is dropped
             action()
 
     def _run(self) -> None:
         wait_s: float | None = None
+        # A step may take posted actions too, and the end among them: asked before every wait, which may have no end.
         while not self._is_over:
             self.take_posted(wait_s)
             if not self._is_over:
@@ -149,18 +151,20 @@ class EngineThread(ABC, Generic[Session, Work]):
             work, wait_s = self.plan(time.perf_counter())
             if work:
                 self.step(work)
-                wait_s = 0.0
+                wait_s = 0.0  # the next step is planned at once, with what was posted meanwhile
                 self._num_failed_steps, self._fault = 0, ""
         except Exception:
             # A packed forward does not tell whose rows have broken it, and caches may be half written: all must go.
             log.exception("engine.step_failed", num_sessions=len(self.sessions))
+            # A copy of the ids, because `_fail` takes them out.
             for session_id in list(self.sessions):
                 self._fail(session_id)
             self._suspect_device()
-            return None
+            return None  # no session is left: only what is posted can bring work
         return wait_s
 
     def _begin(self, session_id: str, open_session: Callable[[], Session], on_failure: Callable[[], object]) -> None:
+        # Before the session is made: if that raises, `_fail` looks it up.
         self._on_failure[session_id] = on_failure
         with self._isolated(session_id):
             self.sessions[session_id] = open_session()
@@ -181,7 +185,7 @@ class EngineThread(ABC, Generic[Session, Work]):
             self._fail(session_id)
 
     def _fail(self, session_id: str) -> None:
-        on_failure = self._on_failure[session_id]
+        on_failure = self._on_failure[session_id]  # read before `remove` forgets it
         self.remove(session_id)
         on_failure()
 

@@ -40,6 +40,7 @@ def is_fusable(model: Any) -> bool:
         model.config.model_type in FUSABLE_TYPES
         and rope.get("rope_type", "default") in STATIC_ROPE_TYPES
         and _part_names(inner) == {"embed_tokens", "layers", "norm", "rotary_emb"}
+        # The exact type, here and below: a subclass, such as a quantised or adapted layer, computes something else.
         and type(inner.embed_tokens) is nn.Embedding
         and all(_is_fusable_layer(layer) for layer in inner.layers)
     )
@@ -75,6 +76,7 @@ class FusedStack:
         self._embedding: Tensor = weight
         self._stream = stream
         self._rotary = RotaryTable(inner.rotary_emb.inv_freq, inner.rotary_emb.attention_scaling)
+        # From here on the list alone holds the layers: `pop` lets each one's weights go as soon as it is fused.
         layers = list(inner.layers)
         inner.layers = nn.ModuleList()
         self._layers = [FusedLayer(index, layers.pop(0), stream) for index in range(len(layers))]
@@ -88,6 +90,7 @@ class FusedStack:
         turns = self._rotary.turns(plan)
         for layer in self._layers:
             hidden = layer(hidden, turns, plan)
+        # The other rows have done their part: their keys and values are in the caches.
         if len(plan.wanted_rows) < plan.num_rows:
             hidden = hidden[plan.wanted_rows]
         return self._norm(hidden)
@@ -122,7 +125,7 @@ class FusedLayer:
         """Makes one product for queries, keys and values, with the halves that turn together interleaved."""
         weight, bias = concatenate([attention.q_proj, attention.k_proj, attention.v_proj])
         # The library turns dimension i with i + d/2, a complex product wants them side by side. Scores do not change
-        # when queries and keys are reordered alike.
+        # when queries and keys are reordered alike. Values are not turned and keep their order, which `o_proj` expects.
         num_turned = self._num_turned * self._head_dim
         order = torch.arange(weight.shape[0], device=weight.device)
         order[:num_turned] = interleave_halves(order[:num_turned].view(-1, self._head_dim)).flatten()
@@ -134,10 +137,12 @@ class FusedLayer:
         heads = self._qkv(self._attention_norm(hidden))
         if heads.dtype is not self._stream:
             heads = heads.to(self._stream)
+        # Qwen3 norms its heads before it turns them.
         heads = self._turn(self._head_norm(heads.view(rows, self._num_heads, self._head_dim)), turns)
         queries, keys_values = heads.split_with_sizes(self._split, 1)
         keys_values = keys_values.view(rows, 2, self._num_keys, self._head_dim)
         attended = plan.attend(self._index, queries, keys_values, self._scale)
+        # A bfloat16 summand is promoted: the residual stream keeps its type, here and in the last line.
         hidden = hidden + self._output(attended.to(self._dtype))
         gate, up = self._gate_up(self._mlp_norm(hidden)).chunk(2, 1)
         return hidden + self._down(self._activate(gate).mul_(up))
@@ -147,6 +152,7 @@ class FusedLayer:
         part = heads.narrow(1, 0, self._num_turned)
         pairs = torch.view_as_complex(part.float().view(-1, self._num_turned, self._head_dim // 2, 2))
         pairs.mul_(turns)
+        # In float32 `pairs` is a view, and `heads` are turned by now; of any other type `float()` has made a copy.
         if heads.dtype is not torch.float32:
             part.copy_(torch.view_as_real(pairs).flatten(-2))
         return heads
@@ -182,14 +188,16 @@ class HeadNorm:
         self._weight: Tensor | None = None
         if hasattr(attention, "q_norm"):
             self._num_normed = num_queries + num_keys
+            # `_make_qkv` has interleaved the heads: their mean of squares is the same, the weights must follow.
             queries, keys = (interleave_halves(norm.weight.to(stream)) for norm in (attention.q_norm, attention.k_norm))
             self._weight = torch.cat([queries.expand(num_queries, -1), keys.expand(num_keys, -1)])
-            self._epsilon: float = attention.q_norm.variance_epsilon
+            self._epsilon: float = attention.q_norm.variance_epsilon  # k_norm's too: both have the config's
 
     def __call__(self, heads: Tensor) -> Tensor:
         """[rows, heads, head_dim], queries before keys before values, with the halves interleaved."""
         if self._weight is None:
             return heads
+        # Without weights: `rms_norm` takes one row of them for all heads, and queries and keys have different ones.
         normed = functional.rms_norm(heads[:, : self._num_normed], heads.shape[-1:], None, self._epsilon)
         return torch.cat((normed.mul_(self._weight), heads[:, self._num_normed :]), 1)
 
@@ -205,6 +213,7 @@ class RotaryTable:
     def turns(self, plan: Plan) -> Tensor:
         """Looks up the turns of a plan's rows: complex64 [rows, 1, head_dim / 2]."""
         if plan.last_position >= self._table.shape[0]:
+            # The last position is at least 1024 here, so twice as many positions include it.
             self._table = self._compute(2 * plan.last_position)
         return self._table.index_select(0, plan.position_ids)
 
@@ -240,10 +249,12 @@ def make_product(weight: Tensor, bias: Tensor | None = None) -> Product:
         return plain
 
     # oneDNN multiplies weights in a blocked layout of its own: they are put into it once, not at every call.
+    # The operators are private; torch's own compiler calls them for frozen weights (`_inductor`, mkldnn_fusion.py).
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS[weight.dtype])
     multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def prepacked(x: Tensor) -> Tensor:
+        # "none": no activation is fused into the product.
         product: Tensor = multiply(x, packed, bias, "none", [], "")
         return product
 

@@ -108,10 +108,12 @@ def load_for(settings: ModelFlags) -> LoadedModel:
     Raises:
         CannotLoadModel: There is no such model, or none that the runner can run.
     """
+    # Comes to 0 where neither is given: torch chooses.
     set_num_threads(settings.num_threads or len(settings.cores))
     try:
         return load_model(settings.model, dtype=settings.dtype, device=settings.device)
     except (UnknownModel, UnsupportedModel, OSError) as error:
+        # OSError is what transformers raises for a name that is neither a folder nor on the hub.
         raise CannotLoadModel(f"--model {settings.model}: {error}") from error
 
 
@@ -129,6 +131,7 @@ def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -
         raise UnknownModel(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype!r}")
     is_demo = model_id.startswith(DEMO_PREFIX)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a service's stderr is its log
+    # The demo checkpoints are in bfloat16; `auto` means float32 for the pair, and inflation begins with that.
     stored: Any = "auto" if not is_demo else torch.float32
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES.get(dtype, stored))
     if inflation is not None:
@@ -170,6 +173,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     generation: Any = model.generation_config
+    # The generation config first: chat models such as Qwen2.5 list all their ends there, and one alone in the config.
     for ids in (generation and generation.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
         if ids is not None:
             return tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)

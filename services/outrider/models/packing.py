@@ -62,11 +62,14 @@ class Segment:
         # the rows are one chain and need no mask, which attention computes faster.
         if all(node.position == slot for slot, node in enumerate(nodes, first)):
             return cls(cache, token_ids, num_logits)
+        # Nodes that are in the cache stand behind all committed tokens, and then nothing is pending.
         num_committed = first - len(slots)
         slots = {**slots, **{node: slot for slot, node in enumerate(nodes, first)}}
         visible = np.zeros((len(token_ids), cache.length + len(token_ids)), dtype=np.bool_)
+        # Pending row i sees the slots up to `cache.length` + i, where it stands itself.
         visible[: len(pending)] = np.tri(len(pending), visible.shape[1], cache.length, dtype=np.bool_)
         visible[len(pending) :, :num_committed] = True
+        # Ancestors, and neither siblings nor cousins: the two principles of CARD, section 2.3.
         for row, node in enumerate(nodes, len(pending)):
             visible[row, _path_slots(node, slots)] = True
         positions = [*range(cache.length, first), *(node.position for node in nodes)]
@@ -123,6 +126,7 @@ class Plan:
         """
         self._queries_per_key = queries_per_key
         self._caches = [segment.cache for segment in segments]
+        # Both would be given the same slots.
         if len({id(cache) for cache in self._caches}) < len(segments):
             raise ValueError("two segments of a forward share a cache")
         self.segments: list[SegmentPlan] = []
@@ -134,21 +138,24 @@ class Plan:
             segment.check()
             start, length = len(token_ids), segment.cache.length
             token_ids.extend(segment.token_ids)
+            # `check` lets no empty list pass: only None is false here.
             position_ids.extend(segment.position_ids or range(length, length + len(segment.token_ids)))
             self.segments.append(self._plan(segment, start))
             self.wanted_rows.extend(range(len(token_ids) - segment.num_logits, len(token_ids)))
         self.num_rows = len(token_ids)
         self._sizes = [segment.num_rows for segment in self.segments]
+        # Of the list: to read it from a tensor would be to wait for the accelerator.
         self.last_position = max(position_ids)
         self.num_attended = 0
         """Layers whose attention came here; the runner checks once that all do."""
         device = self._caches[0].shape.device
+        # One tensor for both is one copy to the device.
         self.token_ids, self.position_ids = torch.tensor([token_ids, position_ids], device=device).unbind(0)
 
     def _plan(self, segment: Segment, start: int) -> SegmentPlan:
         cache, num_rows = segment.cache, len(segment.token_ids)
         end = cache.length + num_rows
-        cache.reserve(end)
+        cache.reserve(end)  # before any view of it is taken: a cache that grows moves
         # With `is_causal` attention skips the upper half instead of adding minus infinity to it. It counts rows from
         # the first slot, so it is right for an empty cache only; and where query heads are folded into rows, never.
         is_causal = cache.length == 0 and num_rows > 1 and segment.visible is None and self._queries_per_key == 1
@@ -163,12 +170,13 @@ class Plan:
 
     def _mask(self, segment: Segment) -> Tensor | None:
         cache, num_rows = segment.cache, len(segment.token_ids)
+        # Torch wants an additive mask in the type of the queries, and those come in the type of the cache.
         dtype, device = cache.shape.dtype, cache.shape.device
         if segment.visible is not None:
             hidden = torch.from_numpy(~segment.visible).to(device)
             mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
         elif num_rows == 1:
-            return None
+            return None  # the row stands in the last slot, and sees them all
         else:
             mask = torch.full((num_rows, cache.length + num_rows), float("-inf"), dtype=dtype, device=device)
             mask.triu_(cache.length + 1)
@@ -199,12 +207,14 @@ class Plan:
         return torch.cat([self._attend(segment, layer, q, kv, scale) for segment, q, kv in parts])
 
     def _attend(self, segment: SegmentPlan, layer: int, queries: Tensor, keys_values: Tensor, scale: float) -> Tensor:
+        # Before the scores: rows see themselves and each other through the cache.
         segment.new_slots[layer].copy_(keys_values)
         num_rows, group = segment.num_rows, self._queries_per_key
         if group == 1:
             folded = queries.transpose(0, 1).unsqueeze(0)
         else:
             num_keys, head_dim = keys_values.shape[2:]
+            # Row r of the group's head g becomes row r * group + g, in the order of the repeated mask.
             folded = queries.reshape(num_rows, num_keys, group, head_dim).transpose(0, 1).flatten(1, 2).unsqueeze(0)
         out = functional.scaled_dot_product_attention(
             folded,
@@ -216,6 +226,7 @@ class Plan:
         )
         if group == 1:
             return out.transpose(1, 2).reshape(num_rows, -1)
+        # A view whatever the kernel's layout: one dimension is split, and one of size 1 dropped.
         return out.view(num_keys, num_rows, group, head_dim).transpose(0, 1).reshape(num_rows, -1)
 
     def commit(self) -> None:
@@ -279,6 +290,7 @@ class KVCache:
             raise ValueError(f"length must be in [0, {self.length}], got {length}")
         self.length = length
 
+    # A cache that has grown during a forward is an inference tensor, which torch lets be written to in this mode only.
     @torch.inference_mode()
     def keep(self, start: int, slots: Sequence[int]) -> None:
         """Moves the rows at `slots` together behind slot `start`, and forgets all others from `start` on.
@@ -290,6 +302,7 @@ class KVCache:
         Raises:
             ValueError: `slots` are not ascending or not all in [start, length).
         """
+        # Ascending pairs check both ends and the order in one go; without slots, that `start` is at most `length`.
         bounds = [start - 1, *slots, self.length]
         if start < 0 or any(a >= b for a, b in pairwise(bounds)):
             raise ValueError(f"slots must be ascending and in [{start}, {self.length}), got {list(slots)}")
@@ -297,6 +310,7 @@ class KVCache:
         first = next((i for i, slot in enumerate(slots) if slot != start + i), len(slots))
         moved = slots[first:]
         if moved:
+            # Indexing by a tensor copies, so the two ranges may overlap.
             rows = self.slots[:, torch.tensor(moved, device=self.shape.device)]
             self.slots[:, start + first : start + len(slots)] = rows
         self.length = start + len(slots)

@@ -55,16 +55,21 @@ def draft_candidates(logits: Tensor, draws: Sequence[DraftDraw], k: int) -> list
         filtered logits over their best 64. Then at most k - 1 other tokens, the most probable first.
     """
     scores = tempered_and_filtered(logits, [draw.sampling for draw in draws])
+    # Rows are views of `scores`, which are a new tensor: the logits stay as they are.
     for row, draw in zip(scores, draws, strict=True):
         row[draw.vocab_size :] = -torch.inf
+    # The token is drawn from the very row that is sent as q, so the cut costs acceptance, not exactness.
     best = scores.topk(min(MAX_ROW_LEN, scores.shape[-1]))
     logprobs = best.values.double().log_softmax(-1)
     found = []
     for draw, token_ids, row_logprobs, probabilities in zip(
         draws, best.indices.tolist(), logprobs.tolist(), logprobs.exp().tolist(), strict=True
     ):
+        # Tokens that are not allowed have minus infinity, and so come last.
         num_allowed = next((index for index, p in enumerate(row_logprobs) if p == -torch.inf), len(token_ids))
         del token_ids[num_allowed:], row_logprobs[num_allowed:], probabilities[num_allowed:]
+        # The bias lowers q of the best tokens, so that max(0, p - q), which the token after a refusal is drawn from,
+        # holds more of them: the drafter has prepared for those (SAGUARO sampling).
         row = sparse_row(token_ids, probabilities, draw.bias, draw.num_biased)
         found.append(sampled_candidates(row, token_ids, row_logprobs, draw.word, k))
     return found
@@ -124,6 +129,7 @@ def emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round]) -> list[l
     drawn = [number for number, each in enumerate(rounds) if each.chain is None]
     found: dict[int, list[int]] = {}
     if drawn:
+        # Copied only where a round of the other rule is among them.
         rows = logits if len(drawn) == len(rounds) else torch.cat([logits[slice(*spans[number])] for number in drawn])
         params = [rounds[number].sampling for number in drawn for _ in rounds[number].output_indices]
         tokens = iter(sampler.draw(rows, params, [i for number in drawn for i in rounds[number].output_indices]))
@@ -158,6 +164,7 @@ def judge(
     kept = 0
     if chain:
         scores = tempered_and_filtered(logits[: len(chain)], [params] * len(chain))
+        # Only the chain's own tokens need a probability: the softmax of whole rows would be thrown away.
         normalisers = scores.logsumexp(-1).double()
         at_chain = scores.gather(-1, torch.tensor([[drafted.token_id] for drafted in chain], device=scores.device))
         probabilities = (at_chain[:, 0] - normalisers).exp().tolist()
@@ -167,10 +174,12 @@ def judge(
                 break
             weights = _residual((scores[kept] - normalisers[kept]).exp(), chain[kept])
             if weights is not None:
+                # This index's Gumbel noise is independent of the uniform that refused the token (`core/noise.py`).
                 next_token = sampler.draw_weighted(weights, params.seed, first_output_index + kept)
                 return [*(drafted.token_id for drafted in chain[:kept]), next_token]
             # Refused by a rounding error alone: nothing is left of the target's probability but this token.
             kept += 1
+    # Nothing was refused: the next token is drawn from p itself.
     (next_token,) = sampler.draw(logits[kept : kept + 1], [params], [first_output_index + kept])
     return [*(drafted.token_id for drafted in chain), next_token]
 
@@ -182,14 +191,16 @@ def _residual(probabilities: Tensor, refused: Drafted) -> Tensor | None:
     one-hot.
     """
     row, vocab_size = claimed_row(refused), len(probabilities)
+    # Rows come from outside, and may name tokens that the target does not have.
     pairs = [
         (t, weight / row.total) for t, weight in zip(row.token_ids, row.weights, strict=True) if 0 <= t < vocab_size
     ]
     token_ids = torch.tensor([token_id for token_id, _ in pairs], device=probabilities.device)
     claimed = torch.tensor([q for _, q in pairs], dtype=probabilities.dtype, device=probabilities.device)
+    # max(0, p - q) as in Leviathan et al. 2023 (also DOUBLE, section 2.1).
     # Where the difference is zero everywhere, as after a rounding error, the target without the refused token is tried.
     for weights in (probabilities.index_add(0, token_ids, claimed, alpha=-1).clamp_min_(0), probabilities):
-        weights[refused.token_id] = 0
+        weights[refused.token_id] = 0  # in place: the caller has computed `probabilities` for this alone
         if bool(weights.any()):
             return weights
     return None

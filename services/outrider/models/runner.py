@@ -50,11 +50,13 @@ class Runner:
         self.max_context_len = max_context_len(config)
         """Most slots of a chain."""
         num_queries: int = config.num_attention_heads
+        # Missing or None where every query head has keys and values to itself.
         num_keys: int = getattr(config, "num_key_value_heads", None) or num_queries
         self._queries_per_key = num_queries // num_keys
         self.cache_shape = CacheShape(
             num_layers=config.num_hidden_layers,
             num_heads=num_keys,
+            # Heads may be wider than the quotient: Qwen3-0.6B has 16 of 128 at a hidden size of 1024.
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_queries,
             # Attention of one bfloat16 row is five times as slow as that of a float32 row on a CPU.
             dtype=torch.float32 if self.device.type == "cpu" else self.dtype,
@@ -115,11 +117,13 @@ class PlainStack:
     def __init__(self, model: PreTrainedModel, cache_dtype: torch.dtype) -> None:
         self._inner: Any = model.base_model
         self._cache_dtype = cache_dtype
+        # The library's layers look the name up in the config at every call, so it may be changed now.
         model.config._attn_implementation = ATTENTION_NAME
 
     def __call__(self, plan: Plan) -> Tensor:
         """Computes the normed hidden states of the wanted rows: [num wanted rows, hidden]."""
         token_ids, position_ids = plan.token_ids.unsqueeze(0), plan.position_ids.unsqueeze(0)
+        # The library hands keywords that it does not know, like `plan`, through all its layers down to `_attend`.
         outputs = self._inner(input_ids=token_ids, position_ids=position_ids, use_cache=False, plan=plan)
         hidden: Tensor = outputs.last_hidden_state[0]
         return hidden if len(plan.wanted_rows) == plan.num_rows else hidden[plan.wanted_rows]
@@ -137,10 +141,12 @@ def _attend(
     **extras: Any,
 ) -> tuple[Tensor, None]:
     """Attends for the library's layers: [1, heads, rows, head_dim] to [1, rows, heads, head_dim]."""
+    # Capped scores (Gemma 2), attention sinks (gpt-oss), position biases: left out, they would give wrong logits.
     unsupported = [name for name in ("softcap", "s_aux", "position_bias") if extras.get(name) is not None]
     if unsupported or key.shape != value.shape:
         raise UnsupportedModel(f"attention with {unsupported or 'values of another width than keys'} is not supported")
     dtype = plan.segments[0].keys_values[0].dtype
+    # [2, heads, rows, head_dim] becomes [rows, 2, heads, head_dim], the order of a slot.
     keys_values = torch.stack((key[0], value[0])).transpose(0, 2).transpose(1, 2).to(dtype)
     layer: Any = module.layer_idx
     attended = plan.attend(layer, query[0].transpose(0, 1).to(dtype), keys_values, scaling)
@@ -163,6 +169,7 @@ def max_context_len(config: Any) -> int:
     lengths: list[int] = [config.max_position_embeddings]
     window: int | None = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None)
+    # Mistral's config has a window and no `layer_types`: it is that of all layers.
     if window and (layer_types is None or "sliding_attention" in layer_types):
         lengths.append(window)
     return min(lengths)

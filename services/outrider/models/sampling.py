@@ -55,6 +55,7 @@ class Sampler:
             A token id for each row.
         """
         scores = logits if all(p.is_greedy for p in params) else self._perturbed(logits, params, output_indices)
+        # `argmax` promises the first of equals, which is the lowest id.
         token_ids: list[int] = scores.argmax(-1).tolist()
         return token_ids
 
@@ -71,6 +72,7 @@ class Sampler:
         """
         is_greedy = [p.is_greedy for p in params]
         scores = logits if all(is_greedy) else self._perturbed(logits, params, output_indices)
+        # At least as many as `_ranked` normalises over, even where fewer are wanted.
         values, ids = scores.topk(min(max(k, NUM_NORMALISED), logits.shape[-1]))
         return [
             _ranked(row_ids, row_values, GREEDY_SHARPNESS if greedy else SAMPLED_SHARPNESS)[:k]
@@ -81,18 +83,21 @@ class Sampler:
     def draw_weighted(self, weights: Tensor, seed: int, output_index: int) -> int:
         """Draws a token by its weight, float [vocab] and not all 0, with the noise of one output index."""
         noise = self._noise_rows(weights).row(seed, output_index)
+        # A weight of 0 comes to minus infinity, and the noise is finite: such a token is never drawn.
         return int((weights.log() + noise).argmax())
 
     def _perturbed(self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]) -> Tensor:
         """Returns logits / temperature + noise, minus infinity where not allowed; greedy rows as they are."""
         noise = self._noise_rows(logits)
         scores = _tempered(logits, params)
+        # Before the noise is added: filters look at probabilities, not at one draw.
         allowed = _allowed(scores, params)
         if len(params) == 1:
             scores += noise.row(params[0].seed, output_indices[0])
         elif not any(p.is_greedy for p in params):
             scores += torch.stack([noise.row(p.seed, i) for p, i in zip(params, output_indices, strict=True)])
         else:
+            # Iterating over a tensor yields views of it, so `+=` writes into `scores`.
             for row, p, i in zip(scores, params, output_indices, strict=True):
                 if not p.is_greedy:
                     row += noise.row(p.seed, i)
@@ -124,7 +129,8 @@ def _tempered(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 def _ranked(token_ids: Sequence[int], scores: Sequence[float], sharpness: float) -> list[Candidate]:
     """Ranks candidates, best first. A filtered token has minus infinity, and is left out. `scores` must fall."""
-    # Python numbers: for eight of them, a tensor operator costs more than the arithmetic.
+    # Python numbers: for eight of them, a tensor operator costs more than the arithmetic. The best score is taken off
+    # because `exp` must not overflow.
     sharp = [sharpness * (score - scores[0]) for score in scores]
     total = math.log(sum(math.exp(score) for score in sharp[:NUM_NORMALISED]))
     pairs = [Candidate(t, score - total) for t, score in zip(token_ids, sharp, strict=True) if score != -math.inf]
@@ -153,6 +159,7 @@ def _filter(tempered: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
     """Marks the tokens that the filters keep: bool [rows, vocab], of tempered logits of the same shape."""
     vocab_size = tempered.shape[-1]
     best = tempered.amax(-1, keepdim=True)
+    # Logits differ by what their log-probabilities differ by, so a filter relative to the best needs no softmax.
     floor = best + math.log(min_p) if min_p > 0 else None
     if not 0 < top_k < vocab_size and top_p == 1:
         assert floor is not None or top_k >= vocab_size
@@ -163,6 +170,7 @@ def _filter(tempered: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
         kept = _count_kept(tempered, best, vocab_size, top_k, top_p)
         assert kept is not None
     counts, lowest = kept
+    # By value, not by the indices of `topk`, which are in no certain order among equals; too many of them go by id.
     allowed = tempered >= lowest
     surplus = allowed.sum(-1, keepdim=True) - counts
     if bool((surplus > 0).any()):
@@ -183,6 +191,7 @@ def _count_kept(
     # float64: the sum of a large vocabulary in float32 is off by more than a rare token's share.
     shares = (values - best).double().exp()
     reached = shares.cumsum(-1)
+    # top_p is a share of what top_k has left or, without that, of the whole vocabulary.
     total = reached[:, -1:] if top_k else (tempered - best).double().exp().sum(-1, keepdim=True)
     needed = top_p * total
     if num_sorted < (top_k or tempered.shape[-1]) and bool((reached[:, -1:] < needed).any()):
@@ -250,6 +259,7 @@ def hash_tensor(seed: int, output_index: int, vocab_size: int, device: torch.dev
 
 def gumbel_tensor(seed: int, output_index: int, vocab_size: int, device: torch.device) -> Tensor:
     """`outrider.core.noise.gumbel` of the ids 0 .. vocab_size-1, in torch: float32 [vocab]."""
+    # In float64 like its twin: in float32 the largest hashes would become infinite noise.
     uniform = (hash_tensor(seed, output_index, vocab_size, device).double() + 0.5) * 2.0**-32
     return (-torch.log(-torch.log(uniform))).float()
 

@@ -45,12 +45,14 @@ class TextCodec:
                 add_generation_prompt=True,
             )
         except TemplateError as error:
+            # Templates refuse a chat by `raise_exception`, which transformers makes raise this error.
             raise ChatRefused(error.message or type(error).__name__) from error
         # The template has written them already.
         return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decodes token ids, special tokens left out. Bytes that form no character become U+FFFD."""
+        # Not transformers' own `decode`: that may clean up spaces, which `DecodeStream` does not.
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
 
     def stream(self) -> TextStream:
@@ -76,6 +78,7 @@ class TextStream:
         for token_id in token_ids:
             self._undecided.append(token_id)
             piece = self._stream.step(self._backend, token_id)
+            # None where no text can be told yet: within a character, or for a special token.
             if piece is not None:
                 pieces.append(piece)
                 self._undecided.clear()

@@ -58,7 +58,9 @@ class PeerState:
             PeerSecurity() if security is None else security,
             [
                 *CHANNEL_OPTIONS,
+                # By default, pick_first, all calls of a channel go to one of the addresses.
                 ("grpc.service_config", ROUND_ROBIN),
+                # The defaults of the pause between two attempts, 1 s that grow to 120 s, find a peer late that is back.
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 # Despite its name, gRPC takes this as the timeout of one attempt to connect; its default is 20 s.
                 ("grpc.min_reconnect_backoff_ms", 2000),

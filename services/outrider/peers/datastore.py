@@ -148,6 +148,7 @@ class RetrievalStream:
         """
         rejection, plan = None, self._plan
         if rejected is not None and token_ids and plan is not None and Source.REJECTED in plan.tiers:
+            # Before the commit below, so that `committed` still ends where the round began.
             context = [*self._recording.committed[-plan.context_len :], *token_ids[:-1]][-plan.context_len :]
             rejection = pb.Rejection(
                 context_token_ids=context, rejected_token_ids=[rejected], continuation_token_ids=token_ids[-1:]

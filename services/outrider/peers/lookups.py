@@ -34,6 +34,7 @@ ANSWER_TIMEOUT_S = 1.0
 """A lookup takes milliseconds: one that takes this long is on a connection that no longer works."""
 
 
+# Compared by identity, as a key of `_due`: with eq a dataclass that is not frozen cannot be hashed.
 @dataclass(eq=False, slots=True)
 class Asker:
     """Holds a session's lookups. `on_answer(base_len, continuation)` and `on_lost()` are called on the event loop."""
@@ -99,6 +100,7 @@ class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
                 scope = asker.scope
                 request.scope.CopyFrom(scope)
             asker.is_asking = True
+            # Only the oldest lookup is timed: answers come in order, and each begins the time of the next.
             if not self._in_flight:
                 self._expect_answer()
             self._in_flight.append((asker, query))
@@ -116,6 +118,7 @@ class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
         self._expect_answer_by(asyncio.get_running_loop().time() + ANSWER_TIMEOUT_S)
 
     def _lose(self, loss: Loss) -> float | None:
+        # Only after an answer: a datastore that ends every stream at once would be dialled without a pause.
         if self._has_answered and (loss.code is grpc.StatusCode.OK or loss.is_overwritten):
             # Ended in order, by a replica that drains or whose connection has reached its age: another answers at once.
             self._ask_again()
@@ -170,6 +173,7 @@ def continuation_from_proto(result: pb.LookupResult) -> Continuation:
     # The lists come from another process, and proto does not make them equally long.
     length = min(len(result.parent_offsets), len(result.token_ids), len(result.counts))
     for index, offset in enumerate(result.parent_offsets[:length]):
+        # Nodes count from 1: the parent of this one is number index + 1 - offset, at least 1. Offset 0 has no parent.
         if offset > index:
             length = index
             break

@@ -111,6 +111,7 @@ class ReconnectingStream(ABC, Generic[_Request, _Response]):
         """True if this stream has brought an answer."""
         self._timeout = asyncio.timeout(None)
         self._is_stopped = False
+        # The task begins at the loop's next turn, when the constructor of the subclass has set the rest.
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
@@ -170,7 +171,7 @@ class ReconnectingStream(ABC, Generic[_Request, _Response]):
                 return  # the channel was closed: this process no longer dials the peer
             except TimeoutError:
                 loss = Loss(Cause.SILENCE, f"the {self._state.name} has not answered in time")
-            except Unreadable as error:
+            except Unreadable as error:  # before AioRpcError, of which it is one
                 loss = Loss(Cause.GARBAGE, reason_of(error))
             except InvalidParameter as error:
                 loss = Loss(Cause.GARBAGE, f"it sent a message that cannot be one: {error}")
@@ -191,6 +192,7 @@ class ReconnectingStream(ABC, Generic[_Request, _Response]):
     async def _attend(self) -> None:
         """Opens one stream and serves it until it ends. Raises what has ended it, unless the peer did so in order."""
         call, requests = self._open(), self._requests()
+        # The writer does not run before this task waits, and so finds the timeout of this stream in `_timeout`.
         writer = None if requests is None else asyncio.create_task(_write(call, requests))
         try:
             async with asyncio.timeout(None) as self._timeout:
@@ -338,6 +340,7 @@ class AnswerDeadline:
 
     def sent(self, now: float) -> None:
         """Records that the peer was sent a message that asks for an answer."""
+        # Counted from the oldest one: messages that follow must not put the deadline off.
         if self._since is None:
             self._since = now
         self._num_unanswered += 1

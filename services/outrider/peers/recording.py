@@ -136,6 +136,7 @@ class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
         self._is_empty.clear()
         self.touch(recording)
         backlog = sum(ended.num_waiting for ended in self._ended)
+        # The session that has ended just now is kept even if it alone is beyond the limit.
         while backlog > MAX_BACKLOG_TOKENS and len(self._ended) > 1:
             oldest = next(iter(self._ended))
             backlog -= oldest.num_waiting
@@ -250,6 +251,7 @@ class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
             recording.num_resends = 0
             if sent.request.end_session:
                 self._forget(recording)
+        # Equal once it has been set back: the answers to what was sent behind a gap name the same position.
         elif num_tokens < recording.num_sent:
             self._resend(recording, num_tokens)
         self._wake.set()
@@ -259,6 +261,7 @@ class Recorder(ReconnectingStream[pb.RecordRequest, pb.RecordResponse]):
         if recording.is_given_up:
             return
         recording.num_resends += 1
+        # Each message of a window may be answered with a gap of its own, if more was sent in between.
         if recording.num_resends > MAX_RESENDS * MAX_IN_FLIGHT:
             self._give_up(recording, "the datastore does not keep them")
             return

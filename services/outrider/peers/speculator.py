@@ -222,6 +222,7 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
         self._answer_deadline.answered(asyncio.get_running_loop().time())
         self._num_silent = 0
         drafted = response.draft
+        # Also of a draft that is dropped below: acknowledged is what has arrived, not what was used.
         self._last_node_id = last_node_id(drafted.draft)
         if self._limit.admits(drafted.draft):
             self._listener.on_draft(draft_from_proto(drafted.draft, drafted.forward_us, drafted.retrieval_us))
@@ -266,6 +267,8 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
 
     async def _requests(self) -> AsyncGenerator[Request, None]:
         self._expect_answer_by(self._answer_deadline.open(asyncio.get_running_loop().time()))
+        # No await between here and the message, which therefore has exactly `sent` tokens. What is committed while it
+        # is written sets the event again.
         sent, self._last_node_id = len(self._committed), 0
         self._fresh.clear()
         yield speculator_pb2.SpeculateRequest(
@@ -282,7 +285,7 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
         self._is_steered = self._steering != Steering()
         while True:
             if self._is_steered:
-                self._is_steered = False
+                self._is_steered = False  # before the write, during which the next steering may come
                 yield speculator_pb2.SpeculateRequest(steering=steering_to_proto(self._steering))
             await self._fresh.wait()
             self._fresh.clear()

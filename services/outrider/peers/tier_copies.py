@@ -133,6 +133,7 @@ class TierWatch(ReconnectingStream[pb.WatchRequest, pb.WatchResponse]):
         for document in piece.documents:
             token_ids = list(document.token_ids)
             self._num_tokens += len(token_ids)
+            # From here on tokens are only counted, for the log: no documents means no prior at the end.
             if self._num_tokens > MAX_PRIOR_TOKENS:
                 self._documents = []
             elif self._is_open and self._documents:

@@ -35,6 +35,8 @@ def server_credentials(cert: str, key: str, client_ca: str = "") -> grpc.ServerC
     paths = [Path(cert), Path(key), *([Path(client_ca)] if client_ca else [])]
 
     def configuration(contents: Sequence[bytes]) -> grpc.ServerCertificateConfiguration:
+        # OpenSSL reads a pair from files only. Should they be newer than `contents`, they are read again: the change
+        # shows in their signature.
         check_pair(paths[0], paths[1])
         roots = contents[2] if client_ca else None
         if roots is not None:
@@ -48,6 +50,7 @@ def server_credentials(cert: str, key: str, client_ca: str = "") -> grpc.ServerC
     def changed() -> grpc.ServerCertificateConfiguration | None:
         """Returns the certificates from this handshake on. None means as before. Called by threads of gRPC."""
         nonlocal known
+        # Without a lock: two threads that find the same change both return it, which does no harm.
         current = files.current()
         if current is known:
             return None
@@ -67,6 +70,7 @@ def channel_credentials(ca: Path, cert: Path | None, key: Path | None) -> Watche
         if pair is None:
             return grpc.ssl_channel_credentials(contents[0])
         check_pair(*pair)
+        # Again the key before the certificate.
         return grpc.ssl_channel_credentials(contents[0], contents[2], contents[1])
 
     flag = "--peer-ca" if pair is None else "--peer-ca, --peer-cert, --peer-key"

@@ -67,6 +67,7 @@ class CredentialBook:
         for index, entry in enumerate(listed):
             name = entry.token_sha256 or f"certificate {entry.certificate}"
             caller = Caller(name, entry.tenant, frozenset(entry.roles), limits.get(entry.tenant, NO_LIMITS))
+            # setdefault returns the older caller if there is one. Two entries may be equal, hence `is`.
             if entry.certificate is not None:
                 is_new = self._by_certificate.setdefault(entry.certificate, caller) is caller
             else:
@@ -81,11 +82,13 @@ class CredentialBook:
 
     def with_token(self, token: str) -> Caller | None:
         """Returns the owner of a token. The time that it takes does not depend on the token."""
+        # One round of SHA-256 without salt is enough for the 32 random bytes that `outrider credentials new` makes:
+        # unlike passwords they cannot be guessed.
         digest = hashlib.sha256(token.encode()).digest()
         found = None
         for known, caller in self._by_digest.items():
             if hmac.compare_digest(known, digest):
-                found = caller
+                found = caller  # no break: the time would tell where in the file the token stands
         return found
 
     def with_certificate(self, names: Iterable[str]) -> Caller | None:

@@ -50,6 +50,7 @@ class Gate(grpc.aio.ServerInterceptor):
             if token is None and book.has_certificates and handler is not None:
                 return self._by_certificate(handler, method, book)
             caller = book.with_token(token) if token is not None else None
+            # gRPC runs the interceptors and the handler of a call in one task: what is set here is seen there.
             set_current_caller(self._checked(caller, method, is_known=handler is not None))
         except _Refused as refused:
             return _refusing(refused, method)
@@ -60,6 +61,7 @@ class Gate(grpc.aio.ServerInterceptor):
             raise _Refused(
                 grpc.StatusCode.UNAUTHENTICATED, "credentials of this server are needed: authorization: Bearer TOKEN"
             )
+        # That a method does not exist is told to everybody who has credentials, and to nobody else.
         if is_known and not caller.roles & permitted_roles(method, self._service):
             roles = ", ".join(sorted(role.value for role in caller.roles))
             raise _Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method} is not for the roles of the caller ({roles})")
@@ -82,6 +84,7 @@ def _token_of(details: grpc.HandlerCallDetails) -> str | None:
     presented = [value for key, value in details.invocation_metadata or () if key == "authorization"]
     if not presented:
         return None
+    # The name of the scheme is case-insensitive (RFC 9110, section 11.1).
     scheme, _, token = str(presented[0]).partition(" ")
     if len(presented) > 1 or scheme.lower() != "bearer":
         raise _Refused(grpc.StatusCode.UNAUTHENTICATED, "authorization must be one: Bearer TOKEN")
@@ -98,7 +101,7 @@ def _names_of(context: Context) -> Iterator[str]:
 
 async def _refuse(refused: _Refused, method: str, context: Context) -> None:
     log.info("caller.refused", method=method, peer=context.peer(), code=refused.code.name)
-    await context.abort(refused.code, str(refused))
+    await context.abort(refused.code, str(refused))  # raises: what stands behind the check is not reached
 
 
 def _refusing(refused: _Refused, method: str) -> Handler:

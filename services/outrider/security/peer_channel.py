@@ -64,6 +64,7 @@ class PeerChannel:
     def stub(self, kind: Callable[[grpc.aio.Channel], _Stub], more: Sequence[tuple[str, str]] = ()) -> _Stub:
         """Returns a stub for the calls that begin now: not to be kept. `more`: further metadata of the calls."""
         credentials = self._security.credentials(self._address)
+        # By identity: there is another object whenever the files have changed.
         if credentials is not self._credentials:
             self._credentials = credentials
             self._replace()
@@ -92,5 +93,6 @@ class PeerChannel:
         """Opens another channel. The old one is closed when its last stream is over."""
         channel, self._channel = self._channel, self._open()
         task = asyncio.create_task(channel.close(LAST_STREAM_S))
+        # Held until it is done: asyncio itself keeps only a weak reference to a task.
         self._closing[channel] = task
         task.add_done_callback(lambda _: self._closing.pop(channel, None))

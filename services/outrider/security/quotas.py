@@ -22,6 +22,7 @@ class TokenBucket:
     def __init__(self, rate_per_s: float, burst_s: float, clock: Clock = time.monotonic) -> None:
         self._clock, self._burst_s = clock, burst_s
         self.rate_per_s = rate_per_s
+        # At least 1: a bucket that holds less would never have enough for one request.
         self._level = self._capacity = max(1.0, rate_per_s * burst_s)
         self._at = clock()
 
@@ -67,16 +68,19 @@ class TenantQuota:
             if per_minute is None:
                 self._buckets.pop(name, None)
             elif name in self._buckets:
+                # Not another bucket, which would be full: an edit of the file gives nothing back.
                 self._buckets[name].set_rate(per_minute / 60)
             else:
                 self._buckets[name] = TokenBucket(per_minute / 60, 60.0, self._clock)
 
     def begin(self) -> None:
         """Counts a request that begins. Raises ResourceExhausted, which names the limit and says when to come back."""
+        # All limits are checked before anything is counted, so that a refusal costs the tenant nothing.
         limit = self.limits.num_sessions
         if limit is not None and self.num_sessions >= limit:
             raise self._exhausted("num_sessions", limit, SESSION_RETRY_S)
         for name, bucket in self._buckets.items():
+            # Of tokens, too, one is enough to begin: how many a generation will take is not known yet.
             if (wait_s := bucket.wait_s(1)) > 0:
                 raise self._exhausted(name, getattr(self.limits, name), wait_s)
         if (requests := self._buckets.get("requests_per_minute")) is not None:
@@ -127,6 +131,7 @@ class Quotas:
         finally:
             quota.end()
             self._num_sessions[name] -= 1
+            # Without credentials the names are those of hosts, and there is no end of them.
             if not self._num_sessions[name]:
                 del self._num_sessions[name]
 

@@ -92,6 +92,7 @@ class PeerSecuritySettings(BaseSettings):
             raise ValueError("--peer-cert: needs --peer-ca, there is no TLS without")
         if self.peer_insecure and self.peer_ca:
             raise ValueError("--peer-insecure: means without TLS, and there is --peer-ca")
+        # Here, and not only in `PeerSecurity.credentials`, which does not know by which flag an address was given.
         for flag, address in self.peers.items():
             if address and not (self.peer_ca or self.peer_insecure or is_loopback(address)):
                 raise ValueError(f"{flag}: {address} is on another machine: give --peer-ca for TLS, or --peer-insecure")

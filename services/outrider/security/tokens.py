@@ -18,6 +18,7 @@ def token_from(contents: Sequence[bytes]) -> str:
     Raises:
         ValueError: It is not one token in ASCII. The message does not quote the file.
     """
+    # A line break at the end is forgiven. Inside a token, gRPC would refuse it as metadata at every call.
     token = contents[0].strip()
     if not token or not token.isascii() or any(byte <= 32 for byte in token):
         raise ValueError("a token file must hold one token, in ASCII")

@@ -44,7 +44,7 @@ class WatchedFiles(Generic[_T]):
 
     def is_unusable(self) -> bool:
         """Returns whether an older version is used because the files cannot be used as they are now."""
-        self.current()
+        self.current()  # looks at the files: nobody may have asked for the value since they changed
         return self._is_unusable
 
     def current(self) -> _T:
@@ -92,6 +92,7 @@ _watching = threading.Lock()
 def unusable_flags() -> dict[str, bool]:
     """Returns by flag, for all watched files of this process, whether an older version is used because the files cannot
     be used as they are now."""
+    # Copied under the lock, as a set must not grow while it is walked through; the files are looked at outside of it.
     with _watching:
         watched = list(_watched)
     found: dict[str, bool] = {}

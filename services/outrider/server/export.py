@@ -92,6 +92,8 @@ class TraceExport:
         from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
         ours = {"service.name": service, "service.version": __version__, "service.instance.id": str(uuid.uuid4())}
+        # Resource.create lets what it is given win over OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME: so these are
+        # read here, too, and come last.
         resource = Resource.create({**ours, **OTELResourceDetector().detect().attributes})
         # No atexit handler: it would wait for a collector that is away without the time limit of `stop`.
         self._provider = TracerProvider(

@@ -102,6 +102,7 @@ class Health:
             await asyncio.sleep(CHECK_S)
 
     async def _publish(self) -> None:
+        # In the protocol of gRPC's health checks the empty name stands for the server as a whole.
         for name in ("", self._service.name):
             await self.servicer.set(name, _status(self.is_serving))
         await self.servicer.set(LIVENESS, _status(not self._fault))

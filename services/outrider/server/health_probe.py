@@ -40,6 +40,7 @@ def ask(address: str, name: str, timeout_s: float) -> int:
             response = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
         except grpc.RpcError as error:
             print(f"error: {address}: {error.code().name}: {error.details()}", file=sys.stderr)
+            # NOT_FOUND is an answer: the server is there, and has no service of that name.
             return NOT_SERVING if error.code() is grpc.StatusCode.NOT_FOUND else UNREACHABLE
     print(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
     return SERVING if response.status == health_pb2.HealthCheckResponse.SERVING else NOT_SERVING

@@ -101,6 +101,7 @@ def _with_read_errors(behaviour: Behaviour) -> Behaviour:
 
         async def respond(requests: Any, context: Context) -> AsyncIterator[Any]:
             with rpc_errors(context):
+                # gRPC knows the outer generator alone; the inner one would be closed by the garbage collector.
                 async with aclosing(behaviour(requests, context)) as responses:
                     async for response in responses:
                         yield response

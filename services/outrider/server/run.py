@@ -126,6 +126,7 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
     # Before the start: the health servicer of grpcio answers SERVING for the whole server until it is set.
     await service_health.set_takes_calls(False)
     await server.start()
+    # Flushed, since stdout is buffered in a pipe, and whoever has started this process waits for the line.
     print(f"listening {address}", flush=True)
     if health_server is not None:
         await health_server.start()
@@ -148,7 +149,7 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
             await service_health.set_takes_calls(True)
             log.info("server.serving", address=address)
             await _first_of(ended, stopping)
-            stop.clear()
+            stop.clear()  # a second signal sets it again, and cuts the drain short
             await service_health.drain()
             log.info("server.draining", timeout_s=settings.drain_timeout_s)
             await _drain(service, server, settings.drain_timeout_s, stop.wait)

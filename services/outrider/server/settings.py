@@ -134,6 +134,7 @@ def parse_settings(cls: type[Settings], arguments: list[str] | None = None) -> S
 
 def _complaint(cls: type[ServiceSettings], item: ErrorDetails) -> str:
     """A flag, the rule, and the value unless the flag is a secret one."""
+    # pydantic puts these words in front of the message of a validator's ValueError.
     rule = item["msg"].removeprefix("Value error, ")
     if not item["loc"]:
         return rule  # about several flags, which it names

@@ -80,7 +80,7 @@ class DrainableStreams:
     def end(self) -> None:
         """Ends all streams: each with OK, once the request that it works on is answered."""
         for stream in self._streams:
-            stream.end()
+            stream.end()  # only schedules the cancellation, so that the set stays as it is during the loop
 
 
 class DrainableStream:
@@ -98,6 +98,7 @@ class DrainableStream:
         async for request in requests:
             self._is_busy = True
             yield request
+            # The servicer asks for the next request only when it has sent the answer to this one.
             self._is_busy = False
             if self._is_over:
                 return

@@ -17,6 +17,7 @@ def main() -> None:
 
 
 def _load() -> Callable[[SpeculatorSettings], Service]:
+    # Imported only now: the flags have been read, so a wrong one is reported before torch takes seconds to load.
     with needs_extra("models"):
         from outrider.speculator.service import SpeculatorService
     return SpeculatorService

@@ -80,6 +80,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
         # than the probability of a token that was ranked first.
         self._draft_calibrations = {by_ratio: DraftCalibration() for by_ratio in (False, True)}
         self.counts = DraftCounts()
+        # Last, because the thread uses everything above.
         self.start()
 
     def open(self, spec: DraftSessionSpec, listener: DraftListener) -> None:
@@ -129,6 +130,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
             return work, 0.0
         if not self.sessions or now >= self._posted_at + self._keep_warm_s:
             return [], None
+        # The same single row each time, so that the cache does not grow: only the reading of the weights is wanted.
         self._scratch.truncate(0)
         self._runner.forward([Segment(self._scratch, [0], 1)])
         return [], WARM_PAUSE_S
@@ -149,13 +151,15 @@ class Engine(EngineThread[_Drafting, _Growth]):
             [session.ranking for session, expansion in drawing for _ in session.output_indices(expansion)],
             [index for session, expansion in drawing for index in session.output_indices(expansion)],
             [draw for session, expansion in drawing for draw in session.draws(expansion)],
+            # As many for every row as the widest wants; the others are cut below. No row wants any while all sessions
+            # read their prompts.
             max((expansion.num_children for _, expansion in drawing), default=1),
         )
         forward_us = (time.perf_counter() - started) * 1e6
         self.counts.steps.add(forward_us / 1e6)
         row = 0
         for (session, listener, expansion), segment in zip(work, segments, strict=True):
-            if not segment.num_logits:
+            if not segment.num_logits:  # a piece of a prompt: the expansion itself is still to come
                 continue
             children = [row_found[: expansion.num_children] for row_found in found[row : row + segment.num_logits]]
             row += segment.num_logits

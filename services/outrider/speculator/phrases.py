@@ -58,6 +58,7 @@ class Phrases:
     def use(self, plan: RetrievalPlan | None) -> None:
         """Looks up by this plan from here on; None means not at all."""
         self._plan = plan
+        # A new retriever indexes the whole text again, so the old one is kept where it serves.
         if plan is not None and not _is_alike(plan, self._retriever_plan):
             self._retriever = Retriever(
                 self._tree.committed, self._num_prompt_tokens, self._ranking, self._calibration, self._source, plan
@@ -66,6 +67,7 @@ class Phrases:
 
     def commit(self, token_ids: Sequence[TokenId]) -> None:
         """Records committed tokens in the tiers, and the drafted token that they refute, before the tree takes them."""
+        # Even while no plan is in use: tiers that have missed a commit could not be taken up again.
         if self._retriever is None:
             return
         started = time.perf_counter()
@@ -89,6 +91,7 @@ class Phrases:
         if max_len < 1:
             return ()
         started = time.perf_counter()
+        # One set of keys is enough: a session has one forward at a time, and `judge` is about the last phrase.
         phrase, self._keys = self._retriever.phrase(tip, max_len, MIN_PHRASE_PROBABILITY)
         self._spent_s += time.perf_counter() - started
         return tuple(phrase)

@@ -28,14 +28,16 @@ class SendBudget:
 
     def __init__(self) -> None:
         self._credit_bytes = MAX_BYTES_PER_ROUND
+        # As for a round trip of two forwards, until it is measured.
         self._window_bytes = 4 * MAX_BYTES_PER_ROUND
         self._least_round_trip_us = 0
-        self._on_way: deque[tuple[int, int]] = deque()
+        self._on_way: deque[tuple[int, int]] = deque()  # for each message the id of its last node, and its bytes
         self._on_way_bytes = 0
 
     def begin_round(self, acknowledged_node_id: int) -> None:
         """Renews the credit at a commit, which acknowledges all nodes up to this id; 0 means that it does not say."""
         self._credit_bytes = MAX_BYTES_PER_ROUND
+        # Without an id everything counts as arrived: the window of a caller that never sends one would close for good.
         while self._on_way and (not acknowledged_node_id or self._on_way[0][0] <= acknowledged_node_id):
             self._on_way_bytes -= self._on_way.popleft()[1]
 

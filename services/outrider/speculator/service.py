@@ -48,6 +48,7 @@ class SpeculatorService:
         settings = self._settings
         security = settings.peer_security()
         try:
+            # In a thread: calls that come meanwhile are answered, with the status that the model is loading.
             model = await asyncio.to_thread(load_for, settings) if self._model is None else self._model
         except CannotLoadModel as error:
             raise CannotLoad(str(error)) from error
@@ -64,6 +65,7 @@ class SpeculatorService:
             model,
             prefill_chunk=settings.prefill_chunk,
             keep_warm_s=settings.keep_warm_s,
+            # The scope of one session has no shared tier, so what is copied is the prior alone.
             tiers=None if self._datastore is None else self._datastore.tiers(RetrievalScope.SESSION),
         )
         self.servicer.ready(model, self.engine)
@@ -88,4 +90,5 @@ class SpeculatorService:
         if self._datastore is not None:
             await self._datastore.close()
         if self.engine is not None:
+            # In a thread: it waits for the forward that is running, and would hold up the event loop.
             await asyncio.to_thread(self.engine.stop)

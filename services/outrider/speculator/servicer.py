@@ -66,6 +66,7 @@ class _Stream:
 
     def send(self, draft: Draft) -> None:
         """See `DraftListener`."""
+        # Called on the engine's thread, and an asyncio.Queue may be used on its loop only.
         self._loop.call_soon_threadsafe(self._put, draft)
 
     def _put(self, draft: Draft) -> None:
@@ -89,6 +90,7 @@ class _Stream:
         """Yields drafts until the stream ends. Raises the error that ends it, if there is one."""
         while True:
             draft = await self._drafts.get()
+            # Half, so that reading does not stop and go with every single draft.
             if self._drafts.qsize() < HIGH_WATER // 2:
                 self._has_room.set()
             if draft is None:
@@ -116,6 +118,7 @@ class _Stream:
             raise OutOfRange(
                 f"commit.base_len must be at most {len(self.committed)}, the tokens committed so far, got {base_len}"
             )
+        # An int32 on the wire: a negative one would count from the end in the slices below.
         check(base_len > 0, "commit.base_len", ">= 1", base_len)
         if base_len + len(token_ids) > self._max_context_len:
             raise OutOfRange(
@@ -158,6 +161,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         """Refuses new sessions, and ends those that there are: a generation may last for long, and another replica can
         go on drafting for it at once."""
         self._is_draining = True
+        # Ending only queues the error: no stream leaves the set before its own task runs.
         for stream in self._streams:
             stream.end(NotServing(DRAINING))
 
@@ -177,6 +181,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         """Drafts for one generation: commits and steering in, drafts out."""
         with traced_call(SPECULATE, context), rpc_errors(context):
             model, engine = self._loaded()
+            # grpc.aio makes one iterator of a call's requests: `_read` goes on behind the message that is taken here.
             spec = self._spec(await anext(aiter(requests), None), model)
             with self._quotas.session(name_of_caller(context)):
                 await self._draft(spec, requests, context, model, engine)
@@ -190,11 +195,13 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         engine: Engine,
     ) -> None:
         self._loaded()  # it may have begun to drain since
+        # Nothing is awaited from here until the session is counted, so no two calls can take the last place.
         if self.num_sessions >= self._max_num_sessions:
             raise ResourceExhausted(f"the speculator has all {self._max_num_sessions} sessions in use")
         stream = _Stream(spec.session_id, spec.committed_token_ids, model.max_context_len)
         self.num_sessions += 1
         self._streams.add(stream)
+        # Before the caller is told, to lose no time: drafts wait in the stream's queue until `opened` is written.
         engine.open(spec, stream)
         span = current_span()
         method = spec.speculation.method.value
@@ -247,6 +254,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
                         raise InvalidArgument("event", "must be commit or steering after the first message")
                 await stream.room()
         except RpcError as error:
+            # Not raised: nobody awaits this task. `_draft` finds the error in the stream and ends the call with it.
             stream.end(error)
         except InvalidParameter as error:
             stream.end(invalid_argument(error))
@@ -305,4 +313,5 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
                 num_sessions=self.num_sessions,
                 version=__version__,
             )
+        # After an error: `rpc_errors` has set the status, and gRPC discards the message.
         return speculator_pb2.SpeculatorServiceGetInfoResponse()

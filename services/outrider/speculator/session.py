@@ -81,7 +81,7 @@ class DraftSession:
         self._trunk_len = 0
         self._slots: dict[Node, int] = {}
         self._node_ids: dict[Node, int] = {}
-        self._next_node_id = 1
+        self._next_node_id = 1  # not 0, which as an acknowledgement means that the caller does not say
         self._unsent: list[Node] = []
         self._unsent_forward_us = 0.0
         self._send_budget = SendBudget()
@@ -115,6 +115,7 @@ class DraftSession:
             acknowledged_node_id: Latest node that the target had by then; 0 means that it does not say.
         """
         self._send_budget.begin_round(acknowledged_node_id)
+        # These two walk down from the old root, so they come before the tree is re-rooted.
         self._claims.judge(self.tree, token_ids)
         self._phrases.commit(token_ids)
         num_nodes = self.tree.num_nodes
@@ -122,6 +123,8 @@ class DraftSession:
         self._counts.num_committed += num_known
         self._counts.num_wasted += num_nodes - num_known - self.tree.num_nodes
         self._claims.forget()
+        # Slots are assigned in ascending order, and a dictionary keeps it, as `keep` requires. The committed nodes come
+        # first: they are ancestors of all that live, and a parent has its slot before its children.
         kept = [(node, slot) for node, slot in self._slots.items() if node.state is not NodeState.DEAD]
         self._cache.keep(self._trunk_len, [slot for _, slot in kept])
         self._slots = {}
@@ -179,11 +182,12 @@ class DraftSession:
         expands_root = len(branches) < len(expansion.nodes)
         if expands_root and self._trunk_len == len(committed):
             # The root has been through a forward, but nothing came of it, as when a session was paused then. The logits
-            # are gone, so its row must be computed again.
+            # are gone, so its row must be computed again. It has no children then, so no slot of a node is lost.
             self._trunk_len -= 1
             self._cache.truncate(self._trunk_len)
         trunk = committed[self._trunk_len :]
         if len(trunk) > max_rows:
+            # Counted before the forward has run: if that fails, the engine drops the session anyway.
             self._trunk_len += max_rows
             return Segment(self._cache, trunk[:max_rows], num_logits=0)
         segment = Segment.of_tree(self._cache, trunk, branches, self._slots, num_logits=len(expansion.nodes))
@@ -198,7 +202,7 @@ class DraftSession:
 
     def output_indices(self, expansion: Expansion) -> list[int]:
         """Returns the output index of the draw that each row of an expansion's logits is for."""
-        first = 1 - self.spec.num_prompt_tokens
+        first = 1 - self.spec.num_prompt_tokens  # a row's draw is for the position behind it
         indices = [node.position + first for node in expansion.nodes]
         return [*indices, *range(indices[-1] + 1, indices[-1] + 1 + len(expansion.phrase))]
 
@@ -218,6 +222,7 @@ class DraftSession:
     def grow(self, expansion: Expansion, found: Sequence[Sequence[Candidate]], forward_us: float) -> None:
         """Adds what a forward found: the candidates of each expanded node, best first."""
         self._unsent_forward_us += forward_us
+        # Even if nothing comes of it: their keys and values are in the cache from here on.
         for node in expansion.nodes:
             node.is_expanded = True
         if self._policy is None:
@@ -247,12 +252,14 @@ class DraftSession:
             # The phrase was among the rows of the forward, so the keys and values of this token are in the cache.
             self._slots[node] = self._phrase_slot + index
             num_accepted += 1
+        # The refused tokens of the phrase have the last slots, so nothing must be moved.
         self._cache.truncate(self._phrase_slot + num_accepted)
         self._phrases.judge(num_accepted)
 
     def _add(self, parent: Node, candidate: Candidate) -> Node | None:
         before = self.tree.num_nodes
         child = self.tree.add(parent, candidate.token_id, candidate.logprob, Source.DRAFT, candidate.q)
+        # `add` also returns a node that exists already, which was sent or waits for it.
         if child is not None and self.tree.num_nodes > before:
             self._unsent.append(child)
             self._counts.num_nodes += 1
@@ -278,11 +285,13 @@ class DraftSession:
         first_node_id = self._next_node_id
         self._next_node_id += count
         self._send_budget.spend(sent, self._next_node_id - 1)
+        # Before the offsets: a parent may be in the same message. One that is not has its id from an earlier message,
+        # because nodes are sent in the order in which they grew.
         self._node_ids.update(zip(sent, range(first_node_id, self._next_node_id), strict=True))
         offsets = [
             0 if node.parent is self.tree.root else self._node_ids[node] - self._node_ids[node.parent]
             for node in sent
-            if node.parent is not None
+            if node.parent is not None  # always true of live nodes; said for the type checker
         ]
         draft = Draft(
             base_len=len(self.tree.committed),

@@ -31,6 +31,7 @@ class GenerationCalls:
     """Counts the calls since the start of the process."""
 
     def __init__(self) -> None:
+        # With zeros from the start: Prometheus sees no increase in a series that begins at 1.
         self.ended: dict[tuple[str, ...], int] = {("OK", reason): 0 for reason in FINISH_REASONS.values()}
         """Calls by status code and, where they have come to their end, finish reason."""
         self.num_running = 0
@@ -87,6 +88,7 @@ class GenerationCall:
         if last is None:
             calls.num_waiting -= 1
             calls.num_running += 1
+            # The rest of a text comes in a chunk without tokens, which is the first one if nothing else was left.
             if num_tokens:
                 calls.first_tokens.add(now - self._began)
         elif num_tokens:

@@ -87,11 +87,13 @@ class MetricsServer:
         # Not the registry of prometheus_client, which is global: a process may run several services.
         registry = CollectorRegistry()
         registry.register(_Collector(read))
+        # The global registry has these two; any other must be given them.
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         host, _, port = listen.rpartition(":")
         self._server: WSGIServer
         self._thread: threading.Thread
+        # The brackets of an IPv6 address belong to HOST:PORT, and a socket takes it without.
         self._server, self._thread = start_http_server(int(port), host.strip("[]"), registry)
         self.address = f"{host}:{self._server.server_port}"
 

@@ -6,6 +6,7 @@ import re
 
 # To the last @: a password may contain one that is not escaped.
 _IN_URL = re.compile(r"(?<=://)[^\s'\"]*@")
+# redis-py takes name and password from the query of a URL, too.
 _IN_QUERY = re.compile(r"(?<=[?&])(username|password)=[^&\s'\"]*")
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s'\"]+")
 

@@ -37,6 +37,7 @@ MAX_TRACED_MESSAGES = 16
 """Messages of each kind that carry a session's trace to the datastore."""
 CANCELLED = "CANCELLED"
 """Status of a call whose caller has lost interest: that is not an error."""
+# The list of OpenTelemetry's semantic conventions for spans of gRPC servers.
 SERVER_ERRORS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 """Statuses that mean that the server has failed; all others are the caller's doing."""
 
@@ -90,6 +91,7 @@ class Span:
             method: Full name, such as "outrider.v1.VerifierService/Generate".
             address: HOST:PORT, or the path of a socket.
         """
+        # Itself, as the metadata of a span that is not recorded must still reach the service that is called.
         return self
 
     def set_attributes(self, attributes: Attributes) -> None:
@@ -159,7 +161,7 @@ class _Recorded(Span):
 
     def end(self, status: str = "", *, is_error: bool = False) -> None:
         if self._is_over:
-            return
+            return  # OpenTelemetry would log a warning at a second end
         self._is_over = True
         if self._is_call:
             self._span.set_attribute("rpc.response.status_code", status or "OK")
@@ -199,6 +201,7 @@ class Tracer:
     def context_from_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> Context:
         """Returns the OpenTelemetry context of a caller. A malformed `traceparent` is ignored (W3C Trace Context)."""
         carrier = {key: value for key, value in metadata if key in ("traceparent", "tracestate")}
+        # A later version of it may be longer than 55 characters, and whoever calls may send kilobytes.
         if len(carrier.get("traceparent", "")) > MAX_TRACEPARENT_LEN:
             return self._empty_context
         return self._propagator.extract(carrier, self._empty_context)
@@ -231,6 +234,7 @@ class _Serving:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._token is not None
+        # A token is good for the context that it was made in: gRPC serves a call from begin to end in one task.
         _current.reset(self._token)
         if not self._span.is_recorded:
             return
@@ -291,6 +295,7 @@ def peer_attributes(address: str) -> dict[str, str | int]:
 
 def status_of(error: BaseException) -> str:
     """Returns the name of the status or error that has ended a piece of work."""
+    # A method of gRPC's errors, an attribute of our own; SystemExit has one as well, which is no status.
     code = getattr(error, "code", None)
     code = code() if callable(code) else code
     if isinstance(code, grpc.StatusCode):

@@ -81,11 +81,13 @@ def session_spec(
         raise OutOfRange(
             f"prompt must come to at most {limits.max_prompt_tokens} tokens, this server's limit, got {len(prompt)}"
         )
+    # A caller that names no seed is told this one in `Started`, and can resume with it.
     sampling = sampling_from_proto(request.sampling, default_seed=secrets.randbits(64))
     requested = speculation_from_proto(request.speculation, limits.defaults, limits.speculation)
     speculation = _served(requested, limits, brings_drafts, request.speculation.allow_fallback)
     if sampling.is_greedy and speculation.is_ratio:
-        # Without sampling both rules keep the same tokens, and the match rule needs no draft probabilities.
+        # Without sampling both rules keep the same tokens, and the match rule needs no draft probabilities. It goes
+        # together with a bias of 1: `SpeculationParams` refuses another one.
         saguaro = replace(speculation.saguaro, bias=1.0)
         speculation = replace(speculation, acceptance_rule=AcceptanceRule.MATCH, saguaro=saguaro)
     resumed = token_ids_from_proto(request.resume_token_ids, model.vocab_size, "resume_token_ids")
@@ -111,6 +113,7 @@ def session_spec(
 
 def _check_length(prompt: verifier_pb2.Prompt, max_context_len: int) -> None:
     """Refuses what cannot fit, before seconds are spent on tokenizing it."""
+    # At most one of the two is set. The other one, read all the same, is empty, and reading does not set it.
     num_characters = len(prompt.text) + sum(len(message.content) for message in prompt.chat.messages)
     if num_characters > MAX_TOKEN_LEN * max_context_len:
         raise OutOfRange(
@@ -156,6 +159,7 @@ def _fallback(params: SpeculationParams, limits: Limits) -> SpeculationParams:
         num_speculative_tokens=params.num_speculative_tokens,
         lookahead=params.lookahead,
         min_path_probability=params.min_path_probability,
+        # The ratio rule goes without it; what is left here goes by the match rule, where it is the default.
         shared_noise=params.shared_noise or params.is_ratio,
         retrieval=retrieves,
         retrieval_scope=scope if retrieves else RetrievalScope.SESSION,

@@ -29,7 +29,7 @@ async def opening_of(
         InvalidArgument, InvalidParameter: it does not open a collaboration, or has a field that belongs to a draft.
         FailedPrecondition: the caller speaks another version of the protocol, or has another tokenizer.
     """
-    first = await anext(aiter(requests), None)
+    first = await anext(aiter(requests), None)  # None: half-closed without a message
     if first is None or first.WhichOneof("event") != "open":
         raise InvalidArgument("event", "must be open in the first message")
     for field in ("forward_us", "retrieval_us"):
@@ -60,9 +60,11 @@ class CallerDrafts:
             async for request in requests:
                 weight += self._take(request)
                 if weight > MAX_WAITING_WEIGHT:
+                    # Messages that are not read fill HTTP/2's window, and that holds the caller back.
                     await self._generation.drafts_taken_in()
                     weight = 0
         except RpcError as error:
+            # By way of the generation: raised here, an error would end this task, and the generation would go on.
             self._generation.fail(error)
         except InvalidParameter as error:
             self._generation.fail(invalid_argument(error))
@@ -86,6 +88,7 @@ class CallerDrafts:
         self.count_received(request)
         if request.WhichOneof("event") != "draft":
             raise InvalidArgument("event", "must be draft after the first message")
+        # Also of a draft that the limit drops: an acknowledgement says what has arrived.
         self.last_node_id = last_node_id(request.draft)
         if self._limit.admits(request.draft):
             draft = draft_from_proto(request.draft, request.forward_us, request.retrieval_us)

@@ -57,7 +57,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._loop = loop
         self._prefill_chunk = prefill_chunk
         self._max_rows = max_rows
-        self.start()
+        self.start()  # last: the thread reads all of the above
 
     def open(
         self,
@@ -77,15 +77,18 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         """
 
         def open_session() -> VerifySession:
+            # Room for the whole text: a cache that grows is copied.
             cache = self._runner.new_cache(len(spec.prompt_token_ids) + spec.max_tokens)
             now = time.perf_counter()
             return VerifySession(spec, listener, cache, self._timings, self.counts, tiers, now, has_drafter=has_drafter)
 
+        # The engine's thread finds the failure, and the listener lives on the loop.
         self.begin(spec.session_id, open_session, partial(self._loop.call_soon_threadsafe, listener.on_failure))
 
     @property
     def kv_cache_use(self) -> tuple[int, int]:
         """Slots that hold keys and values, and the memory held for them in bytes, of all sessions."""
+        # A copy, made in one go: the engine's thread may change the dict, which must not happen while it is iterated.
         caches = [session.cache for session in list(self.sessions.values())]
         return sum(cache.length for cache in caches), sum(cache.num_bytes for cache in caches)
 
@@ -100,6 +103,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         for session in self.sessions.values():
             if not session.is_paused:
                 (ready if session.is_ready(now) else waiting).append(session)
+        # Paused sessions need no deadline: their reader's progress is posted.
         if not waiting:
             return ready, None
         until = min(session.deadline for session in waiting)
@@ -117,6 +121,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         packed = time.perf_counter()
         logits = self._runner.forward(segments)
         forward_ms = (time.perf_counter() - packed) * 1e3
+        # Without logits, and so without a verdict, are the pieces of prompts that are not through.
         drawing = [session for session, segment in zip(work, segments, strict=True) if segment.num_logits]
         draws = emitted(self._sampler, logits, [_round(session) for session in drawing])
         # Drafts that came during the forward: the verdict counts as a hit if they have its next token, and the next
@@ -136,11 +141,13 @@ class Engine(EngineThread[VerifySession, VerifySession]):
 
     def _segments(self, work: list[VerifySession]) -> list[Segment]:
         """Makes the rows of all sessions; the first prompts take the rows that are there for prompts."""
+        # Sessions share the rows equally; one row of each is for its last committed token.
         prefill_rows, max_num_nodes = self._prefill_chunk, max(0, self._max_rows // len(work) - 1)
         segments = []
         for session in work:
             # One row at least: a prompt that got none would come out as a segment without rows.
             segment = session.segment(max(1, prefill_rows), max_num_nodes)
+            # Rows without logits are those of a prompt: a session that decodes has none.
             prefill_rows -= len(segment.token_ids) - segment.num_logits
             segments.append(segment)
         return segments
@@ -159,6 +166,7 @@ def _round(session: VerifySession) -> Round:
     """Describes the rows of a session for the sampler: the noise of each is keyed by its output index."""
     generation = session.session
     first = generation.num_output_tokens
+    # Minus the length of the prompt: what follows position p has the output index p + 1 + offset.
     offset = first - len(generation.committed)
     indices = [first, *(node.position + 1 + offset for node in session.nodes)]
     return Round(generation.spec.sampling, indices, session.nodes if generation.decides_by_ratio else None)

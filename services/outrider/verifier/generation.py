@@ -65,7 +65,8 @@ class Generation:
         if (ending := ending_of(spec)) is not None:
             self._events.put_nowait(ending)
             return
-        # The target's prefill takes longest: it begins before the peers hear of the session.
+        # The target's prefill takes longest: it begins before the peers hear of the session. Its verdicts come through
+        # the loop, so none is here before the streams below are.
         has_drafter = speculator is not None or brings_drafts
         engine.open(spec, self, _tiers(spec, datastore, tenant), has_drafter=has_drafter)
         if brings_drafts:
@@ -111,6 +112,7 @@ class Generation:
             item = await self._events.get()
             if isinstance(item, RpcError):
                 raise item
+            # Well below the mark at which it pauses, so that it does not stop and go with every verdict.
             if self._is_paused and self._events.qsize() < HIGH_WATER // 2:
                 self._set_paused(False)
             yield item
@@ -119,6 +121,7 @@ class Generation:
 
     def fail(self, error: RpcError) -> None:
         """Ends the generation with an error."""
+        # Behind the verdicts that are here already: the caller gets those first.
         self._events.put_nowait(error)
 
     def close(self) -> None:
@@ -135,6 +138,7 @@ class Generation:
         """Passes a verdict on: to the peers first, as their work takes longest, then to the caller."""
         self.statistics = statistics
         is_over = verdict.finish_reason is not None
+        # Of the last commit a drafter learns nothing: `close` ends the session there.
         if self._speculation is not None and not is_over:
             self._speculation.commit(verdict.token_ids)
             if requests.steering is not None:
@@ -166,6 +170,7 @@ class Generation:
     async def drafts_taken_in(self) -> None:
         """Returns when the engine has the drafts so far. If the session has ended there: never."""
         taken_in = asyncio.Event()
+        # The inbox is in order, so this comes behind the drafts; and events of asyncio may be set on the loop only.
         self._post(lambda _: self._loop.call_soon_threadsafe(taken_in.set))
         await taken_in.wait()
 
@@ -180,6 +185,7 @@ class Generation:
 
         def add(session: VerifySession) -> None:
             question = session.add_continuation(base_len, continuation, time.perf_counter())
+            # This runs on the engine's thread, and the stream lives on the loop.
             if question is not None and self._retrieval is not None:
                 self._loop.call_soon_threadsafe(self._retrieval.look_up, question)
 

@@ -25,6 +25,7 @@ STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 
 class SessionCounts:
     """Counts since the start that the event loop writes; another thread may read."""
 
+    # All keys from the start: another thread may iterate while this one counts.
     sessions: dict[Method, int] = field(default_factory=lambda: dict.fromkeys(Method, 0))
     """Sessions that have begun, by their method."""
     num_resumed: int = 0
@@ -104,6 +105,7 @@ class RoundCounts(Counts):
         if empty_reason is not None:
             self.empty_rounds[empty_reason] += 1
         self.num_generated_tokens += len(verdict.token_ids)
+        # Only a session's first verdict begins there.
         if verdict.base_len == len(spec.prompt_token_ids) + len(spec.resume_token_ids):
             self.num_prompt_tokens += len(spec.prompt_token_ids)
         if not verdict.num_drafted:
@@ -124,6 +126,7 @@ class RoundCounts(Counts):
         self.forward_s += times.forward_ms / 1e3
         self.wait_s += times.wait_ms / 1e3
         self.retrieval_s += times.retrieval_ms / 1e3
+        # `RoundTime` counts lookups in process as overhead; here they are a phase beside it.
         self.overhead_s += max(0.0, times.overhead_ms - times.retrieval_ms) / 1e3
 
 
@@ -175,7 +178,8 @@ def read_kv_cache(num_tokens: int, num_bytes: int) -> Metrics:
 
 
 def _read_drafts(counts: RoundCounts, max_chain_len: int) -> Metrics:
-    lengths = list(counts.accepted_lengths)
+    lengths = list(counts.accepted_lengths)  # a copy: the engine's thread may append meanwhile
+    # Places that no draft has reached are exported as 0: `rate` would not see the first increase of a new series.
     at_position = [*num_accepted_at(lengths), *[0] * (max_chain_len + 1 - len(lengths))]
     yield counter("outrider_spec_decode_num_drafts_total", "Rounds that verified a draft.", sum(lengths))
     yield counters(

@@ -69,6 +69,7 @@ class SessionObserver:
         self._quota.charge(len(verdict.token_ids))
         self._call.chunk(len(verdict.token_ids))
         if verdict.finish_reason is not None:
+            # Not earlier: until the last verdict the engine's thread writes to the statistics.
             self._counts.end(self._generation.statistics)
 
     def on_finished(self, reason: verifier_pb2.FinishReason) -> None:

@@ -77,8 +77,9 @@ class Responses:
         assert verdict.finish_reason is not None
         return verifier_pb2.Finished(
             reason=finish_reason_to_proto(verdict.finish_reason),
-            stop_token_id=verdict.stop_token_id,
+            stop_token_id=verdict.stop_token_id,  # None leaves a field of a message unset
             num_prompt_tokens=len(spec.prompt_token_ids),
+            # Resumed tokens are part of the output.
             num_output_tokens=verdict.base_len + len(verdict.token_ids) - len(spec.prompt_token_ids),
             summary=summary_to_proto(
                 spec.speculation.method, generation.statistics, spec.requested_method, generation.traffic

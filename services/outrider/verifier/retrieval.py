@@ -85,11 +85,13 @@ class SessionRetrieval:
     def extend(self, chain: Sequence[Node], missing: int) -> bool:
         """Adds at most `missing` tokens in a row that are known behind a chain. Returns True if there are any."""
         tip = chain[-1] if chain else self._tree.root
+        # A chain may end above nodes that are too improbable for it: nothing belongs in their place.
         if not self._plan.is_in_process or missing <= 0 or tip.children or tip is self._barren:
             return False
         started = time.perf_counter()
         behind = [node.token_id for node in chain]
         self._match_len = self._retriever.grow(self._tree, tip, behind, missing)
+        # A round is considered again and again while it waits; where nothing is known, one lookup is enough.
         self._barren = None if tip.children else tip
         self.spent_s += time.perf_counter() - started
         return bool(tip.children)
@@ -99,6 +101,7 @@ class SessionRetrieval:
         started = time.perf_counter()
         if not judged and verdict.token_ids:
             self._retriever.observe(verdict.base_len, verdict.token_ids[0])
+        # After `observe`, which wants the guesses that `judge` forgets because the commit has decided them.
         self._retriever.judge(judged, verdict.num_accepted)
         self._retriever.commit(verdict.token_ids, verdict.rejected_token_id)
         self.spent_s += time.perf_counter() - started
@@ -146,6 +149,7 @@ class SessionRetrieval:
     def _put(self, question: Question, tip: Node | None) -> None:
         self._question = question
         base_len = len(self._tree.committed) + len(question)
+        # A key that is set again keeps its old place in a dict, and the order here is that of the questions.
         self._unanswered.pop(base_len, None)
         self._unanswered[base_len] = tip
 
@@ -162,6 +166,7 @@ class SessionRetrieval:
         is_ahead = tip is not None
         guess = self._retriever.from_datastore(continuation, base_len)
         if not is_ahead:
+            # A late answer stands behind a committed token; what contradicts those after it is dropped by the tree.
             tip = self._tree.anchor(base_len)
             self._value_last_answer()
             self._last_answer = base_len, [] if guess is None else guess.path()
@@ -195,6 +200,7 @@ class SessionRetrieval:
             value += 1
         self._value.add(value)
         self._timings.answer_value.add(value)
+        # As if none had been late: time-outs are about whether answers come, and this is about what they are worth.
         is_worth = patience_ms(Waiting.WORTH, replace(self._answer_timings(), num_timeouts=0)) > 0
         self._pause = 0 if is_worth else min(2 * self._pause + 1, MAX_PAUSE)
 

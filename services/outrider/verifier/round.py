@@ -30,9 +30,11 @@ def select_nodes(session: Session, chain: list[Node], rows: Rows, timings: Engin
         # on their values: that would change the distribution of the text.
         if num_drafted == len(chain) or session.spec.speculation.is_ratio:
             return chain
+        # The drafted part is verified whole: `best_chain` has ended it where its path becomes improbable.
         return chain[: max(num_drafted, _num_worth(session, chain, timings))]
     num_requested = session.spec.speculation.max_rows
     nodes = session.next_subtree(num_requested or timings.max_num_rows)
+    # Every beginning of these nodes is connected, too (`best_subtree`).
     return nodes if num_requested else nodes[: max(1, _num_worth(session, nodes, timings))]
 
 
@@ -58,6 +60,7 @@ def is_worth_verifying(
     """
     if not nodes or session.spec.speculation.is_ratio:
         return bool(nodes)
+    # The target's own next token comes in any case; a drafted one counts as much as it is probable.
     tokens = 1 + sum(path_probabilities(nodes, session.tree.root))
     later = 1 + accepted_per_chain
     if nodes[0].source is Source.DRAFT:
@@ -71,6 +74,7 @@ def is_worth_verifying(
 def _open_probability(session: Session, nodes: Sequence[Node]) -> float:
     """Returns the probability of the likeliest path that ends only because nothing more has come yet."""
     deepest = session.tree.root.position + session.max_chain_len
+    # A node at the greatest depth has no children because no round could take them.
     ends = [node for node in nodes if not node.children and node.position < deepest]
     most = max(path_probabilities(ends, session.tree.root), default=0.0)
     return most if most >= MIN_OPEN_PROBABILITY else 0.0
@@ -108,6 +112,7 @@ def empty_round_reason(
         is_answered: True if an answer to the latest commit has come.
         was_awaited: True if the round has waited for one.
     """
+    # Before the strategy: without its drafter `auto` chooses one that wants no drafts, and that would hide the loss.
     if has_drafter and not is_attached:
         return EmptyRoundReason.DRAFT_DOWN
     if strategy.is_plain or (strategy.method.has_draft_model and not has_drafter):

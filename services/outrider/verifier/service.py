@@ -65,6 +65,7 @@ class VerifierService:
         settings = self._settings
         security = settings.peer_security()
         try:
+            # In a thread, because it takes seconds: the loop answers health checks and refuses calls meanwhile.
             model, forward_times_ms = await asyncio.to_thread(self._load_model)
         except CannotLoadModel as error:
             raise CannotLoad(str(error)) from error
@@ -118,7 +119,7 @@ class VerifierService:
             await self.serving.speculator.close()
         if self.serving.datastore is not None:
             await self.serving.datastore.close()
-        await asyncio.to_thread(self.serving.engine.stop)
+        await asyncio.to_thread(self.serving.engine.stop)  # waits for the step that is running
 
 
 def _speculator(settings: VerifierSettings, model: LoadedModel, security: PeerSecurity) -> SpeculatorPeer | None:
@@ -140,6 +141,7 @@ def limits_of(settings: VerifierSettings) -> Limits:
     defaults = SpeculationParams(
         method=Method(settings.default_method),
         num_speculative_tokens=min(settings.num_speculative_tokens, settings.max_num_speculative_tokens),
+        # `SpeculationParams` refuses a lookahead that is shorter than the longest chain.
         lookahead=max(settings.lookahead, settings.num_speculative_tokens),
         min_path_probability=settings.min_path_probability,
         retrieval_scope=RetrievalScope.SESSION if scope is None else scope,

@@ -101,7 +101,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     def metrics(self) -> Metrics:
         """Yields what was counted since the start. May be called in any thread."""
-        serving = self._serving
+        serving = self._serving  # read once: the loop may set it meanwhile
         peers = [] if serving is None else [peer.state for peer in (serving.speculator, serving.datastore) if peer]
         yield from read_sessions(self.calls, self.counts, peers)
         if serving is not None:
@@ -117,6 +117,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             response = verifier_pb2.GenerateResponse(**in_field(event))
             return streams.write(context, response, self._stall_timeout_s, "client")
 
+        # Trace and counts enclose `rpc_errors`: they read the status that it sets.
         with (
             traced_call(GENERATE, context),
             self.calls.call(context) as call,
@@ -134,6 +135,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> None:
         """Runs one generation; the caller drafts."""
         with traced_call(COLLABORATE, context), self.calls.call(context) as call, rpc_errors(context):
+            # Before the quota: a caller that connects and says nothing takes no session's place.
             opening = await opening_of(requests, self._ready().model)
             with self._quota(context) as quota:
                 serving = self._ready()
@@ -165,7 +167,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             shows_prompt = opening.wants_prompt_token_ids
             await _stream(generation, serving, observer, send, drafts, shows_prompt=shows_prompt)
         finally:
-            reader.cancel()
+            reader.cancel()  # a caller may keep its side open for as long as it likes
 
     def _quota(self, context: Context) -> AbstractContextManager[TenantQuota]:
         """Returns a context around a request of the caller, whose body gets what its tokens are charged to. A request
@@ -178,6 +180,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self, spec: SessionSpec, serving: Serving, speculator: SpeculatorPeer | None, *, brings_drafts: bool = False
     ) -> Iterator[Generation]:
         """Runs a generation while the body does, if there is room for one. Raises ResourceExhausted."""
+        # Nothing is awaited between this question and the count, so no other call comes between them.
         if self.num_sessions >= self._max_num_sessions:
             raise ResourceExhausted(f"the verifier has all {self._max_num_sessions} sessions in use")
         self.num_sessions += 1
@@ -216,6 +219,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         """Describes this server."""
         with rpc_errors(context):
             return self._info(self._ready())
+        # Reached after an error only: gRPC sends no message with the status that `rpc_errors` has set.
         return verifier_pb2.GetInfoResponse()
 
     def _info(self, serving: Serving) -> verifier_pb2.GetInfoResponse:

@@ -137,6 +137,7 @@ class VerifySession:
         self._set_attached(True)
         self._num_timeouts = 0
         self._has_drafted = False
+        # What the lost stream has left unanswered says nothing of the speed of this one.
         self._misses.clear()
 
     def detach(self) -> None:
@@ -149,6 +150,7 @@ class VerifySession:
         self._is_attached = is_attached
         if self._controller is not None:
             usable = [each for each in self._strategies if is_attached or not each.method.has_draft_model]
+            # The strategy may need drafts: one that can be used now is chosen at once, not after the next round.
             self._controller.set_available(usable)
             self._strategy = self._controller.strategy()
 
@@ -178,6 +180,7 @@ class VerifySession:
             What to ask it next; None means nothing.
         """
         is_awaited = self._retrieval is not None and self._retrieval.add(base_len, continuation)
+        # `_mark_answered` stands first because it must see every answer, awaited or not.
         if self._mark_answered(base_len) and is_awaited and self.session.statistics.num_rounds:
             self._timings.datastore_ms.add((now - self._committed_at) * 1e3)
         return self._take_question()
@@ -203,6 +206,7 @@ class VerifySession:
             return True
         self.nodes = self._next_nodes()
         is_ready = self._is_worth_verifying() or now >= self.deadline
+        # The datastore may have answered with nothing: then there is nothing more to wait for.
         is_ready = is_ready or (self._is_answered and not self._is_drafting)
         if is_ready:
             self.ready_since = self.ready_since or now
@@ -238,6 +242,7 @@ class VerifySession:
 
     def _patience(self) -> float:
         """Returns how long a draft or a continuation is worth waiting for after a commit, in milliseconds."""
+        # The last token is the target's own: no chain fits before it.
         if self.session.num_wanted <= 1:
             return 0.0
         if self._is_drafting:
@@ -272,12 +277,15 @@ class VerifySession:
                 has logits.
             max_num_nodes: Most nodes; the others are dropped.
         """
+        # After a round this is the last committed token alone: `apply` keeps the slots of all before it.
         pending = list(self.session.committed[self.cache.length :])
         if self.is_prefilling and len(pending) > max_prefill_rows:
             return Segment(self.cache, pending[:max_prefill_rows], num_logits=0)
+        # The last piece of a prompt; `is_ready` has chosen no nodes while there was more of it.
         if self.is_prefilling:
             self.nodes = self._next_nodes()
         is_crowded_out = bool(self.nodes) and not max_num_nodes
+        # Parents come before their children: what is left is a chain or a sub-tree still.
         self.nodes = self.nodes[:max_num_nodes]
         self._empty_reason = self._reason_if_empty(is_crowded_out=is_crowded_out)
         return Segment.of_tree(self.cache, pending, self.nodes, num_logits=1 + len(self.nodes))
@@ -307,10 +315,11 @@ class VerifySession:
         """
         session, nodes = self.session, self.nodes
         self._count_timeout()
-        length = len(session.committed)
+        length = len(session.committed)  # read before the verdict, which appends to them
         verdict = session.apply(nodes, draws)
         # Committed tokens fill the slots below `length`; row 0 is the last of them, so row 1 lies at `length`.
         self.cache.keep(length, [length + row - 1 for row in verdict.accepted_rows])
+        # A retrieved chain in place of a draft says nothing of what a draft that is waited for is worth.
         if nodes and (nodes[0].source is Source.DRAFT or not self._is_drafting):
             self._accepted_per_chain.add(verdict.num_accepted)
         if self._retrieval is not None:
@@ -335,7 +344,7 @@ class VerifySession:
         retrieval_ms = 0.0 if self._retrieval is None else self._retrieval.spent_s * 1e3
         times = RoundTime((now - self._committed_at) * 1e3, forward_ms, wait_ms, retrieval_ms)
         statistics.round_times.append(times)
-        is_first = statistics.num_rounds == 1
+        is_first = statistics.num_rounds == 1  # this round is counted already
         self._counts.add_round(self.session.spec, self._strategy.method, verdict, self._empty_reason)
         self._counts.add_times(times, is_first=is_first, has_waited=has_waited)
         # The first round has the prompt in it: its time says nothing of the rounds to come.
@@ -355,11 +364,13 @@ class VerifySession:
         if self._retrieval is not None:
             self._retrieval.begin_round()
             if self.session.finish_reason is None:
+                # Read first: choosing the chain adds to the tree what is known in process.
                 was_known = bool(self.session.tree.root.children)
                 self._next_chain()
                 self._retrieval.ask(was_known=was_known)
         if self._is_drafting and not self.session.tree.root.children:
             self._misses[len(self.session.committed)] = now
+        # Last: the datastore's answer is waited for only if `ask` has put a question.
         self._patience_ms = self._patience()
 
     # What the peers should know.
@@ -378,6 +389,7 @@ class VerifySession:
         timings, sent = self._timings, self._sent_steering
         forward_us, round_trip_us = sent.forward_us, sent.round_trip_us
         if timings.speculator_ms.value is not None:
+            # Milliseconds to microseconds. At least 1, as 0 means that nothing has changed.
             forward_us = int(timings.forward_ms.get(0.0) * 1e3)
             round_trip_us = max(1, int((timings.speculator_ms.value - timings.draft_forward_ms.get(0.0)) * 1e3))
         is_known = _is_near(sent.forward_us, forward_us) and _is_near(sent.round_trip_us, round_trip_us)

@@ -28,6 +28,7 @@ class EngineTimings:
         # The target.
         self.forward_times = forward_times
         self.forward_ms = RunningMean()
+        # Without a first value a forward would seem to take no time, and no draft be worth a wait.
         self.forward_ms.add(forward_times.of(1))
         self._overhead_ms = RunningMean(0.05)
 

@@ -45,6 +45,7 @@ def sampling_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
 def token_ids_from_proto(token_ids: Iterable[int], vocab_size: int, field: str) -> tuple[int, ...]:
     """Returns the token ids, each inside the vocabulary. Raises InvalidParameter naming `field` and the index."""
     checked = tuple(token_ids)
+    # min and max look at a valid prompt in C; the loop below only finds which token is the wrong one.
     if checked and not 0 <= min(checked) <= max(checked) < vocab_size:
         for index, token_id in enumerate(checked):
             check(0 <= token_id < vocab_size, f"{field}[{index}]", f"in [0, {vocab_size}), the vocabulary", token_id)
@@ -84,6 +85,7 @@ def _sparse_row(message: types_pb2.SparseRow) -> SparseRow | None:
     length = max(len(message.token_ids), len(message.weights))
     check(length <= MAX_Q_ROW_LEN, "draft.q_rows", f"at most {MAX_Q_ROW_LEN} tokens each", length)
     token_ids, weights = tuple(message.token_ids), tuple(message.weights)
+    # An empty row, which stands for a picked token, has no least weight: its default of 0 makes it None.
     is_whole = len(token_ids) == len(weights) == len(set(token_ids)) and min(weights, default=0) >= 1
     return SparseRow(token_ids, weights) if is_whole else None
 
@@ -105,6 +107,7 @@ def draft_to_proto(draft: Draft) -> types_pb2.Draft:
         first_node_id=draft.first_node_id,
         parent_offsets=draft.parent_offsets,
         token_ids=draft.token_ids,
+        # Bounded before it is rounded: a token without any probability has an infinite cost, of which round() raises.
         costs=[round(min(MAX_COST, max(0.0, -logprob * COST_PER_NAT))) for logprob in draft.logprobs],
         source=source_to_proto(draft.source),
         q_rows=[
@@ -147,6 +150,7 @@ def _median_times(statistics: Statistics) -> verifier_pb2.RoundTimes:
     """Returns medians by the names of the fields: a time is one of `RoundTime` or of `DraftTime`."""
     medians = {}
     for field in verifier_pb2.RoundTimes.DESCRIPTOR.fields:
+        # The fields of a dataclass with slots are attributes of the class, which hasattr finds.
         times = statistics.round_times if hasattr(RoundTime, field.name) else statistics.draft_times
         medians[field.name] = median_or_zero([getattr(time, field.name) for time in times])
     return verifier_pb2.RoundTimes(**medians)

@@ -115,12 +115,13 @@ def shortened(text: str) -> str:
     data = text.encode()
     if len(data) <= MAX_TEXT_BYTES:
         return text
-    # The cut may go through a character of several bytes.
+    # Cut by bytes, which is what the trailers count. The cut may go through a character of several bytes.
     return data[: MAX_TEXT_BYTES - 3].decode(errors="ignore") + "..."
 
 
 def invalid_argument(error: InvalidParameter) -> InvalidArgument:
     """Converts the error of a parameter outside its range to a status that names the field."""
+    # Without the field, which InvalidArgument puts in front again.
     return InvalidArgument(error.field, str(error).removeprefix(f"{error.field} "))
 
 
@@ -131,6 +132,7 @@ def to_status(error: RpcError) -> grpc.Status:
         packed = any_pb2.Any()
         packed.Pack(detail)
         details.append(packed)
+    # grpc.StatusCode and google.rpc.Code have the same names.
     code = code_pb2.Code.Value(error.code.name)
     status: grpc.Status = rpc_status.to_status(status_pb2.Status(code=code, message=str(error), details=details))
     return status

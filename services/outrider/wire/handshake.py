@@ -58,6 +58,7 @@ def check_handshake(message: types_pb2.Handshake, model: Model) -> None:
         FailedPrecondition: protocol version or tokenizer differ; the message has both.
         InvalidArgument: the hash is empty.
     """
+    # The version comes first: in another one the other fields may have another meaning.
     if message.protocol_version != PROTOCOL_VERSION:
         raise FailedPrecondition(
             f"handshake.protocol_version must be {PROTOCOL_VERSION}, this server's, got {message.protocol_version}"

@@ -62,6 +62,7 @@ def _is_plain(field: Any) -> bool:
     return field.has_presence and field.type not in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_ENUM)
 
 
+# Matched by name: the values of `Method` are strings, where other enums have the numbers of the wire.
 METHODS = {cast(types_pb2.Method, types_pb2.Method.Value(f"METHOD_{method.name}")): method for method in Method}
 METHODS_TO_PROTO = {method: value for value, method in METHODS.items()}
 
@@ -102,6 +103,7 @@ def speculation_from_proto(
     resolved: dict[str, Any] = {
         "method": method,
         "num_speculative_tokens": gamma,
+        # A default below gamma would be refused by SpeculationParams: a full chain must fit into the tree.
         "lookahead": _lookahead_from_proto(message, method, max(defaults.lookahead, gamma), limits),
         "min_path_probability": _min_path_probability_from_proto(message, method, rows, defaults.min_path_probability),
         "rows": rows,
@@ -113,6 +115,7 @@ def speculation_from_proto(
         "contribute": contribute,
     }
     own = method_params_from_proto(message, method, gamma, is_ratio, limits)
+    # `resolved` replaces plain fields of the same names: it knows the limits and the method's own defaults.
     params = SpeculationParams(**scalars_from_proto(message, SpeculationParams) | resolved | own)
     check(
         retrieves or params.saguaro.fallback is not Fallback.RETRIEVAL,
@@ -130,6 +133,7 @@ def _lookahead_from_proto(
         return default
     field, lookahead = "speculation.lookahead", message.lookahead
     check(method.drafts_ahead, field, "unset for a method that does not draft ahead", lookahead)
+    # DOUBLE on a single GPU: one after the other, retrieval-augmented drafting and verification (section D.8).
     is_serial = method is Method.DOUBLE and message.double.serial
     check(not is_serial, field, "unset where draft and target take turns (double.serial)", lookahead)
     limit = limits.max_lookahead
@@ -140,7 +144,7 @@ def _lookahead_from_proto(
 def _min_path_probability_from_proto(
     message: types_pb2.SpeculationParams, method: Method, rows: Rows, default: float
 ) -> float:
-    value = message.min_path_probability
+    value = message.min_path_probability  # an unset field of protobuf reads as 0
     if method is Method.BEST_FIRST and rows is Rows.TREE:
         rule = "unset or 0 for METHOD_BEST_FIRST with ROWS_TREE, which takes nodes as they pay"
         check(value == 0, "speculation.min_path_probability", rule, value)
@@ -184,6 +188,7 @@ def _sharing_from_proto(
     """Returns with whom retrieval shares, and whether the session contributes."""
     given, params = message.HasField("retrieval_params"), message.retrieval_params
     check(retrieves or not given, "speculation.retrieval_params", "unset where nothing is retrieved", "a message")
+    # Spacelike drafts come from one buffer with the tokens of all finished requests (Takeoff's spacelike decoding).
     default = limits.spacelike_scope if method is Method.SPACELIKE else defaults.retrieval_scope
     field = "speculation.retrieval_params.scope"
     scope = enum_from_proto(params.scope, RetrievalScope, types_pb2.RetrievalScope, field, default)
@@ -207,6 +212,7 @@ def speculation_to_proto(params: SpeculationParams) -> types_pb2.SpeculationPara
         rows=cast(types_pb2.Rows, params.rows.value),
         acceptance_rule=cast(types_pb2.AcceptanceRule, params.acceptance_rule.value),
     )
+    # Set and then cleared: a field that is set to 0 or false has presence, and the other side would refuse it.
     scalars_to_proto(params, message)
     for name in _meaningless(params):
         message.ClearField(name)
@@ -224,6 +230,7 @@ def _meaningless(params: SpeculationParams) -> Iterator[str]:
         yield "min_path_probability"
     if not method.drafts_ahead or (method is Method.DOUBLE and params.double.serial):
         yield "lookahead"
+    # As many rows as pay is 0 in the domain, and unset on the wire: there 0 is out of range.
     if params.rows is not Rows.TREE or not params.max_rows:
         yield "max_rows"
     if method is Method.OFF or params.is_ratio:
@@ -313,6 +320,7 @@ def _saguaro_from_proto(
         _check_fan_outs(message.fan_outs, gamma, limits.max_budget)
     if fan_out is not FanOut.GEOMETRIC:
         _check_unset(message, "exponent", prefix, "unset for another fan-out than FAN_OUT_GEOMETRIC")
+    # The factor C in [0, 1] of SAGUARO sampling, and its number F of top tokens. The match rule samples no drafts.
     if not is_ratio:
         _check_unset(message, "bias", prefix, "unset under ACCEPTANCE_RULE_MATCH: the bias is of sampled tokens")
     if not message.HasField("bias"):
@@ -330,6 +338,8 @@ def _saguaro_from_proto(
 
 def _check_fan_outs(fan_outs: Iterable[int], gamma: int, max_budget: int) -> None:
     """Checks fan-outs: each stands for a position of the chain or behind it, the last one for all further positions."""
+    # SAGUARO, Theorem 12, has fan-outs F_k at the positions k = 0 to K, one more than a chain has tokens, under a
+    # budget B: here the sum of all F_k.
     counts, num_positions = list(fan_outs), gamma + 1
     field = "speculation.saguaro.fan_outs"
     check(len(counts) <= num_positions, field, f"at most num_speculative_tokens + 1 ({num_positions})", len(counts))
@@ -344,6 +354,7 @@ def _double_from_proto(message: types_pb2.DoubleParams) -> DoubleParams:
         check(number in tiers, f"{prefix}.tiers[{index}]", f"one of {_names_of(types_pb2.Source, tiers)}", number)
     if message.HasField("draft_retrieval") and not message.draft_retrieval:
         _check_unset(message, "max_phrase_len", prefix, "unset where draft_retrieval is false")
+    # Each tier once, however often the message names it.
     requested_tiers = tuple(dict.fromkeys(tiers[number] for number in message.tiers))
     return DoubleParams(**scalars_from_proto(message, DoubleParams) | {"tiers": requested_tiers or TIERS})
 

@@ -46,6 +46,8 @@ def _speculation(
     # A copy, as the defaults are written into it: the steering is the caller's.
     message = types_pb2.SpeculationParams()
     message.CopyFrom(steering.speculation)
+    # A pause has no rule to keep, and METHOD_OFF refuses shared noise. Elsewhere the rule is written in, since unset
+    # means the match rule. Under the ratio rule shared noise stays unset, which is false there.
     if message.method != types_pb2.METHOD_OFF:
         rule, known = message.acceptance_rule, opened.acceptance_rule
         _check_as_opened("acceptance_rule", rule or known.value, known.value)

@@ -33,6 +33,7 @@ def made_up_tokens(num_tokens: int, seed: int) -> Tokens:
     pieces: list[Tokens] = []
     missing = num_tokens
     while missing > 0:
+        # Hardly more tokens than are missing, even if all phrases are of the longest kind; the loop fetches the rest.
         chosen = _zipf(random, NUM_PHRASES, missing // MAX_PHRASE_LEN + 1)
         sizes = lengths[chosen]
         # Places of the chosen phrases' tokens, one phrase behind the other.

@@ -83,7 +83,7 @@ async def _tokenized(client: Client, texts: Sequence[str], num_tokens: int) -> l
     documents: list[list[int]] = []
     missing = num_tokens
     for text in texts:
-        if missing < 2:
+        if missing < 2:  # a document of one token has no n-gram
             break
         documents.append((await client.tokenize(text))[:missing])
         missing -= len(documents[-1])
@@ -94,6 +94,8 @@ async def _load(run: DatastoreRun, stub: pb_grpc.DatastoreServiceAsyncStub, text
     """Loads the prior under several names, at last under the one that is used."""
     times, num_ngrams = Runs(), 0
     documents = list(split(text.documents))
+    # Each time under a name of its own: replacing a prior is other work than loading one. Number 0, the last, has the
+    # empty name.
     for repeat in reversed(range(run.config.repeats)):
         run.log(f"loading a prior, {repeat + 1} to go")
         corpus = f"load {repeat}" if repeat else ""

@@ -90,8 +90,10 @@ async def measure_ring(run: DatastoreRun, worker: Worker) -> list[Section]:
         for sort in sorts:
             run.log(f"ring of {middle} tokens, {sort}, repeat {repeat + 1}")
             await runs.measure(middle, sort, cores)
+        # On one core lookups and a build take turns; with two, each can have its own.
         if len(cores) > 1:
             await runs.measure(middle, sorts[-1], cores[:1], ", one core")
+    # With the last sort alone: pydivsufsort, the faster one, where it is installed.
     for size in (small, large):
         run.log(f"ring of {size} tokens, {sorts[-1]}")
         await runs.measure(size, sorts[-1], cores, rebuild=False)

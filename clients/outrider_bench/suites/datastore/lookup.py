@@ -65,6 +65,7 @@ async def measure_lookups(run: DatastoreRun, worker: Worker) -> list[Section]:
                 await asyncio.sleep(sizes.settle_s)
                 answers = [await lookups.ask(lookup_request([context], scope)) for context in contexts]
                 request = lookup_request([contexts[0]])
+                # The median in bytes: the echo answers as much, so the difference is not that of sizes.
                 answer = sorted(answers, key=lambda answer: answer.ByteSize())[len(answers) // 2]
                 async with _echoing(run, request.ByteSize(), answer.ByteSize()) as echo:
                     latency = await _latency(run, worker, services.redis.url, lookups, contexts, echo)
@@ -110,6 +111,7 @@ async def _latency(
         times: dict[str, list[float]] = {f"{who}, {how}": [] for how in ways for who in asks}
         for turn in range(NUM_TURNS):
             for how, (count, pause_s) in ways.items():
+                # Forth and back: neither always goes first.
                 for who in list(asks)[:: -1 if turn % 2 else 1]:
                     times[f"{who}, {how}"] += await _times(asks[who], count // NUM_TURNS, pause_s)
         answer = await worker.call(
@@ -196,6 +198,8 @@ async def _contexts_per_s(
 ) -> float:
     for _ in range(in_flight):
         await lookups.write(next(batches))
+    # From here on a question goes out for each answer that comes in, so as many stay under way. Answers that come after
+    # the time is over are fetched, but do not count.
     num_contexts = 0
     began = time.perf_counter()
     while (elapsed := time.perf_counter() - began) < seconds:

@@ -31,6 +31,7 @@ from outrider_cli.prior import requests as prior_requests
 RECORDS_IN_FLIGHT = 8
 PAUSE_S = 0.002
 NUM_CONTEXTS = 256
+# Far above the made-up vocabulary: an answer with such a token can only come from the record that holds it.
 FIRST_TOKEN = 1 << 20
 
 LOSS_TARGET, LOSS_S_TARGET = Target("<=", 0), Target("<=", 1)
@@ -60,6 +61,7 @@ async def _kill_datastore(run: DatastoreRun, services: DatastoreServices) -> Sec
                 for start in range(0, len(tokens), BATCH_LEN):
                     record = tokens[start : start + BATCH_LEN]
                     await records.write(pb.RecordRequest(scope=scope, base_len=start, accepted_token_ids=record))
+                # Another number each time: the kill meets the datastore at different places of its work.
                 for _ in range(1 + number % RECORDS_IN_FLIGHT):
                     acknowledged = await records.acknowledgement()
                 datastore.kill()
@@ -68,10 +70,11 @@ async def _kill_datastore(run: DatastoreRun, services: DatastoreServices) -> Sec
         restarts.append(time.perf_counter() - began)
         async with connected(datastore.address) as stub:
             with LookupStream(stub) as lookups:
+                # The three tokens before the last acknowledged one must lead to it.
                 answer = await lookups.ask(lookup_request([tokens[acknowledged - 4 : acknowledged - 1]], scope))
             stored = await num_stored_tokens(stub, scope, len(tokens))
         num_acknowledged += acknowledged
-        num_lost += max(0, acknowledged - stored)
+        num_lost += max(0, acknowledged - stored)  # more may be stored than was acknowledged: that is no gain
         num_unreadable += tokens[acknowledged - 1] not in answer.results[0].token_ids
     section = Section("The datastore is killed (SIGKILL) with records under way")
     section.measurements = [

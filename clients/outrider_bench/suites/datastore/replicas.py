@@ -118,6 +118,7 @@ class _Watcher:
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 while token_id not in self._seen:
+                    # Nothing is awaited between the look and this, so no message can slip in unnoticed.
                     self._has_come.clear()
                     await self._has_come.wait()
         except TimeoutError:

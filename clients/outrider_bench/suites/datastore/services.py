@@ -37,6 +37,7 @@ def running_services(
     folder.mkdir()
     with ExitStack() as exits:
         redis = LocalRedis(find_program(), folder, run.server_cores, is_durable=is_durable)
+        # Killed, not stopped: a run that ends in the middle may leave Redis under SIGSTOP, where SIGTERM only waits.
         exits.callback(redis.kill)
         redis.start()
         replicas = tuple(_datastore(run, folder, number, redis.url) for number in range(num_replicas))

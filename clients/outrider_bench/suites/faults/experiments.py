@@ -78,7 +78,7 @@ def faults_of(config: FaultsConfig) -> list[Fault]:
     count = min(config.num_faults, QUICK_NUM_FAULTS) if config.is_quick else config.num_faults
     choices: list[tuple[str, str]] = []
     while len(choices) < count:
-        choices += chosen.sample(CHOICES, len(CHOICES))
+        choices += chosen.sample(CHOICES, len(CHOICES))  # every choice once, then all of them in another order
     distance_s = duration_s(config) / count
     return [
         Fault(

@@ -111,6 +111,7 @@ class FaultStack:
                 name = f"{VERIFIER}-{fault.replica}" if fault.part == VERIFIER else fault.part
                 await self._hurt_service(fault, self.services[name])
             on_return()
+            # With the lock held: the next fault of the part waits for it.
             await asyncio.sleep(REST_S)
 
     async def _hurt_wire(self, fault: Fault) -> None:
@@ -124,6 +125,7 @@ class FaultStack:
         else:
             wire.garble()
         await asyncio.sleep(fault.lasting_s)
+        # Whatever the fault was: healing what is whole does nothing.
         wire.settings = LinkSettings()
         await wire.heal()
 
@@ -180,6 +182,7 @@ class FaultStack:
         try:
             await self._exits.aclose()
         finally:
+            # Last: the exits above run on these threads, and a process dies with the one that has started it.
             for hand in self._hands.values():
                 hand.shutdown()
 

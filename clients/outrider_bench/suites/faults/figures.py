@@ -26,6 +26,7 @@ def figures_of(results: Mapping[str, Any]) -> dict[str, Figure | None]:
 def draw_timeline(results: Mapping[str, Any]) -> Figure:
     """Draw tokens a second over time; each fault is a bar from its beginning to the return of its part."""
     tokens = results["tokens_by_second"]
+    # The mean of the last seconds; the first ones have fewer before them.
     smooth = [sum(tokens[max(0, at - _SMOOTH_S + 1) : at + 1]) / min(at + 1, _SMOOTH_S) for at in range(len(tokens))]
     figure, (upper, lower) = stacked_figure(min(_MAX_WIDTH, max(9.0, len(tokens) / 45)), 5.6, (3, 2))
     upper.plot(range(len(tokens)), smooth, color=BLUE)

@@ -86,6 +86,7 @@ class Observed:
         fault, returned = suffered.fault, suffered.returned_s
         if fault.part != SPECULATOR or fault.kind == SLOW or returned is None:
             return None
+        # Sorted, since times are appended as they come.
         index = bisect.bisect_right(self.drafted_s, returned)
         if index == len(self.drafted_s):
             return None

@@ -59,6 +59,7 @@ async def with_answers(cases: Sequence[Case], address: str) -> list[Case]:
 
     async def answer(case: Case) -> Case:
         async with gate:
+            # `client` is bound below, before any of these runs.
             result = await client.complete(case.prompt, **GenerateOptions(**case.options, method=Method.OFF))
         return Case(case.prompt, case.options, result.token_ids, result.text)
 

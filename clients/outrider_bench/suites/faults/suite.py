@@ -81,6 +81,7 @@ class FaultsSuite(Suite):
                 hurting.create_task(asyncio.sleep(lasting_s))
                 for fault in faults:
                     hurting.create_task(self._suffer(stack, fault, began, log))
+            # After the last fault is healed: sessions generate until then, and end by themselves, uncancelled.
             over.set()
         self._snapshots.append(await holdings_of(stack))
 

@@ -115,6 +115,7 @@ class GenerationSuite(Suite):
                 speed = f"{len(made.token_ids) / made.duration_s:.0f} tok/s" if made else f"failed: {sample.error}"
                 text = f"{sample.condition.label}, temperature {sample.condition.temperature:g}: {speed}"
                 progress.update(task, completed=num_done, description=text)
+                # Ten lines in all, however many generations there are.
                 if num_done * 10 // total > (num_done - 1) * 10 // total:
                     print_line(f"{num_done} of {total} generations")
 
@@ -143,6 +144,7 @@ class GenerationSuite(Suite):
         context = 128 + self.config.max_tokens // 2
         times = await bare.call("measure", target_rows=TARGET_ROWS, draft_rows=DRAFT_ROWS, context=context)
         self._machine = Machine(*({int(k): v for k, v in times[f"{role}_forward_ms"].items()} for role in self._models))
+        # Otherwise it has done its work, and would hold the memory of two models.
         if "bare" in self.config.baselines:
             drivers["bare"] = bare
         else:

@@ -31,7 +31,8 @@ class MethodsSizes:
     """Limit for double: its matches depend on how far the text has come."""
     auto_tokens: int = 40
     """Limit for auto outside the table of methods."""
-    beam_widths: tuple[int, ...] = (5, 16, 50, 100, 200)
+    beam_widths: tuple[int, ...] = (5, 16, 50, 100, 200)  # CARD runs K = 50 and 100 (section 3.1), and sweeps from 5
+    # C of SAGUARO sampling, in [0, 1]: 1 leaves the draft's distribution as it is.
     biases: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25, 0.0)
     max_rows: tuple[int, ...] = (4, 8, 16, 24, 32)
     prior_prompts: int = 80
@@ -100,6 +101,8 @@ def without(*tiers: str) -> dict[str, Any]:
     return {"tiers": [f"SOURCE_{tier}" for tier in TIERS if tier not in tiers]}
 
 
+# DOUBLE, section 5.3: without draft-side and without target-side retrieval (Figure 5), without the prior (Table 3);
+# appendix D.5, Table 9: without rejected tokens.
 ABLATIONS: dict[str, dict[str, Any]] = {
     "no draft retrieval": {"draft_retrieval": False},
     "no target retrieval": {"target_retrieval": False},
@@ -130,6 +133,7 @@ ALL_METHODS = (
 def experiments_of(parts: Iterable[str], sizes: MethodsSizes, repeats: int) -> list[Experiment]:
     """List all experiments of these parts, those on the same services together."""
     found = [experiment for part in parts if part in _PARTS for experiment in _PARTS[part](sizes, repeats)]
+    # Services start once for each draft model. The sort is stable: within one, parts keep their order.
     drafts = list(dict.fromkeys(experiment.draft for experiment in found))
     return sorted(found, key=lambda experiment: drafts.index(experiment.draft))
 
@@ -245,6 +249,7 @@ def _double(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
         )
         for number, share in enumerate(sizes.prior_shares)
     ]
+    # The smaller priors come first: a prior replaces the one before, and the whole one stays for two experiments.
     return [
         *parts,
         Experiment("double", "double", title, everyone, (0.0,), prompts, tokens, repeats, DRAFT_C2_5, 1.0),
@@ -271,6 +276,7 @@ def _spacelike(sizes: MethodsSizes, _: int) -> list[Experiment]:
             (0.0,),
             prompts,
             sizes.replay_tokens,
+            # Once: the second time the service would know every answer.
             repeats=1,
             off_at=frozenset([*range(sizes.replay_cold), *later]),
             note=note,

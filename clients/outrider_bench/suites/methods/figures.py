@@ -202,11 +202,14 @@ def draw_double(experiments: Experiments, results: Mapping[str, Any]) -> Figure 
     }
     draw_bars(bars, values, {"pearl": ORANGE, "double": BLUE})
     ceiling = results["speed_ratios"].get(DRAFT_C2_5)
+    # DOUBLE, Theorem 3: what parallel drafting without retrieval cannot exceed.
     if ceiling:
         bars.axhline(ceiling, color=RED, linestyle="--", label=f"C = {ceiling:.2f}")
         bars.legend(frameon=False, fontsize=8)
     bars.set_ylabel("speed-up over off")
     bars.set_title("Double, and double without one of its parts, T = 0")
+    # None of the prior and all of it are contenders of one experiment; the sizes in between have one each. All are held
+    # against pearl, which knows no prior and took turns with each.
     sizes = [(0.0, rows, "double no prior"), (100.0, rows, "double")]
     for name, one in experiments.items():
         if name.startswith("double-prior-"):

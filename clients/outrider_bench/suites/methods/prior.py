@@ -80,7 +80,7 @@ async def build_prior(
         OutriderError: A generation failed.
     """
     plan = BuildPlan(other_prompts(sizes.prior_prompts), BUILD_ROUNDS, sizes.prior_tokens)
-    answers = BuildPlan(tuple(measured), 1, num_tokens)
+    answers = BuildPlan(tuple(measured), 1, num_tokens)  # one round, which is the greedy one
     config = StackConfig(target=SMALL_TARGET, target_dtype="float32", draft=None, datastore=False, cores=cores)
     # Blocks the event loop on purpose: the processes live as long as the thread that starts them.
     with LocalStack(config) as stack:
@@ -117,6 +117,7 @@ def runs_of(documents: Iterable[Tokens], length: int) -> set[tuple[int, ...]]:
 def longest_shared_run(ours: Sequence[Tokens], theirs: Sequence[Tokens], limit: int) -> int:
     """Return the length of the longest run that both have, if it is below the limit; else the limit."""
     low, high = 0, limit
+    # By bisection: who shares a run of some length shares one of every smaller length.
     while low < high:
         middle = (low + high + 1) // 2
         if runs_of(ours, middle) & runs_of(theirs, middle):

@@ -47,9 +47,10 @@ def replay_requests(count: int, num_cold: int) -> tuple[Prompt, ...]:
         if is_cold and not places:
             places = next(filter(None, topics), [])
         is_near = not is_cold and random.random() < NEAR_SHARE
+        # Something has been asked by then: the cold start has only new requests, as long as there are places.
         if is_near or not places:
             earlier = asked[random.integers(len(asked))]
-            requests.append(Prompt(earlier.partition("\n")[2], NEAR))
+            requests.append(Prompt(earlier.partition("\n")[2], NEAR))  # without its first line
         else:
             asked.append(places.pop(0))
             requests.append(Prompt(asked[-1], NEW))
@@ -92,10 +93,12 @@ def analyse(blocks: Sequence[Block], num_requests: int, num_cold: int) -> Replay
     cold = [index for index in range(num_cold) if index in plain and index in ours]
     if len(ours) < num_requests or not cold or not all(means):
         return None
+    # By thirds, not over all: a machine that gets slower in between slows `off` and ours in the same third.
     usual = {index: mean for third, mean in zip(thirds, means, strict=True) for index in third}
     categories = {sample.prompt_index: sample.category for block in blocks for sample in block.samples}
 
     def speedup(indices: Sequence[int]) -> float:
+        # Times stand for tokens a second: all texts are equally long.
         return sum(usual[index] for index in indices) / sum(ours[index].duration_s for index in indices)
 
     groups = [range(end - GROUP_LEN, end) for end in range(GROUP_LEN, num_requests + 1, GROUP_LEN)]

@@ -51,6 +51,7 @@ class MethodsSuite(ExperimentSuite):
         num_generations = sum(experiment.num_generations for experiment in self.experiments)
         minutes = total_seconds(self.experiments, self.sizes) / 60
         log(f"{num_generations} generations in {len(self.experiments)} experiments, about {minutes:.1f} minutes")
+        # Requests of the replay are cut from held-out files here and now: there is nothing to look for.
         prompts = {prompt.text for one in self.experiments if one.off_at is None for prompt in one.prompts}
         if prompts:
             log("looking for the prompts in the training text")
@@ -93,9 +94,11 @@ class MethodsSuite(ExperimentSuite):
         if any(experiment.prior_share for experiment in experiments):
             await self.attempt("prior", partial(self._build_prior, experiments, log))
         log(f"starting the services with {draft}")
+        # What was loaded is gone with the last Redis, unless REDIS_URL names one that stays.
         self._loaded = 0.0
         config = self.config_of(experiments[0])
         async with running_stack(config, 0.0) as (driver, info):
+            # A worker, which has the weights, says more of a model than its server: what is known already wins.
             self.models = describe_server(info) | self.models
             for experiment in experiments:
                 log(f"{experiment.name}: {experiment.num_generations} generations, {seconds_of(experiment):.0f} s")

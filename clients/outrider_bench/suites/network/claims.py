@@ -71,6 +71,7 @@ def _simulation(evidence: NetworkEvidence) -> list[Measurement]:
     for temperature, bound in evidence.bounds.items():
         for rtt_ms in bound.tokens_per_s:
             could = bound.kept(rtt_ms)
+            # Shares are of the speed at 0 ms, where they are 1 by definition.
             if not rtt_ms or not could:
                 continue
             kept = evidence.measured.kept(

@@ -76,6 +76,7 @@ SAMPLED_METHODS = ("best-first", "auto")
 """At temperature 1: those that claims are about."""
 RATIO_METHODS = ("pearl", "saguaro", "double", "speculative")
 WAN_METHODS = ("pearl", "best-first", "auto")
+# METHOD_UNSPECIFIED on the wire, which is the server's own default.
 EDGE = Contender("edge", driver="edge", options={"method": "unspecified"})
 """An application that asks the edge, which does as it likes."""
 WAN, WAN_TEXTS, TRAFFIC = "wan", "wan-texts", "bytes"
@@ -130,6 +131,7 @@ def _traffic(sizes: NetworkSizes, _: int) -> list[Experiment]:
             (temperature,),
             _code(sizes.num_prompts),
             sizes.max_tokens,
+            # Bytes are counted, not timed: repeats would say the same.
             repeats=1,
             target=sizes.target,
         )

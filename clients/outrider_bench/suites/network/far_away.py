@@ -37,6 +37,7 @@ async def driver_over_wan(config: BenchConfig) -> AsyncIterator[tuple[Driver, st
             async with _driver_over_proxy(config) as driver:
                 yield driver, f"{_described(WITHOUT_LOSS)}; a TCP proxy, because {str(error).splitlines()[0]}."
             return
+        # The verifier listens in the cloud's namespace, which from out here cannot be reached.
         core = config.cores[-1] if config.cores else None
         worker = await Worker.start(WORKER_MODULE, _arguments(config, wan), core, wan.cloud.name)
         try:
@@ -58,6 +59,7 @@ def _arguments(config: BenchConfig, wan: Wan) -> list[str]:
 
 
 def _described(settings: LinkSettings) -> str:
+    # Whichever side dials, only the way from the speculator to the verifier is limited.
     rate = settings.rate_up_mbit or settings.rate_down_mbit
     return (
         f"Round trip {2 * settings.delay_ms:g} ms, up to {settings.jitter_ms:g} ms more each way, {settings.loss:.0%} "
@@ -93,5 +95,6 @@ async def drivers_at_edge(config: BenchConfig) -> AsyncIterator[dict[str, Driver
                 wait_drafting(edge)
             except ProcessFailed as error:
                 raise StackError(str(error)) from None
+            # Both cross the same proxy: one application with its tokens, the other's edge with drafts and commits.
             async with connected(proxy.address) as (far, _), connected(edge.address) as (near, _):
                 yield {"stack": far, "edge": near}

@@ -53,6 +53,7 @@ async def run_round_trips(
         first = repeat % len(rtts_ms)
         for rtt_ms in rtts_ms[first:] + rtts_ms[:first]:
             log(f"repeat {repeat + 1}: round trip {rtt_ms:g} ms")
+            # Half each way. Here, not by new services: those would differ in more than the distance.
             link.change(delay_ms=rtt_ms / 2)
             for run in runs:
                 if run.experiment.rtt_ms == rtt_ms:

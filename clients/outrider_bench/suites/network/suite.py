@@ -85,6 +85,7 @@ class NetworkSuite(ExperimentSuite):
         """Measure round trips and bytes: the same services, with a proxy between them that can be steered and read."""
         log("starting the services")
         some = next(experiment for experiment in self.experiments if experiment.part in ("rtt", "bytes"))
+        # A proxy also where there is no distance, so that it costs the same at every round trip.
         config = replace(stack_config(self.config_of(some), 0.0), link=LinkSettings())
         async with running_services(config) as services:
             self.models = describe_server(services.info)
@@ -107,6 +108,7 @@ class NetworkSuite(ExperimentSuite):
         for experiment in self._of("bytes"):
             log(experiment.title)
 
+            # The default binds this round's experiment: a closure would see the loop's last one.
             def keep(block: Block, experiment: Experiment = experiment) -> None:
                 self._keep_block(experiment.name, block)
                 self.traffic.add(block, driver)
@@ -141,6 +143,7 @@ class NetworkSuite(ExperimentSuite):
         rows = self.measured.rows(name, self.sizes.num_prompts, self.config.repeats)
         for row in rows:
             if row["method"] == "best-first" and row["overhead_ms_p50"] is not None:
+                # The latency has the draft model's forwards in it, whose time the simulation adds itself.
                 latency_ms = row["draft_latency_ms_p50"] - row["draft_forward_ms_p50"]
                 return row["overhead_ms_p50"], max(0.0, latency_ms)
         return USUAL_OVERHEAD_MS, USUAL_LATENCY_MS

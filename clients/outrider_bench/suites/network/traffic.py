@@ -59,6 +59,7 @@ class CountingDriver:
 
     async def generate(self, request: Request, options: Mapping[str, Any]) -> GenerationSample:
         """See Driver."""
+        # Drafts and their acknowledgements are still under way when a text has ended: they belong to that text.
         before = await self._settled()
         generation = await self._driver.generate(request, options)
         after = await self._settled()

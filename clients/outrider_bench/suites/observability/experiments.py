@@ -68,7 +68,7 @@ def sizes_of(config: ObservabilityConfig) -> ObservabilitySizes:
 def order_of(variants: tuple[str, ...], number: int) -> tuple[str, ...]:
     """Order the variants of a round: each is first equally often, and every other round goes backwards, so that none
     always runs behind the same one."""
-    first = number // 2 % len(variants)
+    first = number // 2 % len(variants)  # each beginning serves two rounds, one in either direction
     order = variants[first:] + variants[:first]
     return order[::-1] if number % 2 else order
 
@@ -85,6 +85,7 @@ class ObservabilityServices:
     async def take_turn(self, variant: str, method: str, seed: int, sizes: ObservabilitySizes) -> dict[str, float]:
         """Run some generations at once; return SPEED and CPU_TIME. Raises GenerationFailed."""
         prompts = list(itertools.islice(itertools.cycle(default_prompts()), sizes.concurrency))
+        # The variants of a round have the same seeds, and so the same texts to generate.
         requests = [
             Request(prompt.text, 0.7, seed * sizes.concurrency + number, sizes.max_tokens)
             for number, prompt in enumerate(prompts)
@@ -116,6 +117,7 @@ class ObservabilityServices:
     async def _scrape(self, urls: tuple[str, ...]) -> None:
         """As Prometheus does, and more often: once a second, beginning with the turn."""
         while urls:
+            # In threads: urllib blocks, and this loop also reads the tokens that are timed.
             await asyncio.gather(*(asyncio.to_thread(_read, url) for url in urls))
             await asyncio.sleep(SCRAPE_S)
 
@@ -124,6 +126,8 @@ def decision(seed: int, ratio: float) -> tuple[tuple[str, str], ...]:
     """Make the metadata of a caller that traces, and records that share of its generations: W3C's `traceparent`."""
     chance = random.Random(seed)
     is_recorded = chance.random() < ratio
+    # W3C Trace Context: version, trace id, parent id, flags. The last bit of the flags says that it is recorded, and
+    # services follow the caller's decision in either way.
     return (("traceparent", f"00-{chance.getrandbits(128):032x}-{chance.getrandbits(64):016x}-{is_recorded:02x}"),)
 
 

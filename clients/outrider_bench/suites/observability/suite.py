@@ -79,4 +79,5 @@ class ObservabilitySuite(Suite):
                     variant: await services.take_turn(variant, method, self.config.seed + number, self._sizes)
                     for variant in order_of(VARIANTS, number)
                 }
+                # Only a whole round: its turns are compared with each other.
                 self._rounds[method].append(turns)

@@ -159,6 +159,7 @@ class Controller:
         # In the first round after a switch the drafter starts from nothing: its time counts, but it is not what the
         # strategy brings.
         is_typical = self._rounds_in_use > 1
+        # Before `learn_round`, which compares the round with a record that contains it.
         history.add_round(current.record, self._temperature_class, num_tokens, cost, is_typical)
         if is_typical:
             current.learn_round(num_tokens, cost, self._num_rounds)
@@ -180,6 +181,7 @@ class Controller:
             self._must_restart, self._trial = False, None
             self._switch_to(self._first())
         elif self._trial is not None:
+            # Before the guard: a trial has its own rules for giving up.
             self._continue_trial(self._trial)
         elif current is not self._plain and self._is_losing(current):
             self._abandon(current)
@@ -194,7 +196,9 @@ class Controller:
 
     def _estimate(self, session_strategy: SessionStrategy) -> Estimate:
         if session_strategy is self._plain:
+            # The yardstick of all others: its rate counts as exact.
             return Estimate(self._history.plain_rate(self._temperature_class), 0.0, math.inf, 0.0)
+        # Records decay when they are read or added to: a round of one strategy touches no record of another.
         session_strategy.record.decay(self._history.num_rounds)
         return session_strategy.estimate(self._others, self._num_rounds)
 
@@ -238,8 +242,9 @@ class Controller:
 
     def _abandon(self, current: SessionStrategy) -> None:
         """Switches to the best strategy that does not share the trouble: without a draft model, if it had one."""
-        current.abandon(self._num_rounds)
+        current.abandon(self._num_rounds)  # first: `_candidates` leaves out what is held
         if current.record.num_rounds < ESTABLISHED_ROUNDS:
+            # A strategy's first rounds anywhere are a trial in all but name, so the same budget pays for them.
             self._history.charge_trial(max(0.0, current.tokens_behind))
         if not current.is_tried or current.record.rate.value < self._plain_rate:
             self._history.record_failure(current.record)
@@ -260,6 +265,8 @@ class Controller:
         candidates = self._candidates(current)
         gains = [(self._gain(other, usual), other) for other in candidates if other.is_tried]
         gains.append((self._gain(self._plain, usual), self._plain))
+        # Plain rounds are always among them, so there is a best. By a key, because tuples with equal gains would go on
+        # to compare the strategies, which have no order.
         gain, best = max(gains, key=lambda pair: pair[0])
         if gain > 0:
             self._switch_to(best)
@@ -318,6 +325,7 @@ class Controller:
         outcome = TrialOutcome.CLEARLY_LOST if tried.deficit > MAX_DEFICIT else TrialOutcome.OPEN
         if outcome is TrialOutcome.OPEN and (tried.is_tried or tried is self._plain):
             outcome = trial.outcome(self._estimate(tried), usual)
+        # `prolong` is asked last, because it plans further rounds. When it refuses, a trial that goes well has won.
         if outcome is TrialOutcome.OPEN or (
             outcome is TrialOutcome.GOOD and self._gain(tried, usual) <= 0 and trial.prolong()
         ):
@@ -363,6 +371,7 @@ class Trial:
         self._cost += cost
         self._gain += num_tokens / self._usual_rate
         charged = max(0.0, self._cost - self._gain)
+        # The change since the last round, which is negative when the trial catches up.
         history.charge_trial(charged - self._charged)
         self._charged = charged
 

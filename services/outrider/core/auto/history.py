@@ -94,6 +94,7 @@ class StrategyHistory:
         self._records: dict[tuple[Strategy, TemperatureClass], StrategyRecord] = {}
         self._num_rounds_of = [0 for _ in TemperatureClass]
         self._plain_rates = [1.0 for _ in TemperatureClass]
+        # The very objects that `record` hands out: `add_round` knows plain rounds by their identity.
         self._plain_records = [self.record(PLAIN, temperature_class) for temperature_class in TemperatureClass]
         self._next_trial_at = 0
         self._num_lost_trials = 0
@@ -131,12 +132,15 @@ class StrategyHistory:
         if record.num_rounds == 0:
             return PLAIN_ERROR
         record.decay(self.num_rounds)
+        # As `DecayedRate.error`, without its allowance for rounds that are unknown.
         return min(PLAIN_ERROR, math.sqrt(record.rate.squared_error) / record.rate.cost)
 
     def _measured_plain_rate(self, rate: DecayedRate) -> float:
-        # The caller's estimate is weighed by how far each of the two may be off: rounds with hiccups say little.
+        # The caller's estimate is weighed by how far each of the two may be off: rounds with hiccups say little. The
+        # variance of a round over that of the estimate is the number of rounds that the estimate is worth.
         prior = rate.squared_error / rate.weight / PLAIN_ERROR**2
         prior = min(MAX_PLAIN_PRIOR, max(MIN_PLAIN_PRIOR, prior))
+        # By the estimate each of these rounds brings one token for a cost of 1.
         return (rate.tokens + prior) / (rate.cost + prior)
 
     def add_round(
@@ -185,6 +189,7 @@ class StrategyHistory:
 
     def charge_trial(self, cost: float) -> None:
         """Charges the budget of trials, in plain rounds. A negative cost is paid back."""
+        # What is paid back may be more than what is left, after a part of it was forgiven.
         self.trial_cost = max(0.0, min(self.trial_cost + cost, self._trial_budget + MAX_TRIAL_DEBT))
 
     def record_won_trial(self, record: StrategyRecord) -> None:
@@ -193,6 +198,7 @@ class StrategyHistory:
 
     def record_lost_trial(self, is_clear: bool) -> None:
         """Records that a trial has found nothing better. After a clear loss, later trials are spaced more widely."""
+        # The shift is bounded because the count is not: an integer of thousands of bits would be made just to be cut.
         spacing = min(TRIAL_SPACING << min(self._num_lost_trials, 16), MAX_TRIAL_SPACING)
         self._num_lost_trials += is_clear
         self._next_trial_at = self.num_rounds + spacing
@@ -250,13 +256,15 @@ class StrategyRecord:
             cost: Its time, in plain rounds.
             now: Rounds of the process so far.
         """
-        self.decay(now)
+        self.decay(now)  # first, so that this round counts in full
         self.num_rounds += 1
         self.rate.add(num_tokens, cost)
         recent = self._recent
+        # The present decays with the rounds of this strategy, the whole record with those of the process.
         recent.decay(_KEPT_PER_RECENT_ROUND)
         recent.add(num_tokens, cost)
         if recent.weight >= MIN_RECENT_ROUNDS and self.rate.weight > 2 * recent.weight:
+            # The larger one: a few rounds may vary little by chance, and would then contradict the past too easily.
             variance = max(recent.variance, self.rate.variance)
             error = math.sqrt(variance / recent.weight) / recent.round_cost
             if abs(recent.value - self.rate.value) > CHANGE_ERRORS * error:
@@ -328,6 +336,7 @@ class DecayedRate:
     def squared_error(self) -> float:
         """Sum of (tokens - value * cost)^2 over the rounds, in tokens squared."""
         rate = self.tokens / self.cost
+        # Multiplied out into sums that can decay; rounding may leave their combination a little below 0.
         return max(0.0, self._tt - 2 * rate * self._tc + rate * rate * self._cc)
 
     @property

@@ -124,6 +124,7 @@ class SessionStrategy:
         """
         self._decay(now)
         self._own.add(num_tokens, cost)
+        # Defined, because the record contains at least this round.
         self._expected += self.record.rate.value * cost
 
     def abandon(self, now: int) -> None:
@@ -174,6 +175,7 @@ class SessionStrategy:
 
         A text that is hard for one draft is hard for the others, but not for retrieval: hence drafted ones alone.
         """
+        # An ease of 1 that is worth EASE_TOKENS: a few tokens say little about a text.
         tokens = expected = EASE_TOKENS
         for other in siblings:
             if other.is_drafted and other is not self and other._expected > 0:

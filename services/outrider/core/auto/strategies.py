@@ -55,7 +55,7 @@ def strategies_of(params: SpeculationParams) -> tuple[Strategy, ...]:
 def params_of(strategy: Strategy, params: SpeculationParams) -> SpeculationParams:
     """Returns the parameters for a drafter that follows a strategy. Methods without a draft model pause the drafter."""
     if not strategy.method.has_draft_model:
-        return SpeculationParams(Method.OFF)
+        return SpeculationParams(Method.OFF)  # a pause, to a drafter: see `Steering.is_pause`
     return replace(params, method=strategy.method, rows=strategy.rows, retrieval=strategy.retrieval)
 
 

@@ -65,6 +65,7 @@ class BestFirstGrowth:
     def known_children(self, tree: DraftTree) -> list[Child]:
         """Returns candidates that were too improbable before the commit and are not now."""
         chosen = []
+        # A copy: entries are deleted on the way, here and by `_choose`.
         for node, candidates in list(self._improbable.items()):
             if node is not tree.root and node.state is not NodeState.LIVE:
                 del self._improbable[node]
@@ -88,6 +89,7 @@ class BestFirstGrowth:
         for node in nodes_of(self._grown):
             self._push(tree, node)
         self._grown = []
+        # Kept until `children` is called: the engine asks more than once before a forward.
         if not self._next:
             self._take(tree)
         return Expansion(tuple(self._next), self._num_children) if self._next else None
@@ -109,6 +111,7 @@ class BestFirstGrowth:
         self._is_awaited, self._num_found = True, 0
         open_nodes = [*self._next, *self._too_deep, *(entry[-1] for entry in self._frontier), *nodes_of(self._grown)]
         self._next, self._too_deep, self._grown, self._frontier = [], [], [], []
+        # A node that has become the root is left out: `_take` looks at the root by itself.
         for node in open_nodes:
             if node.state is NodeState.LIVE:
                 self._push(tree, node)
@@ -148,9 +151,11 @@ class BestFirstGrowth:
         deepest, least = root.position + self._max_depth, root.path_logprob + math.log(MIN_EXPANDED)
         while self._frontier and len(self._next) < wanted:
             cost, rank, node = heapq.heappop(self._frontier)
+            # What another policy has grown is in the heap as a whole, with the nodes that it has expanded.
             if node.is_expanded or node.state is not NodeState.LIVE:
                 continue
             if node.path_logprob < least:
+                # All behind it are worth no more where they begin to count. A commit may make it probable enough.
                 heapq.heappush(self._frontier, (cost, rank, node))
                 return
             (self._next if node.position < deepest else self._too_deep).append(node)
@@ -158,5 +163,7 @@ class BestFirstGrowth:
     def _push(self, tree: DraftTree, node: Node) -> None:
         """Adds a node to the frontier, ordered by the log-probability of its path where it begins to count."""
         missing = max(0.0, self._stale_tokens - (node.position - tree.root.position))
+        # -0.3 until one is measured: a best child of probability .74.
         worth = node.path_logprob + missing * self._best_logprob.get(-0.3)
+        # The rank breaks ties, because nodes cannot be compared.
         heapq.heappush(self._frontier, (-worth, next(self._ranks), node))

@@ -89,6 +89,7 @@ class CardGrowth:
     def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
         """Returns the K best of all candidates, by the probability of their path (eqs. 5 to 9)."""
         self._secondary.update(zip(expansion.nodes, found, strict=True))
+        # An expansion has either nodes that came back or the last layer, so its first node tells which.
         if expansion.nodes[0] in self._refilled:
             expanded = set(expansion.nodes)
             self._refilled = [node for node in self._refilled if node not in expanded]
@@ -101,6 +102,7 @@ class CardGrowth:
         kept = [Child(node, candidate) for node in self._diverged for candidate in self._secondary.get(node, ())]
         chosen = self._choose(kept) if kept else []
         if self._is_corrected:
+            # A layer that was chosen just now is not in the tree yet: its places would all seem free.
             self._cut = self._best_cut(tree, self._secondary, self._last_position - bool(chosen))
         return chosen + self._cut
 
@@ -136,6 +138,7 @@ class CardGrowth:
         return not self._is_awaited
 
     def _choose(self, candidates: Sequence[Child]) -> list[Child]:
+        # Section 2.2, eqs. 6 to 9: of all candidates together, the K with the best path scores.
         self._chosen = nlargest(self._num_places, candidates, key=_path_logprob)
         self._layer, self._diverged = [], []
         if self._chosen:
@@ -159,6 +162,7 @@ class CardGrowth:
         sizes = Counter(node.position for node in tree.live_nodes())
         best: list[Child] = []
         for position, children in cut.items():
+            # A layer that another policy has grown may be wider than the beam; nlargest takes a negative number for 0.
             best += nlargest(self._beam_width - sizes[position], children, key=_path_logprob)
         return best
 

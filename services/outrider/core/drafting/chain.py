@@ -92,6 +92,7 @@ class ChainGrowth:
         if num_unsent >= self.chain_len:
             return True
         tip, depth = _tip(tree)
+        # Nothing of the chain was sent yet: the target has nothing to verify, and may be waiting.
         return depth == num_unsent and _path_logprob(tree, tip) < self.min_chain_logprob
 
 
@@ -133,6 +134,7 @@ class SampledChainGrowth:
     def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
         """Counts what was kept and what was refused. While the chain goes on, all of it is kept, so its length never
         falls below what there is already."""
+        # Where the chain was too short for the last committed token, nothing was refused in its place.
         is_refused = num_known < min(num_tokens, self._depth)
         self._acceptance_rate.add(num_known, is_refused=is_refused)
         self._worth_len = self._next_worth_len()
@@ -156,7 +158,7 @@ class SampledChainGrowth:
     def _next_worth_len(self) -> int:
         if self._min_path_logprob == -math.inf:
             return max(self._max_depth, self._max_chain_len)
-        # rate ** length >= min_path_probability, solved for the length.
+        # rate ** length >= min_path_probability, solved for the length. The rate is below 1, so its logarithm is not 0.
         return max(1, int(self._min_path_logprob / math.log(self._acceptance_rate.value)))
 
 
@@ -164,6 +166,7 @@ def _tip(tree: DraftTree) -> tuple[Node, int]:
     """Returns the end of the tree's only chain, and its depth below the root."""
     node, depth = tree.root, 0
     while node.children:
+        # If another policy has grown branches before, this is the child that was added first.
         node = next(iter(node.children.values()))
         depth += 1
     return node, depth

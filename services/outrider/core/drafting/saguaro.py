@@ -102,12 +102,14 @@ class SaguaroGrowth:
         nodes = [end] if end.position < last_position and self._may_expand(end) else []
         if not self._is_alone:
             nodes += [rail.tip for rail in self._rails if rail.tip.position < last_position and self._is_growing(rail)]
+        # The rails are sorted, so those that find no row are below the least probable outcomes.
         return Expansion(tuple(nodes[:MAX_ROWS]), self._num_candidates) if nodes else None
 
     def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
         """Returns the next token of each rail, and outcomes."""
         grown = []
         for node, candidates in zip(expansion.nodes, found, strict=True):
+            # Calibrated, a lower rank may be the more probable one.
             ranked = sorted(candidates, key=_rank)
             grown += [Child(node, candidate) for candidate in ranked[:1]]
             self._unused[node] = ranked[1:]
@@ -133,6 +135,7 @@ class SaguaroGrowth:
         """Learns the acceptance rate, and takes what has survived for the chain under verification."""
         if not self._is_alone and self._chain:
             chain = self._chain[1:]
+            # Only nodes of the chain: a committed outcome beside it is a hit, and its chain token was refused.
             num_accepted = sum(node.state is NodeState.COMMITTED for node in chain)
             self._acceptance_rate.add(num_accepted, is_refused=num_accepted < min(len(chain), num_tokens))
         root = tree.root
@@ -170,6 +173,7 @@ class SaguaroGrowth:
         """Returns the length of a chain that grows alone, if it does not become improbable."""
         if not self._is_ratio or self._min_chain_logprob == -math.inf:
             return self._max_chain_len
+        # The rate is below 1 (MAX_ACCEPTANCE_RATE), so its logarithm is not 0.
         worth = 1 + int(self._min_chain_logprob / math.log(self._acceptance_rate.value))
         return min(self._max_chain_len, worth)
 
@@ -193,6 +197,7 @@ class SaguaroGrowth:
         """
         chain_len = min(len(logprobs) - 1, self._max_chain_len)
         for k in range(2, chain_len + 1):  # its first token always stands
+            # As in `DraftTree.best_chain`: a sampled token must not decide whether it is judged itself.
             if logprobs[k - 1 if self._is_ratio else k] < self._min_chain_logprob:
                 chain_len = k - 1
                 break
@@ -205,7 +210,9 @@ class SaguaroGrowth:
         """Decides how many outcomes a chain of this length wants, beside those that there are."""
         self._chain_len = chain_len
         counts = fan_outs(self._params, chain_len, self._acceptance_rate.value)
+        # One more than the outcomes, because the chain's own next token is a candidate, too.
         self._num_candidates = max(MIN_CANDIDATES, 1 + max(counts))
+        # After the whole chain, that token is itself one of the F_K outcomes.
         counts[-1] = max(0, counts[-1] - 1)
         present = [max(0, len(node.children) - 1) for node in self._chain]
         room = sum(counts) - sum(present)
@@ -277,6 +284,7 @@ def geometric_shares(chain_len: int, acceptance_rate: float, exponent: float) ->
         raise ValueError(f"acceptance_rate must be in (0, 1), got {acceptance_rate}")
     ratio = acceptance_rate ** (1 / (1 + exponent))
     shares = [ratio**k for k in range(chain_len + 1)]
+    # After the whole chain nothing needs to be refused: its probability lacks the factor 1 - a of the others.
     shares[-1] *= (1 - acceptance_rate) ** (-1 / (1 + exponent))
     return shares
 
@@ -289,6 +297,7 @@ def apportioned(budget: int, shares: Sequence[float]) -> list[int]:
     total = sum(shares)
     quotas = [budget * share / total for share in shares]
     counts = [int(quota) for quota in quotas]
+    # `sorted` is stable, which puts the earlier of equals first.
     by_remainder = sorted(range(len(quotas)), key=lambda k: counts[k] - quotas[k])
     for k in by_remainder[: budget - sum(counts)]:
         counts[k] += 1

@@ -130,7 +130,8 @@ class NgramTier:
         max_match_len, max_ngrams = self.max_match_len, self.max_ngrams
         for end in range(max(start, 1), len(stream)):
             token_id = stream[end]
-            alone = ((token_id, 1),)
+            alone = ((token_id, 1),)  # immutable, so n-grams of all lengths can share it
+            # From the shortest on: that is the order in which a bounded tier drops them.
             for first in range(end - 1, max(end - max_match_len, 0) - 1, -1):
                 ngram = stream[first:end]
                 known = table.get(ngram)
@@ -145,6 +146,7 @@ class NgramTier:
                     if max_ngrams is not None:
                         by_age.append(ngram)
                         if len(by_age) > max_ngrams:
+                            # by_age has every n-gram of the table once, so the key is there.
                             del table[by_age.popleft()]
 
     def followers(self, ngram: Ngram) -> tuple[Follower, ...]:
@@ -197,6 +199,7 @@ class NgramTier:
 
 def _counted(followers: tuple[Follower, ...], token_id: TokenId) -> tuple[Follower, ...]:
     """Returns the followers with one of them counted once more. There must be one at least."""
+    # A newcomer goes behind the last one, or into its place where the list is full.
     index, count = min(len(followers), MAX_FOLLOWERS - 1), 1
     for number, (other, times) in enumerate(followers):
         if other == token_id:

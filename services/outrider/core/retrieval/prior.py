@@ -124,6 +124,7 @@ class PriorTable:
         Returns:
             Its length, and its node for `walk`; 0 and -1 if there is no such n-gram.
         """
+        # From the end backwards: the hash of each length goes on from that of the next shorter one.
         word, words = _SEED, []
         for token_id in reversed(tail[-self.max_match_len :]):
             word = ((word ^ token_id) * _FACTOR) & MASK_64
@@ -149,6 +150,7 @@ class PriorTable:
         follower."""
         (token_id, count), *others = (pair for pair in self._followers_at(node) if pair[0] not in refused)
         alternatives = [(0, follower) for follower in others[: FANOUT[0] - 1]]
+        # Searched for, because a node knows only where its first follower leads, and that may be refused.
         _, node = self.longest((*ngram, token_id))
         return self._walk(len(ngram), node, max_len, [token_id], [count], alternatives)
 
@@ -167,7 +169,9 @@ class PriorTable:
             if node < least:
                 break
             if place < len(FANOUT):
+                # The others end where those of the next row begin; behind the last node there is a row for that.
                 begin, end = nodes[node + 3], nodes[node + _WIDTH + 3]
+                # Two items each, and one less than FANOUT: the first follower is in the node itself.
                 for at in range(begin, min(end, begin + 2 * FANOUT[place] - 2), 2):
                     alternatives.append((place, (others[at], others[at + 1])))
             token_ids.append(nodes[node + 1])
@@ -181,6 +185,7 @@ class PriorTable:
         tokens = self._tokens
         bests = np.frombuffer(self._nodes, np.int32).reshape(-1, _WIDTH)[:, 1:3].astype("<u4").tobytes()
         others = np.frombuffer(self._others, np.uint32).astype("<u4").tobytes()
+        # strict=False: `bests` has the row behind the last node, too, which is no n-gram.
         rows = zip(self._ends, range(0, len(bests), 8), pairwise(self._nodes[3::_WIDTH]), strict=False)
         for n, (first, last) in enumerate(pairwise(self._first_nodes[1:]), 1):
             for end, best, (begin, stop) in islice(rows, (last - first) // _WIDTH):
@@ -190,7 +195,7 @@ class PriorTable:
         """Returns the node of the n-gram of n tokens with that hash, or -1."""
         bucket = word >> self._shifts[n]
         directory, hashes = self._directories[n], self._hashes
-        end = directory[bucket + 1]
+        end = directory[bucket + 1]  # there is one item more than buckets
         index = bisect_left(hashes, word, directory[bucket], end)
         return _WIDTH * index if index < end and hashes[index] == word else -1
 
@@ -239,13 +244,16 @@ def _levels_of(text: Text, max_match_len: int) -> list[_Level]:
         ngram_at = ngram_of[runs.run_at]
         node_at = np.where(ngram_at < 0, node_at, _WIDTH * (num_ngrams + ngram_at))
         nodes_at.append(node_at)
+        # The token before the last one of a longer run ends the n-gram that this run continues.
         parts.append((words[order], ends[order], *_followers_of(ngram_at[longer.lasts - 1], longer, len(known))))
         num_ngrams += len(known)
     levels = []
     for n, (words, ends, followers, sizes) in enumerate(parts, 1):
         is_best = np.zeros(len(followers), np.bool_)
-        is_best[np.cumsum(sizes) - sizes] = True
+        is_best[np.cumsum(sizes) - sizes] = True  # no size is 0: an n-gram is known because something followed it
         lasts = lengths[n].lasts[followers]
+        # An n-gram and its follower have n + 1 tokens, so the walk goes on with at most as many. All occurrences of
+        # these tokens end with the same n-grams, so it does not matter that the latest one is looked at.
         gotos = nodes_at[min(n, max_match_len - 1)][lasts[is_best]]
         pairs = np.column_stack([text.tokens[lasts], lengths[n].counts[followers]])
         levels.append(_Level(words, ends, gotos, pairs[is_best], sizes - 1, pairs[~is_best]))
@@ -255,6 +263,7 @@ def _levels_of(text: Text, max_match_len: int) -> list[_Level]:
 def _followers_of(ngrams: Ints, runs: Runs, num_ngrams: int) -> tuple[Ints, Ints]:
     """Returns the runs by the n-gram that they continue, the most counted first, then the latest, at most MAX_FOLLOWERS
     of each; and the number of runs for each n-gram."""
+    # lexsort sorts by its last key first.
     order = np.lexsort((-runs.lasts, -runs.counts, ngrams))
     sizes = np.bincount(ngrams, minlength=num_ngrams)
     ranks = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -263,6 +272,7 @@ def _followers_of(ngrams: Ints, runs: Runs, num_ngrams: int) -> tuple[Ints, Ints
 
 def _array(typecode: str, parts: Sequence[npt.NDArray[np.generic]]) -> array[int]:
     """Returns the parts in a row, as an array whose items are read far more quickly than numpy's."""
+    # The platform decides how wide the items of a typecode are, so numpy's type is named after `itemsize`.
     items: array[int] = array(typecode)
     for part in parts:
         items.frombytes(part.astype(f"{'i' if typecode == 'i' else 'u'}{items.itemsize}").tobytes())
@@ -325,7 +335,8 @@ def runs_of(text: Text, max_len: int) -> list[Runs]:
     found = []
     for n in range(1, max_len + 1):
         is_member = depths >= n
-        # Runs of n tokens differ where those of n - 1 do, or where the token farthest back does.
+        # Runs of n tokens differ where those of n - 1 do, or where the token farthest back does. Places that are no
+        # members stand before the members of their group, so equal runs are always next to each other.
         tokens = np.where(is_member, text.tokens[np.maximum(order - (n - 1), 0)], -1)
         is_new[1:] |= tokens[1:] != tokens[:-1]
         members, begins = order[is_member], is_new[is_member]

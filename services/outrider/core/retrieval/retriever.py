@@ -91,6 +91,7 @@ class Retriever:
         """
         known = [*self._tail, *token_ids]
         if rejected is not None and token_ids:
+            # token_ids are the end of `known`. At place 0 there is no context to remember the refusal by.
             place = len(known) - (len(token_ids) - rejected_at if rejected_at >= 0 else -rejected_at)
             if place > 0:
                 self._reject(known, place, rejected)
@@ -120,6 +121,7 @@ class Retriever:
         return None if found.tier is None else self._from_tiers(context, found, self._length + len(behind), max_len)
 
     def _look_up(self, context: Sequence[TokenId], max_len: int) -> Continuation:
+        # Read anew for each look-up, because others may have replaced the copies meanwhile.
         if self._source is not None:
             tiers = self._plan.tiers
             self._tiers.prior = self._source.prior if Source.PRIOR in tiers else None
@@ -142,6 +144,7 @@ class Retriever:
             above = tip if parent < 0 else nodes[parent]
             node = None if above is None else tree.add(above, token_id, math.log(self._calibration.rate(key)), key[0])
             nodes.append(node)
+            # Where a draft model's node stands already, a verdict will be on that, not on this guess.
             if node is not None and node.source is key[0]:
                 self._pending[node] = key
 
@@ -153,8 +156,10 @@ class Retriever:
 
     def judge(self, chain: Sequence[Node], num_accepted: int) -> None:
         """Learns from a verdict on a chain: the tokens that the target accepted, and the one that it refused."""
+        # Behind the refused token the target has judged nothing.
         for index, node in enumerate(chain[: num_accepted + 1]):
             key = self._pending.get(node)
+            # A draft model's claim may have replaced the guess since.
             if key is not None and node.source is key[0]:
                 self._calibration.add(key, index < num_accepted)
         self._pending = {node: key for node, key in self._pending.items() if node.state is NodeState.LIVE}
@@ -188,6 +193,7 @@ class Retriever:
                 break
             path = self._best_path(found, position + len(token_ids))
             for place, (token_id, share) in enumerate(path):
+                # A token counts only if those before it are right, and then it has matched so many tokens more.
                 key = key_of(found.tier, found.match_len + place, share)
                 probability *= rate_of(key)
                 if probability < min_probability:
@@ -209,6 +215,7 @@ class Retriever:
             node = node.parent
         context.reverse()
         missing = longest - len(context)
+        # Tested, because [-0:] would be the whole tail.
         return [*self._tail[-missing:], *context] if missing else context
 
     def judge_phrase(self, keys: Sequence[RetrievalKey], num_accepted: int) -> None:
@@ -221,6 +228,7 @@ class Retriever:
         branch that the noise prefers there."""
         length, token_ids = num_chained(found), found.token_ids
         path = [(token_id, 1.0) for token_id in token_ids[:length]]
+        # A path of one token has no second place: its group then stays alone, and is passed over.
         groups: list[list[int]] = [[0], [1]]
         for index in range(length, len(token_ids)):
             # An alternative at the first place follows the context, one at the second the first node.
@@ -277,10 +285,11 @@ class Retriever:
         shares = [(child, max(1, found.counts[child]) / total) for child in children]
         if not self._is_ranked_by_noise:
             return shares
-        index = position - self._num_prompt_tokens
+        index = position - self._num_prompt_tokens  # noise is keyed by the output index
         noise = gumbel_of(self._sampling.seed, index, [found.token_ids[child] for child in children])
         scores = [SHARPNESS * (math.log(share) + g) for (_, share), g in zip(shares, noise, strict=True)]
         best = max(scores)
+        # Relative to the best one, so that no exponential overflows.
         weights = [math.exp(score - best) for score in scores]
         scale = sum(weights)
         ranked = [(child, weight / scale) for (child, _), weight in zip(shares, weights, strict=True)]

@@ -146,10 +146,12 @@ class TokenRing:
             return NOTHING
         index = self._index
         indexed = index.matches(tail, len(tail)) if index else NO_MATCHES
+        # Fresh matches that are as long as the indexed ones are counted together with them.
         match_len, fresh = self._fresh_matches(tail, max(indexed.match_len, 1))
         runs: list[tuple[TokenId, ...]] = []  # oldest first
         if index and match_len <= indexed.match_len:
             match_len = indexed.match_len
+            # Sorted, because the index has them in the order of their contexts, not of the text.
             runs += [index.following(position, max_continuation_len) for position in sorted(indexed.positions)]
         for position in reversed(fresh):
             runs.append(decode_run(self._read(position, min(position + max_continuation_len, self._end))))
@@ -166,6 +168,7 @@ class TokenRing:
                 read_len = min(tail_len, position - buffer_start)
                 before = int.from_bytes(self._read(position - read_len, position), "little")
                 differing = (before << 32 * (tail_len - read_len) ^ tail_number).bit_length()
+                # Tokens that the buffer no longer has were read as zeros, which are token ids: they must not count.
                 common = min(tail_len - (differing + 31) // 32, read_len)
                 if common > match_len:
                     match_len, found = common, [position]
@@ -173,6 +176,7 @@ class TokenRing:
                     found.append(position)
             if found:
                 return match_len, found
+            # Every match that is long enough shares this key, so shorter keys would find none.
             if key_len <= min_match_len:
                 break
         return 0, []
@@ -227,12 +231,14 @@ class _FreshContexts:
     def _link(self, level: int, hashes: npt.NDArray[np.uint64], start: int) -> None:
         """Puts positions from start on before the chains of their hashes."""
         count = len(hashes)
+        # One sort by place and order: the order fits below the place, as there are at most MAX_FRESH_TOKENS of them.
         by_place = np.sort((hashes >> np.uint64(self._shift)).astype(np.int64) << 32 | np.arange(count))
         places, positions = by_place >> 32, start + (by_place & 0xFFFFFFFF)
         is_first = np.ones(count, bool)
         np.not_equal(places[1:], places[:-1], out=is_first[1:])
         before = np.empty(count, np.int64)
         before[1:] = positions[:-1]
+        # 0 where there is none: such a chain ends at position 0, which is older than any `oldest`.
         before[is_first] = self._latest[level, places[is_first]]
         distances = positions - before
         distances[distances >= self.size] = 0  # forgotten by now, or none
@@ -245,6 +251,7 @@ class _FreshContexts:
 
         end: position after the last token that was added.
         """
+        # The distances of positions before end - size have been overwritten; 0 stands for no position.
         oldest = max(oldest, end - self.size, 1)
         places = self._places(tail)
         for level, key_len in enumerate(self.KEY_LENS):
@@ -286,8 +293,10 @@ def _most_frequent(runs: Sequence[tuple[TokenId, ...]], match_len: int) -> Conti
     while len(agreeing) > 1:
         place = len(chain)
         counts: dict[TokenId, int] = {}  # the latest first
+        # All have a token at this place: runs that had ended were left out in the turn before.
         for run, weight in agreeing:
             counts[run[place]] = counts.get(run[place], 0) + weight
+        # The sort is stable: of equal counts the latest stays first.
         ranked = sorted(counts.items(), key=lambda follower: -follower[1]) if len(counts) > 1 else [*counts.items()]
         if place < len(FANOUT):
             alternatives += [(place, follower) for follower in ranked[1 : FANOUT[place]]]

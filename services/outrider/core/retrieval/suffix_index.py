@@ -94,7 +94,7 @@ class ContextIndex:
         has_context = np.zeros(len(backwards), bool)
         np.logical_and(is_token[1:], is_token[:-1], out=has_context[1:size])  # a token after it and one before
         order = places[has_context[places]].astype(np.int32)
-        order *= _WIDTH
+        order *= _WIDTH  # offsets in bytes from here on, which MAX_TOKENS keeps below 2**31
         return cls(backwards.astype(">i4").view(np.uint8).data, order.data)
 
     @property
@@ -112,6 +112,7 @@ class ContextIndex:
         query = struct.pack(f">{len(tail)}i", *reversed(tail))
         text, order, width = self._text, self._order, len(query)
         near = bisect_left(order, query, key=lambda offset: text[offset : offset + width].tobytes())
+        # In a sorted list no entry has a longer beginning in common with the query than the two beside its place.
         neighbours = [text[offset : offset + width].tobytes() for offset in order[max(near - 1, 0) : near + 1]]
         match_len = max((_common_len(query, neighbour) for neighbour in neighbours), default=0)
         if not match_len:
@@ -140,6 +141,7 @@ class ContextIndex:
         step = 1
         while step <= near and key(order[near - step]) == prefix:
             step *= 2
+        # The step before this one, half as long, still matched: the border lies between the two.
         first = bisect_left(order, prefix, max(near - step, 0), near - step // 2, key=key)
         step, end = 1, len(order)
         while near + step <= end and key(order[near + step - 1]) == prefix:
@@ -172,6 +174,7 @@ def known_tail(context: Sequence[TokenId]) -> Sequence[TokenId]:
 
 def _common_len(a: bytes, b: bytes) -> int:
     """Tokens that two strings of the same length have in common at their start."""
+    # Big-endian: the first byte that differs decides the highest bit.
     differing_bits = (int.from_bytes(a, "big") ^ int.from_bytes(b, "big")).bit_length()
     return len(a) // _WIDTH - (differing_bits + 31) // 32
 
@@ -189,7 +192,7 @@ def _sort(symbols: Tokens) -> npt.NDArray[np.int32]:
     key = key[order]
     slots = np.arange(size, dtype=np.int32)
     members = order  # what stands in these slots
-    rank = np.empty(size, np.int32)
+    rank = np.empty(size, np.int32)  # filled by the first turn, in which all are members
     while True:
         is_first = np.ones(len(key), bool)
         np.not_equal(key[1:], key[:-1], out=is_first[1:])
@@ -201,6 +204,7 @@ def _sort(symbols: Tokens) -> npt.NDArray[np.int32]:
         is_shared[:-1] |= is_shared[1:]
         slots = slots[is_shared]
         members = order[slots]
+        # Two ranks in one integer, which sorts as the pair does; neither is negative.
         key = rank[members].astype(np.int64) << 32
         key |= rank[np.minimum(members + depth, size - 1)]
         turn = np.argsort(key)
@@ -213,7 +217,7 @@ def _packed(symbols: Tokens) -> tuple[npt.NDArray[np.int64], int]:
     """For each place, as many symbols from there on as fit in 63 bits, and how many these are."""
     size = len(symbols)
     bits = max(int(symbols.max()).bit_length(), 1)
-    depth = min(63 // bits, INDEX_DEPTH)
+    depth = min(63 // bits, INDEX_DEPTH)  # 63, because the keys are signed
     padded = np.full(size + depth, symbols[-1], np.int64)
     padded[:size] = symbols
     key = padded[:size].copy()

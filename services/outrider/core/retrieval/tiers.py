@@ -49,6 +49,7 @@ class LocalTiers:
         """Marks a token that the target refused. Enough where the dynamic tier learns what it said instead."""
         tail = tuple(context[-self.max_match_len :])
         others = (other for other in self._refused.get(tail, ()) if other != token_id)
+        # The latest first: where there are too many, the oldest is forgotten.
         self._refused[tail] = (token_id, *others)[:MAX_FOLLOWERS]
 
     def lookup(self, context: Sequence[TokenId], max_match_len: int, max_continuation_len: int) -> Continuation:

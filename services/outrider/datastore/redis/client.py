@@ -76,6 +76,7 @@ class RedisClient:
         self._memory_budget_bytes = memory_budget_bytes
         self._functions = resources.files(__package__).joinpath("ngrams.lua").read_text()
         self._monitor: asyncio.Task[None] | None = None
+        # True at first, and for ever in a client that is not started: only a monitor could set it again.
         self._is_up = True
         self._problem = ""
         """The reason for which the monitor could not reach Redis the last time. Empty means that it could."""
@@ -113,6 +114,7 @@ class RedisClient:
             self._monitor.cancel()
             await asyncio.wait((self._monitor,))
             self._monitor = None
+        # To the pool these connections are in use. Its end disconnects such connections, too.
         self._lookup_connections.clear()
         await self._redis.aclose()
         await self._untimed.aclose()
@@ -136,6 +138,7 @@ class RedisClient:
             raise self.unavailable("it does not answer")
         try:
             with self._traced(commands):
+                # The setting is for one command of CONTEXTS_PER_CALL contexts, and Redis works them off in turn.
                 async with asyncio.timeout(self._lookup_timeout_s * len(commands)):
                     return await self._execute(commands, self._exchange)
         except TimeoutError:
@@ -161,6 +164,8 @@ class RedisClient:
             raise self.unavailable(self._problem)  # the monitor is trying: its callers need not wait for it one by one
         send = partial(self._send, is_transaction=is_transaction)
         with self._traced(commands):
+            # To send everything again is harmless: Redis refuses a call before its first write, and pipelines hold
+            # only commands that may be repeated (HSET, EXPIRE, reads).
             for _ in range(NUM_ATTEMPTS_WHEN_FULL - 1):
                 try:
                     return await self._execute(commands, send)
@@ -184,6 +189,7 @@ class RedisClient:
         """Raises StoreUnavailable or StoreFull for what redis-py raises in the body."""
         try:
             yield
+        # The order matters: the first two are RedisErrors as well, and TimeoutError is an OSError.
         except OutOfMemoryError as error:
             self.num_errors += 1
             raise StoreFull(f"Redis at {self._address} is full: {error}") from error
@@ -253,7 +259,8 @@ class RedisClient:
             if is_usable:
                 self._lookup_connections.append(connection)
             else:
-                # After a timeout its replies still come: the next lookup would take them for its own.
+                # After a timeout its replies still come: the next lookup would take them for its own, as it
+                # would those behind an error reply, at which the loop above stops.
                 await connection.disconnect(nowait=True)
                 await pool.release(connection)
 
@@ -288,7 +295,7 @@ class RedisClient:
 
     async def _watch_over(self, has_checked: asyncio.Event) -> None:
         """Checks again and again that Redis answers, and prepares it when it does so again."""
-        was_up: bool | None = None
+        was_up: bool | None = None  # not known yet, so that a failure of the first check is logged, too
         while True:
             try:
                 with self._errors_translated():
@@ -301,8 +308,10 @@ class RedisClient:
             except (StoreUnavailable, StoreFull) as error:
                 if was_up is not False:
                     log.warning("redis.lost", error=str(error))
+                # The cause alone: `unavailable` will put the address in front of it again.
                 self._is_up, self._problem, was_up = False, str(error.__cause__ or error), False
             has_checked.set()
+            # After the check, which has answered the requests that came while it ran.
             self._check_requested.clear()
             try:
                 async with asyncio.timeout(CHECK_S if was_up else RETRY_S):

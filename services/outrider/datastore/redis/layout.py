@@ -142,6 +142,7 @@ def corpus_entry(corpus: CorpusId) -> str:
 
 def corpus_of(entry: bytes) -> CorpusId:
     """Returns the prior that a member of `corpora` names."""
+    # Three parts whatever the names contain: a colon in one of them is percent-encoded.
     return CorpusId(*(unquote(part) for part in entry.decode().split(":")))
 
 
@@ -152,6 +153,7 @@ def pack(token_ids: Sequence[TokenId]) -> bytes:
 
 def unpack(tokens: bytes | memoryview) -> array[TokenId]:
     """Returns the tokens of `pack`. They stay an array: a list would take ten times the memory."""
+    # Through numpy, since what is stored is little-endian and an array has the byte order of this machine.
     return array("i", np.frombuffer(tokens, "<i4").astype(np.intc).tobytes())
 
 

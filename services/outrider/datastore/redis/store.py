@@ -128,9 +128,11 @@ class RedisStore:
             The session's position afterwards. If it is less than base_len, there was a gap, and nothing is stored.
         """
         head, limits = _record_head(scope), self._record_limits
+        # An empty range is false. There is one call even without tokens and drafts: its reply is the position.
         starts = range(0, len(accepted), layout.TOKENS_PER_CALL) or range(1)
         firsts = range(0, len(rejections), layout.REJECTIONS_PER_CALL) or range(1)
         # One call after the other, not a pipeline: Redis works a pipeline off in one go, and lookups wait behind it.
+        # Calls for further drafts begin where the tokens end, and so carry none.
         for number, start in enumerate((*starts, *([len(accepted)] * (len(firsts) - 1)))):
             tokens = accepted[start : start + layout.TOKENS_PER_CALL]
             # Refused drafts come with the last tokens, and after them. If the request is cut off before, the tokens
@@ -294,6 +296,7 @@ class RedisStore:
             for _, entries in await self._read_streams(last_ids, DOCUMENTS_PER_READ):
                 for entry_id, entry in entries:
                     document += entry[b"tokens"]
+                    # Only whole documents have an id to resume behind: what an error cuts off is read again.
                     if entry[b"open"] == b"0":
                         yield RingDocument(entry_id.decode(), layout.unpack(document))
                         document = b""
@@ -321,6 +324,8 @@ def _record_head(scope: Scope) -> tuple[str | int, ...]:
 @lru_cache(4096)
 def _lookup_head(scope: Scope, limits: Limits, longest: int) -> Command:
     """Returns the lookup Function, its keys, and all of its arguments but the contexts."""
+    # In the order of NGRAM_TIERS, in which Redis tries them at equal length. The two priors are there even if that tier
+    # is not asked for: the reply says which of them exists.
     keys = [layout.prior_key(corpus) for corpus in scope.corpus_ids]
     tiers = [Source.PRIOR, Source.PRIOR]
     rejected_index = 0
@@ -333,7 +338,7 @@ def _lookup_head(scope: Scope, limits: Limits, longest: int) -> Command:
     if scope.session_id:
         keys.append(layout.session_keys(scope).rejected)
         tiers.append(Source.REJECTED)
-        rejected_index = len(keys)
+        rejected_index = len(keys)  # Lua counts from 1, so that 0 means none
     digits = "".join(str(tier.value if tier in limits.tiers else 0) for tier in tiers)
     lengths = (limits.max_match_len, longest, limits.max_continuation_len)
     return ("FCALL_RO", "outrider_lookup_2", len(keys), *keys, digits, rejected_index, *lengths, FANOUT_DIGITS)

@@ -63,6 +63,7 @@ def num_layers_for(config: LlamaConfig, inflation: Inflation) -> int:
     hidden = config.hidden_size
     head_dim = config.head_dim or hidden // config.num_attention_heads
     num_keys = config.num_key_value_heads or config.num_attention_heads
+    # q and o are as wide as the query heads, k and v as the key-value heads; then gate, up and down, and two norms.
     attention = 2 * hidden * head_dim * (config.num_attention_heads + num_keys)
     layer = attention + 3 * hidden * inflation.intermediate_size + 2 * hidden
     rest = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2) + hidden
@@ -91,6 +92,7 @@ def inflate(model: LlamaForCausalLM, inflation: Inflation) -> LlamaForCausalLM:
             _copy_into_corner(trained[index], layer)
         layers.append(layer.eval())
     model.model.layers = layers
+    # The inner model holds the config, too.
     model.config = model.model.config = config
     return model
 
@@ -112,6 +114,7 @@ def _identity_layer(config: LlamaConfig, index: int, generator: torch.Generator)
     # On the meta device, where the random weights that the library would give the layer first cost no time.
     with torch.device("meta"):
         layer = LlamaDecoderLayer(config, index)
+    # Its memory holds anything until every parameter is written below. There are no buffers in a layer of Llama's.
     layer.to_empty(device="cpu")
     for name, parameter in layer.named_parameters():
         if "norm" in name:

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 LIST_NAME = "SHA256SUMS"
 """Name under which a folder holds the list of its files. The list does not contain itself."""
 
+# A star marks a file that `sha256sum --binary` has read.
 _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 _NUM_THREADS = 4
 """Hashing leaves the interpreter's lock, and more threads than this wait for the disk."""
@@ -48,7 +49,7 @@ def parse_list(text: str) -> dict[str, str]:
         match = _LINE.fullmatch(line)
         if match is None:
             raise UnusableList(f"line {number} is not a SHA-256 sum, two spaces and a file name")
-        path = match[2].removeprefix("./")
+        path = match[2].removeprefix("./")  # as in a list made with `find . -type f`
         if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
             raise UnusableList(f"line {number}: {path} leads out of the folder")
         if sums.setdefault(path, match[1].lower()) != match[1].lower():

@@ -116,8 +116,10 @@ def fetch(folder: Path, model: str, revision: str, sums: Mapping[str, str] | Non
 
         try:
             commit = hub.resolve(model, revision)
+            # Of a revision that is a commit the question was asked above.
             if commit == revision or not _is_there(folder, partial, model, commit, sums):
                 _download(partial, model, commit, sums)
+                # An empty folder may stand there, which a rename replaces; any other `_is_there` has refused or moved.
                 partial.rename(folder)
         except hub.NoSuchModel as error:
             raise Stopped(NOT_THERE, str(error)) from error
@@ -140,6 +142,7 @@ def _download(partial: Path, model: str, commit: str, sums: Mapping[str, str] | 
     print(f"{model} at {commit}: {len(files)} files, {sum(file.num_bytes for file in files)} bytes", flush=True)
     _clear(partial, {file.path for file in files})
     hub.download(model, commit, files, partial, lambda path: print(f"{path}: downloaded", flush=True))
+    # `hub.download` has checked files against the hub's SHA-256 where it lists one: only the others are read again.
     actual = listed | sum_files(partial, [file.path for file in files if file.path not in listed])
     if sums is not None:
         compare_sums(actual, sums)
@@ -200,6 +203,7 @@ def _is_there(folder: Path, partial: Path, model: str, commit: str, sums: Mappin
             compare_sums(kept, sums)
     except WrongFiles as error:
         print(f"{folder}: {error}; downloading it again", file=sys.stderr, flush=True)
+        # A rename does not replace a folder that holds something.
         if partial.exists():
             shutil.rmtree(partial)
         folder.rename(partial)
@@ -225,6 +229,7 @@ def _delete(partial: Path, paths: Sequence[str]) -> None:
 def _alone(lock: Path, model: str) -> Iterator[None]:
     """Waits until no other process fetches into the folder. The file stays: another may be waiting for it."""
     with lock.open("w") as file:
+        # The kernel releases this lock when the process ends, in whatever way.
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -87,6 +87,7 @@ def resolve(model: str, revision: str) -> str:
 def list_files(model: str, commit: str) -> list[HubFile]:
     """The files that loading needs. Raises NoSuchModel, HubFailed."""
     with _one_line_errors(model, commit):
+        # Not recursive: loading reads nothing below the top.
         entries = list(HfApi().list_repo_tree(model, revision=commit))
     files = [
         HubFile(entry.path, entry.size, entry.blob_id, entry.lfs.sha256 if entry.lfs is not None else None)
@@ -145,6 +146,7 @@ def _check(path: Path, file: HubFile) -> None:
         if file.sha256 is not None:
             name, expected, actual = "SHA-256", file.sha256, hashlib.file_digest(content, "sha256").hexdigest()
         else:
+            # Git names a blob by the SHA-1 of this header and its content.
             digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
             digest.update(content.read())
             name, expected, actual = "git's sum", file.blob_id, digest.hexdigest()
@@ -159,6 +161,7 @@ def _one_line_errors(model: str, revision: str) -> Iterator[None]:
         yield
     except HFValidationError as error:
         raise NoSuchModel(f"{model} is no name of a model on the hub") from error
+    # In this order: a GatedRepoError is a RepositoryNotFoundError, that is an HfHubHTTPError, and that is an OSError.
     except GatedRepoError as error:
         raise NoSuchModel(f"{model} is gated: HF_TOKEN must be of somebody who has accepted its terms") from error
     except RevisionNotFoundError as error:

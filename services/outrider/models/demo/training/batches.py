@@ -67,6 +67,7 @@ def mixed_batches(stream: TokenStream, target: LlamaForCausalLM, minutes: float,
 
 def draw_windows(stream: TokenStream, generator: np.random.Generator, count: int, length: int) -> Tensor:
     """Random windows of ``length`` tokens and the one that follows them."""
+    # The upper bound is exclusive: the last window there is ends with the last token.
     starts = generator.integers(0, len(stream) - length, size=count)
     return torch.from_numpy(np.stack([stream[start : start + length + 1] for start in starts]))
 
@@ -78,6 +79,7 @@ def _sample_pool(stream: TokenStream, target: LlamaForCausalLM, seconds: float, 
     begun = time.perf_counter()
     rows: list[Tensor] = []
     while not rows or time.perf_counter() - begun < seconds:
+        # `draw_windows` adds one token: SAMPLE_PROMPT of them here, and SAMPLE_LENGTH + 1 with the continuation.
         prompts = draw_windows(stream, starts, SAMPLES_AT_ONCE, SAMPLE_PROMPT - 1)
         temperature = SAMPLE_TEMPERATURES[len(rows) % len(SAMPLE_TEMPERATURES)]
         missing = SAMPLE_LENGTH + 1 - SAMPLE_PROMPT
@@ -100,6 +102,7 @@ def sample_continuations(
     cache = StaticCache(config=model.config, max_cache_len=prompts.shape[1] + new_tokens)
     pieces = [prompts]
     for _ in range(new_tokens):
+        # The prompts at first, then one token each: the cache has the rest.
         logits = model(input_ids=pieces[-1], past_key_values=cache, use_cache=True).logits[:, -1]
         if temperature == 0:
             pieces.append(logits.argmax(-1, keepdim=True))

@@ -118,6 +118,7 @@ def build_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the layers, AdamW for embedding and norms."""
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
+    # The head is tied to the embedding, and `named_parameters` yields what is shared once, as the embedding.
     for name, parameter in model.named_parameters():
         inside = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
         (matrices if inside else others).append(parameter)

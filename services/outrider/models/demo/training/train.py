@@ -97,7 +97,7 @@ class _Run:
         seed: int,
         earlier: dict[str, Any] | None = None,
     ) -> None:
-        torch.manual_seed(seed)
+        torch.manual_seed(seed)  # before the model is made, whose first weights are drawn then
         self.folder = folder
         self.seed = seed
         self.stream = encode_files(load_tokenizer(folder), corpus.train, shuffle_seed=seed)

@@ -42,6 +42,7 @@ def train_tokenizer(sources: Sequence[SourceFile], context: int) -> PreTrainedTo
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY_SIZE,
         special_tokens=[END_OF_TEXT],
+        # All 256 bytes: any text can be encoded, whatever the corpus lacks.
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -52,6 +53,7 @@ def train_tokenizer(sources: Sequence[SourceFile], context: int) -> PreTrainedTo
         eos_token=END_OF_TEXT,
         pad_token=END_OF_TEXT,
         model_max_length=context,
+        # The clean-up drops spaces before punctuation; code would not come back as it was.
         clean_up_tokenization_spaces=False,
         chat_template=CHAT_TEMPLATE,
     )

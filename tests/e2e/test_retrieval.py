@@ -21,6 +21,7 @@ from outrider_cli.local.stack import LocalStack, Service, StackConfig
 from outrider_client.blocking import BlockingClient
 from outrider_client.channel import open_blocking
 from outrider_client.generation import Result
+from tests.support.waiting import until_true
 
 pytestmark = pytest.mark.slow
 
@@ -83,14 +84,6 @@ def accepted(result: Result) -> dict[Source, int]:
     return {Source(count.source): count.num_tokens for count in result.summary.accepted_by_source}
 
 
-def until(condition: object, timeout_s: float = 10.0) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def ring_of(stack: LocalStack, tenant: str) -> int:
     """Tokens in a tenant's ring, as the datastore holds it."""
     assert stack.datastore is not None
@@ -114,14 +107,14 @@ def load_prior(stack: LocalStack, said: Result) -> None:
 
 def test_a_session_leaves_nothing_behind(stack: LocalStack, empty: redis.Redis) -> None:
     generate(stack.address)
-    until(lambda: not empty.keys("outrider:*"))
+    until_true(lambda: not empty.keys("outrider:*"))
 
 
 def test_a_tenant_finds_again_what_it_has_said_and_no_other_tenant_does(
     stack: LocalStack, other_tenant: Service, empty: redis.Redis
 ) -> None:
     first = generate(stack.address, retrieval_scope="tenant")
-    until(lambda: empty.keys("*ring"))
+    until_true(lambda: empty.keys("*ring"))
     again = [generate(stack.address, retrieval_scope="tenant") for _ in range(3)][-1]
     assert again.token_ids == first.token_ids
     found = accepted(again)
@@ -139,7 +132,7 @@ def test_spacelike_repeats_its_tenants_text_in_few_rounds(
     plain = generate(stack.address, method="off", seed=11)
     first = generate(stack.address, method="spacelike", seed=11)
     assert first.token_ids == plain.token_ids
-    until(lambda: empty.keys("*ring"))
+    until_true(lambda: empty.keys("*ring"))
     again = [generate(stack.address, method="spacelike", seed=11) for _ in range(3)][-1]
     assert again.token_ids == plain.token_ids
     assert accepted(again).keys() == {Source.RING}
@@ -159,7 +152,7 @@ def test_double_has_a_tail_from_the_prior_and_the_targets_text(stack: LocalStack
         assert result.token_ids == plain.token_ids
         return result
 
-    until(lambda: Source.PRIOR in accepted(double(max_match_len=8, max_phrase_len=1)))
+    until_true(lambda: Source.PRIOR in accepted(double(max_match_len=8, max_phrase_len=1)))
     for ablation in ({"target_retrieval": False}, {"tiers": ["dynamic", "rejected"]}):
         assert Source.PRIOR not in accepted(double(**ablation))
     assert accepted(double(target_retrieval=False)).keys() == {Source.DRAFT}
@@ -168,7 +161,7 @@ def test_double_has_a_tail_from_the_prior_and_the_targets_text(stack: LocalStack
 
 def test_who_does_not_contribute_is_not_found(stack: LocalStack, empty: redis.Redis) -> None:
     generate(stack.address, retrieval_scope="tenant", contribute=False)
-    until(lambda: not empty.keys("*:s:*"))
+    until_true(lambda: not empty.keys("*:s:*"))
     assert not empty.keys("outrider:*shared")
     assert not empty.keys("outrider:*ring")
 
@@ -177,7 +170,7 @@ def test_all_tenants_find_what_was_contributed_to_all(
     stack: LocalStack, other_tenant: Service, empty: redis.Redis
 ) -> None:
     first = generate(stack.address, retrieval_scope="global", seed=5)
-    until(lambda: empty.keys("*g:ring"))
+    until_true(lambda: empty.keys("*g:ring"))
     again = [generate(other_tenant.address, retrieval_scope="global", seed=5) for _ in range(3)][-1]
     assert again.token_ids == first.token_ids
     found = accepted(again)
@@ -200,11 +193,11 @@ def test_a_prior_is_built_loaded_used_listed_and_deleted(stack: LocalStack, empt
     [corpus] = json.loads(run("list", "--address", stack.address, "--json"))
     assert corpus["corpus"] == "default"
     # The first round of the prior was greedy: so is this.
-    until(lambda: accepted(generate(stack.address, temperature=0, max_tokens=40)).get(Source.PRIOR, 0) > 20)
+    until_true(lambda: accepted(generate(stack.address, temperature=0, max_tokens=40)).get(Source.PRIOR, 0) > 20)
     draft_side = generate(stack.address, temperature=0, max_tokens=40, method="pearl", retrieval=True)
     assert draft_side.token_ids == generate(stack.address, temperature=0, max_tokens=40, method="off").token_ids
     run("delete", "default", "--address", stack.address)
-    until(lambda: Source.PRIOR not in accepted(generate(stack.address, temperature=0, max_tokens=40)))
+    until_true(lambda: Source.PRIOR not in accepted(generate(stack.address, temperature=0, max_tokens=40)))
     assert json.loads(run("list", "--address", stack.address, "--json")) == []
 
 
@@ -220,7 +213,7 @@ def test_a_hanging_datastore_delays_nothing_and_gets_all_later(stack: LocalStack
     finally:
         os.kill(stack.datastore.pid, signal.SIGCONT)
     num_tokens = hurt.num_prompt_tokens + NUM_TOKENS
-    until(lambda: [entry[1] for entry in empty.xrange(empty.keys("*ring")[0])] if empty.keys("*ring") else None)
+    until_true(lambda: [entry[1] for entry in empty.xrange(empty.keys("*ring")[0])] if empty.keys("*ring") else None)
     [(_, entry)] = empty.xrange(empty.keys("*ring")[0])
     assert len(entry[b"tokens"]) == 4 * num_tokens
     with BlockingClient(stack.address) as client:
@@ -238,6 +231,6 @@ def test_a_restarted_datastore_gets_the_rest_of_the_session(stack: LocalStack, e
         for _ in generation:
             pass
         result = generation.result
-    until(lambda: empty.keys("*ring"))
+    until_true(lambda: empty.keys("*ring"))
     [(_, entry)] = empty.xrange(empty.keys("*ring")[0])
     assert len(entry[b"tokens"]) == 4 * (result.num_prompt_tokens + 200)

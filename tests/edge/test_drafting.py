@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -18,6 +17,7 @@ from outrider_client.generation import Result
 from outrider_client.requests import Prompt
 from tests.support.scripted_cloud import Collaborate, ScriptedCloud, chunk, finished, serving, started, steering
 from tests.support.services import RunningVerifier, draft_model, running_edge
+from tests.support.waiting import until
 
 PROMPT = list(range(10, 20))
 TEXT = "def add(a, b):\n"
@@ -88,7 +88,7 @@ async def test_the_clouds_steering_pauses_and_changes_the_method() -> None:
         await context.write(chunk(7))
         await context.write(chunk(8))
         await context.write(steering(types_pb2.METHOD_SPECULATIVE, 6, forward_us=2000, round_trip_us=400))
-        late = [request.draft async for request in until(requests, len(PROMPT) + 2)]
+        late = [request.draft async for request in requests_until(requests, len(PROMPT) + 2)]
         assert len(late) == 1  # nothing was drafted meanwhile
         assert len(late[0].token_ids) == 6
         await context.write(finished(2))
@@ -96,7 +96,7 @@ async def test_the_clouds_steering_pauses_and_changes_the_method() -> None:
     await generate(collaborate, TEXT)
 
 
-async def until(
+async def requests_until(
     requests: AsyncIterator[verifier_pb2.CollaborateRequest], base_len: int
 ) -> AsyncIterator[verifier_pb2.CollaborateRequest]:
     async for request in requests:
@@ -167,12 +167,14 @@ async def test_the_first_token_does_not_wait_for_the_draft_model(
 
 async def loaded(client: Client) -> verifier_pb2.PeerInfo:
     """What the edge says of its draft model once that is there or has failed."""
-    for _ in range(6000):
+
+    async def ended() -> verifier_pb2.PeerInfo | None:
         speculator = (await client.info()).speculator
-        if "loading" not in speculator.last_error:
-            return speculator
-        await asyncio.sleep(0.01)
-    raise AssertionError("the draft model loads for a minute")
+        return None if "loading" in speculator.last_error else speculator
+
+    speculator = await until(ended)
+    assert isinstance(speculator, verifier_pb2.PeerInfo)
+    return speculator
 
 
 async def test_a_draft_model_that_cannot_be_loaded_is_said_and_done_without(verifier: RunningVerifier) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +24,7 @@ from outrider.verifier.engine import Engine as VerifierEngine
 from outrider.verifier.service import VerifierService
 from outrider.verifier.servicer import VerifierServicer
 from outrider.verifier.settings import VerifierSettings
+from tests.support.waiting import until
 
 
 @cache
@@ -84,13 +84,11 @@ class RunningEdge:
         )
 
 
-async def _settles(condition: object) -> bool:
-    assert callable(condition)
-    for _ in range(200):
-        if condition():
-            return True
-        await asyncio.sleep(0.01)
-    return False
+async def _settles(condition: Callable[[], bool]) -> bool:
+    try:
+        return bool(await until(condition))
+    except TimeoutError:
+        return False
 
 
 @asynccontextmanager

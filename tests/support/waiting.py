@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Callable
 
 WAIT_S = 60.0
@@ -20,3 +21,13 @@ async def until(condition: Callable[[], object], timeout_s: float = WAIT_S) -> o
             if found:
                 return found
             await asyncio.sleep(0.002)
+
+
+def until_true(condition: Callable[[], object], timeout_s: float = WAIT_S) -> object:
+    """Does what `until` does, where there is no event loop."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(0.01)
+    return found

@@ -210,6 +210,7 @@ def stack_config(config: BenchConfig, rtt_ms: float) -> StackConfig:
         # Without a round trip there is no proxy either: even one that delays nothing would cost each message a hop.
         link=LinkSettings(delay_ms=rtt_ms / 2) if rtt_ms else None,
         num_threads=1,
+        cores=config.cores,
         **pins,
     )
 

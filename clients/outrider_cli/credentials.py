@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
 from typing import Annotated, Any
 
 import typer
 
 from outrider.security.callers import Role
+from outrider_cli.failures import FlagError, reported
 
 TOKEN_BYTES = 32
 """Random bytes of a token. They cannot be guessed, so the hash needs neither salt nor a slow function."""
@@ -28,10 +30,13 @@ def new(
     role: Annotated[list[Role], typer.Option(help="What the caller may do. Can be repeated.", show_default=False)],
     tenant: Annotated[str, typer.Option(help="Whom it belongs to. Default: nobody.", show_default=False)] = "",
     num_sessions: Annotated[int | None, typer.Option(help="Most sessions of the tenant at a time.", min=1)] = None,
-    requests_per_minute: Annotated[float | None, typer.Option(help="Most requests of the tenant.", min=0)] = None,
-    tokens_per_minute: Annotated[float | None, typer.Option(help="Most generated tokens of the tenant.", min=0)] = None,
+    requests_per_minute: Annotated[float | None, typer.Option(help="Most requests of the tenant.")] = None,
+    tokens_per_minute: Annotated[float | None, typer.Option(help="Most generated tokens of the tenant.")] = None,
 ) -> None:
     """Prints a new token, and below it the entry for the file. The token is kept nowhere."""
+    with reported():
+        _check_rate("--requests-per-minute", requests_per_minute)
+        _check_rate("--tokens-per-minute", tokens_per_minute)
     token = secrets.token_urlsafe(TOKEN_BYTES)
     entry: dict[str, Any] = {"token_sha256": hashlib.sha256(token.encode()).hexdigest()}
     if tenant:
@@ -42,8 +47,15 @@ def new(
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
     }
-    limits = {name: value for name, value in limits.items() if value}
+    limits = {name: value for name, value in limits.items() if value is not None}
     if limits:
         entry["limits"] = limits
     typer.echo(token)
     typer.echo(json.dumps(entry))
+
+
+def _check_rate(flag: str, per_minute: float | None) -> None:
+    """Raises FlagError for a rate that a server would refuse in its file."""
+    # Not `min` of the option, which lets the bound itself through.
+    if per_minute is not None and not 0 < per_minute < math.inf:
+        raise FlagError(flag, "a number > 0", per_minute)

@@ -1,6 +1,7 @@
 """The bare loop as a baseline of the benchmark, what one forward costs, and how often the draft model is right.
 
-    python -m outrider_bench.workers.bare --target demo/target-100m --draft demo/draft --dtype bf16 --draft-dtype fp32
+    python -m outrider_bench.workers.bare --target demo/target-100m --draft demo/draft \\
+        --dtype bfloat16 --draft-dtype float32
 
 The same runner and sampler as the verifier's, in one thread: a forward of one row, a draw, the next forward. No
 services, no session, no stream. What the verifier takes longer with speculation off is the price of being a service.
@@ -8,19 +9,17 @@ services, no session, no stream. What the verifier takes longer with speculation
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from outrider.core.params import SamplingParams
-from outrider.models.loading import build_hf_model
 from outrider.models.runner import Runner, Segment
 from outrider.models.sampling import Sampler
 from outrider.models.text import TextCodec
 from outrider.models.timing import measure_forward
-from outrider_bench.workers.worker import Handler, Stopwatch, describe_model, pin, serve
+from outrider_bench.workers.worker import Handler, Stopwatch, serve_pair
 
 
 class BareBaseline:
@@ -82,22 +81,12 @@ class BareBaseline:
 
 def main() -> None:
     """Runs the worker."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("target", "draft", "dtype", "draft-dtype"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--core", type=int)
-    flags = parser.parse_args()
 
-    def load() -> tuple[dict[str, Any], Mapping[str, Handler]]:
-        pin(flags.core)
-        target, tokenizer = build_hf_model(flags.target, flags.dtype)
-        draft, _ = build_hf_model(flags.draft, flags.draft_dtype)
-        # Described first: a runner packs the weights its own way.
-        hello = {"target": describe_model(target, flags.target), "draft": describe_model(draft, flags.draft)}
+    def open_pair(target: Any, draft: Any, tokenizer: Any) -> Mapping[str, Handler]:
         baseline = BareBaseline(Runner(target), Runner(draft), TextCodec(tokenizer))
-        return hello, {"generate": baseline.generate, "measure": baseline.measure, "ranks": baseline.ranks}
+        return {"generate": baseline.generate, "measure": baseline.measure, "ranks": baseline.ranks}
 
-    serve(load)
+    serve_pair(__doc__, open_pair)
 
 
 if __name__ == "__main__":

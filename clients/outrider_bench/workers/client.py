@@ -1,7 +1,7 @@
 """Baselines in worker processes: one JSON object a line, requests on stdin, answers on stdout.
 
 A separate process gives a baseline what the verifier has: a core, one thread, and no other work in between. It
-also keeps torch out of this package; the workers belong to `outrider.models`.
+also keeps torch out of the process that measures.
 """
 
 from __future__ import annotations

@@ -12,12 +12,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from typing import Any, cast
@@ -35,6 +34,7 @@ from outrider.datastore.settings import DatastoreSettings
 from outrider.datastore.types import TIERS, Limits, Scope
 from outrider.server.settings import parse_settings
 from outrider_bench.workers.replay import replay
+from outrider_bench.workers.worker import Handler, serve
 
 MAX_MATCH_LEN, MAX_RING_MATCH_LEN = 4, 10
 CONTEXT_LEN = 16
@@ -43,8 +43,6 @@ COMMIT_LEN = 4
 FRESH_PART, MAX_FRESH = 16, 1 << 17
 """A ring is searched with one token in FRESH_PART, at most MAX_FRESH, not indexed: new documents come all the time. It
 is half the share at which the datastore builds again."""
-
-Handler = Callable[..., dict[str, Any]]
 
 
 def look_up_in_local_tiers(
@@ -211,29 +209,14 @@ HANDLERS: Mapping[str, Handler] = {
 }
 
 
-def serve(lines: Iterator[str]) -> None:
-    """Says hello, and answers until the lines end. A request that raises is answered with its error."""
-    # Libraries print to stdout when it pleases them; the protocol writes to its private copy of the descriptor.
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    sys.stdout = sys.stderr
-    print(json.dumps({"sorts": sorts()}), file=answers)
-    for line in lines:
-        message = json.loads(line)
-        try:
-            answer = HANDLERS[message.pop("operation")](**message)
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
-        print(json.dumps(answer), file=answers)
-
-
 def main() -> None:
-    """Entry of the process."""
+    """Runs the worker."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--core", type=int, help="Core to run on. Default: any.")
     core = parser.parse_args().core
     if core is not None:
         os.sched_setaffinity(0, {core})
-    serve(iter(sys.stdin))
+    serve(lambda: ({"sorts": sorts()}, HANDLERS))
 
 
 if __name__ == "__main__":

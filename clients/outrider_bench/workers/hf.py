@@ -1,6 +1,7 @@
 """transformers' own `generate` as a baseline of the benchmark, with the same weights.
 
-    python -m outrider_bench.workers.hf --target demo/target-100m --draft demo/draft --dtype bf16 --draft-dtype fp32
+    python -m outrider_bench.workers.hf --target demo/target-100m --draft demo/draft \\
+        --dtype bfloat16 --draft-dtype float32
 
 Three ways: plain, assisted by the draft model (`assistant_model`), and prompt lookup. End-of-sequence tokens are
 ordinary tokens in all of them, as they are to our services with `ignore_eos`, so every output has the same length.
@@ -8,7 +9,6 @@ ordinary tokens in all of them, as they are to our services with `ignore_eos`, s
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,8 +18,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from outrider.models.loading import build_hf_model
-from outrider_bench.workers.worker import Handler, Stopwatch, describe_model, pin, serve
+from outrider_bench.workers.worker import Stopwatch, serve_pair
 
 _ASSISTANT_DEFAULTS = {
     "num_assistant_tokens": None,
@@ -117,20 +116,7 @@ def _counted_rows(model: Any) -> Iterator[list[int]]:
 
 def main() -> None:
     """Runs the worker."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("target", "draft", "dtype", "draft-dtype"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--core", type=int)
-    flags = parser.parse_args()
-
-    def load() -> tuple[dict[str, Any], Mapping[str, Handler]]:
-        pin(flags.core)
-        target, tokenizer = build_hf_model(flags.target, flags.dtype)
-        draft, _ = build_hf_model(flags.draft, flags.draft_dtype)
-        hello = {"target": describe_model(target, flags.target), "draft": describe_model(draft, flags.draft)}
-        return hello, {"generate": HfBaseline(target, draft, tokenizer).generate}
-
-    serve(load)
+    serve_pair(__doc__, lambda *pair: {"generate": HfBaseline(*pair).generate})
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ The first line that a worker writes says that it is ready, and what it has loade
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Handler = Callable[..., dict[str, Any]]
+OpenPair = Callable[[Any, Any, Any], Mapping[str, Handler]]
 
 
 def pin(core: int | None) -> None:
@@ -38,6 +40,32 @@ def serve(load: Callable[[], tuple[dict[str, Any], Mapping[str, Handler]]]) -> N
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
         print(json.dumps(answer), file=answers)
+
+
+def serve_pair(description: str | None, open_pair: OpenPair) -> None:
+    """Runs a worker that holds a target and a draft model, named by its flags.
+
+    Args:
+        description: Of the program, for --help.
+        open_pair: Makes the handlers of the target, the draft model and the target's tokenizer.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("target", "draft", "dtype", "draft-dtype"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--core", type=int, help="Core to run on. Default: any.")
+    flags = parser.parse_args()
+
+    def load() -> tuple[dict[str, Any], Mapping[str, Handler]]:
+        from outrider.models.loading import build_hf_model
+
+        pin(flags.core)
+        target, tokenizer = build_hf_model(flags.target, flags.dtype)
+        draft, _ = build_hf_model(flags.draft, flags.draft_dtype)
+        # Described first: a runner packs the weights its own way.
+        hello = {"target": describe_model(target, flags.target), "draft": describe_model(draft, flags.draft)}
+        return hello, open_pair(target, draft, tokenizer)
+
+    serve(load)
 
 
 class Stopwatch:

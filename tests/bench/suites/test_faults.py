@@ -218,9 +218,9 @@ def test_a_report_tells_of_every_generation_that_went_wrong() -> None:
 def test_what_must_be_known_is_said_before_any_number() -> None:
     config = {**results_of(observed())["config"], "is_quick": True}
     text = report_of(
-        results_of(observed(), config=config, interrupted=True, failures={"run": "ChildFailed: gone"})
+        results_of(observed(), config=config, interrupted=True, failures={"run": "ProcessFailed: gone"})
     ).to_markdown()
-    for note in (QUICK_NOTE, "faults and numbers are missing", "run failed: ChildFailed: gone"):
+    for note in (QUICK_NOTE, "faults and numbers are missing", "run failed: ProcessFailed: gone"):
         assert 0 <= text.index(note) < text.index("| seen |")
 
 

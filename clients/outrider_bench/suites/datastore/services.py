@@ -15,9 +15,6 @@ from outrider_cli.local.process import ManagedProcess
 from outrider_cli.local.redis import LocalRedis, find_program
 from outrider_cli.local.stack import ANY_PORT, Service
 
-_START_TIMEOUT_S = 10.0
-_POLL_S = 0.002
-
 
 @dataclass(frozen=True)
 class DatastoreServices:
@@ -32,7 +29,7 @@ def running_services(
     run: DatastoreRun, name: str, num_replicas: int = 1, *, is_durable: bool = False
 ) -> Iterator[DatastoreServices]:
     """A Redis, and replicas on it, while the block runs. `name` tells their logs apart. To be called by a thread that
-    lives as long as they shall. Raises ChildFailed, RedisFailed, RedisNotFound."""
+    lives as long as they shall. Raises ProcessFailed, RedisFailed, RedisNotFound."""
     folder = run.folder / name
     folder.mkdir()
     with ExitStack() as exits:

@@ -99,8 +99,10 @@ class FaultStack:
         return {"redis": self.redis.pid, **{name: service.pid for name, service in self.services.items()}}
 
     async def suffer(self, fault: Fault, on_begin: Callable[[], None], on_return: Callable[[], None]) -> None:
-        """Waits until the part is free, hurts it until it is back, and leaves it alone for a while. Raises ChildFailed,
-        RedisFailed."""
+        """Waits until the part is free, hurts it until it is back, and leaves it alone for a while.
+
+        Raises ProcessFailed and RedisFailed.
+        """
         async with self._locks[fault.part]:
             on_begin()
             if fault.kind in (PARTITION, CUT, GARBAGE, SLOW):

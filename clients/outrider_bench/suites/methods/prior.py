@@ -76,7 +76,7 @@ async def build_prior(
         num_tokens: As far as they are continued.
 
     Raises:
-        ChildFailed: The services could not be started.
+        ProcessFailed: The services could not be started.
         OutriderError: A generation failed.
     """
     plan = BuildPlan(other_prompts(sizes.prior_prompts), BUILD_ROUNDS, sizes.prior_tokens)

@@ -155,7 +155,7 @@ async def start(
         running_services(
             StackConfig(
                 target=sizes.target,
-                cores=config.cores or None,
+                cores=config.cores,
                 verifier_arguments=verifier,
                 speculator_arguments=speculator,
                 datastore_arguments=datastore,

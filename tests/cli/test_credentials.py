@@ -1,0 +1,44 @@
+"""Tokens for callers, as `outrider credentials new` makes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider.security.credentials import credential_book
+from outrider_cli.app import app
+
+runner = CliRunner()
+
+
+def new(*flags: str) -> tuple[str, dict[str, object]]:
+    """The token and the entry."""
+    result = runner.invoke(app, ["credentials", "new", "--role", "generate", *flags])
+    assert result.exit_code == 0, result.output
+    token, entry = result.stdout.splitlines()
+    return token, json.loads(entry)
+
+
+def test_an_entry_is_what_a_server_reads(tmp_path: Path) -> None:
+    limits = ("--num-sessions", "3", "--requests-per-minute", "0.5", "--tokens-per-minute", "1e4")
+    token, entry = new("--tenant", "acme", *limits)
+    file = tmp_path / "credentials.json"
+    file.write_text(json.dumps([entry]), encoding="utf-8")
+    book = credential_book(str(file), has_client_certificates=False)
+    caller = book.current().with_token(token)
+    assert caller is not None
+    assert caller.tenant == "acme"
+    assert (caller.limits.num_sessions, caller.limits.requests_per_minute) == (3, 0.5)
+    assert caller.limits.tokens_per_minute == 1e4
+    assert "limits" not in new()[1]
+
+
+@pytest.mark.parametrize("flag", ["--requests-per-minute", "--tokens-per-minute"])
+@pytest.mark.parametrize("rate", ["0", "-1", "nan", "inf"])
+def test_a_rate_that_a_server_would_refuse_is_refused(flag: str, rate: str) -> None:
+    result = runner.invoke(app, ["credentials", "new", "--role", "generate", f"{flag}={rate}"])
+    assert result.exit_code == 2
+    assert f"error: {flag} must be a number > 0, got" in result.stderr

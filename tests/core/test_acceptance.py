@@ -89,6 +89,27 @@ def test_a_bias_of_zero_on_all_there_is_changes_nothing(num_biased: int) -> None
     assert sparse_row([7, 3], [0.6, 0.4], 0.0, num_biased) == sparse_row([7, 3], [0.6, 0.4])
 
 
+@pytest.mark.parametrize("rest", [0.0, 5e-324, 1e-320])
+def test_a_bias_of_zero_changes_nothing_where_all_behind_the_biased_tokens_underflows(rest: float) -> None:
+    assert sparse_row([7, 3, 5], [1.0, rest, rest], 0.0, 1) == sparse_row([7, 3, 5], [1.0, rest, rest])
+
+
+@given(
+    st.lists(st.floats(0, 1), max_size=100).map(lambda values: [1.0, *sorted(values, reverse=True)]),
+    st.floats(0, 1),
+    st.integers(0, MAX_ROW_LEN),
+)
+def test_whatever_the_bias_leaves_something_can_be_drawn(
+    probabilities: list[float], bias: float, num_biased: int
+) -> None:
+    row = sparse_row(range(len(probabilities)), probabilities, bias, num_biased)
+    # Half a weight for each token, which its rounding may take or add.
+    assert abs(row.total - TOTAL_WEIGHT) <= MAX_ROW_LEN / 2
+    assert all(
+        weight > 0 and probabilities[token_id] > 0 for token_id, weight in zip(row.token_ids, row.weights, strict=True)
+    )
+
+
 def test_a_token_is_drawn_by_its_weight_exactly() -> None:
     row = SparseRow([9, 4, 6], [1, 2, 5])
     found = [drawn_from(row, (2 * eighth + 1) * 2**60) for eighth in range(8)]

@@ -135,8 +135,10 @@ def test_a_hit_is_a_next_token_that_the_tree_has() -> None:
 def test_a_stop_token_inside_the_accepted_run_ends_the_text_before_it() -> None:
     session = chain_session(1, 2, 3, stop_token_ids=frozenset({2}))
     verdict = session.apply(session.next_chain(), [1, 2, 3, 0])
-    assert verdict.token_ids == (1,)
+    assert (verdict.token_ids, verdict.sources) == ((1,), (Source.DRAFT,))
     assert (verdict.finish_reason, verdict.stop_token_id) == (FinishReason.STOP, 2)
+    assert (verdict.num_accepted, verdict.accepted_rows) == (3, (1, 2, 3)), "the target has accepted the others, too"
+    assert session.statistics.num_accepted_tokens == 1
 
 
 def test_a_stop_token_at_once_commits_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import grpc
 import numpy as np
@@ -123,6 +124,58 @@ async def test_a_prior_that_is_being_loaded_expires_if_it_is_abandoned(store, sc
         for key in keys:
             assert 0 < await redis.ttl(key) <= LOADING_TTL_S
     await progress.aclose()
+
+
+async def test_a_load_that_takes_long_does_not_expire_while_it_goes_on(store, scope, redis_url):
+    progress = loading(store, scope)
+    await anext(progress)
+    async with Redis.from_url(redis_url) as redis:
+        keys = await redis.keys(full_keys(scope.tokenizer_hash))
+        assert len(keys) == 2
+        for key in keys:
+            await redis.expire(key, LOADING_TTL_S // 2)
+        await anext(progress)
+        for key in keys:
+            assert await redis.ttl(key) > LOADING_TTL_S // 2
+    await progress.aclose()
+
+
+def interrupted(store, monkeypatch, hurt) -> None:
+    """Has something done in front of each command of the store, and of each transaction as a whole."""
+    execute = store._client._execute
+
+    async def execute_later(commands, send):
+        replies = []
+        for part in [commands] if send.keywords["is_transaction"] else [[command] for command in commands]:
+            await hurt()
+            replies += await execute(part, send)
+        return replies
+
+    monkeypatch.setattr(store._client, "_execute", execute_later)
+
+
+async def is_listed(store, scope) -> bool:
+    """Returns True if the prior for all tenants is among those that are listed."""
+    return scope.corpus_id(ALL_TENANTS) in [info.id for info in await store.list_corpora()]
+
+
+async def test_a_load_is_listed_whenever_the_former_prior_is_deleted(store, open_store, scope, redis_url, monkeypatch):
+    other = open_store(redis_url)
+
+    async def delete() -> None:
+        with suppress(CorpusNotFound):
+            await other.delete_prior(scope.corpus_id(ALL_TENANTS))
+
+    interrupted(store, monkeypatch, delete)
+    await load(store, scope, [1, 2])
+    assert await is_listed(other, scope)
+
+
+async def test_a_deletion_leaves_what_is_loaded_meanwhile_listed(store, open_store, scope, redis_url, monkeypatch):
+    other = open_store(redis_url)
+    interrupted(store, monkeypatch, lambda: load(other, scope, [1, 2]))
+    await store.delete_prior(scope.corpus_id(ALL_TENANTS))
+    assert await is_listed(other, scope) == (await other.read_prior(scope.corpus_id(ALL_TENANTS)) is not None)
 
 
 async def test_a_deleted_corpus_is_gone_and_cannot_be_deleted_again(store, scope):

@@ -103,6 +103,26 @@ async def test_held_priors_are_limited_and_do_not_push_each_other_out(store, sco
     assert [held.lookup(each, [[1]], LIMITS)[0].match_len for each in (one, two)] == [0, 1]
 
 
+async def test_priors_that_nobody_looks_up_do_not_push_each_other_out_in_turn(store, scope, monkeypatch):
+    monkeypatch.setattr(held_priors, "IN_USE_S", 0.0)
+    read_prior, read = store.read_prior, []
+
+    async def counted(corpus):
+        read.append(corpus.corpus)
+        return await read_prior(corpus)
+
+    monkeypatch.setattr(store, "read_prior", counted)
+    held = HeldPriors(store, 3, 1)
+    one, two = (replace(scope, corpus=name) for name in ("one", "two"))
+    for each in (one, two):
+        await load(store, each, [1, 2])
+        held.hold(each.corpus_id(ALL_TENANTS))
+    for _ in range(3):
+        await held.refresh()
+        assert [held.lookup(each, [[1]], LIMITS)[0].match_len for each in (one, two)] == [0, 1]
+    assert read == ["one", "two"]
+
+
 async def test_the_names_of_priors_that_do_not_exist_are_limited(store, scope, monkeypatch):
     monkeypatch.setattr(held_priors, "MAX_NUM_PRIOR_IDS", 3)
     held = HeldPriors(store, 3, 1)

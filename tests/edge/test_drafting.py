@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -11,10 +13,15 @@ from typing import Any
 import grpc
 import pytest
 
+from outrider.edge.draft_model import DraftModel
+from outrider.edge.relay import Relay
+from outrider.edge.settings import EdgeSettings
+from outrider.models.loading import LoadedModel
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider_client.client import Client
 from outrider_client.generation import Result
 from outrider_client.requests import Prompt
+from tests.support import verifier_requests
 from tests.support.scripted_cloud import Collaborate, ScriptedCloud, chunk, finished, serving, started, steering
 from tests.support.services import RunningVerifier, draft_model, running_edge
 from tests.support.waiting import until
@@ -244,6 +251,76 @@ async def test_a_generation_too_many_goes_up_without_drafts(verifier: RunningVer
         assert await edge.is_idle()
         third = await client.complete(TEXT, max_tokens=8, ignore_eos=True, method="speculative")
         assert not third.summary.degraded
+
+
+async def test_a_generation_too_many_goes_up_without_drafts_before_the_first_one_drafts() -> None:
+    has_opened, may_end = asyncio.Event(), asyncio.Event()
+
+    async def collaborate(requests: Any, context: Any) -> None:
+        if not has_opened.is_set():
+            has_opened.set()
+            await may_end.wait()  # without a prompt the edge cannot draft
+        await context.write(started(PROMPT))
+        await context.write(finished(0))
+
+    async def plain(request: verifier_pb2.GenerateRequest, context: Any) -> None:
+        await context.write(verifier_pb2.GenerateResponse(started=started(PROMPT).started))
+        await context.write(verifier_pb2.GenerateResponse(finished=finished(0).finished))
+
+    async with (
+        serving(ScriptedCloud(collaborate, plain)) as address,
+        running_edge(address, model=draft_model(), max_num_sessions=1) as edge,
+        Client(edge.address) as client,
+    ):
+        first = asyncio.create_task(client.complete(TEXT, max_tokens=4, method="pearl"))
+        await has_opened.wait()
+        assert (await client.complete(TEXT, max_tokens=4, method="pearl")).summary.degraded
+        may_end.set()
+        assert not (await first).summary.degraded
+        assert not (await client.complete(TEXT, max_tokens=4, method="pearl")).summary.degraded
+        assert await edge.is_idle()
+
+
+async def test_the_prompt_is_not_copied_for_each_response() -> None:
+    async def collaborate(requests: Any, context: Any) -> None:
+        await anext(requests)
+        await context.write(started(PROMPT, shows_prompt=False))
+        for token_id in range(3):
+            await context.write(chunk(token_id))
+        await context.write(finished(3))
+
+    kept = []
+
+    async def write(response: verifier_pb2.GenerateResponse) -> None:
+        kept.append(relay._prompt_token_ids)
+
+    async with serving(ScriptedCloud(collaborate)) as address, running_edge(address, model=draft_model()) as edge:
+        prompt = verifier_requests.tokens(*PROMPT)
+        request = verifier_requests.request(prompt, method=types_pb2.METHOD_PEARL)
+        relay = Relay(request, edge.service.upstreams, edge.service.draft_model, write, lambda: None, 1.0)
+        await relay.run()
+    assert len(kept) == 5
+    assert list(kept[0]) == PROMPT
+    assert all(each is kept[0] for each in kept)
+
+
+async def test_a_draft_model_that_is_closed_while_it_loads_leaves_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_loading, may_end = threading.Event(), threading.Event()
+
+    def load(settings: EdgeSettings) -> LoadedModel:
+        is_loading.set()
+        may_end.wait()
+        return draft_model()
+
+    monkeypatch.setattr("outrider.models.loading.load_for", load)
+    before = set(threading.enumerate())
+    model = DraftModel(EdgeSettings(upstream="127.0.0.1:9", model="demo/draft"))
+    model.start()
+    await until(is_loading.is_set)
+    await model.close()
+    may_end.set()
+    await asyncio.get_running_loop().shutdown_default_executor()  # waits for the thread that loads
+    assert not [thread.name for thread in threading.enumerate() if thread not in before]
 
 
 def test_torch_is_not_imported_before_the_port_is_served() -> None:

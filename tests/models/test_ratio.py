@@ -105,6 +105,22 @@ def test_the_bias_is_in_the_row() -> None:
     assert row[0].q == sparse_row(ranked.indices.tolist(), ranked.values.tolist(), 0.25, 2)
 
 
+def test_where_a_low_temperature_leaves_only_the_biased_tokens_the_draft_is_drawn_as_without_a_bias() -> None:
+    logits = torch.tensor([[3.0, 30.0, 2.0, 1.0]])
+    params = SamplingParams(temperature=0.01)
+    biased = draft_candidates(logits, [DraftDraw(params, 5, 4, 0.0, 1)], 2)
+    assert biased == draft_candidates(logits, [DraftDraw(params, 5, 4)], 2)
+    assert biased[0][0] == Candidate(1, 0.0, SparseRow([1], [TOTAL_WEIGHT]))
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_a_filter_is_of_the_vocabulary_of_the_session(filters: dict[str, Any]) -> None:
+    logits = logits_of(11)
+    logits[0, 7:] = 20.0
+    padded = draft_candidates(logits, [DraftDraw(SamplingParams(**filters), 5, 7)], 3)
+    assert padded == draft_candidates(logits[:, :7], [DraftDraw(SamplingParams(**filters), 5, 7)], 3)
+
+
 def test_no_draft_is_beyond_the_vocabulary_of_the_session() -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 9:] = 20.0

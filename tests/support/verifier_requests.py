@@ -148,6 +148,11 @@ BAD_REQUESTS = {
         Code.INVALID_ARGUMENT,
         "sampling.seed must be set to resume",
     ),
+    "resume without seed or temperature": (
+        request(temperature=None, resume_token_ids=[5]),
+        Code.INVALID_ARGUMENT,
+        "sampling.seed must be set to resume",
+    ),
     "resume beyond max_tokens": (
         request(resume_token_ids=[5, 5, 5, 5, 5]),
         Code.INVALID_ARGUMENT,

@@ -36,8 +36,12 @@ async def test_a_message_of_ten_megabytes_is_refused(stub: Any, verifier: Runnin
 
 async def test_a_prompt_of_megabytes_is_refused_before_it_is_tokenized(stub: Any, verifier: RunningVerifier) -> None:
     text = "def add(a, b):\n" * 200_000
-    chat = verifier_pb2.ChatMessages(messages=[verifier_pb2.ChatMessage(role="user", content=text)])
-    for prompt in (verifier_pb2.Prompt(text=text), verifier_pb2.Prompt(chat=chat)):
+    message = verifier_pb2.ChatMessage
+    for prompt in (
+        verifier_pb2.Prompt(text=text),
+        verifier_pb2.Prompt(chat={"messages": [message(role="", content=text)]}),
+        verifier_pb2.Prompt(chat={"messages": [message(role=text, content="")]}),
+    ):
         error = await refusal(stub.Generate(request(prompt)))
         assert error.code() is Code.OUT_OF_RANGE
         assert error.details() == f"prompt must be shorter than the context of 2048 tokens, got {len(text)} characters"

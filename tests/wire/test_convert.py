@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 
+import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,6 +64,15 @@ def test_a_node_costs_about_six_bytes() -> None:
 def test_an_impossible_node_has_a_finite_cost() -> None:
     draft = Draft(1, 1, [0], [5], [-math.inf], Source.DRAFT)
     assert draft_from_proto(draft_to_proto(draft)).logprobs[0] < -30
+
+
+@pytest.mark.parametrize(("weights", "is_kept"), [([2**31 - 2, 1], True), ([2**31 - 1, 1], False)])
+def test_a_row_whose_weights_come_to_more_than_the_contract_allows_is_dropped(
+    weights: list[int], is_kept: bool
+) -> None:
+    message = types_pb2.Draft(token_ids=[5], q_rows=[types_pb2.SparseRow(token_ids=[5, 6], weights=weights)])
+    [row] = draft_from_proto(message).q_rows
+    assert (row is not None) == is_kept
 
 
 def test_a_summary_says_what_was_asked_for_only_where_it_was_replaced() -> None:

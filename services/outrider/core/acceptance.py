@@ -33,6 +33,8 @@ and some 300 with a large one. Half as many would halve that, and cost 4 % of th
 TOTAL_WEIGHT = 2**12
 """About the sum of a row's weights. With 16 bits instead of 12 a row is a fifth longer, and not one token in a thousand
 more is kept. Tokens too improbable for a weight are not drawn, and take no bytes."""
+LEAST_SUM = 1e-300
+"""Probabilities with a smaller sum cannot be scaled to weights: the factor would be infinite soon after."""
 
 
 class Drafted(Protocol):
@@ -60,15 +62,18 @@ def sparse_row(
 
     Args:
         token_ids: At least one; the most probable first. Those too improbable for a weight are left out.
-        probabilities: In parallel; positive, of any sum.
-        bias: SAGUARO sampling, section 4.2 (C): factor of the first `num_biased` probabilities (F). Where nothing
-            else is left, 0 counts as 1.
+        probabilities: In parallel; of any sum from `LEAST_SUM` on. All but the first may be 0.
+        bias: SAGUARO sampling, section 4.2 (C): factor of the first `num_biased` probabilities (F). Where it leaves
+            nothing, it counts as 1.
     """
     kept = list(probabilities[:MAX_ROW_LEN])
-    if bias < 1.0 and (bias > 0 or num_biased < len(kept)):
-        kept[:num_biased] = [bias * probability for probability in kept[:num_biased]]
+    if bias < 1.0:
+        biased = [bias * probability for probability in kept[:num_biased]] + kept[num_biased:]
+        # With a bias of 0, all tokens may be biased, or all behind them underflow, as they do at a low temperature.
+        if sum(biased) >= LEAST_SUM:
+            kept = biased
     scale = TOTAL_WEIGHT / sum(kept)
-    # Not empty: the greatest of at most 64 positive shares has a weight of 64 or more. `token_ids` may be longer.
+    # Not empty: the greatest of at most 64 shares has a weight of 64 or more. `token_ids` may be longer.
     pairs = [(t, weight) for t, p in zip(token_ids, kept, strict=False) if (weight := round(scale * p)) > 0]
     return SparseRow([t for t, _ in pairs], [weight for _, weight in pairs])
 

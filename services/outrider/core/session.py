@@ -33,9 +33,10 @@ class Verdict:
     num_drafted: int
     """Drafted tokens that were verified."""
     num_accepted: int
-    """Drafted tokens that were kept: a path from the root."""
+    """Drafted tokens that the target accepted: a path from the root. A stop among them, and those behind it, count
+    here and have their rows, but are neither committed nor in the statistics."""
     accepted_rows: tuple[int, ...]
-    """Rows of the kept tokens, the root being row 0."""
+    """Rows of the accepted tokens, the root being row 0."""
     base_len: int
     """Committed tokens before this verdict."""
     token_ids: tuple[TokenId, ...]

@@ -227,7 +227,8 @@ class HeldPriors:
             return True
         # There is one, as max_num_priors is at least 1, and `_priors` is in the order of the last lookup.
         oldest = loaded[0]
-        if time.monotonic() - oldest.last_used < IN_USE_S:
+        # Nor for one that is longer out of use: the two would be read and counted in turn, at every refresh.
+        if oldest.last_used >= wanted.last_used or time.monotonic() - oldest.last_used < IN_USE_S:
             return False
         oldest.version = oldest.tiers = None
         return True

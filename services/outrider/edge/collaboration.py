@@ -55,12 +55,14 @@ class Collaboration:
             may_open_early: Whether drafts may go up before the verifier has taken the generation on.
         """
         self._request, self._drafter, self._target = request, drafter, target
-        self._prompt_token_ids = list(prompt_token_ids)
+        self._prompt_token_ids = tuple(prompt_token_ids)
         self._output = list(request.resume_token_ids)
         self._limits = SpeculationLimits(
             max_num_speculative_tokens=target.max_num_speculative_tokens, max_num_rows=target.max_num_rows
         )
         self._session_id = uuid.uuid4().hex[:16]
+        # Now and not when it opens, which may be later: the place was free when the caller looked.
+        drafter.reserve(self._session_id)
         self._opened: SpeculationParams | None = None
         self._current: SpeculationParams | None = None
         self._is_over = False
@@ -71,7 +73,7 @@ class Collaboration:
             self._open_early()
 
     @property
-    def prompt_token_ids(self) -> Sequence[TokenId]:
+    def prompt_token_ids(self) -> tuple[TokenId, ...]:
         """Tokens of the prompt; empty until they are known."""
         return self._prompt_token_ids
 
@@ -132,7 +134,7 @@ class Collaboration:
     def _learn(self, response: verifier_pb2.CollaborateResponse) -> None:
         match response.WhichOneof("event"):
             case "started" if self._asks_for_prompt:
-                self._prompt_token_ids = list(response.started.prompt_token_ids)
+                self._prompt_token_ids = tuple(response.started.prompt_token_ids)
             case "steering":
                 self._steer(response.steering)
             case "chunk":

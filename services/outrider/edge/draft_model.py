@@ -57,17 +57,19 @@ class DraftModel:
 
     async def _load(self) -> None:
         try:
-            loaded = await asyncio.to_thread(_load_drafter, self._settings)
+            loaded = await asyncio.to_thread(_load_model, self._settings)
+            # Not in that thread, which loads on when `close` cancels this: nobody would stop the engine.
+            drafter = loaded if isinstance(loaded, str) else Drafter(loaded, self._settings)
         except Exception as error:
             # Generations go on without drafts, so this is no reason for the process to end.
             self._why_missing = f"the draft model cannot be loaded: {error}"
             log.exception("edge.draft_model_failed")
             return
-        if isinstance(loaded, str):
-            self._why_missing = loaded
-            log.error("edge.draft_model_failed", reason=loaded)
+        if isinstance(drafter, str):
+            self._why_missing = drafter
+            log.error("edge.draft_model_failed", reason=drafter)
             return
-        self.drafter = loaded
+        self.drafter = drafter
         log.info("edge.draft_model_loaded", model=self.drafter.model.model_id)
         self._on_loaded()
 
@@ -105,7 +107,7 @@ class Drafter:
     def __init__(self, model: LoadedModel, settings: EdgeSettings) -> None:
         self.model = model
         self._max_num_sessions = settings.max_num_sessions
-        # Kept here besides the engine's own, which change on its thread and later than a call of `open` or `close`.
+        # Kept here besides the engine's own, which change on its thread and later than a call of `reserve` or `close`.
         self._sessions: set[str] = set()
         from outrider.speculator.engine import Engine
 
@@ -126,6 +128,10 @@ class Drafter:
         """Sessions that hold keys and values right now."""
         return self._engine.num_sessions
 
+    def reserve(self, session_id: str) -> None:
+        """Takes the room of a session that is opened later; `close` gives it back."""
+        self._sessions.add(session_id)
+
     def open(
         self,
         session_id: str,
@@ -135,7 +141,7 @@ class Drafter:
         speculation: SpeculationParams,
         listener: DraftListener,
     ) -> None:
-        """Begins a session.
+        """Begins a session whose room is reserved.
 
         Raises:
             InvalidParameter: a token is outside the vocabulary.
@@ -149,7 +155,6 @@ class Drafter:
                 f"{len(token_ids)} tokens leave no room in the draft model's context of {self.model.max_context_len}"
             )
         spec = DraftSessionSpec(session_id, token_ids, num_prompt_tokens, sampling, speculation, self.model.vocab_size)
-        self._sessions.add(session_id)
         self._engine.open(spec, listener)
 
     def commit(self, session_id: str, token_ids: Sequence[TokenId], acknowledged_node_id: int) -> None:
@@ -180,11 +185,12 @@ class Drafter:
         self._engine.stop()
 
 
-def _load_drafter(settings: EdgeSettings) -> Drafter | str:
+def _load_model(settings: EdgeSettings) -> LoadedModel | str:
     """Loads the model in the thread that it is called in; returns the reason where the settings do not allow it."""
+    import outrider.speculator.engine  # noqa: F401 - a third of a second, which `Drafter` would take on the event loop
     from outrider.models.loading import CannotLoadModel, load_for
 
     try:
-        return Drafter(load_for(settings), settings)
+        return load_for(settings)
     except CannotLoadModel as error:
         return str(error)

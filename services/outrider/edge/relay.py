@@ -64,7 +64,9 @@ class Relay:
         self._request = verifier_pb2.GenerateRequest()
         self._request.CopyFrom(request)
         sampling = self._request.sampling
-        if not sampling.HasField("seed") and (not request.resume_token_ids or sampling.temperature == 0):
+        # An unset temperature reads as 0, and stands for 1.
+        is_greedy = sampling.HasField("temperature") and sampling.temperature == 0
+        if not sampling.HasField("seed") and (not request.resume_token_ids or is_greedy):
             # Chosen here, so that another verifier can go on with it, and the drafter has it before the first response.
             # Not for an application that resumes and sends no seed: one made up here would give it a wrong text. The
             # cloud refuses that request by name.
@@ -170,7 +172,7 @@ class Relay:
                 has_begun = True
                 event = collaboration.take(response)
                 # Kept for a next call, which can then draft from its beginning.
-                self._prompt_token_ids = tuple(collaboration.prompt_token_ids)
+                self._prompt_token_ids = collaboration.prompt_token_ids
                 if event is not None:
                     await self._pass_on(event)
         except grpc.aio.AioRpcError as error:

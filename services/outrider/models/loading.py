@@ -25,7 +25,8 @@ class UnknownModel(ValueError):
 
 
 class CannotLoadModel(Exception):
-    """The model of a service cannot be had, and trying again would not help. The message names the flag."""
+    """The model of a service cannot be had: mostly a matter of the settings, or else of a disk or the network. The
+    message names the flag."""
 
 
 class ModelFlags(Protocol):
@@ -106,7 +107,8 @@ def load_for(settings: ModelFlags) -> LoadedModel:
     """Loads the model of a service and sets the threads of its process. Takes seconds, and belongs in a thread.
 
     Raises:
-        CannotLoadModel: There is no such model, or none that the runner can run.
+        CannotLoadModel: There is no such model, none that the runner can run, or its files could not be read or
+            fetched, which may pass.
     """
     # Comes to 0 where neither is given: torch chooses.
     set_num_threads(settings.num_threads or len(settings.cores))

@@ -22,9 +22,13 @@ def _is_loopback(address: str) -> bool:
         return True
     for resolver in _RESOLVERS:
         if address.startswith(resolver):
-            # dns://authority/name asks that authority; dns:///name and dns:name ask the system's resolver.
             address = address.removeprefix(resolver)
-            address = address[address.find("/", 2) + 1 :] if address.startswith("//") else address
+            if address.startswith("//"):
+                # dns://authority/name asks that authority, which may answer anything for localhost, too; dns:///name
+                # and dns:name ask the system's resolver.
+                authority, _, address = address.removeprefix("//").partition("/")
+                if authority:
+                    return False
     host = _host_of(address)
     if host == "localhost":
         return True

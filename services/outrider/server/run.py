@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 
 class CannotLoad(Exception):
-    """The service cannot get ready, and trying again would not help. The message names the setting."""
+    """The service cannot get ready, and ends. The message names the setting."""
 
 
 class Service(Protocol):

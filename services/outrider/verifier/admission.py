@@ -114,7 +114,8 @@ def session_spec(
 def _check_length(prompt: verifier_pb2.Prompt, max_context_len: int) -> None:
     """Refuses what cannot fit, before seconds are spent on tokenizing it."""
     # At most one of the two is set. The other one, read all the same, is empty, and reading does not set it.
-    num_characters = len(prompt.text) + sum(len(message.content) for message in prompt.chat.messages)
+    num_in_chat = sum(len(message.role) + len(message.content) for message in prompt.chat.messages)
+    num_characters = len(prompt.text) + num_in_chat
     if num_characters > MAX_TOKEN_LEN * max_context_len:
         raise OutOfRange(
             f"prompt must be shorter than the context of {max_context_len} tokens, got {num_characters} characters"

@@ -106,7 +106,8 @@ class Generation:
         whenever that changes.
 
         Raises:
-            Unavailable: the engine could not go on.
+            RpcError: the one that `fail` was given, after the verdicts before it: Unavailable if the engine could not
+                go on.
         """
         while True:
             item = await self._events.get()

@@ -122,6 +122,7 @@ class VerifySession:
         self.nodes: list[Node] = []
         """Nodes that it verifies: a chain, or a sub-tree, the most probable path first."""
         self.ready_since: float | None = None
+        """Time since which the next forward could have begun with it. None means that it was not ready yet."""
         self._committed_at = now
         self._waiting_since: float | None = None
         self._is_answered = False
@@ -203,6 +204,7 @@ class VerifySession:
     def is_ready(self, now: float) -> bool:
         """Chooses the nodes of the next round, and returns True if it should begin with them."""
         if self.is_prefilling:
+            self.ready_since = self.ready_since or now
             return True
         self.nodes = self._next_nodes()
         is_ready = self._is_worth_verifying() or now >= self.deadline
@@ -280,6 +282,8 @@ class VerifySession:
         # After a round this is the last committed token alone: `apply` keeps the slots of all before it.
         pending = list(self.session.committed[self.cache.length :])
         if self.is_prefilling and len(pending) > max_prefill_rows:
+            # No verdict follows, which would begin a round: the next piece is ready from the next plan on.
+            self.ready_since = None
             return Segment(self.cache, pending[:max_prefill_rows], num_logits=0)
         # The last piece of a prompt; `is_ready` has chosen no nodes while there was more of it.
         if self.is_prefilling:

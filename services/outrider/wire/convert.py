@@ -28,6 +28,8 @@ MAX_DRAFT_LEN = 4096
 """Most nodes in one message: as many as a tree holds."""
 MAX_Q_ROW_LEN = 1024
 """Most tokens in what one node was drawn from."""
+MAX_Q_ROW_TOTAL = 2**31 - 1
+"""Largest sum of their weights."""
 
 
 def sampling_from_proto(message: types_pb2.SamplingParams, default_seed: int) -> SamplingParams:
@@ -87,7 +89,7 @@ def _sparse_row(message: types_pb2.SparseRow) -> SparseRow | None:
     token_ids, weights = tuple(message.token_ids), tuple(message.weights)
     # An empty row, which stands for a picked token, has no least weight: its default of 0 makes it None.
     is_whole = len(token_ids) == len(weights) == len(set(token_ids)) and min(weights, default=0) >= 1
-    return SparseRow(token_ids, weights) if is_whole else None
+    return SparseRow(token_ids, weights) if is_whole and sum(weights) <= MAX_Q_ROW_TOTAL else None
 
 
 def source_to_proto(source: Source) -> types_pb2.Source:

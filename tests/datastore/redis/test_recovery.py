@@ -43,6 +43,13 @@ async def test_functions_that_were_deleted_are_loaded_again(own_redis, open_stor
         assert (await store.lookup(scope, [[1]], LIMITS)).continuations[0].token_ids == (2,)
         await redis.function_flush()
         assert await store.record(scope, 2, [3], []) == 3
+        await redis.function_flush()
+        await load(store, scope, [5, 6])
+        assert [info.id for info in await store.list_corpora()] == [scope.corpus_id("")]
+        await redis.function_flush()
+        await store.delete_prior(scope.corpus_id(""))
+        assert await store.list_corpora() == []
+        assert await store.read_prior(scope.corpus_id("")) is None
 
 
 async def test_functions_of_another_release_are_replaced(own_redis, open_store, scope):

@@ -165,7 +165,7 @@ class RedisClient:
         send = partial(self._send, is_transaction=is_transaction)
         with self._traced(commands):
             # To send everything again is harmless: Redis refuses a call before its first write, and pipelines hold
-            # only commands that may be repeated (HSET, EXPIRE, reads).
+            # only commands that may be repeated (HSET, EXPIRE, SADD, SREM, reads) beside it.
             for _ in range(NUM_ATTEMPTS_WHEN_FULL - 1):
                 try:
                     return await self._execute(commands, send)

@@ -199,14 +199,18 @@ class RedisStore:
                 await client.call_all(commands)
                 num_stored += num_ngrams
                 yield num_stored
-            # Before the prior itself: the index may name what does not exist, but must never lack what does.
-            await client.call("SADD", layout.CORPORA, layout.corpus_entry(corpus))
             keys = (loading, loading + ":documents", *layout.prior_keys(corpus))
             num_tokens, version = sum(map(len, documents)), uuid.uuid4().hex
             numbers = (table.num_ngrams, num_tokens, version, layout.NUM_PRIOR_CHANGES)
+            switch = ("FCALL", "outrider_switch_prior_2", len(keys), *keys, *numbers)
+            # In one transaction: the index may name what does not exist, but must never lack what does, and a deletion
+            # could come in between. Not in the Function itself, whose keys must share a slot.
+            is_there, _ = await client.call_all(
+                [switch, ("SADD", layout.CORPORA, layout.corpus_entry(corpus))], is_transaction=True
+            )
             # The Function compares the number of n-grams: keys that expire are evicted under volatile-lfu, and a
             # prior has an expiry until it is complete.
-            if not await client.call("FCALL", "outrider_switch_prior_2", len(keys), *keys, *numbers):
+            if not is_there:
                 raise client.unavailable("it has lost a part of the corpus while it was loaded")
         except BaseException:  # GeneratorExit and CancelledError among them
             with suppress(StoreUnavailable, StoreFull):  # it expires by itself
@@ -217,8 +221,10 @@ class RedisStore:
         """Deletes a prior. Raises CorpusNotFound."""
         keys = layout.prior_keys(corpus)
         ttl_s = self._settings.shared_ttl_s
-        was_there = await self._client.call("FCALL", "outrider_delete_prior_2", len(keys), *keys, ttl_s)
-        await self._client.call("SREM", layout.CORPORA, layout.corpus_entry(corpus))
+        delete = ("FCALL", "outrider_delete_prior_2", len(keys), *keys, ttl_s)
+        # In this order: what a load puts there in between is deleted as well, behind the Function it would lose its
+        # entry alone. Not as a transaction, which a full Redis refuses.
+        _, was_there = await self._client.call_all([("SREM", layout.CORPORA, layout.corpus_entry(corpus)), delete])
         if not was_there:
             raise CorpusNotFound(corpus.tokenizer_hash, corpus.corpus)
 
@@ -357,6 +363,7 @@ def _store_commands(loading: str, table: PriorTable) -> Iterator[tuple[list[Comm
             num_ngrams += len(fields) // 2
         if not commands:
             return
-        # With each trip: if Redis has evicted the key meanwhile, HSET made a new one, which would live for ever.
-        commands.append(("EXPIRE", loading, layout.LOADING_TTL_S))
+        # With each trip: if Redis has evicted the key meanwhile, HSET made a new one, which would live for ever. And a
+        # load may take longer than this time.
+        commands += [("EXPIRE", key, layout.LOADING_TTL_S) for key in (loading, loading + ":documents")]
         yield commands, num_ngrams

@@ -18,7 +18,8 @@ from transformers import LlamaForCausalLM, StaticCache
 
 #: From this share of the time on, sequences are 512 instead of 256 tokens long ...
 SHORT_SEQUENCES_END = 0.4
-#: ... and from this one on, every other text batch has sequences of 1024 tokens.
+#: ... and from this one on, those of every other batch are 1024 tokens long. Of the draft's batches these are all that
+#: are text: the others are sampled from the target.
 LONG_SEQUENCES_START = 0.8
 
 #: When the draft starts to see sampled text, and the share of its time that sampling takes.

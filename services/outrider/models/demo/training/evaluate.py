@@ -22,6 +22,7 @@ from outrider.models.demo.training.batches import sample_continuations
 from outrider.models.demo.training.bundle import load_bundle
 from outrider.models.demo.training.corpus import Corpus, code_prompts, load_corpus
 from outrider.models.demo.training.vocabulary import encode_files, load_tokenizer
+from outrider.models.loading import DEMO_FOLDER
 
 PROMPT_TOKENS = 120
 NEW_TOKENS = 96
@@ -141,9 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--models",
         type=Path,
-        default=Path(__file__).resolve().parent,
+        default=DEMO_FOLDER,
         metavar="DIR",
-        help="folder with target/ and draft/ (default: this package's folder)",
+        help="folder with target/ and draft/ (default: where demo models are loaded from)",
     )
     parser.add_argument("--prompts", type=int, default=64, metavar="N", help="prompts (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")

@@ -27,6 +27,7 @@ from outrider.models.demo.training.bundle import load_bundle, save_bundle, train
 from outrider.models.demo.training.card import write_card
 from outrider.models.demo.training.corpus import Corpus, load_corpus
 from outrider.models.demo.training.vocabulary import encode_files, load_tokenizer, train_tokenizer
+from outrider.models.loading import DEMO_FOLDER
 
 STAGES = ("tokenizer", "target", "draft", "card")
 CHECKPOINT_SECONDS = 300.0
@@ -147,9 +148,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out",
         type=Path,
-        default=Path(__file__).resolve().parent,
+        default=DEMO_FOLDER,
         metavar="DIR",
-        help="where target/, draft/ and README.md go (default: this package's folder)",
+        help="where target/, draft/ and README.md go (default: where demo models are loaded from)",
     )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
     parser.add_argument(

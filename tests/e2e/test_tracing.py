@@ -124,7 +124,7 @@ async def test_a_generation_is_one_trace_through_all_services(
         REDIS_LOOKUP,
         REDIS_RECORD,
     )
-    spans = collector[0].trace(trace_id, *names, (SPECULATE, SERVER), (SPECULATE, CLIENT))
+    spans = collector[0].trace(trace_id, *names, (SPECULATE, SERVER), (SPECULATE, CLIENT), is_whole=True)
 
     page, generation = only(spans, "a page is shown", INTERNAL), only(spans, "text_completion", CLIENT)
     served, prefill, decode = only(spans, GENERATE, SERVER), *(only(spans, n, INTERNAL) for n in ("prefill", "decode"))

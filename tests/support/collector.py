@@ -58,14 +58,16 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             assert self._changed.wait_for(lambda: condition(self.spans), WAIT_S), [span.name for span in self.spans]
             return list(self.spans)
 
-    def trace(self, trace_id: str, *wanted: str | tuple[str, int]) -> list[Seen]:
+    def trace(self, trace_id: str, *wanted: str | tuple[str, int], is_whole: bool = False) -> list[Seen]:
         """The spans of a trace, once there is one of each name, or of each name and kind; several for what is there
-        several times. Spans come in no order."""
+        several times. If it is whole, with the parents of all of them. Spans come in no order."""
 
         def is_there(seen: list[Seen]) -> bool:
             spans = [span for span in seen if span.trace_id == trace_id]
             names, kinds = Counter(span.name for span in spans), Counter((span.name, span.kind) for span in spans)
-            return all(
+            # A span ends before its parent, and may be exported long before it.
+            are_parents_there = {span.parent_id for span in spans if span.parent_id} <= {span.span_id for span in spans}
+            return (are_parents_there or not is_whole) and all(
                 (names[each] if isinstance(each, str) else kinds[each]) >= count
                 for each, count in Counter(wanted).items()
             )

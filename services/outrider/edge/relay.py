@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import grpc
@@ -165,25 +166,25 @@ class Relay:
         collaboration = Collaboration(
             request, self._prompt_token_ids, drafter, target, may_open_early=not self._was_overwritten
         )
-        call = upstream.stub(metadata).Collaborate(collaboration.requests(), timeout=self._time_left())
-        has_begun = False
-        try:
-            async for response in call:
-                has_begun = True
-                event = collaboration.take(response)
-                # Kept for a next call, which can then draft from its beginning.
-                self._prompt_token_ids = collaboration.prompt_token_ids
-                if event is not None:
-                    await self._pass_on(event)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.FAILED_PRECONDITION or has_begun:
-                raise
-            # If it was not for the drafts, the plain call will be refused in the same words.
-            upstream.forget()
-            return error.details() or error.code().name
-        finally:
-            call.cancel()
-            collaboration.close()
+        with closing(collaboration):
+            call = upstream.stub(metadata).Collaborate(collaboration.requests(), timeout=self._time_left())
+            has_begun = False
+            try:
+                async for response in call:
+                    has_begun = True
+                    event = collaboration.take(response)
+                    # Kept for a next call, which can then draft from its beginning.
+                    self._prompt_token_ids = collaboration.prompt_token_ids
+                    if event is not None:
+                        await self._pass_on(event)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.FAILED_PRECONDITION or has_begun:
+                    raise
+                # If it was not for the drafts, the plain call will be refused in the same words.
+                upstream.forget()
+                return error.details() or error.code().name
+            finally:
+                call.cancel()
         self._check_finished(upstream)
         return ""
 

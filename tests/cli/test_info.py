@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from typer.testing import CliRunner
 
 from outrider_cli.app import app
@@ -21,6 +22,7 @@ def test_info_shows_what_the_server_is(verifier: FakeVerifier) -> None:
     assert lines["datastore"].strip() == "none"
 
 
+@pytest.mark.slow
 def test_replicas_that_are_gone_are_passed_over(verifier: FakeVerifier) -> None:
     replicas = f"{NO_SERVER},{verifier.address}"
     result = runner.invoke(app, ["generate", "hello", "--plain", "--address", replicas])

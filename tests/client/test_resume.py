@@ -208,6 +208,7 @@ async def test_all_calls_go_to_a_replica_that_answers(verifier: FakeVerifier, ki
             assert blocking.health()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["asyncio", "blocking"])
 async def test_a_replica_that_is_slow_is_not_given_up_because_the_other_is_dead(
     verifier: FakeVerifier, kind: str
@@ -223,6 +224,7 @@ async def test_a_replica_that_is_slow_is_not_given_up_because_the_other_is_dead(
     assert result.text == "a b c d"
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_slow_after_each_resumption_is_no_reason_to_suspect_the_request(
     verifier: FakeVerifier,
 ) -> None:

@@ -36,6 +36,7 @@ async def hot_generation(
     raise AssertionError("no seed is good")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["asyncio", "blocking"])
 async def test_wherever_a_call_is_cut_the_text_is_the_same(real: RunningVerifier, kind: str) -> None:
     options, chunks, whole = await hot_generation(real, lambda chunks: any(not piece.text for piece in chunks[:-1]))
@@ -92,6 +93,7 @@ async def test_a_generation_without_a_seed_keeps_the_one_that_the_server_drew(re
     assert whole.token_ids == resumed.token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["asyncio", "blocking"])
 async def test_a_stopped_server_s_generations_go_on_at_its_replica(real: RunningVerifier, kind: str) -> None:
     options = GenerateOptions(temperature=0.7, seed=8, max_tokens=200, ignore_eos=True)

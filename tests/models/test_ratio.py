@@ -141,6 +141,7 @@ def test_rows_are_drawn_or_ranked_as_their_sessions_want() -> None:
     assert candidates(sampler, logits[:0], [], [], [], 3) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 @pytest.mark.parametrize("is_drawn", [True, False], ids=["drawn", "picked"])
 def test_a_judged_token_has_the_targets_distribution(filters: dict[str, Any], is_drawn: bool) -> None:

@@ -65,6 +65,7 @@ async def test_bytes_are_counted_both_ways_over_all_streams(speculator: Scripted
             stream.close()
 
 
+@pytest.mark.slow
 async def test_nobody_is_given_up_who_is_told_nothing_or_to_pause(speculator: ScriptedSpeculator) -> None:
     async with serving(speculator) as address, dialling(address) as peer:
         listener = Listener()
@@ -152,6 +153,7 @@ def test_a_slow_speculator_has_the_time_that_it_usually_takes() -> None:
     assert AnswerDeadline(usual, 2).limit_s == 4 * FIRST_ANSWER_S
 
 
+@pytest.mark.slow
 async def test_one_probe_asks_for_all_sessions_whether_a_dead_speculator_is_back(
     speculator: ScriptedSpeculator,
 ) -> None:
@@ -176,6 +178,7 @@ async def test_one_probe_asks_for_all_sessions_whether_a_dead_speculator_is_back
             stream.close()
 
 
+@pytest.mark.slow
 async def test_all_sessions_draft_again_soon_after_the_speculator_is_back(speculator: ScriptedSpeculator) -> None:
     async with serving(speculator) as address:
         pass  # an address where nobody listens

@@ -249,6 +249,7 @@ def nobody() -> Iterator[str]:
     yield url
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collector", [nobody, silent_listener])
 def test_a_collector_that_is_away_delays_the_end_by_a_moment_only(
     collector: Callable[[], contextmanager[str]], capsys: pytest.CaptureFixture[str]

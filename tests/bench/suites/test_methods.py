@@ -24,6 +24,7 @@ BUDGET_S = 14 * 60
 """A minute less than a run may take: the estimate is one."""
 
 
+@pytest.mark.slow
 def test_a_whole_run_fits_into_a_quarter_of_an_hour() -> None:
     config = MethodsConfig()
     experiments = experiments_of(config.parts, sizes_of(config), config.repeats)

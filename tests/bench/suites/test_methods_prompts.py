@@ -37,6 +37,7 @@ def test_a_replay_asks_for_nothing_that_the_models_were_trained_on() -> None:
     assert all(any(request.text in text for text in heldout) for request in replay_requests(30, 20))
 
 
+@pytest.mark.slow
 def test_the_prompts_of_the_benchmark_are_not_in_the_training_text_and_others_would_be_found() -> None:
     learned = load_corpus().train[100].text
     found = check_prompts([prompt.text for prompt in default_prompts()])

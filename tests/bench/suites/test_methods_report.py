@@ -131,6 +131,7 @@ def test_a_table_fits_into_an_ordinary_terminal(results: dict[str, Any]) -> None
     assert max(map(len, text.splitlines())) <= 118
 
 
+@pytest.mark.slow
 def test_numbers_report_and_a_picture_for_each_part_are_written(results: dict[str, Any], tmp_path: Path) -> None:
     paths = MethodsSuite.write(results, tmp_path / "new")
     assert [path.name for path in paths] == ["results.json", "results.md", *(f"{part}.png" for part in PARTS)]

@@ -195,13 +195,6 @@ async def connected(
 
 def stack_config(config: BenchConfig, rtt_ms: float) -> StackConfig:
     """Choose what to start. One thread a model: that is what the baselines have."""
-    pins: dict[str, Any] = {}
-    if config.cores:
-        target, others = config.cores
-        pins = {
-            "verifier_arguments": ("--cpu", str(target)),
-            "speculator_arguments": ("--cpu", str(others)),
-        }
     return StackConfig(
         target=config.target,
         target_dtype=config.dtype,
@@ -211,7 +204,6 @@ def stack_config(config: BenchConfig, rtt_ms: float) -> StackConfig:
         link=LinkSettings(delay_ms=rtt_ms / 2) if rtt_ms else None,
         num_threads=1,
         cores=config.cores,
-        **pins,
     )
 
 

@@ -54,11 +54,12 @@ def draft_candidates(logits: Tensor, draws: Sequence[DraftDraw], k: int) -> list
         For each row first the token that was drawn, with the row it was drawn from: the softmax of the tempered,
         filtered logits over their best 64. Then at most k - 1 other tokens, the most probable first.
     """
-    # A copy, because rows are views: the logits stay as they are.
-    logits = logits.clone()
-    for row, draw in zip(logits, draws, strict=True):
-        # Before the filters: of a row whose best tokens are padding they might keep nothing else.
-        row[draw.vocab_size :] = -torch.inf
+    if any(draw.vocab_size < logits.shape[-1] for draw in draws):
+        # A copy, because rows are views: the logits stay as they are.
+        logits = logits.clone()
+        for row, draw in zip(logits, draws, strict=True):
+            # Before the filters: of a row whose best tokens are padding they might keep nothing else.
+            row[draw.vocab_size :] = -torch.inf
     scores = tempered_and_filtered(logits, [draw.sampling for draw in draws])
     # The token is drawn from the very row that is sent as q, so the cut costs acceptance, not exactness.
     best = scores.topk(min(MAX_ROW_LEN, scores.shape[-1]))

@@ -17,9 +17,11 @@ from tests.support.waiting import until
 
 async def test_tokens_arrive_in_order_and_the_end_of_a_session_arrives_last() -> None:
     async with scripted_datastore() as (datastore, peer):
-        stream = retrieve(peer, "s", [1, 2, 3], Listener())
+        committed = [1, 2, 3]
+        stream = retrieve(peer, "s", committed, Listener())
         for token in range(4, 100):
-            stream.commit([token], None, [Source.TARGET])
+            committed.append(token)
+            stream.commit([Source.TARGET])
         stream.close()
         await until(lambda: "s" in datastore.ended)
         assert datastore.tokens["s"] == list(range(1, 100))
@@ -29,10 +31,12 @@ async def test_tokens_arrive_in_order_and_the_end_of_a_session_arrives_last() ->
 
 async def test_a_lost_stream_loses_no_token_no_rejection_and_no_count() -> None:
     async with scripted_datastore() as (datastore, peer):
-        stream = retrieve(peer, "s", [1] * 40, Listener())
+        committed = [1] * 40
+        stream = retrieve(peer, "s", committed, Listener())
         await until(lambda: len(datastore.tokens.get("s", ())) == 40)
         datastore.fail_records_from = datastore.num_records + 1
-        stream.commit([2, 3], 9, [Source.PRIOR, Source.TARGET])
+        committed.extend([2, 3])
+        stream.commit([Source.PRIOR, Source.TARGET], 9)
         stream.close()
         await until(lambda: "s" in datastore.ended)
         assert datastore.num_record_streams == 2
@@ -45,10 +49,12 @@ async def test_a_lost_stream_loses_no_token_no_rejection_and_no_count() -> None:
 
 async def test_a_datastore_that_has_lost_tokens_gets_them_again() -> None:
     async with scripted_datastore() as (datastore, peer):
-        stream = retrieve(peer, "s", list(range(50)), Listener())
+        committed = list(range(50))
+        stream = retrieve(peer, "s", committed, Listener())
         await until(lambda: len(datastore.tokens.get("s", ())) == 50)
         del datastore.tokens["s"][20:]  # as after a restart of its Redis
-        stream.commit([50], None, [Source.TARGET])
+        committed.append(50)
+        stream.commit([Source.TARGET])
         stream.close()
         await until(lambda: "s" in datastore.ended)
         assert datastore.tokens["s"] == list(range(51))
@@ -71,9 +77,11 @@ async def test_a_datastore_that_takes_nothing_costs_a_bounded_backlog_and_says_w
 async def test_a_session_that_is_refused_does_not_hold_up_the_others_and_every_token_of_it_is_counted_once() -> None:
     async with scripted_datastore() as (datastore, peer):
         datastore.refuses = {"bad"}
-        bad = retrieve(peer, "bad", [1] * 40, Listener())
+        committed = [1] * 40
+        bad = retrieve(peer, "bad", committed, Listener())
         await until(lambda: peer.state.num_shed_tokens == 40)
-        bad.commit([2, 3], None, [Source.TARGET] * 2)
+        committed.extend([2, 3])
+        bad.commit([Source.TARGET] * 2)
         bad.close()
         good = retrieve(peer, "good", [1] * 40, Listener())
         good.close()
@@ -98,8 +106,10 @@ async def test_without_the_rejected_tier_no_rejection_is_recorded() -> None:
     async with scripted_datastore() as (datastore, peer):
         others = RetrievalPlan(tiers=tuple(tier for tier in TIERS if tier is not Source.REJECTED))
         for name, plan in (("a", others), ("b", RetrievalPlan(context_len=2)), ("c", None)):
-            stream = retrieve(peer, name, [1, 2, 3], Listener(), plan)
-            stream.commit([4, 5], 9, [Source.PRIOR, Source.TARGET])
+            committed = [1, 2, 3]
+            stream = retrieve(peer, name, committed, Listener(), plan)
+            committed.extend([4, 5])
+            stream.commit([Source.PRIOR, Source.TARGET], 9)
             stream.close()
             await until(lambda name=name: name in datastore.ended)
         [rejection] = datastore.rejections

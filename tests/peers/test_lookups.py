@@ -77,12 +77,13 @@ async def test_who_has_no_plan_asks_nothing() -> None:
 async def test_questions_that_come_too_fast_give_way_to_the_latest() -> None:
     async with scripted_datastore() as (datastore, peer):
         datastore.holds_lookups.clear()
-        listener = Listener()
-        stream = retrieve(peer, "s", [1], listener)
+        listener, committed = Listener(), [1]
+        stream = retrieve(peer, "s", committed, listener)
         stream.look_up()
         await until(lambda: len(datastore.lookups) == 1)
         for token in range(2, 50):
-            stream.commit([token], None, [Source.TARGET])
+            committed.append(token)
+            stream.commit([Source.TARGET])
             stream.look_up()
         datastore.holds_lookups.set()
         await until(lambda: len(listener.answers) == 2)

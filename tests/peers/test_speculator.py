@@ -29,13 +29,14 @@ async def speculator() -> AsyncIterator[ScriptedSpeculator]:
 
 async def test_a_silent_speculator_is_given_up_and_told_everything_anew(speculator: ScriptedSpeculator) -> None:
     async with serving(speculator) as address, dialling(address) as peer:
-        listener = Listener()
-        stream = speculate(peer, listener)
+        listener, committed = Listener(), [1, 2]
+        stream = speculate(peer, listener, committed)
         await until(lambda: listener.num_drafts)
         speculator.is_silent = True
         began = time.monotonic()
         for token in range(3, 20):
-            stream.commit([token])
+            committed.append(token)
+            stream.commit()
             await until(lambda token=token: len(speculator.commits) > token - 3)
         await until(lambda: listener.num_detached == 1)
         assert MIN_SILENCE_S <= time.monotonic() - began < MIN_SILENCE_S + 1
@@ -51,13 +52,14 @@ async def test_bytes_are_counted_both_ways_over_all_streams(speculator: Scripted
     async with serving(speculator) as address:
         pass  # an address of which nobody else knows
     async with dialling(address) as peer:
-        listener = Listener()
-        stream = speculate(peer, listener)
+        listener, committed = Listener(), [1, 2]
+        stream = speculate(peer, listener, committed)
         async with serving(speculator, address):
             await until(lambda: listener.num_drafts)
         async with serving(speculator, address):
             await until(lambda: len(speculator.opened) == 2)
-            stream.commit([3, 4, 5])
+            committed.extend([3, 4, 5])
+            stream.commit()
             await until(lambda: speculator.commits)
             await until(lambda: stream.traffic.num_bytes_received == speculator.num_bytes_said)
             await until(lambda: stream.traffic.num_bytes_sent == speculator.num_bytes_heard)
@@ -68,16 +70,18 @@ async def test_bytes_are_counted_both_ways_over_all_streams(speculator: Scripted
 @pytest.mark.slow
 async def test_nobody_is_given_up_who_is_told_nothing_or_to_pause(speculator: ScriptedSpeculator) -> None:
     async with serving(speculator) as address, dialling(address) as peer:
-        listener = Listener()
-        stream = speculate(peer, listener)
+        listener, committed = Listener(), [1, 2]
+        stream = speculate(peer, listener, committed)
         await until(lambda: listener.num_drafts)
         speculator.is_silent = True
-        stream.commit([3])
+        committed.append(3)
+        stream.commit()
         await asyncio.sleep(MIN_SILENCE_S + 0.3)  # one commit may have no answer
         stream.steer(Steering(SpeculationParams(Method.OFF, 8, 32)))
         await until(lambda: speculator.steerings)
         for num in range(2, 8):
-            stream.commit([3] * speculator_peer.MAX_PAUSED_TOKENS)
+            committed.extend([3] * speculator_peer.MAX_PAUSED_TOKENS)
+            stream.commit()
             await until(lambda num=num: len(speculator.commits) == num)
         await asyncio.sleep(MIN_SILENCE_S + 0.3)
         assert listener.num_detached == 0
@@ -88,19 +92,21 @@ async def test_a_speculator_that_pauses_is_told_what_was_said_before_it_is_to_go
     speculator: ScriptedSpeculator,
 ) -> None:
     async with serving(speculator) as address, dialling(address) as peer:
-        listener = Listener()
-        stream = speculate(peer, listener)
+        listener, committed = Listener(), [1, 2]
+        stream = speculate(peer, listener, committed)
         await until(lambda: listener.num_drafts)
         stream.steer(Steering(SpeculationParams(Method.OFF, 8, 32)))
         await until(lambda: len(speculator.steerings) == 1)
         for token in range(3, 10):
-            stream.commit([token])
+            committed.append(token)
+            stream.commit()
             await asyncio.sleep(0)
         stream.steer(Steering(SpeculationParams(Method.PEARL, 8, 32)))
         await until(lambda: len(speculator.steerings) == 2)
         [commit] = speculator.commits
         assert (commit.base_len, list(commit.token_ids)) == (2, list(range(3, 10)))
-        stream.commit([10])
+        committed.append(10)
+        stream.commit()
         await until(lambda: len(speculator.commits) == 2)
         stream.close()
 
@@ -108,14 +114,16 @@ async def test_a_speculator_that_pauses_is_told_what_was_said_before_it_is_to_go
 async def test_a_connection_that_something_on_the_way_has_forgotten_is_replaced(speculator: ScriptedSpeculator) -> None:
     async with serving(speculator) as address, forgetful(address) as proxy, dialling(proxy.address) as peer:
         listeners = [Listener() for _ in range(NUM_SESSIONS)]
-        streams = [speculate(peer, listener) for listener in listeners]
+        texts = [[1, 2] for _ in listeners]
+        streams = [speculate(peer, listener, text) for listener, text in zip(listeners, texts, strict=True)]
         await until(lambda: all(listener.num_drafts for listener in listeners))
         proxy.forget()
         before = [listener.num_drafts for listener in listeners]
         began = time.monotonic()
-        for stream in streams:
+        for stream, text in zip(streams, texts, strict=True):
             for token in range(3, 9):
-                stream.commit([token])
+                text.append(token)
+                stream.commit()
                 await asyncio.sleep(0.01)
         await until(lambda: all(one.num_drafts > num for one, num in zip(listeners, before, strict=True)))
         assert time.monotonic() - began < MIN_SILENCE_S + RECOVERY_S  # gRPC by itself: 30 s
@@ -229,13 +237,15 @@ async def test_a_session_that_is_refused_for_itself_leaves_the_others_alone(
     monkeypatch.setattr(speculator_peer, "REFUSED_RETRY_S", 0.5)
     async with serving(speculator) as address, dialling(address) as peer:
         well, refused = Listener(), Listener()
-        first = speculate(peer, well)
+        committed = [1, 2]
+        first = speculate(peer, well, committed)
         await until(lambda: well.num_drafts)
         speculator.refusal = grpc.StatusCode.OUT_OF_RANGE
         second = speculate(peer, refused)
         await until(lambda: refused.num_detached)
         assert peer.breaker.is_closed
-        first.commit([3])
+        committed.append(3)
+        first.commit()
         await until(lambda: well.num_drafts > 1)
         assert well.num_detached == 0
         speculator.refusal = None
@@ -272,14 +282,15 @@ async def test_nothing_is_left_behind_by_sessions_and_lost_streams(speculator: S
 
 async def test_a_steering_is_repeated_to_a_speculator_that_comes_back(speculator: ScriptedSpeculator) -> None:
     async with serving(speculator) as address, dialling(address) as peer:
-        listener = Listener()
-        stream = speculate(peer, listener)
+        listener, committed = Listener(), [1, 2]
+        stream = speculate(peer, listener, committed)
         await until(lambda: listener.num_drafts)
         stream.steer(Steering(forward_us=7))
         await until(lambda: speculator.steerings)
         speculator.is_silent = True
         for token in range(3, 20):
-            stream.commit([token])
+            committed.append(token)
+            stream.commit()
             await until(lambda token=token: len(speculator.commits) > token - 3)
         await until(lambda: listener.num_detached)
         speculator.is_silent = False

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from outrider.core.params import Method, RetrievalScope, SamplingParams, SpeculationParams
+from outrider.core.params import Method, RetrievalScope, SamplingParams, Source, SpeculationParams
 from outrider.core.retrieval.plan import RetrievalPlan
 from outrider.core.tree import Draft
 from outrider.peers.datastore import DatastorePeer
@@ -122,7 +122,8 @@ async def test_a_datastore_s_streams_are_opened_again(peer_and_address: tuple[Pe
         answers.append(base_len)
 
     tiers = peer.tiers(RetrievalScope.SESSION)
-    stream = peer.retrieve("s", [1, 2], RetrievalScope.SESSION, False, answer, lose, RetrievalPlan())
+    committed = [1, 2]
+    stream = peer.retrieve("s", committed, RetrievalScope.SESSION, False, answer, lose, RetrievalPlan())
     stream.look_up()
     await until(lambda: num_lost)
     assert "cannot be parsed" in peer.state.last_error
@@ -134,7 +135,8 @@ async def test_a_datastore_s_streams_are_opened_again(peer_and_address: tuple[Pe
 
     await until(ask_again)
     await until(lambda: tiers.prior is not None)
-    stream.commit([3], None, [])
+    committed.append(3)
+    stream.commit([Source.TARGET])
     stream.close()
     await until(lambda: 3 in server.recorded)
     await peer.close()

@@ -135,6 +135,6 @@ async def dialling(address: str) -> AsyncIterator[SpeculatorPeer]:
         await peer.close()
 
 
-def speculate(peer: SpeculatorPeer, listener: Listener) -> SpeculationStream:
-    """A session's stream, after two tokens."""
-    return peer.speculate(SPEC, [1, 2], listener)
+def speculate(peer: SpeculatorPeer, listener: Listener, committed: list[int] | None = None) -> SpeculationStream:
+    """A session's stream, after two tokens; `committed` starts with them, for tests that commit more."""
+    return peer.speculate(SPEC, [1, 2] if committed is None else committed, listener)

@@ -91,7 +91,8 @@ class DatastorePeer:
 
         Args:
             session_id: Id of the session, for the datastore's session tier.
-            committed: Token ids of the prompt, and those generated so far.
+            committed: Token ids of the prompt, and those generated so far. The caller adds to it what is committed
+                later, and calls `commit`.
             scope: The tiers that the session may read.
             contribute: True if other sessions of the scope may read this one's tokens.
             on_answer: Called on the event loop with the number of tokens before the continuation, and with it.
@@ -135,33 +136,35 @@ class RetrievalStream:
         committed: Sequence[TokenId],
         plan: RetrievalPlan | None,
     ) -> None:
+        self._committed = committed
         self._recording = recorder.open(asker.scope, committed)
         self._lookups, self._asker, self._plan = lookups, asker, plan
 
-    def commit(self, token_ids: Sequence[TokenId], rejected: TokenId | None, sources: Sequence[Source]) -> None:
-        """Records the tokens that a round has committed.
+    def commit(self, sources: Sequence[Source], rejected: TokenId | None = None) -> None:
+        """Records the tokens that a round has added to the committed ones: accepted draft tokens, and the target's own
+        token after them.
 
         Args:
-            token_ids: The accepted draft tokens, and the target's own token after them.
-            rejected: The drafted token in whose place the last of `token_ids` stands; None means that there is none.
-            sources: Source of each of the tokens.
+            sources: Source of each of these tokens.
+            rejected: The drafted token in whose place the last of them stands; None means that there is none.
         """
         rejection, plan = None, self._plan
-        if rejected is not None and token_ids and plan is not None and Source.REJECTED in plan.tiers:
-            # Before the commit below, so that `committed` still ends where the round began.
-            context = [*self._recording.committed[-plan.context_len :], *token_ids[:-1]][-plan.context_len :]
+        if rejected is not None and plan is not None and Source.REJECTED in plan.tiers:
+            *context, instead = self._committed[-plan.context_len - 1 :]
             rejection = pb.Rejection(
-                context_token_ids=context, rejected_token_ids=[rejected], continuation_token_ids=token_ids[-1:]
+                context_token_ids=context, rejected_token_ids=[rejected], continuation_token_ids=[instead]
             )
-        self._recording.commit(token_ids, rejection, Counter(source for source in sources if source in RETRIEVED))
+        accepted = Counter(source for source in sources if source in RETRIEVED)
+        self._recording.commit(len(sources), rejection, accepted)
 
     def look_up(self, behind: Sequence[TokenId] = ()) -> None:
         """Asks what follows the committed tokens and the tokens `behind` them. Does nothing without a plan."""
         if self._plan is None:
             return
-        committed, length = self._recording.committed, self._plan.context_len
-        context = [*committed[-length:], *behind][-length:]
-        self._lookups.ask(self._asker, pb.Query(base_len=len(committed) + len(behind), context_token_ids=context))
+        length = self._plan.context_len
+        context = [*self._committed[-length:], *behind][-length:]
+        base_len = len(self._committed) + len(behind)
+        self._lookups.ask(self._asker, pb.Query(base_len=base_len, context_token_ids=context))
 
     def close(self) -> None:
         """Ends the session: its last records are sent in the background."""

@@ -48,7 +48,8 @@ class Recording:
 
     def __init__(self, recorder: Recorder, scope: pb.Scope, committed: Sequence[TokenId]) -> None:
         self.scope = scope
-        self.committed = list(committed)
+        self.committed = committed
+        """Token ids of the session so far. Whoever generates them adds to it."""
         self.num_sent = 0
         self.num_acknowledged = 0
         self.num_resends = 0
@@ -60,17 +61,16 @@ class Recording:
         """Names the session's trace in its first records."""
         self._recorder = recorder
 
-    def commit(self, token_ids: Sequence[TokenId], rejection: pb.Rejection | None, accepted: Counter[Source]) -> None:
-        """Records the tokens that a round has committed.
+    def commit(self, num_tokens: int, rejection: pb.Rejection | None, accepted: Counter[Source]) -> None:
+        """Records the tokens that a round has added to the committed ones.
 
         Args:
-            token_ids: The tokens.
+            num_tokens: Number of these tokens.
             rejection: The draft token that the target rejected, with its context; None means that there was none.
             accepted: Number of accepted retrieved tokens, by tier.
         """
-        self.committed.extend(token_ids)
         if self.is_given_up:
-            self._recorder.shed(len(token_ids))
+            self._recorder.shed(num_tokens)
             return
         self.accepted_by_tier += accepted
         if rejection is not None:

@@ -134,7 +134,14 @@ class SpeculatorPeer:
     def speculate(
         self, spec: SpeculationSpec, committed: Sequence[TokenId], listener: SpeculationListener
     ) -> SpeculationStream:
-        """Starts a session's stream; it lives until it is closed."""
+        """Starts a session's stream; it lives until it is closed.
+
+        Args:
+            spec: The session.
+            committed: Token ids of the prompt, and those generated so far. The caller adds to it what is committed
+                later, and calls `commit`.
+            listener: Receives the drafts.
+        """
         return SpeculationStream(self, spec, committed, listener)
 
     async def close(self) -> None:
@@ -159,7 +166,7 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
         self.traffic = Traffic()
         """Bytes of all streams of this session so far."""
         self._limit = DraftLimit(peer.max_nodes_per_s, spec.session_id)
-        self._committed = list(committed)
+        self._committed = committed
         self._fresh = asyncio.Event()
         self._steering = Steering()
         self._is_steered = False
@@ -173,9 +180,9 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
         """Number of streams in a row that were lost by silence, since the last draft."""
         self._answer_deadline = AnswerDeadline(peer.usual_answer_s, 0)
 
-    def commit(self, token_ids: Sequence[TokenId]) -> None:
-        """Sends newly committed tokens. Commits that the speculator is too slow for are joined."""
-        self._committed.extend(token_ids)
+    def commit(self) -> None:
+        """Sends the tokens that were added to the committed ones. Commits that the speculator is too slow for are
+        joined."""
         self._fresh.set()
 
     def steer(self, steering: Steering) -> None:

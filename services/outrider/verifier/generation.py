@@ -60,6 +60,8 @@ class Generation:
         self._events: asyncio.Queue[Verdict | Steering | RpcError] = asyncio.Queue()
         self._brings_drafts = brings_drafts
         self._is_paused = False
+        # The peers' streams read this list and send what they have not sent yet: only `on_verdict` adds to it.
+        self._committed = [*spec.prompt_token_ids, *spec.resume_token_ids]
         self._speculation: SpeculationStream | None = None
         self._retrieval: RetrievalStream | None = None
         if (ending := ending_of(spec)) is not None:
@@ -81,7 +83,7 @@ class Generation:
         if spec.speculation.method.has_draft_model:
             params = opening_params(spec.speculation)
             opening = SpeculationSpec(spec.session_id, len(spec.prompt_token_ids), spec.sampling, params)
-            self._speculation = speculator.speculate(opening, spec.prompt_token_ids + spec.resume_token_ids, self)
+            self._speculation = speculator.speculate(opening, self._committed, self)
             self.traffic = self._speculation.traffic
 
     def _open_retrieval(self, datastore: DatastorePeer, tenant: str | None) -> None:
@@ -89,7 +91,7 @@ class Generation:
         if params.retrieves:
             self._retrieval = datastore.retrieve(
                 spec.session_id,
-                spec.prompt_token_ids + spec.resume_token_ids,
+                self._committed,
                 params.retrieval_scope,
                 params.contribute,
                 self.on_continuation,
@@ -139,13 +141,17 @@ class Generation:
         """Passes a verdict on: to the peers first, as their work takes longest, then to the caller."""
         self.statistics = statistics
         is_over = verdict.finish_reason is not None
-        # Of the last commit a drafter learns nothing: `close` ends the session there.
-        if self._speculation is not None and not is_over:
-            self._speculation.commit(verdict.token_ids)
-            if requests.steering is not None:
-                self._speculation.steer(requests.steering)
+        self._committed.extend(verdict.token_ids)
+        if self._speculation is not None:
+            if is_over:
+                # Not only in `close`, which a slow reader puts off: of the last commit the drafter learns nothing.
+                self._speculation.close()
+            else:
+                self._speculation.commit()
+                if requests.steering is not None:
+                    self._speculation.steer(requests.steering)
         if self._retrieval is not None and verdict.token_ids:
-            self._retrieval.commit(verdict.token_ids, verdict.rejected_token_id, verdict.sources)
+            self._retrieval.commit(verdict.sources, verdict.rejected_token_id)
             if requests.question is not None and not is_over:
                 self._retrieval.look_up(requests.question)
         self._events.put_nowait(verdict)

@@ -136,7 +136,6 @@ class RetrievalStream:
         committed: Sequence[TokenId],
         plan: RetrievalPlan | None,
     ) -> None:
-        self._committed = committed
         self._recording = recorder.open(asker.scope, committed)
         self._lookups, self._asker, self._plan = lookups, asker, plan
 
@@ -150,7 +149,7 @@ class RetrievalStream:
         """
         rejection, plan = None, self._plan
         if rejected is not None and plan is not None and Source.REJECTED in plan.tiers:
-            *context, instead = self._committed[-plan.context_len - 1 :]
+            *context, instead = self._recording.committed[-plan.context_len - 1 :]
             rejection = pb.Rejection(
                 context_token_ids=context, rejected_token_ids=[rejected], continuation_token_ids=[instead]
             )
@@ -161,10 +160,9 @@ class RetrievalStream:
         """Asks what follows the committed tokens and the tokens `behind` them. Does nothing without a plan."""
         if self._plan is None:
             return
-        length = self._plan.context_len
-        context = [*self._committed[-length:], *behind][-length:]
-        base_len = len(self._committed) + len(behind)
-        self._lookups.ask(self._asker, pb.Query(base_len=base_len, context_token_ids=context))
+        committed, length = self._recording.committed, self._plan.context_len
+        context = [*committed[-length:], *behind][-length:]
+        self._lookups.ask(self._asker, pb.Query(base_len=len(committed) + len(behind), context_token_ids=context))
 
     def close(self) -> None:
         """Ends the session: its last records are sent in the background."""

@@ -52,7 +52,7 @@ def test_packed_sessions_do_not_see_each_other(family_and_runner: tuple[str, Run
 def test_chunked_prefill_equals_one_shot(family_and_runner: tuple[str, Runner]) -> None:
     family, runner = family_and_runner
     ids = text(60)
-    cache = runner.new_cache(2)
+    cache = runner.new_cache()
     for start in range(0, 48, 16):
         assert runner.forward([Segment(cache, ids[start : start + 16], 0)]).shape == (0, VOCAB_SIZE)
     assert cache.length == 48

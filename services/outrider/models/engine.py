@@ -197,7 +197,7 @@ class EngineThread(ABC, Generic[Session, Work]):
         # A session that breaks its steps means nothing for the others. A device may fail for ever after, as CUDA does
         # once it has seen an illegal access; then only another process helps.
         try:
-            self._runner.forward([Segment(self._runner.new_cache(1), [0], 1)])
+            self._runner.forward([Segment(self._runner.new_cache(), [0], 1)])
         except Exception as error:
             log.exception("engine.unable", num_failed_steps=self._num_failed_steps)
             self._fault = (

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ class FusedStack:
     """Runs embedding, layers and last norm. Takes the layers out of the model one by one, so that no weights are held
     twice."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, is_exact: bool = True) -> None:
         inner = model.base_model
         weight = inner.embed_tokens.weight
         # The residual stream stays in float32 on a CPU: it is small beside the weights, and attention of one bfloat16
@@ -76,19 +77,20 @@ class FusedStack:
         self._embedding: Tensor = weight
         self._stream = stream
         self._rotary = RotaryTable(inner.rotary_emb.inv_freq, inner.rotary_emb.attention_scaling)
+        make = partial(make_product, is_exact=is_exact)
         # From here on the list alone holds the layers: `pop` lets each one's weights go as soon as it is fused.
         layers = list(inner.layers)
         inner.layers = nn.ModuleList()
-        self._layers = [FusedLayer(index, layers.pop(0), stream) for index in range(len(layers))]
+        self._layers = [FusedLayer(index, layers.pop(0), stream, make) for index in range(len(layers))]
         self._norm = Norm(inner.norm, stream, weight.dtype)
 
-    def __call__(self, plan: Plan) -> Tensor:
+    def __call__(self, plan: Plan, num_layers: int | None = None) -> Tensor:
         """Computes the normed hidden states of the wanted rows: [num wanted rows, hidden], in the weights' type."""
         hidden = self._embedding.index_select(0, plan.token_ids)
         if hidden.dtype is not self._stream:
             hidden = hidden.to(self._stream)
         turns = self._rotary.turns(plan)
-        for layer in self._layers:
+        for layer in self._layers[:num_layers]:
             hidden = layer(hidden, turns, plan)
         # The other rows have done their part: their keys and values are in the caches.
         if len(plan.wanted_rows) < plan.num_rows:
@@ -99,7 +101,7 @@ class FusedStack:
 class FusedLayer:
     """Runs a decoder layer: attention and gated MLP, each behind a norm and added to the residual stream."""
 
-    def __init__(self, index: int, layer: Any, stream: torch.dtype) -> None:
+    def __init__(self, index: int, layer: Any, stream: torch.dtype, make: Callable[..., Product]) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         weight = attention.q_proj.weight
         self._index = index
@@ -114,14 +116,14 @@ class FusedLayer:
         self._split = [self._num_queries, 2 * self._num_keys]
         self._attention_norm = Norm(layer.input_layernorm, stream, weight.dtype)
         self._head_norm = HeadNorm(attention, self._num_queries, self._num_keys, stream)
-        self._qkv = self._make_qkv(attention)
-        self._output = make_product(attention.o_proj.weight, attention.o_proj.bias)
+        self._qkv = self._make_qkv(attention, make)
+        self._output = make(attention.o_proj.weight, attention.o_proj.bias)
         self._mlp_norm = Norm(layer.post_attention_layernorm, stream, weight.dtype)
-        self._gate_up = make_product(*concatenate([mlp.gate_proj, mlp.up_proj]))
+        self._gate_up = make(*concatenate([mlp.gate_proj, mlp.up_proj]))
         self._activate = functional.silu if isinstance(mlp.act_fn, nn.SiLU) else mlp.act_fn
-        self._down = make_product(mlp.down_proj.weight, mlp.down_proj.bias)
+        self._down = make(mlp.down_proj.weight, mlp.down_proj.bias)
 
-    def _make_qkv(self, attention: Any) -> Product:
+    def _make_qkv(self, attention: Any, make: Callable[..., Product]) -> Product:
         """Makes one product for queries, keys and values, with the halves that turn together interleaved."""
         weight, bias = concatenate([attention.q_proj, attention.k_proj, attention.v_proj])
         # The library turns dimension i with i + d/2, a complex product wants them side by side. Scores do not change
@@ -129,7 +131,7 @@ class FusedLayer:
         num_turned = self._num_turned * self._head_dim
         order = torch.arange(weight.shape[0], device=weight.device)
         order[:num_turned] = interleave_halves(order[:num_turned].view(-1, self._head_dim)).flatten()
-        return make_product(weight[order], None if bias is None else bias[order])
+        return make(weight[order], None if bias is None else bias[order])
 
     def __call__(self, hidden: Tensor, turns: Tensor, plan: Plan) -> Tensor:
         """[rows, hidden] to [rows, hidden], both in the type of the residual stream."""
@@ -238,9 +240,16 @@ PACKED_FOR_ROWS = {torch.bfloat16: 1, torch.float32: 8}
 """Rows of a product that the layout of the weights is chosen for."""
 
 
-def make_product(weight: Tensor, bias: Tensor | None = None) -> Product:
-    """Makes the function `x @ weight.T + bias` for [out, in] weights that will not change."""
-    if not _is_worth_packing(weight):
+def make_product(weight: Tensor, bias: Tensor | None = None, *, is_exact: bool = True) -> Product:
+    """Makes the function `x @ weight.T + bias` for [out, in] weights that will not change.
+
+    Args:
+        weight: [out, in].
+        bias: [out].
+        is_exact: True if the bits of a row may not depend on the number of rows: on a CPU those of oneDNN's products do
+            not, and those of torch's own in float32 do.
+    """
+    if not _can_be_packed(weight) or not (is_exact or _is_worth_packing(weight)):
         transposed = weight.contiguous().t()
 
         def plain(x: Tensor) -> Tensor:
@@ -272,9 +281,13 @@ def concatenate(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     return weight, torch.cat(biases)
 
 
-def _is_worth_packing(weight: Tensor) -> bool:
+def _can_be_packed(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or not torch.backends.mkldnn.enabled:
         return False
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return weight.dtype == torch.float32 and weight.numel() >= MIN_PACKED_ENTRIES
+    return weight.dtype == torch.float32
+
+
+def _is_worth_packing(weight: Tensor) -> bool:
+    return weight.dtype != torch.float32 or weight.numel() >= MIN_PACKED_ENTRIES

@@ -12,11 +12,14 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from outrider.models.fusion import FusedStack, is_fusable, make_product
-from outrider.models.packing import CacheShape, KVCache, Plan, Segment
+from outrider.models.kv_cache import TILE, CacheShape, KVCache, KVPool
+from outrider.models.packing import Plan, Segment
 
 __all__ = ["KVCache", "Runner", "Segment", "UnsupportedModel"]
 
 ATTENTION_NAME = "outrider"
+DEFAULT_NUM_BLOCKS = 1024
+"""Blocks of a pool where nobody says."""
 
 
 class UnsupportedModel(ValueError):
@@ -29,11 +32,22 @@ class Runner:
     Takes the model over: do not use it elsewhere afterwards.
     """
 
-    def __init__(self, model: PreTrainedModel, *, fuse: bool = True) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        fuse: bool = True,
+        is_exact: bool = True,
+        num_blocks: int = DEFAULT_NUM_BLOCKS,
+        block_size: int = TILE,
+    ) -> None:
         """
         Args:
             model: Any causal model of the library with standard attention, in its final type and on its device.
             fuse: Takes the layers apart where they are known (`outrider.models.fusion`).
+            is_exact: Uses products whose rows have the same bits whatever their number, where there are such.
+            num_blocks: Blocks of the pool of keys and values.
+            block_size: Slots of a block.
 
         Raises:
             UnsupportedModel: A layer does not attend through the library's attention interface, or with extras.
@@ -64,17 +78,26 @@ class Runner:
         )
         self.is_fused = fuse and is_fusable(model)
         with torch.inference_mode():
-            self._head = make_product(head.weight, head.bias)
-            self._stack: Stack = FusedStack(model) if self.is_fused else PlainStack(model, self.cache_shape.dtype)
+            self._head = make_product(head.weight, head.bias, is_exact=is_exact)
+            self._stack: Stack = FusedStack(model, is_exact=is_exact) if self.is_fused else PlainStack(model, self.cache_shape.dtype)
+        self.pool = KVPool(self.cache_shape, num_blocks, block_size)
+        """Keys and values of all sessions."""
+        self.min_rows = 1
+        """Least rows of a forward; fewer are filled up."""
         self._check_attention()
 
-    def new_cache(self, capacity: int = 256) -> KVCache:
-        """Makes an empty cache with room for `capacity` slots. It grows when needed."""
-        return KVCache(self.cache_shape, capacity)
+    def new_cache(self, salt: str | None = None) -> KVCache:
+        """Makes an empty cache; see `KVPool.new_cache`."""
+        return self.pool.new_cache(salt)
 
     @torch.inference_mode()
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
+    def forward(self, segments: Sequence[Segment], num_layers: int | None = None) -> Tensor:
         """Appends the rows of every segment to its cache, and returns the logits that are wanted.
+
+        Args:
+            segments: One for each session.
+            num_layers: Runs the first layers alone, for tests of the arithmetic. None means all; a model that runs as
+                the library has it runs all in any case.
 
         Returns:
             float32 [sum of num_logits, vocab_size], in the order of the segments.
@@ -84,20 +107,22 @@ class Runner:
         """
         if not segments:
             return torch.empty(0, self.vocab_size, device=self.device)
-        plan = Plan(segments, self._queries_per_key)
-        hidden = self._stack(plan)
+        plan = Plan(segments, self._queries_per_key, self.min_rows)
+        hidden = self._stack(plan, num_layers)
         plan.commit()
         if not plan.wanted_rows:
             return torch.empty(0, self.vocab_size, device=self.device)
         # The head sees the wanted rows alone: most rows of a prompt need no logits.
-        logits = self._head(hidden)
+        logits = self._head(hidden)[: plan.num_wanted]
         return logits if logits.dtype is torch.float32 else logits.float()
 
     @torch.inference_mode()
     def _check_attention(self) -> None:
         """Runs one row, so that a model that would give wrong logits fails when it is loaded."""
-        plan = Plan([Segment(self.new_cache(1), [0], 1)], self._queries_per_key)
+        cache = self.new_cache()
+        plan = Plan([Segment(cache, [0], 1)], self._queries_per_key)
         self._stack(plan)
+        cache.clear()
         if plan.num_attended != self.cache_shape.num_layers:
             raise UnsupportedModel(
                 f"{plan.num_attended} of {self.cache_shape.num_layers} layers use the attention interface"
@@ -107,7 +132,7 @@ class Runner:
 class Stack(Protocol):
     """Runs everything of a model below its head."""
 
-    def __call__(self, plan: Plan) -> Tensor:
+    def __call__(self, plan: Plan, num_layers: int | None = None) -> Tensor:
         """Computes the normed hidden states of the wanted rows: [num wanted rows, hidden]."""
 
 
@@ -120,8 +145,8 @@ class PlainStack:
         # The library's layers look the name up in the config at every call, so it may be changed now.
         model.config._attn_implementation = ATTENTION_NAME
 
-    def __call__(self, plan: Plan) -> Tensor:
-        """Computes the normed hidden states of the wanted rows: [num wanted rows, hidden]."""
+    def __call__(self, plan: Plan, num_layers: int | None = None) -> Tensor:
+        """Computes the normed hidden states of the wanted rows: [num wanted rows, hidden], with all layers."""
         token_ids, position_ids = plan.token_ids.unsqueeze(0), plan.position_ids.unsqueeze(0)
         # The library hands keywords that it does not know, like `plan`, through all its layers down to `_attend`.
         outputs = self._inner(input_ids=token_ids, position_ids=position_ids, use_cache=False, plan=plan)
@@ -145,7 +170,7 @@ def _attend(
     unsupported = [name for name in ("softcap", "s_aux", "position_bias") if extras.get(name) is not None]
     if unsupported or key.shape != value.shape:
         raise UnsupportedModel(f"attention with {unsupported or 'values of another width than keys'} is not supported")
-    dtype = plan.segments[0].keys_values[0].dtype
+    dtype = plan.cache_dtype
     # [2, heads, rows, head_dim] becomes [rows, 2, heads, head_dim], the order of a slot.
     keys_values = torch.stack((key[0], value[0])).transpose(0, 2).transpose(1, 2).to(dtype)
     layer: Any = module.layer_idx

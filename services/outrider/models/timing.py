@@ -19,7 +19,7 @@ def measure_forward(
 
     All numbers of rows take turns, so that a busy moment of the machine does not fall on one of them.
     """
-    cache = runner.new_cache(context + max(rows))
+    cache = runner.new_cache()
     runner.forward([Segment(cache, [i % runner.vocab_size for i in range(context)], 0)])
     return _take_turns(runner, {n: [(cache, n)] for n in rows}, num_repeats)
 
@@ -28,7 +28,7 @@ def measure_sessions(
     runner: Runner, num_sessions: Sequence[int], context: int = 200, *, num_repeats: int = 15
 ) -> dict[int, float]:
     """Measures the median time of a forward of one row for each of many sessions by their number, in milliseconds."""
-    caches = [runner.new_cache(context + 1) for _ in range(max(num_sessions))]
+    caches = [runner.new_cache() for _ in range(max(num_sessions))]
     for cache in caches:
         runner.forward([Segment(cache, [i % runner.vocab_size for i in range(context)], 0)])
     return _take_turns(runner, {n: [(cache, 1) for cache in caches[:n]] for n in num_sessions}, num_repeats)

@@ -73,7 +73,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
         self._max_context_len = model.max_context_len
         self._prefill_chunk = prefill_chunk
         self._keep_warm_s = keep_warm_s
-        self._scratch = self._runner.new_cache(1)
+        self._scratch = self._runner.new_cache()
         self._tiers = tiers
         self._calibration = RetrievalCalibration()
         # Two calibrations: a token that was drawn is claimed with its own probability, which says less about the target
@@ -105,7 +105,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
 
     def _open(self, spec: DraftSessionSpec, listener: DraftListener) -> _Drafting:
         # Room for a first draft, so that the cache is not copied at once; it doubles when it must grow.
-        cache = self._runner.new_cache(len(spec.committed_token_ids) + 64)
+        cache = self._runner.new_cache()
         draft_calibration = self._draft_calibrations[decides_by_ratio(spec.sampling, spec.speculation)]
         session = DraftSession(
             spec, cache, self._max_context_len, self._calibration, self._tiers, draft_calibration, self.counts

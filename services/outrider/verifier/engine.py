@@ -78,7 +78,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
 
         def open_session() -> VerifySession:
             # Room for the whole text: a cache that grows is copied.
-            cache = self._runner.new_cache(len(spec.prompt_token_ids) + spec.max_tokens)
+            cache = self._runner.new_cache()
             now = time.perf_counter()
             return VerifySession(spec, listener, cache, self._timings, self.counts, tiers, now, has_drafter=has_drafter)
 

@@ -1,0 +1,231 @@
+"""The self-test of exact rows: real forwards of the loaded model, compared bit by bit.
+
+Rows are exact if the bits of a row's logits do not depend on how many rows run beside it, of which sessions, in a chain,
+a tree or a prefill, nor on where its keys and values lie. Attention is built for that (`outrider.models.attention`), and
+the rest is a property of the libraries and of the CPU. So it is tried, each time that a model is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import structlog
+import torch
+from torch import Tensor
+
+from outrider.core.params import Source
+from outrider.core.tree import DraftTree, Node
+from outrider.models.attention import TILE
+from outrider.models.packing import Segment
+from outrider.models.runner import Runner
+
+log = structlog.get_logger(__name__)
+
+BUDGET_S = 1.5
+"""Time that the self-test may take. A model whose forwards take longer is tried with its first layers alone."""
+NUM_READINGS = 8
+"""Times that a self-test costs what it costs to read its text once, about."""
+PADDINGS = (1, 2, 4)
+"""Least rows of a forward that are tried: single rows take other ways through some libraries than several do."""
+MIN_GAIN = 0.05
+"""Share of a single row's time that padding must save to be worth it where exactness does not need it."""
+
+
+class NotExact(Exception):
+    """Two ways to compute a row gave other bits. The message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """Says whether rows are exact here, and what their bits depend on."""
+
+    numerics_id: str = ""
+    """Hash of all that the bits of the logits depend on beside the model's name and number format: equal hashes mean
+    equal bits. Empty means that rows are not exact."""
+    reason: str = ""
+    """Why they are not; empty if they are."""
+
+    @property
+    def is_exact(self) -> bool:
+        """True if rows are exact."""
+        return bool(self.numerics_id)
+
+
+def make_exact(runner: Runner, fingerprint: str) -> Exactness:
+    """Finds out how forwards are exact: sets the runner's `min_rows`.
+
+    Args:
+        runner: Of the loaded model, with the threads that it will have.
+        fingerprint: Hash of the weights.
+    """
+    started = time.perf_counter()
+    reason = ""
+    for min_rows in PADDINGS:
+        runner.min_rows = min_rows
+        try:
+            check_rows(runner)
+        except NotExact as error:
+            reason = str(error)
+            continue
+        _pad_to_the_fastest(runner)
+        took_s = round(time.perf_counter() - started, 2)
+        log.info("model.exact", min_rows=runner.min_rows, took_s=took_s)
+        return Exactness(numerics_id=numerics_id(runner, fingerprint))
+    runner.min_rows = 1
+    return Exactness(reason=reason)
+
+
+def numerics_id(runner: Runner, fingerprint: str) -> str:
+    """Computes the hash of what the bits of the logits depend on."""
+    parts = [
+        fingerprint,
+        str(runner.dtype),
+        str(TILE),
+        torch.__version__,
+        torch.__config__.show(),
+        str(torch.get_num_threads()),
+        _processor(runner.device),
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _processor(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    # Libraries choose their kernels by these.
+    wanted = ("vendor_id", "cpu family", "model\t", "flags", "Features")
+    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+def check_rows(runner: Runner, seed: int = 0) -> None:
+    """Computes rows of one text in many ways and compares their logits, bit by bit. Takes `BUDGET_S`, about.
+
+    Raises:
+        NotExact: Two of them differ.
+    """
+    _SelfTest(runner, seed).run()
+
+
+class _SelfTest:
+    """Runs one text in many ways."""
+
+    def __init__(self, runner: Runner, seed: int) -> None:
+        self._runner = runner
+        self._random = random.Random(seed)  # noqa: S311  # no secret: any text will do, and the same each time
+        # Over the ends of two tiles, if the context has room for that.
+        self._length = min(2 * TILE + 8, runner.max_context_len)
+        self._start = max(1, self._length - 24)
+        self._token_ids = [self._random.randrange(runner.vocab_size) for _ in range(self._length)]
+        self._cache = runner.new_cache()
+        self._num_layers: int | None = None
+        self._expected = torch.empty(0)
+
+    def run(self) -> None:
+        """Raises NotExact, or does not."""
+        started = time.perf_counter()
+        self._read_prefix()
+        self._expected = self._forward(self._token_ids[self._start :])
+        cost_s = (time.perf_counter() - started) * NUM_READINGS
+        if cost_s > BUDGET_S:
+            self._num_layers = max(1, int(self._runner.cache_shape.num_layers * BUDGET_S / cost_s))
+            self._read_prefix()
+            self._expected = self._forward(self._token_ids[self._start :])
+        for size in (1, 2, 3, 5, 9, 16):
+            self._compare(f"chains of {size}", partial(self._in_chains, size))
+        for depth in (1, 3, 7):
+            self._compare(f"trees of depth {depth}", partial(self._in_trees, depth))
+        self._compare("rows beside those of other sessions", self._beside_others)
+        for size in (13, 3 * TILE):
+            self._read_prefix(size)
+            self._compare(f"a prompt read in pieces of {size}", partial(self._in_chains, 4))
+        self._cache.clear()
+
+    def _compare(self, name: str, compute: Callable[[], Sequence[Tensor]]) -> None:
+        rows = torch.cat(tuple(compute()))
+        self._cache.truncate(self._start)
+        expected = self._expected[: len(rows)]
+        differs = (rows != expected).any(-1)
+        if bool(differs.any()):
+            gap = float((rows - expected).abs().max())
+            raise NotExact(f"{name}: {int(differs.sum())} of {len(rows)} rows have other bits, by at most {gap:.1e}")
+
+    def _forward(self, token_ids: Sequence[int]) -> Tensor:
+        return self._runner.forward([Segment(self._cache, token_ids, len(token_ids))], self._num_layers)
+
+    def _read_prefix(self, size: int = 48) -> None:
+        self._cache.clear()
+        for first in range(0, self._start, size):
+            piece = self._token_ids[first : min(self._start, first + size)]
+            self._runner.forward([Segment(self._cache, piece, 0)], self._num_layers)
+
+    def _in_chains(self, size: int) -> Sequence[Tensor]:
+        # Few of the short ones: each is a forward.
+        ends = range(self._start, min(self._length, self._start + 4 * size), size)
+        return [self._forward(self._token_ids[first : first + size]) for first in ends]
+
+    def _beside_others(self) -> Sequence[Tensor]:
+        others = [self._runner.new_cache(), self._runner.new_cache()]
+        ids = self._token_ids
+        self._runner.forward([Segment(others[0], ids[:20], 0)], self._num_layers)
+        pieces = ids[self._start : self._start + 2], ids[20:21], ids[: TILE + 5]
+        caches = self._cache, *others
+        segments = [Segment(cache, piece, len(piece)) for cache, piece in zip(caches, pieces, strict=True)]
+        found = self._runner.forward(segments, self._num_layers)[:2]
+        for cache in others:
+            cache.clear()
+        return [found]
+
+    def _in_trees(self, depth: int) -> Sequence[Tensor]:
+        """The text's own tokens as one path of a tree whose other nodes stand before, between and behind them."""
+        tree = DraftTree(self._token_ids[: self._start + 1], self._runner.vocab_size)
+        nodes: list[Node] = []
+        path: list[Node] = []
+        parent = tree.root
+        for token_id in self._token_ids[self._start + 1 : self._start + 1 + depth]:
+            others = [self._random.randrange(self._runner.vocab_size) for _ in range(self._random.randint(1, 3))]
+            added = [tree.add(parent, each, -1.0, Source.DRAFT) for each in (others[0], token_id, *others[1:])]
+            nodes += [node for node in added if node is not None and node not in nodes]
+            child = parent.children[token_id]
+            path.append(child)
+            below = tree.add(next(iter(parent.children.values())), others[0], -1.0, Source.DRAFT)
+            nodes += [node for node in (below,) if node is not None and node not in nodes]
+            parent = child
+        cache = self._cache
+        segment = Segment.of_tree(cache, [self._token_ids[self._start]], nodes, num_logits=1 + len(nodes))
+        logits = self._runner.forward([segment], self._num_layers)
+        rows = [1 + nodes.index(node) for node in path]
+        # Moves the path's rows together; what follows reads them from there.
+        cache.keep(self._start + 1, [self._start + row for row in rows])
+        after = self._forward(self._token_ids[cache.length : cache.length + 2])
+        return [logits[[0, *rows]], after]
+
+
+def _pad_to_the_fastest(runner: Runner, num_repeats: int = 5) -> None:
+    """Raises the runner's `min_rows` if a single row is faster among more."""
+    least = runner.min_rows
+    cache = runner.new_cache()
+    runner.forward([Segment(cache, [0] * min(TILE, runner.max_context_len - 1), 0)])
+    length = cache.length
+    times: dict[int, list[float]] = {n: [] for n in (*PADDINGS, 6) if n >= least}
+    for _ in range(num_repeats):
+        for runner.min_rows, samples in times.items():
+            started = time.perf_counter()
+            runner.forward([Segment(cache, [0], 1)])[0, 0].item()  # waits for an accelerator
+            samples.append(time.perf_counter() - started)
+            cache.truncate(length)
+    cache.clear()
+    medians = {n: statistics.median(samples) for n, samples in times.items()}
+    fastest = min(medians, key=lambda n: medians[n])
+    runner.min_rows = fastest if medians[fastest] < (1 - MIN_GAIN) * medians[least] else least

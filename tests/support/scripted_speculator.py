@@ -120,6 +120,7 @@ class AModel:
     max_context_len: int = 100
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
+    numerics_id: str = ""
 
 
 SPEC = SpeculationSpec("s", 2, SamplingParams(seed=1), SpeculationParams(Method.PEARL, 8, 32))

@@ -60,8 +60,9 @@ class BareBaseline:
         # The row of a token ranks the next one, so the last token of the text needs none, and the rows that count, one
         # for each token, begin with the prompt's last. One forward has them all.
         rows = [*self._codec.encode(request["prompt"]), *token_ids[:-1]]
-        segment = Segment(self._draft.new_cache(len(rows)), rows, len(token_ids))
-        logits, indices = self._draft.forward([segment]), range(len(token_ids))
+        cache = self._draft.new_cache()
+        logits, indices = self._draft.forward([Segment(cache, rows, len(token_ids))]), range(len(token_ids))
+        cache.clear()
         found = self._sampler.candidates(logits, [params] * len(token_ids), indices, num_ranks)
         ranked = [[candidate.token_id for candidate in candidates] for candidates in found]
         return {

@@ -14,11 +14,34 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
 
 from outrider.core.tree import TokenId
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """Describes a pool of keys and values at a moment, and what has happened in it since the start."""
+
+    num_tokens: int
+    """Tokens whose keys and values sessions hold; those of a shared prefix count once for each."""
+    num_bytes: int
+    """Memory of the blocks that they hold."""
+    num_blocks: dict[str, int]
+    """Blocks: `free`, `held` by sessions, or `cached` prefixes that nobody holds."""
+    num_evictions: int
+    """Cached blocks that were given up because no block was free."""
+    num_preemptions: int
+    """Times that a session lost its blocks to an older one."""
+    num_waiting: int
+    """Sessions that wait for blocks now."""
+    num_queried_tokens: int
+    """Tokens of texts that came in."""
+    num_found_tokens: int
+    """Those of them whose keys and values were found."""
 
 
 class OutOfBlocks(Exception):

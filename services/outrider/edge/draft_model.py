@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from outrider.core.blocks import PoolState
 from outrider.core.params import SamplingParams, SpeculationParams, Steering
 from outrider.core.tree import TokenId
 from outrider.edge.settings import EdgeSettings
@@ -127,6 +128,10 @@ class Drafter:
     def num_sessions(self) -> int:
         """Sessions that hold keys and values right now."""
         return self._engine.num_sessions
+
+    def pool_state(self) -> PoolState:
+        """Describes the draft model's pool of keys and values now."""
+        return self._engine.residency.state()
 
     def reserve(self, session_id: str) -> None:
         """Takes the room of a session that is opened later; `close` gives it back."""

@@ -22,6 +22,7 @@ from outrider.peers.reconnecting import is_overwritten, wait_before_retry
 from outrider.telemetry.tracing import COLLABORATE, GENERATE, Metadata, current_span
 from outrider.v1 import verifier_pb2
 from outrider.wire.errors import RpcError, Unavailable
+from outrider.wire.handshake import differs_in_bits
 from outrider.wire.speculation import METHODS
 
 if TYPE_CHECKING:  # it imports torch, see there
@@ -222,8 +223,11 @@ class Relay:
             self._target = target
         assert self._target is not None
         begun, here = self._target.model, target.model
+        name = upstream.state.address
         if (begun.model_id, begun.tokenizer_hash, begun.dtype) != (here.model_id, here.tokenizer_hash, here.dtype):
             raise Unavailable(
-                f"{upstream.state.address} serves {here.model_id} in {here.dtype}; the generation was begun by "
-                f"{begun.model_id} in {begun.dtype}"
+                f"{name} serves {here.model_id} in {here.dtype}; the generation was begun by {begun.model_id} in "
+                f"{begun.dtype}"
             )
+        if differs_in_bits(begun, here):
+            raise Unavailable(f"{name} computes {here.model_id} with other weights, libraries or another processor")

@@ -56,7 +56,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
         drafter = self._draft_model.drafter
         yield gauge("outrider_edge_draft_model_ready", "Whether the draft model is loaded.", drafter is not None)
         if drafter is not None:
-            yield from read_drafts(drafter.counts, drafter.num_sessions)
+            yield from read_drafts(drafter.counts, drafter.num_sessions, drafter.pool_state())
 
     def _check_serving(self) -> None:
         if self._is_draining:

@@ -1,16 +1,17 @@
 """Attention over a pool of keys and values, with sums whose order is that of positions.
 
-A row's result is the same, bit by bit, whether it is computed alone, in a chain, in a tree or in a prefill, whatever runs
-beside it, and wherever its keys and values lie. Three things make it so:
+A row's result is the same, bit by bit, whether it is computed alone, in a chain, in a tree or in a prefill, whatever
+runs beside it, and wherever its keys and values lie. Three things make it so:
 
-* Products of matrices of float32 have the same bits for every number of rows from 4 on and every number of columns from
-  16 on, and add along their inner dimension one by one, if that is short. So queries are padded to 4 rows, and values are
-  summed in *tiles* of 64 positions, one tile after the other.
+* Products of matrices of float32 have the same bits for every number of rows from 4 on and every number of columns
+  from 16 on, and add along their inner dimension one by one, if that is short. So queries are padded to 4 rows, and
+  values are summed in *tiles* of 64 positions, one tile after the other.
 * The tiles are those of positions, not of slots. A tree's slots are sorted into the tiles of their positions; the rows
   of other paths stand between, with weights that are zero, and a zero in a sum that goes one by one changes nothing.
 * The weights themselves are summed in the order of positions, too.
 
-The first is a property of the libraries and of the CPU, which `outrider.models.exactness` checks when a model is loaded.
+The first is a property of the libraries and of the CPU, which `outrider.models.exactness` checks when a model is
+loaded.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Part:
     @property
     def num_columns(self) -> int:
         """Columns of the scores."""
-        return self.visible.shape[1]
+        return int(self.visible.shape[1])
 
 
 def parts_of_chain(cache: KVCache, first_row: int, num_rows: int, max_rows: int) -> list[Part]:
@@ -123,11 +124,10 @@ class PartGroup:
         num_columns = -(-(max(part.num_columns for part in parts) + 1) // TILE) * TILE
         count, num_heads = len(parts), shape.num_heads
         sizes = (count, num_heads, self._num_rows, queries_per_key, shape.head_dim)
-        options = {"dtype": shape.dtype, "device": device}
-        self._queries = torch.zeros(sizes, **options)
-        self._sums = torch.empty(sizes, **options)
+        self._queries = torch.zeros(sizes, dtype=shape.dtype, device=device)
+        self._sums = torch.empty_like(self._queries)
         # What lies behind a part's own columns is never written to, and stays hidden.
-        self._scores = torch.full((*sizes[:-1], num_columns), float("-inf"), **options)
+        self._scores = torch.full((*sizes[:-1], num_columns), float("-inf"), dtype=shape.dtype, device=device)
         self._weights = torch.empty_like(self._scores)
         self._hidden = self._make_hidden(num_columns, queries_per_key).to(device)
         order = self._make_order(num_columns, queries_per_key)
@@ -180,7 +180,7 @@ class PartGroup:
             rows = slice(part.first_row, part.first_row + part.num_rows)
             torch.mul(queries[rows].permute(1, 0, 2, 3), scale, out=self._queries[0, :, : part.num_rows])
         else:
-            chosen = queries.index_select(0, self._rows).unflatten(0, (len(self._parts), self._num_rows))
+            chosen = queries.index_select(0, self._rows).view(len(self._parts), self._num_rows, *queries.shape[1:])
             torch.mul(chosen.transpose(1, 2), scale, out=self._queries)
         for reads in self._reads:
             reads.score(layer, data)
@@ -228,7 +228,8 @@ class _Reads:
             self._places = torch.from_numpy(np.concatenate(part.gathered)).to(pool.data.device)
             self._gathered_scores = scores.narrow(2, column, len(self._places))
             self._gathered_sizes = [len(places) for places in part.gathered]
-            self._gathered_weights = weights.narrow(2, column, len(self._places)).split(self._gathered_sizes, 2)
+            gathered = weights.narrow(2, column, len(self._places))
+            self._gathered_weights = torch.split_with_sizes(gathered, self._gathered_sizes, 2)
             self._gathered_values: Sequence[Tensor] = ()
 
     def score(self, layer: int, data: Tensor) -> None:
@@ -236,9 +237,9 @@ class _Reads:
         for scores, keys in self._keys:
             torch.bmm(self._queries, keys[layer], out=scores)
         if self._places is not None:
-            keys, values = data.index_select(2, self._places).unbind(0)
-            torch.bmm(self._queries, keys.transpose(1, 2), out=self._gathered_scores)
-            self._gathered_values = values.split(self._gathered_sizes, 1)
+            gathered = data.index_select(2, self._places)
+            torch.bmm(self._queries, gathered[0].transpose(1, 2), out=self._gathered_scores)
+            self._gathered_values = torch.split_with_sizes(gathered[1], self._gathered_sizes, 1)
 
     def sum(self, layer: int) -> None:
         """Sums the weighted values, tile by tile."""

@@ -110,15 +110,15 @@ class EngineThread(ABC, Generic[Session, Work]):
     def step(self, work: list[Work]) -> None:
         """Runs one packed forward for this work and delivers what comes of it."""
 
-    def removed(self, session: Session) -> None:
-        """Called when a session has ended for whatever reason."""
+    def removed(self, session: Session, *, has_failed: bool) -> None:
+        """Called when a session has ended for whatever reason; `has_failed` if the engine could not go on with it."""
 
-    def remove(self, session_id: str) -> None:
+    def remove(self, session_id: str, *, has_failed: bool = False) -> None:
         """Forgets a session, if it is there."""
         session = self.sessions.pop(session_id, None)
         self._on_failure.pop(session_id, None)
         if session is not None:
-            self.removed(session)
+            self.removed(session, has_failed=has_failed)
 
     def take_posted(self, timeout_s: float | None) -> None:
         """Does everything that was posted; waits at most timeout_s for it to begin (None means without end)."""
@@ -166,17 +166,17 @@ class EngineThread(ABC, Generic[Session, Work]):
     def _begin(self, session_id: str, open_session: Callable[[], Session], on_failure: Callable[[], object]) -> None:
         # Before the session is made: if that raises, `_fail` looks it up.
         self._on_failure[session_id] = on_failure
-        with self._isolated(session_id):
+        with self.isolated(session_id):
             self.sessions[session_id] = open_session()
 
     def _act(self, session_id: str, action: Callable[[Session], object]) -> None:
         session = self.sessions.get(session_id)
         if session is not None:
-            with self._isolated(session_id):
+            with self.isolated(session_id):
                 action(session)
 
     @contextmanager
-    def _isolated(self, session_id: str) -> Iterator[None]:
+    def isolated(self, session_id: str) -> Iterator[None]:
         """Loses this session if the body raises: what came in for one is no reason to lose the others."""
         try:
             yield
@@ -186,7 +186,7 @@ class EngineThread(ABC, Generic[Session, Work]):
 
     def _fail(self, session_id: str) -> None:
         on_failure = self._on_failure[session_id]  # read before `remove` forgets it
-        self.remove(session_id)
+        self.remove(session_id, has_failed=True)
         on_failure()
 
     def _suspect_device(self) -> None:
@@ -197,7 +197,9 @@ class EngineThread(ABC, Generic[Session, Work]):
         # A session that breaks its steps means nothing for the others. A device may fail for ever after, as CUDA does
         # once it has seen an illegal access; then only another process helps.
         try:
-            self._runner.forward([Segment(self._runner.new_cache(), [0], 1)])
+            cache = self._runner.new_cache()
+            self._runner.forward([Segment(cache, [0], 1)])
+            cache.clear()
         except Exception as error:
             log.exception("engine.unable", num_failed_steps=self._num_failed_steps)
             self._fault = (

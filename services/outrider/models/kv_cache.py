@@ -1,7 +1,7 @@
 """Keys and values of all sessions of a model: one pool of memory, and each session's view into it.
 
-The pool is allocated once. Its memory is handed out in blocks of consecutive slots (`outrider.core.blocks`), so a session
-holds what it has said, not what it may say. A slot is the place of one token's keys and values in all layers.
+The pool is allocated once. Its memory is handed out in blocks of consecutive slots (`outrider.core.blocks`), so a
+session holds what it has said, not what it may say. A slot is the place of one token's keys and values in all layers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from outrider.core.blocks import BlockPool, first_key, next_key
 from outrider.core.tree import TokenId

@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import structlog
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from outrider.models.demo.inflate import UNTRAINED, forget, inflate, parse_inflation
-from outrider.models.runner import Runner, UnsupportedModel
+from outrider.models.exactness import Exactness, NotExact, make_exact
+from outrider.models.kv_cache import TILE, CacheShape
+from outrider.models.runner import Runner, UnsupportedModel, cache_shape, max_context_len
+
+log = structlog.get_logger(__name__)
 
 DEMO_PREFIX = "demo/"
 DEMO_FOLDER = Path(__file__).parent / "demo"
@@ -52,6 +57,22 @@ class ModelFlags(Protocol):
     def cores(self) -> set[int]:
         """Cores that the process is bound to; empty means all."""
 
+    @property
+    def exact(self) -> str:
+        """See `load_model`."""
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        """Tokens whose keys and values fit into the pool; 0 means `default_num_tokens`."""
+
+    @property
+    def kv_block_size(self) -> int:
+        """Tokens of a block."""
+
+    @property
+    def max_num_sessions(self) -> int:
+        """Most sessions at a time."""
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -67,6 +88,13 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     model_id: str
     max_context_len: int
+    exactness: Exactness
+    """Says whether the bits of a row depend on nothing but its text."""
+
+    @property
+    def numerics_id(self) -> str:
+        """Hash of what the bits of the logits depend on; empty where they may differ from forward to forward."""
+        return self.exactness.numerics_id
 
     @property
     def dtype(self) -> str:
@@ -74,7 +102,17 @@ class LoadedModel:
         return str(self.runner.dtype).removeprefix("torch.")
 
 
-def load_model(model_id: str, *, dtype: str = "auto", device: str = "cpu", fuse: bool = True) -> LoadedModel:
+def load_model(
+    model_id: str,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    fuse: bool = True,
+    exact: str = "off",
+    num_tokens: int = 0,
+    block_size: int = TILE,
+    num_sessions: int = 1,
+) -> LoadedModel:
     """Loads a model into a runner.
 
     Args:
@@ -84,14 +122,33 @@ def load_model(model_id: str, *, dtype: str = "auto", device: str = "cpu", fuse:
             from it, and the checkpoint's own type for others; bfloat16 is replaced by float32 on a CPU without it.
         device: A torch device.
         fuse: Takes known layers apart for speed.
+        exact: `auto` tries whether rows are exact (`outrider.models.exactness`) and says so if they are not; `require`
+            refuses the model then; `off` does not try.
+        num_tokens: Tokens whose keys and values fit into the pool; 0 means `default_num_tokens`.
+        block_size: Tokens of a block of the pool.
+        num_sessions: Most sessions at a time.
 
     Raises:
+        NotExact: Rows are not exact, and `exact` requires it.
+        ValueError: The pool has no block, or a block that is no multiple of 64.
         UnknownModel: There is no such demo model, or the type has no such name.
         UnsupportedModel: The model's attention is not of the standard kind.
     """
     model, tokenizer = build_hf_model(model_id, dtype, device=device)
     eos_token_ids = _eos_token_ids(model, tokenizer)
-    runner = Runner(model, fuse=fuse)
+    fingerprint = weights_fingerprint(model)
+    shape = cache_shape(model)
+    context_len = max_context_len(model.config.get_text_config())
+    num_tokens = num_tokens or default_num_tokens(shape, context_len, num_sessions)
+    is_exact = exact != "off"
+    # Rounded down: what does not fill a block is not memory that anybody may have asked to be spent.
+    num_blocks = num_tokens // block_size if block_size > 0 else 0
+    runner = Runner(model, fuse=fuse, is_exact=is_exact, num_blocks=num_blocks, block_size=block_size)
+    exactness = make_exact(runner, fingerprint) if is_exact else Exactness(reason="it was switched off")
+    if is_exact and not exactness.is_exact:
+        if exact == "require":
+            raise NotExact(exactness.reason)
+        log.warning("model.not_exact", reason=exactness.reason, advice="a text may differ between methods in near ties")
     return LoadedModel(
         runner=runner,
         tokenizer=tokenizer,
@@ -100,6 +157,7 @@ def load_model(model_id: str, *, dtype: str = "auto", device: str = "cpu", fuse:
         eos_token_ids=eos_token_ids,
         model_id=model_id,
         max_context_len=runner.max_context_len,
+        exactness=exactness,
     )
 
 
@@ -113,7 +171,17 @@ def load_for(settings: ModelFlags) -> LoadedModel:
     # Comes to 0 where neither is given: torch chooses.
     set_num_threads(settings.num_threads or len(settings.cores))
     try:
-        return load_model(settings.model, dtype=settings.dtype, device=settings.device)
+        return load_model(
+            settings.model,
+            dtype=settings.dtype,
+            device=settings.device,
+            exact=settings.exact,
+            num_tokens=settings.kv_cache_tokens,
+            block_size=settings.kv_block_size,
+            num_sessions=settings.max_num_sessions,
+        )
+    except NotExact as error:
+        raise CannotLoadModel(f"--exact require: {settings.model} is not exact here: {error}") from error
     except (UnknownModel, UnsupportedModel, OSError) as error:
         # OSError is what transformers raises for a name that is neither a folder nor on the hub.
         raise CannotLoadModel(f"--model {settings.model}: {error}") from error
@@ -162,6 +230,46 @@ def cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype
+
+
+def weights_fingerprint(model: PreTrainedModel) -> str:
+    """Computes a hex SHA-256 of samples of all weights: models of one name may differ."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        flat = parameter.detach().reshape(-1)
+        sample = flat[:: max(1, flat.numel() // 1024)].float().cpu()
+        digest.update(f"{name} {tuple(parameter.shape)}".encode() + sample.numpy().tobytes())
+    return digest.hexdigest()
+
+
+MEMORY_SHARE = 0.5
+"""Most of the free memory that the pool takes where nobody says: a CPU's services share it with others."""
+DEVICE_MEMORY_SHARE = 0.85
+"""The same on an accelerator, which has it for this alone; the rest is for the activations."""
+
+
+def default_num_tokens(shape: CacheShape, context_len: int, num_sessions: int) -> int:
+    """Returns how many tokens' keys and values the pool has room for: all that the sessions can say, if there is memory
+    for it; in any case one whole context."""
+    if shape.device.type == "cuda":
+        free_bytes = int(DEVICE_MEMORY_SHARE * torch.cuda.mem_get_info(shape.device)[0])
+    else:
+        free_bytes = int(MEMORY_SHARE * free_memory())
+    fitting = free_bytes // shape.bytes_per_slot
+    # One block more for each session: its last one is seldom full.
+    return max(context_len + TILE, min(fitting, num_sessions * (context_len + TILE))) // TILE * TILE
+
+
+def free_memory() -> int:
+    """Returns the bytes that this process may still take: what the system has, or what is left of its control group."""
+    meminfo = Path("/proc/meminfo").read_text() if Path("/proc/meminfo").exists() else ""
+    available = next((int(line.split()[1]) << 10 for line in meminfo.splitlines() if "MemAvailable" in line), 8 << 30)
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return available  # no control group of version 2
+    return available if limit == "max" else min(available, max(0, int(limit) - int(used)))
 
 
 def tokenizer_hash(tokenizer: Any) -> str:

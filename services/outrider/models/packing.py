@@ -141,7 +141,7 @@ class Plan:
         self.num_rows = max(min_rows, self._num_used)
         """Rows of the forward, those that belong to nobody included."""
         if self.wanted_rows:
-            # The head is a product like the others. The rows of nobody come first: with them there is nothing to choose.
+            # The head is a product like the others. The rows of nobody come first: with them all rows are wanted.
             fill = [*range(self._num_used, self.num_rows), *[0] * min_rows]
             self.wanted_rows += fill[: max(0, min_rows - self.num_wanted)]
         position_ids = [position for ids in self._position_ids for position in ids]
@@ -194,7 +194,7 @@ class Plan:
         # Before the scores: rows see themselves and each other through the cache.
         data.index_copy_(2, self._places, keys_values[: self._num_used].permute(1, 2, 0, 3))
         is_padded = self._num_used < self.num_rows
-        queries = queries.unflatten(1, self._heads)
+        queries = queries.view(len(queries), *self._heads, -1)
         # Rows that belong to nobody attend to nothing.
         out = queries.new_zeros(queries.shape) if is_padded else queries.new_empty(queries.shape)
         for group in self._groups:

@@ -63,23 +63,14 @@ class Runner:
         """Width of the logits."""
         self.max_context_len = max_context_len(config)
         """Most slots of a chain."""
-        num_queries: int = config.num_attention_heads
-        # Missing or None where every query head has keys and values to itself.
-        num_keys: int = getattr(config, "num_key_value_heads", None) or num_queries
-        self._queries_per_key = num_queries // num_keys
-        self.cache_shape = CacheShape(
-            num_layers=config.num_hidden_layers,
-            num_heads=num_keys,
-            # Heads may be wider than the quotient: Qwen3-0.6B has 16 of 128 at a hidden size of 1024.
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_queries,
-            # Attention of one bfloat16 row is five times as slow as that of a float32 row on a CPU.
-            dtype=torch.float32 if self.device.type == "cpu" else self.dtype,
-            device=self.device,
-        )
+        self.cache_shape = cache_shape(model)
+        self._queries_per_key = config.num_attention_heads // self.cache_shape.num_heads
         self.is_fused = fuse and is_fusable(model)
         with torch.inference_mode():
             self._head = make_product(head.weight, head.bias, is_exact=is_exact)
-            self._stack: Stack = FusedStack(model, is_exact=is_exact) if self.is_fused else PlainStack(model, self.cache_shape.dtype)
+            self._stack: Stack = (
+                FusedStack(model, is_exact=is_exact) if self.is_fused else PlainStack(model, self.cache_shape.dtype)
+            )
         self.pool = KVPool(self.cache_shape, num_blocks, block_size)
         """Keys and values of all sessions."""
         self.min_rows = 1
@@ -184,6 +175,23 @@ def _no_mask(**_arguments: object) -> None:
 
 AttentionInterface.register(ATTENTION_NAME, _attend)
 AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
+
+
+def cache_shape(model: PreTrainedModel) -> CacheShape:
+    """Returns the shape of a model's keys and values."""
+    config = model.config.get_text_config()
+    weight = model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
+    num_queries: int = config.num_attention_heads
+    return CacheShape(
+        num_layers=config.num_hidden_layers,
+        # Missing or None where every query head has keys and values to itself.
+        num_heads=getattr(config, "num_key_value_heads", None) or num_queries,
+        # Heads may be wider than the quotient: Qwen3-0.6B has 16 of 128 at a hidden size of 1024.
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_queries,
+        # On a CPU sums are exact in float32 only, and attention of bfloat16 is several times as slow.
+        dtype=torch.float32 if weight.device.type == "cpu" else weight.dtype,
+        device=weight.device,
+    )
 
 
 def max_context_len(config: Any) -> int:

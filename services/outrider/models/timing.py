@@ -21,7 +21,9 @@ def measure_forward(
     """
     cache = runner.new_cache()
     runner.forward([Segment(cache, [i % runner.vocab_size for i in range(context)], 0)])
-    return _take_turns(runner, {n: [(cache, n)] for n in rows}, num_repeats)
+    times_ms = _take_turns(runner, {n: [(cache, n)] for n in rows}, num_repeats)
+    cache.clear()
+    return times_ms
 
 
 def measure_sessions(
@@ -31,7 +33,10 @@ def measure_sessions(
     caches = [runner.new_cache() for _ in range(max(num_sessions))]
     for cache in caches:
         runner.forward([Segment(cache, [i % runner.vocab_size for i in range(context)], 0)])
-    return _take_turns(runner, {n: [(cache, 1) for cache in caches[:n]] for n in num_sessions}, num_repeats)
+    times_ms = _take_turns(runner, {n: [(cache, 1) for cache in caches[:n]] for n in num_sessions}, num_repeats)
+    for cache in caches:
+        cache.clear()
+    return times_ms
 
 
 def _take_turns(runner: Runner, forwards: dict[int, list[tuple[KVCache, int]]], num_repeats: int) -> dict[int, float]:

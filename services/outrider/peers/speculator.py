@@ -104,6 +104,8 @@ class SpeculationSpec:
     num_prompt_tokens: int
     sampling: SamplingParams
     speculation: SpeculationParams
+    prefix_salt: str = ""
+    """Sessions of the same salt find each other's prefixes there; empty means that this one shares none."""
 
 
 class SpeculatorPeer:
@@ -286,6 +288,7 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
                 num_prompt_tokens=self._spec.num_prompt_tokens,
                 sampling=sampling_to_proto(self._spec.sampling),
                 speculation=speculation_to_proto(self._spec.speculation),
+                prefix_salt=self._spec.prefix_salt,
             )
         )
         # A speculator that comes back has forgotten everything.

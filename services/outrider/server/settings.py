@@ -115,6 +115,21 @@ class ModelSettings(DialingSettings):
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Numbers of the model.")
     device: str = Field("cpu", description="Device of the model, like cpu or cuda:0.")
     num_threads: int = Field(0, ge=0, description="Threads of a forward on a CPU; 0 = one for each core in --cpu.")
+    exact: Literal["auto", "off", "require"] = Field(
+        "off", description="Whether the bits of a row may depend on what runs beside it."
+    )
+    kv_cache_tokens: int = Field(
+        0,
+        ge=0,
+        description="Tokens whose keys and values fit into the pool; 0 = as many as half the free memory holds.",
+    )
+    kv_block_size: int = Field(
+        64, ge=64, multiple_of=64, description="Tokens of a block of the pool, the unit in which prefixes are shared."
+    )
+    prefix_scope: Literal["tenant", "global", "off"] = Field(
+        "tenant", description="Who finds the keys and values of a prompt's beginning again: its tenant, all, nobody."
+    )
+    max_num_sessions: int = Field(64, ge=1, description="Most sessions at a time.")
 
 
 def parse_settings(cls: type[Settings], arguments: list[str] | None = None) -> Settings:

@@ -10,6 +10,8 @@ import time
 from functools import partial
 from typing import NamedTuple, Protocol
 
+import structlog
+
 from outrider.core.acceptance import decides_by_ratio
 from outrider.core.calibration import DraftCalibration, RetrievalCalibration
 from outrider.core.drafting.policy import Expansion
@@ -19,10 +21,13 @@ from outrider.core.tree import Draft, TokenId
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
 from outrider.models.ratio import candidates
+from outrider.models.residency import Residency
 from outrider.models.runner import Segment
 from outrider.models.sampling import Sampler
 from outrider.speculator.metrics import DraftCounts
 from outrider.speculator.session import DraftSession, DraftSessionSpec
+
+log = structlog.get_logger(__name__)
 
 
 class DraftListener(Protocol):
@@ -46,6 +51,8 @@ class _Growth(NamedTuple):
     expansion: Expansion
 
 
+MIN_PREFILL_ROWS = 64
+"""Least rows of a piece of a prompt, where it has so many left: a forward reads all weights, whatever its rows."""
 WARM_PAUSE_S = 0.0002
 """Pause between two forwards that keep the model warm. Long enough for the event loop to get the interpreter's lock."""
 
@@ -60,6 +67,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
         prefill_chunk: int = 512,
         keep_warm_s: float = 0.0,
         tiers: TierSource | None = None,
+        max_num_sessions: int = 64,
     ) -> None:
         """
         Args:
@@ -67,6 +75,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
             prefill_chunk: Most rows of a prompt in one forward.
             keep_warm_s: How long after the last message the model is kept in the caches; 0 means not at all.
             tiers: Copies of a datastore's tiers, for sessions that retrieve; None means there is no datastore.
+            max_num_sessions: Most sessions that have room in the pool at a time; others wait.
         """
         super().__init__("speculator-engine", model.runner)
         self._sampler = Sampler()
@@ -74,6 +83,10 @@ class Engine(EngineThread[_Drafting, _Growth]):
         self._prefill_chunk = prefill_chunk
         self._keep_warm_s = keep_warm_s
         self._scratch = self._runner.new_cache()
+        # Now, because there may be no room later.
+        self._scratch.reserve(1)
+        self.residency: Residency[DraftSession] = Residency(model.runner.pool, max_num_sessions)
+        """Sessions by age, those with room in the pool and those that wait for it. Others may read its counts."""
         self._tiers = tiers
         self._calibration = RetrievalCalibration()
         # Two calibrations: a token that was drawn is claimed with its own probability, which says less about the target
@@ -104,24 +117,29 @@ class Engine(EngineThread[_Drafting, _Growth]):
         self.post(session_id, lambda drafting: drafting.session.steer(steering))
 
     def _open(self, spec: DraftSessionSpec, listener: DraftListener) -> _Drafting:
-        # Room for a first draft, so that the cache is not copied at once; it doubles when it must grow.
-        cache = self._runner.new_cache()
+        cache = self._runner.new_cache(spec.prefix_salt or None)
         draft_calibration = self._draft_calibrations[decides_by_ratio(spec.sampling, spec.speculation)]
         session = DraftSession(
             spec, cache, self._max_context_len, self._calibration, self._tiers, draft_calibration, self.counts
         )
+        self.residency.add(session)
         self.counts.num_opened += 1
         self.counts.num_resyncs += len(spec.committed_token_ids) > spec.num_prompt_tokens
         return _Drafting(session, listener)
 
-    def removed(self, session: _Drafting) -> None:
-        """Counts what was drafted in vain."""
+    def removed(self, session: _Drafting, *, has_failed: bool) -> None:
+        """Gives the session's blocks back, and counts what was drafted in vain."""
+        self.residency.discard(session.session, has_failed=has_failed)
         self.counts.num_wasted += session.session.tree.num_nodes
 
     def plan(self, now: float) -> tuple[list[_Growth], float | None]:
         """Takes what every session wants to grow. While none does, a forward now and then keeps the model warm."""
         work = []
+        for session in self.residency.admit():
+            session.enter()
         for session, listener in self.sessions.values():
+            if not self.residency.has(session):
+                continue
             expansion = session.next_expansion()
             if expansion is not None:
                 work.append(_Growth(session, listener, session.with_phrase(expansion)))
@@ -138,7 +156,9 @@ class Engine(EngineThread[_Drafting, _Growth]):
     def step(self, work: list[_Growth]) -> None:
         """One packed forward for all sessions that have something to grow, then the messages that it completes."""
         started = time.perf_counter()
-        segments = [session.segment(expansion, self._prefill_chunk) for session, _, expansion in work]
+        work, segments = self._segments(work)
+        if not segments:
+            return  # all of them have lost their room to others
         logits = self._runner.forward(segments)
         drawing = [
             (session, expansion)
@@ -166,6 +186,28 @@ class Engine(EngineThread[_Drafting, _Growth]):
             session.grow(expansion, children, forward_us)
             self._send(session, listener)
         self.counts.busy_s += time.perf_counter() - started
+
+    def _segments(self, work: list[_Growth]) -> tuple[list[_Growth], list[Segment]]:
+        """Makes the rows of a step, and room for them in the pool."""
+        chosen, segments = [], []
+        prefill_rows = self._prefill_chunk
+        # The oldest first: younger ones may lose their room to them.
+        for growth in work:
+            session = growth.session
+            if self.residency.has(session) and (prefill_rows > 0 or session.num_missing <= MIN_PREFILL_ROWS):
+                with self.isolated(session.spec.session_id):
+                    segment = session.segment(growth.expansion, max(MIN_PREFILL_ROWS, prefill_rows))
+                    if self.residency.reserve(session, len(segment.token_ids)):
+                        prefill_rows -= len(segment.token_ids) - segment.num_logits
+                        chosen.append(growth)
+                        segments.append(segment)
+        # Without its keys and values a tree cannot go on: the caller opens the session again, and waits for room.
+        for session_id, (session, listener) in list(self.sessions.items()):
+            if session.has_begun and not self.residency.has(session):
+                log.info("engine.preempted", session_id=session_id)
+                self.remove(session_id)
+                listener.fail()
+        return chosen, segments
 
     def _send(self, session: DraftSession, listener: DraftListener) -> None:
         """Sends the nodes that are worth a message."""

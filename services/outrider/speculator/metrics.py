@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outrider.core.blocks import PoolState
 from outrider.core.statistics import Histogram
+from outrider.telemetry.kv_pool_metrics import read_pool
 from outrider.telemetry.metrics import HistogramMetric, Metrics, counter, gauge
 
 
-def read_drafts(counts: DraftCounts, num_sessions: int) -> Metrics:
-    """Yields every count; `num_sessions` is the number right now. Safe to call in any thread."""
+def read_drafts(counts: DraftCounts, num_sessions: int, pool: PoolState) -> Metrics:
+    """Yields every count; `num_sessions` and `pool` are those of right now. Safe to call in any thread."""
+    yield from read_pool(pool)
     yield gauge("outrider_draft_sessions_active", "Sessions that are drafted for, now.", num_sessions)
     yield counter("outrider_draft_sessions_total", "Sessions that were begun.", counts.num_opened)
     yield counter(

@@ -65,6 +65,7 @@ class SpeculatorService:
             model,
             prefill_chunk=settings.prefill_chunk,
             keep_warm_s=settings.keep_warm_s,
+            max_num_sessions=settings.max_num_sessions,
             # The scope of one session has no shared tier, so what is copied is the prior alone.
             tiers=None if self._datastore is None else self._datastore.tiers(RetrievalScope.SESSION),
         )

@@ -168,7 +168,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
     def metrics(self) -> Metrics:
         """Yields what was counted since the start; nothing while the model loads. May be called in any thread."""
         if self._engine is not None:
-            yield from read_drafts(self._engine.counts, self._engine.num_sessions)
+            yield from read_drafts(self._engine.counts, self._engine.num_sessions, self._engine.residency.state())
 
     def _loaded(self) -> tuple[LoadedModel, Engine]:
         if self._model is None or self._engine is None or self._is_draining:
@@ -269,10 +269,11 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         committed = token_ids_from_proto(opening.committed_token_ids, model.vocab_size, "open.committed_token_ids")
         if not committed:
             raise InvalidArgument("open.committed_token_ids", "must hold at least one token")
-        if len(committed) >= model.max_context_len:
+        room = min(model.max_context_len, model.runner.pool.num_slots - model.runner.pool.block_size)
+        if len(committed) >= room:
             raise OutOfRange(
                 f"open.committed_token_ids: {len(committed)} tokens leave no room in the draft model's context of "
-                f"{model.max_context_len}"
+                f"{model.max_context_len} tokens or in its pool of keys and values, {room} tokens at most"
             )
         num_prompt_tokens = opening.num_prompt_tokens
         check(
@@ -283,6 +284,8 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         )
         length = len(opening.session_id)
         check(length <= MAX_NAME_LEN, "open.session_id", f"at most {MAX_NAME_LEN} characters long", length)
+        length = len(opening.prefix_salt)
+        check(length <= MAX_NAME_LEN, "open.prefix_salt", f"at most {MAX_NAME_LEN} characters long", length)
         if not opening.sampling.HasField("seed"):
             raise InvalidArgument("open.sampling.seed", "must be set: drafts share the target's noise")
         speculation = speculation_from_proto(opening.speculation, DEFAULTS, LIMITS)
@@ -296,6 +299,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             sampling=sampling_from_proto(opening.sampling, default_seed=0),
             speculation=speculation,
             vocab_size=model.vocab_size,
+            prefix_salt=opening.prefix_salt,
         )
 
     async def GetInfo(

@@ -39,6 +39,8 @@ class DraftSessionSpec:
     sampling: SamplingParams
     speculation: SpeculationParams
     vocab_size: int
+    prefix_salt: str = ""
+    """Sessions of the same salt find each other's prefixes; empty means that this one shares none."""
 
 
 class DraftSession:
@@ -71,7 +73,9 @@ class DraftSession:
         shares_noise = spec.speculation.shared_noise and not is_sampled
         self.ranking = spec.sampling if shares_noise else replace(spec.sampling, temperature=0.0)
         self.tree = DraftTree(spec.committed_token_ids, spec.vocab_size)
-        self._cache = cache
+        self.cache = cache
+        self.has_begun = False
+        """True once it has had room in the pool."""
         self._counts = counts or DraftCounts()
         self._policy: GrowthPolicy | None = growth_policy(spec.speculation)
         self._claims = PendingClaims(draft_calibration or DraftCalibration(), self.ranking.is_greedy)
@@ -90,6 +94,21 @@ class DraftSession:
             self.tree, spec.num_prompt_tokens, self.ranking, calibration or RetrievalCalibration(), tiers
         )
         self._phrases.use(draft_plan(spec.speculation))
+
+    @property
+    def known_token_ids(self) -> Sequence[TokenId]:
+        """Committed tokens, see `outrider.models.residency.Resident`."""
+        return self.tree.committed
+
+    @property
+    def num_missing(self) -> int:
+        """Committed tokens that are not in the cache."""
+        return len(self.tree.committed) - self._trunk_len
+
+    def enter(self) -> None:
+        """Takes in what was found of its prefix: there is room for it in the pool now."""
+        self._trunk_len = self.cache.length
+        self.has_begun = True
 
     @property
     def is_paused(self) -> bool:
@@ -126,7 +145,7 @@ class DraftSession:
         # Slots are assigned in ascending order, and a dictionary keeps it, as `keep` requires. The committed nodes come
         # first: they are ancestors of all that live, and a parent has its slot before its children.
         kept = [(node, slot) for node, slot in self._slots.items() if node.state is not NodeState.DEAD]
-        self._cache.keep(self._trunk_len, [slot for _, slot in kept])
+        self.cache.keep(self._trunk_len, [slot for _, slot in kept])
         self._slots = {}
         for slot, (node, _) in enumerate(kept, start=self._trunk_len):
             if node.state is NodeState.COMMITTED:
@@ -184,20 +203,20 @@ class DraftSession:
             # The root has been through a forward, but nothing came of it, as when a session was paused then. The logits
             # are gone, so its row must be computed again. It has no children then, so no slot of a node is lost.
             self._trunk_len -= 1
-            self._cache.truncate(self._trunk_len)
+            self.cache.truncate(self._trunk_len)
         trunk = committed[self._trunk_len :]
         if len(trunk) > max_rows:
             # Counted before the forward has run: if that fails, the engine drops the session anyway.
             self._trunk_len += max_rows
-            return Segment(self._cache, trunk[:max_rows], num_logits=0)
-        segment = Segment.of_tree(self._cache, trunk, branches, self._slots, num_logits=len(expansion.nodes))
+            return Segment(self.cache, trunk[:max_rows], num_logits=0)
+        segment = Segment.of_tree(self.cache, trunk, branches, self._slots, num_logits=len(expansion.nodes))
         if expansion.phrase:  # stands behind one chain, so there is no mask to be widened
             token_ids = [*segment.token_ids, *expansion.phrase]
             segment = replace(segment, token_ids=token_ids, num_logits=segment.num_logits + len(expansion.phrase))
         self._trunk_len = len(committed)
-        for slot, node in enumerate(branches, start=self._cache.length + len(trunk)):
+        for slot, node in enumerate(branches, start=self.cache.length + len(trunk)):
             self._slots[node] = slot
-        self._phrase_slot = self._cache.length + len(trunk) + len(branches)
+        self._phrase_slot = self.cache.length + len(trunk) + len(branches)
         return segment
 
     def output_indices(self, expansion: Expansion) -> list[int]:
@@ -253,7 +272,7 @@ class DraftSession:
             self._slots[node] = self._phrase_slot + index
             num_accepted += 1
         # The refused tokens of the phrase have the last slots, so nothing must be moved.
-        self._cache.truncate(self._phrase_slot + num_accepted)
+        self.cache.truncate(self._phrase_slot + num_accepted)
         self._phrases.judge(num_accepted)
 
     def _add(self, parent: Node, candidate: Candidate) -> Node | None:

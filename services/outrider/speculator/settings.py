@@ -42,7 +42,6 @@ class SpeculatorSettings(DraftModelSettings):
     )
     corpus: str = Field("", description="Prior corpus to copy; empty = the datastore's default.")
     tenant: str = Field("", description="Tenant whose own corpus is preferred; empty = the datastore's default.")
-    max_num_sessions: int = Field(64, ge=1, description="Most sessions at a time.")
     max_sessions_per_caller: int = Field(0, ge=0, description=SESSIONS_PER_CALLER)
     stall_timeout_s: float = Field(60.0, gt=0, description="A caller that reads nothing for so long is cut off.")
 

@@ -281,20 +281,22 @@ class SparseRow(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model_id", "tokenizer_hash", "vocab_size", "max_context_len", "eos_token_ids", "dtype")
+    __slots__ = ("model_id", "tokenizer_hash", "vocab_size", "max_context_len", "eos_token_ids", "dtype", "numerics_id")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_HASH_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_ID_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     tokenizer_hash: str
     vocab_size: int
     max_context_len: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     dtype: str
-    def __init__(self, model_id: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ...) -> None: ...
+    numerics_id: str
+    def __init__(self, model_id: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., numerics_id: _Optional[str] = ...) -> None: ...
 
 class Handshake(_message.Message):
     __slots__ = ("protocol_version", "tokenizer_hash", "vocab_size", "model_id")

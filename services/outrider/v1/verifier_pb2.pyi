@@ -254,7 +254,7 @@ class PeerInfo(_message.Message):
     def __init__(self, address: _Optional[str] = ..., connected: _Optional[bool] = ..., last_error: _Optional[str] = ..., num_shed_tokens: _Optional[int] = ...) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("model", "methods", "default_method", "max_num_speculative_tokens", "max_num_sessions", "num_sessions", "speculator", "datastore", "version", "forward_times", "max_num_rows")
+    __slots__ = ("model", "methods", "default_method", "max_num_speculative_tokens", "max_num_sessions", "num_sessions", "speculator", "datastore", "version", "forward_times", "max_num_rows", "exact_off_reason", "kv_pool", "num_queued")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     METHODS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -266,6 +266,9 @@ class GetInfoResponse(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FORWARD_TIMES_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    EXACT_OFF_REASON_FIELD_NUMBER: _ClassVar[int]
+    KV_POOL_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     methods: _containers.RepeatedScalarFieldContainer[_types_pb2.Method]
     default_method: _types_pb2.Method
@@ -277,7 +280,22 @@ class GetInfoResponse(_message.Message):
     version: str
     forward_times: _containers.RepeatedCompositeFieldContainer[ForwardTime]
     max_num_rows: int
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[_types_pb2.Method, str]]] = ..., default_method: _Optional[_Union[_types_pb2.Method, str]] = ..., max_num_speculative_tokens: _Optional[int] = ..., max_num_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., speculator: _Optional[_Union[PeerInfo, _Mapping]] = ..., datastore: _Optional[_Union[PeerInfo, _Mapping]] = ..., version: _Optional[str] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., max_num_rows: _Optional[int] = ...) -> None: ...
+    exact_off_reason: str
+    kv_pool: KvPoolInfo
+    num_queued: int
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[_types_pb2.Method, str]]] = ..., default_method: _Optional[_Union[_types_pb2.Method, str]] = ..., max_num_speculative_tokens: _Optional[int] = ..., max_num_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., speculator: _Optional[_Union[PeerInfo, _Mapping]] = ..., datastore: _Optional[_Union[PeerInfo, _Mapping]] = ..., version: _Optional[str] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., max_num_rows: _Optional[int] = ..., exact_off_reason: _Optional[str] = ..., kv_pool: _Optional[_Union[KvPoolInfo, _Mapping]] = ..., num_queued: _Optional[int] = ...) -> None: ...
+
+class KvPoolInfo(_message.Message):
+    __slots__ = ("num_tokens", "num_held_tokens", "num_cached_tokens", "block_size")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    num_held_tokens: int
+    num_cached_tokens: int
+    block_size: int
+    def __init__(self, num_tokens: _Optional[int] = ..., num_held_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., block_size: _Optional[int] = ...) -> None: ...
 
 class ForwardTime(_message.Message):
     __slots__ = ("num_rows", "forward_ms")

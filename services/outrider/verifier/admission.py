@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import uuid
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from outrider.core.params import AcceptanceRule, Method, RetrievalScope, SpeculationParams, check
 from outrider.core.session import SessionSpec
@@ -20,6 +21,20 @@ MAX_TOKEN_LEN = 256
 """Most characters of one token: the longest in use, runs of spaces, have half as many."""
 
 
+class PrefixScope(Enum):
+    """Who finds the keys and values of a generation's beginning again."""
+
+    TENANT = "tenant"
+    GLOBAL = "global"
+    OFF = "off"
+
+    def salt(self, tenant: str | None) -> str | None:
+        """Returns what the generations of a tenant have in common with those that may find their prefixes, and with no
+        others; None if nobody may."""
+        # A finder can tell by the time that somebody has said the same: so the tenant's name is a part of it.
+        return {"tenant": f"tenant {tenant or ''}", "global": "global", "off": None}[self.value]
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Holds the limits of requests, the defaults of unset fields, and the peers that the server is configured with."""
@@ -30,6 +45,8 @@ class Limits:
     has_datastore: bool
     max_prompt_tokens: int = 0
     """Longest prompt; 0 means as many tokens as the context has room for."""
+    prefix_scope: PrefixScope = PrefixScope.TENANT
+    """Who finds the keys and values of a generation's beginning again."""
 
 
 def prompt_token_ids(prompt: verifier_pb2.Prompt, model: LoadedModel, codec: TextCodec) -> tuple[TokenId, ...]:
@@ -104,7 +121,7 @@ def session_spec(
         sampling=sampling,
         speculation=speculation,
         vocab_size=model.vocab_size,
-        max_tokens=_max_tokens(request, len(prompt), len(resumed), model.max_context_len),
+        max_tokens=_max_tokens(request, len(prompt), len(resumed), model),
         stop_token_ids=stop_token_ids,
         resume_token_ids=resumed,
         requested_method=None if speculation.method is requested.method else requested.method,
@@ -168,8 +185,15 @@ def _fallback(params: SpeculationParams, limits: Limits) -> SpeculationParams:
     )
 
 
-def _max_tokens(request: verifier_pb2.GenerateRequest, num_prompt: int, num_resumed: int, max_context_len: int) -> int:
-    room = max_context_len - num_prompt
+def _max_tokens(request: verifier_pb2.GenerateRequest, num_prompt: int, num_resumed: int, model: LoadedModel) -> int:
+    max_context_len, num_pool_tokens = model.max_context_len, model.runner.pool.num_slots
+    # Alone it must fit, or it would lose its room for ever.
+    if num_prompt >= num_pool_tokens:
+        raise OutOfRange(
+            f"prompt must be shorter than this server's pool of keys and values, {num_pool_tokens} tokens, got "
+            f"{num_prompt} tokens"
+        )
+    room = min(max_context_len, num_pool_tokens) - num_prompt
     if room < 1:
         raise OutOfRange(
             f"prompt must be shorter than the context of {max_context_len} tokens, got {num_prompt} tokens"
@@ -182,7 +206,7 @@ def _max_tokens(request: verifier_pb2.GenerateRequest, num_prompt: int, num_resu
         if wanted > room:
             raise OutOfRange(
                 f"sampling.max_tokens must be at most {room}, got {wanted}: the prompt has {num_prompt} tokens, the "
-                f"context {max_context_len}"
+                f"context {max_context_len}, the pool of keys and values {num_pool_tokens}"
             )
     check(num_resumed <= wanted, "resume_token_ids", f"no longer than max_tokens ({wanted})", num_resumed)
     return wanted

@@ -7,9 +7,11 @@ should begin, and runs one forward for those that are ready. What a step decided
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from functools import partial
 
+from outrider.core.blocks import OutOfBlocks
 from outrider.core.costs import ForwardTimes
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec, Verdict
@@ -18,11 +20,14 @@ from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
 from outrider.models.packing import Segment
 from outrider.models.ratio import Round, emitted
+from outrider.models.residency import Residency
 from outrider.models.sampling import Sampler
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import GenerationListener, PeerRequests, VerifySession
 from outrider.verifier.timings import EngineTimings
 
+MIN_PREFILL_ROWS = 64
+"""Least rows of a piece of a prompt, where it has so many left: a forward reads all weights, whatever its rows."""
 HOLD_SHARE = 0.25
 """Share of a forward for which a round that would leave out waiting sessions is held back for them: two forwards one
 after the other cost more, as each reads all weights."""
@@ -40,6 +45,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         prefill_chunk: int = 256,
         max_rows: int = 256,
         max_num_rows: int = 32,
+        max_num_sessions: int = 64,
+        queue_timeout_s: float = 30.0,
     ) -> None:
         """
         Args:
@@ -49,6 +56,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             prefill_chunk: Most prompt rows of one forward, over all sessions.
             max_rows: Most decode rows of one forward; chains and sub-trees are cut to fit.
             max_num_rows: Most drafted rows of one session's sub-tree, where its request names no number.
+            max_num_sessions: Most sessions that have room in the pool at a time; others wait.
+            queue_timeout_s: Longest that a new session waits for room.
         """
         super().__init__("verifier-engine", model.runner)
         self.counts = RoundCounts()
@@ -57,6 +66,9 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._loop = loop
         self._prefill_chunk = prefill_chunk
         self._max_rows = max_rows
+        self._queue_timeout_s = queue_timeout_s
+        self.residency: Residency[VerifySession] = Residency(model.runner.pool, max_num_sessions)
+        """Sessions by age, those with room in the pool and those that wait for it. Others may read its counts."""
         self.start()  # last: the thread reads all of the above
 
     def open(
@@ -66,58 +78,81 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         tiers: TierSource | None = None,
         *,
         has_drafter: bool = True,
+        salt: str | None = None,
     ) -> None:
-        """Begins a generation.
+        """Begins a generation. It waits until there is room for it.
 
         Args:
             spec: The request.
             listener: Receives the verdicts.
             tiers: Copies of the datastore's tiers. None means that there is no datastore.
             has_drafter: True if drafts will come, should the method want any.
+            salt: Generations of the same salt find each other's prefixes. None means that this one shares none.
         """
 
         def open_session() -> VerifySession:
-            # Room for the whole text: a cache that grows is copied.
-            cache = self._runner.new_cache()
+            cache = self._runner.new_cache(salt)
             now = time.perf_counter()
-            return VerifySession(spec, listener, cache, self._timings, self.counts, tiers, now, has_drafter=has_drafter)
+            session = VerifySession(
+                spec, listener, cache, self._timings, self.counts, tiers, now, has_drafter=has_drafter
+            )
+            self.residency.add(session)
+            return session
 
         # The engine's thread finds the failure, and the listener lives on the loop.
         self.begin(spec.session_id, open_session, partial(self._loop.call_soon_threadsafe, listener.on_failure))
-
-    @property
-    def kv_cache_use(self) -> tuple[int, int]:
-        """Slots that hold keys and values, and the memory held for them in bytes, of all sessions."""
-        # A copy, made in one go: the engine's thread may change the dict, which must not happen while it is iterated.
-        caches = [session.cache for session in list(self.sessions.values())]
-        return sum(cache.length for cache in caches), sum(cache.num_bytes for cache in caches)
 
     # On the engine's thread.
 
     def plan(self, now: float) -> tuple[list[VerifySession], float | None]:
         """Returns the sessions whose round begins now; if there are none, how long to wait for something to be posted,
         where None means without end."""
-        self._timings.set_num_sessions(len(self.sessions))
+        for session in self.residency.admit():
+            session.enter(now)
+            self._loop.call_soon_threadsafe(session.listener.on_admitted)
+        until_refused = self._refuse_those_that_waited_too_long(now)
+        residents = self.residency.residents
+        self._timings.set_num_sessions(len(residents))
         ready: list[VerifySession] = []
         waiting: list[VerifySession] = []
-        for session in self.sessions.values():
+        for session in residents:
             if not session.is_paused:
                 (ready if session.is_ready(now) else waiting).append(session)
         # Paused sessions need no deadline: their reader's progress is posted.
         if not waiting:
-            return ready, None
+            return ready, until_refused
         until = min(session.deadline for session in waiting)
         if ready:
             held_since = min(session.ready_since or now for session in ready)
             until = min(until, held_since + HOLD_SHARE * self._timings.forward_ms.get(0.0) / 1e3)
             if until <= now:
                 return ready, None
-        return [], max(0.0, until - now)
+        return [], max(0.0, min(until - now, math.inf if until_refused is None else until_refused))
+
+    def _refuse_those_that_waited_too_long(self, now: float) -> float | None:
+        """Ends new sessions for which there was no room in time; returns when that is to be asked again."""
+        left_s = None
+        for session in self.residency.waiting:
+            if session.has_begun:
+                continue  # its text is under way: it goes on, however late
+            session_left_s = session.opened_at + self._queue_timeout_s - now
+            if session_left_s <= 0:
+                self._loop.call_soon_threadsafe(session.listener.on_no_room)
+                self.remove(session.session.spec.session_id)
+            else:
+                left_s = session_left_s if left_s is None else min(left_s, session_left_s)
+        return left_s
+
+    def removed(self, session: VerifySession, *, has_failed: bool) -> None:
+        """Gives the session's blocks back; what it has said can be found again."""
+        self.residency.discard(session, has_failed=has_failed)
 
     def step(self, work: list[VerifySession]) -> None:
         """Runs one forward, draws for each row, and delivers a verdict for each session that is past its prompt."""
         started = time.perf_counter()
-        segments = self._segments(work)
+        work, segments = self._segments(work)
+        if not segments:
+            return  # all of them have lost their room to others
         packed = time.perf_counter()
         logits = self._runner.forward(segments)
         forward_ms = (time.perf_counter() - packed) * 1e3
@@ -139,18 +174,52 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             # One call for all of them: each one would write to the pipe that wakes the loop.
             self._loop.call_soon_threadsafe(_deliver, verdicts)
 
-    def _segments(self, work: list[VerifySession]) -> list[Segment]:
-        """Makes the rows of all sessions; the first prompts take the rows that are there for prompts."""
+    def _segments(self, work: list[VerifySession]) -> tuple[list[VerifySession], list[Segment]]:
+        """Makes the rows of a step, and room for them in the pool: of all sessions that decode, and of some prompts."""
         # Sessions share the rows equally; one row of each is for its last committed token.
-        prefill_rows, max_num_nodes = self._prefill_chunk, max(0, self._max_rows // len(work) - 1)
-        segments = []
+        max_num_nodes = max(0, self._max_rows // len(work) - 1)
+        prefill_rows = self._prefill_shares([session for session in work if session.is_prefilling])
+        chosen, segments = [], []
+        # The oldest first: younger ones may lose their room to them.
         for session in work:
-            # One row at least: a prompt that got none would come out as a segment without rows.
-            segment = session.segment(max(1, prefill_rows), max_num_nodes)
-            # Rows without logits are those of a prompt: a session that decodes has none.
-            prefill_rows -= len(segment.token_ids) - segment.num_logits
-            segments.append(segment)
-        return segments
+            if not session.is_prefilling or session in prefill_rows:
+                with self.isolated(session.session.spec.session_id):
+                    segment = self._segment(session, prefill_rows.get(session, 0), max_num_nodes)
+                    if segment is not None:
+                        chosen.append(session)
+                        segments.append(segment)
+        return chosen, segments
+
+    def _prefill_shares(self, prefilling: list[VerifySession]) -> dict[VerifySession, int]:
+        """Returns the rows of a step for each prompt that has any: equal ones, in turns if they would be too few."""
+        most = max(1, self._prefill_chunk // MIN_PREFILL_ROWS)
+        # Who has read least recently comes first; of those that came together, the oldest.
+        turn = sorted(prefilling, key=lambda session: session.prefilled_at)[:most]
+        shares, left = {}, self._prefill_chunk
+        # The shortest first: what they leave is shared by the others.
+        now = time.perf_counter()
+        for number, session in enumerate(sorted(turn, key=lambda session: session.num_missing)):
+            shares[session] = min(session.num_missing, max(1, left // (len(turn) - number)))
+            left -= shares[session]
+            session.prefilled_at = now
+        return shares
+
+    def _segment(self, session: VerifySession, max_prefill_rows: int, max_num_nodes: int) -> Segment | None:
+        """Makes a session's rows and room for them; None if it has lost its room."""
+        if not self.residency.has(session):
+            return None  # an older one has needed it, in this step
+        segment = session.segment(max_prefill_rows, max_num_nodes)
+        if session.nodes and not self._has_free_room(segment):
+            # Drafts are the first that go: they cost nobody anything but the tokens that they would have brought.
+            segment = session.segment(max_prefill_rows, 0)
+        return segment if self.residency.reserve(session, len(segment.token_ids)) else None
+
+    def _has_free_room(self, segment: Segment) -> bool:
+        try:
+            segment.cache.reserve(segment.cache.length + len(segment.token_ids), may_evict=False)
+        except OutOfBlocks:
+            return False
+        return True
 
     def _measure(self, segments: list[Segment], forward_ms: float, num_verdicts: int) -> None:
         num_rows = sum(len(segment.token_ids) for segment in segments)

@@ -19,7 +19,7 @@ from outrider.peers.datastore import DatastorePeer, RetrievalStream
 from outrider.peers.speculator import SpeculationSpec, SpeculationStream, SpeculatorPeer
 from outrider.verifier.engine import Engine
 from outrider.verifier.session import PeerRequests, VerifySession
-from outrider.wire.errors import RpcError, Unavailable
+from outrider.wire.errors import ResourceExhausted, RpcError, Unavailable
 
 HIGH_WATER = 64
 """Verdicts that a slow reader may be behind before its generation pauses."""
@@ -40,6 +40,7 @@ class Generation:
         tenant: str | None = None,
         *,
         brings_drafts: bool = False,
+        salt: str | None = None,
     ) -> None:
         """
         Args:
@@ -49,6 +50,7 @@ class Generation:
             datastore: Finds continuations. None means that this server has no datastore.
             tenant: Tenant that it belongs to. None means this verifier's own.
             brings_drafts: True if the caller supplies the drafts itself.
+            salt: Generations of the same salt find each other's prefixes. None means that this one shares none.
         """
         self.spec = spec
         self.statistics = Statistics()
@@ -57,7 +59,10 @@ class Generation:
         """Bytes that were exchanged with the drafter."""
         self._engine = engine
         self._loop = asyncio.get_running_loop()
+        self._has_room = asyncio.Event()
         self._events: asyncio.Queue[Verdict | Steering | RpcError] = asyncio.Queue()
+        self._refusal: RpcError | None = None
+        """Set if it has failed before there was room for it."""
         self._brings_drafts = brings_drafts
         self._is_paused = False
         # The peers' streams read this list and send what they have not sent yet: only `on_verdict` adds to it.
@@ -66,23 +71,24 @@ class Generation:
         self._retrieval: RetrievalStream | None = None
         if (ending := ending_of(spec)) is not None:
             self._events.put_nowait(ending)
+            self._has_room.set()
             return
         # The target's prefill takes longest: it begins before the peers hear of the session. Its verdicts come through
         # the loop, so none is here before the streams below are.
         has_drafter = speculator is not None or brings_drafts
-        engine.open(spec, self, _tiers(spec, datastore, tenant), has_drafter=has_drafter)
+        engine.open(spec, self, _tiers(spec, datastore, tenant), has_drafter=has_drafter, salt=salt)
         if brings_drafts:
             self._events.put_nowait(Steering(opening_params(spec.speculation)))
         if speculator is not None:
-            self._open_speculation(speculator)
+            self._open_speculation(speculator, salt)
         if datastore is not None:
             self._open_retrieval(datastore, tenant)
 
-    def _open_speculation(self, speculator: SpeculatorPeer) -> None:
+    def _open_speculation(self, speculator: SpeculatorPeer, salt: str | None) -> None:
         spec = self.spec
         if spec.speculation.method.has_draft_model:
             params = opening_params(spec.speculation)
-            opening = SpeculationSpec(spec.session_id, len(spec.prompt_token_ids), spec.sampling, params)
+            opening = SpeculationSpec(spec.session_id, len(spec.prompt_token_ids), spec.sampling, params, salt or "")
             self._speculation = speculator.speculate(opening, self._committed, self)
             self.traffic = self._speculation.traffic
 
@@ -100,6 +106,16 @@ class Generation:
                 tenant,
             )
             self._retrieval.look_up()
+
+    async def admitted(self) -> None:
+        """Returns when the engine has room for the generation.
+
+        Raises:
+            RpcError: the one that `fail` was given meanwhile: ResourceExhausted if there was no room in time.
+        """
+        await self._has_room.wait()
+        if self._refusal is not None:
+            raise self._refusal
 
     async def events(self) -> AsyncIterator[Verdict | Steering]:
         """Yields the rounds' verdicts, until the one with a finish reason.
@@ -124,6 +140,9 @@ class Generation:
 
     def fail(self, error: RpcError) -> None:
         """Ends the generation with an error."""
+        if not self._has_room.is_set():
+            self._refusal = error
+            self._has_room.set()
         # Behind the verdicts that are here already: the caller gets those first.
         self._events.put_nowait(error)
 
@@ -159,6 +178,14 @@ class Generation:
             self._events.put_nowait(requests.steering)
         if self._events.qsize() >= HIGH_WATER and not self._is_paused:
             self._set_paused(True)
+
+    def on_admitted(self) -> None:
+        """Lets `admitted` return."""
+        self._has_room.set()
+
+    def on_no_room(self) -> None:
+        """Ends the generation: others have taken all room for too long."""
+        self.fail(ResourceExhausted("no room for this session in the pool of keys and values came free in time"))
 
     def on_failure(self) -> None:
         """Ends the generation: the engine could not go on."""

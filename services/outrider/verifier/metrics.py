@@ -13,7 +13,7 @@ from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import COUNTS, Counts, Histogram, RoundTime, Statistics, Traffic
 from outrider.peers.channel import PeerState, read_peers
 from outrider.telemetry.generation_metrics import GenerationCalls, read_calls
-from outrider.telemetry.metrics import HistogramMetric, Metrics, counter, counters, gauge
+from outrider.telemetry.metrics import HistogramMetric, Metrics, counter, counters
 from outrider.verifier.round import EmptyRoundReason
 
 SHARE_BOUNDS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -169,12 +169,6 @@ def read_rounds(counts: RoundCounts, max_chain_len: int) -> Metrics:
     yield from _read_drafts(counts, max_chain_len)
     yield from _read_methods(counts)
     yield from _read_times(counts)
-
-
-def read_kv_cache(num_tokens: int, num_bytes: int) -> Metrics:
-    """Yields what is held for all sessions now."""
-    yield gauge("outrider_kv_cache_tokens", "Tokens whose keys and values are held, of all sessions.", num_tokens)
-    yield gauge("outrider_kv_cache_bytes", "Memory held for keys and values, of all sessions.", num_bytes)
 
 
 def _read_drafts(counts: RoundCounts, max_chain_len: int) -> Metrics:

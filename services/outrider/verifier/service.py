@@ -18,7 +18,7 @@ from outrider.security.quotas import Quotas
 from outrider.server.run import CannotLoad
 from outrider.telemetry.metrics import Metrics, build_info
 from outrider.v1 import verifier_pb2_grpc
-from outrider.verifier.admission import Limits
+from outrider.verifier.admission import Limits, PrefixScope
 from outrider.verifier.engine import Engine
 from outrider.verifier.servicer import Serving, VerifierServicer
 from outrider.verifier.settings import VerifierSettings
@@ -54,6 +54,7 @@ class VerifierService:
             settings.stall_timeout_s,
             quotas or Quotas(settings.max_sessions_per_caller),
             settings.max_draft_nodes_per_s,
+            settings.max_num_queued,
         )
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -76,6 +77,8 @@ class VerifierService:
             prefill_chunk=settings.prefill_chunk,
             max_rows=settings.max_rows,
             max_num_rows=settings.max_num_rows,
+            max_num_sessions=settings.max_num_sessions,
+            queue_timeout_s=settings.queue_timeout_s,
         )
         self.serving = Serving(
             model=model,
@@ -159,4 +162,5 @@ def limits_of(settings: VerifierSettings) -> Limits:
         has_speculator=bool(settings.speculator),
         has_datastore=bool(settings.datastore),
         max_prompt_tokens=settings.max_prompt_tokens,
+        prefix_scope=PrefixScope(settings.prefix_scope),
     )

@@ -13,6 +13,7 @@ import grpc
 
 from outrider.core.params import Method, Steering
 from outrider.core.session import SessionSpec
+from outrider.models.kv_cache import KVPool
 from outrider.models.loading import LoadedModel
 from outrider.models.text import TextCodec
 from outrider.peers.channel import PeerState
@@ -22,6 +23,7 @@ from outrider.security.callers import current_caller, current_tenant, name_of_ca
 from outrider.security.quotas import Quotas, TenantQuota
 from outrider.server import streams
 from outrider.telemetry.generation_metrics import GenerationCalls
+from outrider.telemetry.kv_pool_metrics import read_pool
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import COLLABORATE, GENERATE, traced_call
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
@@ -29,7 +31,7 @@ from outrider.verifier.admission import Limits, missing_peer, prompt_token_ids, 
 from outrider.verifier.collaborate import CallerDrafts, opening_of
 from outrider.verifier.engine import Engine
 from outrider.verifier.generation import Generation
-from outrider.verifier.metrics import SessionCounts, read_kv_cache, read_rounds, read_sessions
+from outrider.verifier.metrics import SessionCounts, read_rounds, read_sessions
 from outrider.verifier.observer import SessionObserver
 from outrider.verifier.responses import Event, Responses, in_field
 from outrider.version import __version__
@@ -64,6 +66,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         stall_timeout_s: float,
         quotas: Quotas | None = None,
         max_draft_nodes_per_s: float = MAX_NODES_PER_S,
+        max_num_queued: int = 0,
     ) -> None:
         """
         Args:
@@ -71,8 +74,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             stall_timeout_s: Time after which a client that reads nothing is cut off.
             quotas: Limits of callers and tenants. None means that there are none.
             max_draft_nodes_per_s: Most nodes a second of the drafts that a caller brings.
+            max_num_queued: Most sessions that wait for room beside those.
         """
-        self._max_num_sessions = max_num_sessions
+        self._max_num_sessions, self._max_num_queued = max_num_sessions, max_num_queued
         self._stall_timeout_s = stall_timeout_s
         self._quotas = quotas or Quotas()
         self._max_draft_nodes_per_s = max_draft_nodes_per_s
@@ -106,7 +110,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         yield from read_sessions(self.calls, self.counts, peers)
         if serving is not None:
             yield from read_rounds(serving.engine.counts, serving.limits.speculation.max_num_speculative_tokens)
-            yield from read_kv_cache(*serving.engine.kv_cache_use)
+            yield from read_pool(serving.engine.residency.state())
 
     # Generations.
 
@@ -181,12 +185,15 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> Iterator[Generation]:
         """Runs a generation while the body does, if there is room for one. Raises ResourceExhausted."""
         # Nothing is awaited between this question and the count, so no other call comes between them.
-        if self.num_sessions >= self._max_num_sessions:
-            raise ResourceExhausted(f"the verifier has all {self._max_num_sessions} sessions in use")
+        if self.num_sessions >= self._max_num_sessions + self._max_num_queued:
+            queue = f", and {self._max_num_queued} wait" if self._max_num_queued else ""
+            raise ResourceExhausted(f"the verifier has all {self._max_num_sessions} sessions in use{queue}")
         self.num_sessions += 1
         try:
+            tenant = current_tenant()
+            salt = serving.limits.prefix_scope.salt(tenant)
             generation = Generation(
-                spec, serving.engine, speculator, serving.datastore, current_tenant(), brings_drafts=brings_drafts
+                spec, serving.engine, speculator, serving.datastore, tenant, brings_drafts=brings_drafts, salt=salt
             )
             with closing(generation):
                 yield generation
@@ -240,6 +247,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 for rows, ms in sorted(serving.forward_times_ms.items())
             ],
             max_num_rows=limits.speculation.max_num_rows,
+            exact_off_reason=serving.model.exactness.reason,
+            kv_pool=_pool_info(serving.model.runner.pool),
+            num_queued=len(serving.engine.residency.waiting),
         )
 
 
@@ -261,6 +271,7 @@ async def _stream(
 ) -> None:
     """Sends Started, a chunk for each round, and Finished; between them what a caller that drafts should know."""
     with observer:
+        await generation.admitted()
         responses = Responses(generation, serving.model, serving.codec)
         await send(responses.started(shows_prompt=shows_prompt))
         async for event in generation.events():
@@ -273,6 +284,15 @@ async def _stream(
                 await send(message)
                 if isinstance(message, verifier_pb2.Finished):
                     observer.on_finished(message.reason)
+
+
+def _pool_info(pool: KVPool) -> verifier_pb2.KvPoolInfo:
+    return verifier_pb2.KvPoolInfo(
+        num_tokens=pool.num_slots,
+        num_held_tokens=pool.blocks.num_held * pool.block_size,
+        num_cached_tokens=pool.blocks.num_cached * pool.block_size,
+        block_size=pool.block_size,
+    )
 
 
 def _peer_info(state: PeerState) -> verifier_pb2.PeerInfo:

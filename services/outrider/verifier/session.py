@@ -48,6 +48,12 @@ class GenerationListener(Protocol):
     def on_verdict(self, verdict: Verdict, statistics: Statistics, requests: PeerRequests) -> None:
         """Called after each round. The last verdict has a finish reason; only then may the statistics be read."""
 
+    def on_admitted(self) -> None:
+        """Called when there is room in the pool, and again after each time that it was lost."""
+
+    def on_no_room(self) -> None:
+        """Called if there was no room in time. Nothing has been generated."""
+
     def on_failure(self) -> None:
         """Called if the engine could not go on; its log says why."""
 
@@ -85,6 +91,12 @@ class VerifySession:
         self.session = Session(spec, counts)
         self.listener = listener
         self.cache = cache
+        self.opened_at = now
+        """Time of the opening."""
+        self.prefilled_at = now
+        """Time of the last forward that read a piece of the prompt."""
+        self.has_begun = False
+        """True once it has had room in the pool."""
         self.is_paused = False
         """True while the reader of the generation is too slow for it."""
         self._timings, self._counts = timings, counts
@@ -129,6 +141,26 @@ class VerifySession:
         """True once a draft or a continuation has come that follows the latest commit."""
         self._empty_reason: EmptyRoundReason | None = None
         self._patience_ms = self._patience()
+        self._is_disturbed = True
+        """True if the time of this round says nothing of the rounds to come: it reads the prompt, or lost its room."""
+
+    # Its room in the pool.
+
+    @property
+    def known_token_ids(self) -> Sequence[TokenId]:
+        """Committed tokens, see `outrider.models.residency.Resident`."""
+        return self.session.committed
+
+    @property
+    def num_missing(self) -> int:
+        """Committed tokens that are not in the cache."""
+        return len(self.session.committed) - self.cache.length
+
+    def enter(self, now: float) -> None:
+        """Begins a round, or begins it again: there is room now."""
+        self._committed_at = self.prefilled_at = now
+        self._waiting_since = self.ready_since = None
+        self.has_begun = self._is_disturbed = True
 
     # What comes from the drafter.
 
@@ -224,7 +256,7 @@ class VerifySession:
     @property
     def is_prefilling(self) -> bool:
         """True while more of the prompt is missing in the cache than goes into a round."""
-        return len(self.session.committed) - self.cache.length > MAX_DECODE_ROWS
+        return self.num_missing > MAX_DECODE_ROWS
 
     @property
     def _is_drafting(self) -> bool:
@@ -349,13 +381,13 @@ class VerifySession:
         times = RoundTime((now - self._committed_at) * 1e3, forward_ms, wait_ms, retrieval_ms)
         statistics.round_times.append(times)
         is_first = statistics.num_rounds == 1  # this round is counted already
+        is_disturbed, self._is_disturbed = self._is_disturbed, False
         self._counts.add_round(self.session.spec, self._strategy.method, verdict, self._empty_reason)
         self._counts.add_times(times, is_first=is_first, has_waited=has_waited)
-        # The first round has the prompt in it: its time says nothing of the rounds to come.
-        if not is_first:
+        if not is_disturbed:
             self._timings.add_overhead(times.overhead_ms)
         if self._controller is not None:
-            if not is_first:
+            if not is_disturbed:
                 self._controller.observe(len(verdict.token_ids), times.round_ms)
             self._strategy = self._controller.strategy()
             if verdict.finish_reason is not None:

@@ -49,7 +49,16 @@ class VerifierSettings(ModelSettings):
     min_path_probability: float = Field(
         0.2, ge=0, lt=1, description="Default of the path probability at which a chain ends."
     )
-    max_num_sessions: int = Field(64, ge=1, description="Most sessions at a time.")
+    exact: Literal["auto", "off", "require"] = Field(
+        "auto",
+        description="Makes the bits of a row independent of what runs beside it, so that a text is the same under every "
+        "method in every number format; tried at the start. auto = warn where it fails, require = refuse to start, "
+        "off = do not try.",
+    )
+    max_num_queued: int = Field(
+        64, ge=0, description="Most sessions that wait for room beside those that have it; 0 = none waits."
+    )
+    queue_timeout_s: float = Field(30.0, gt=0, description="A session that has waited for room so long is refused.")
     max_sessions_per_caller: int = Field(0, ge=0, description=SESSIONS_PER_CALLER)
     max_prompt_tokens: int = Field(0, ge=0, description="Longest prompt; 0 = as long as the context has room for.")
     max_draft_nodes_per_s: float = Field(

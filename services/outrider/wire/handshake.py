@@ -25,6 +25,8 @@ class Model(Protocol):
     def eos_token_ids(self) -> tuple[int, ...]: ...
     @property
     def dtype(self) -> str: ...
+    @property
+    def numerics_id(self) -> str: ...
 
 
 def model_info(model: Model) -> types_pb2.ModelInfo:
@@ -36,7 +38,14 @@ def model_info(model: Model) -> types_pb2.ModelInfo:
         max_context_len=model.max_context_len,
         eos_token_ids=model.eos_token_ids,
         dtype=model.dtype,
+        numerics_id=model.numerics_id,
     )
+
+
+def differs_in_bits(begun: types_pb2.ModelInfo, here: types_pb2.ModelInfo) -> bool:
+    """Returns True if a text that was begun with exact rows would not go on here with the same bits."""
+    # Where the first server has promised nothing, as those do whose rows are not exact, nothing is broken.
+    return bool(begun.numerics_id) and begun.numerics_id != here.numerics_id
 
 
 def handshake(model: Model) -> types_pb2.Handshake:

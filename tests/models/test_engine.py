@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,8 +23,8 @@ class FakeRunner:
         self.is_broken = False
         self.num_forwards = 0
 
-    def new_cache(self, capacity: int) -> None:
-        assert capacity == 1
+    def new_cache(self) -> SimpleNamespace:
+        return SimpleNamespace(clear=lambda: None)
 
     def forward(self, segments: object) -> None:
         self.num_forwards += 1
@@ -49,7 +50,7 @@ class CountingEngine(EngineThread[list[int], list[int]]):
             raise ValueError("a negative number")
         self.steps.put(taken)
 
-    def removed(self, session: list[int]) -> None:
+    def removed(self, session: list[int], *, has_failed: bool) -> None:
         self.removed_sessions.append(session)
 
     def begin_with(self, name: str, *numbers: int) -> threading.Event:

@@ -203,7 +203,7 @@ class Simulation:
         prompt = spec.prompt_token_ids
         params = opening_params(spec.speculation)
         drafting = DraftSessionSpec("s", prompt, len(prompt), spec.sampling, params, spec.vocab_size)
-        cache = self._draft.runner.new_cache(len(prompt) + 64)
+        cache = self._draft.runner.new_cache()
         return DraftSession(drafting, cache, self._draft.max_context_len, draft_calibration=self._claims)
 
 
@@ -211,6 +211,10 @@ class _Silent:
     """Nobody listens."""
 
     def on_verdict(self, verdict: object, statistics: object, requests: object) -> None: ...
+    def on_admitted(self) -> None: ...
+
+    def on_no_room(self) -> None: ...
+
     def on_failure(self) -> None: ...
 
 

@@ -104,7 +104,7 @@ def test_at_temperature_zero_nothing_is_drawn(engine: Engine) -> None:
 def test_nothing_is_ranked_with_the_targets_noise(shared_noise: bool) -> None:
     """Neither the draft model's picks nor what is retrieved: the target's next token is drawn with it."""
     speculation = replace(SPECULATION, shared_noise=shared_noise, retrieval=True)
-    drafting = DraftSession(spec("s", speculation), draft_model().runner.new_cache(1), 512)
+    drafting = DraftSession(spec("s", speculation), draft_model().runner.new_cache(), 512)
     assert drafting.ranking.is_greedy
 
 
@@ -117,7 +117,7 @@ def test_phrases_speed_up_only_those_whose_every_forward_is_a_message(method: Me
         spec("s", replace(SPECULATION, method=method, retrieval=True, lookahead=8)),
         committed_token_ids=(*PROMPT, 5, 6, 7, 8, 9, 5, 6, 7),
     )
-    drafting = DraftSession(repeated, draft_model().runner.new_cache(1), 512)
+    drafting = DraftSession(repeated, draft_model().runner.new_cache(), 512)
     expansion = drafting.next_expansion()
     assert expansion is not None
     assert bool(drafting.with_phrase(expansion).phrase) == has_phrase

@@ -128,7 +128,7 @@ def wide_drafting(**fields: object) -> DraftSession:
     prompt = tuple(model.tokenizer.encode("def read(self, size):\n    ", add_special_tokens=False))
     speculation = SpeculationParams(Method.CARD, 12, 64, 0.2, card=CardParams(beam_width=200))
     spec = DraftSessionSpec("s", prompt, len(prompt), SamplingParams(seed=3), speculation, model.vocab_size)
-    return DraftSession(replace(spec, **fields), model.runner.new_cache(64), model.max_context_len)  # type: ignore[arg-type]
+    return DraftSession(replace(spec, **fields), model.runner.new_cache(), model.max_context_len)  # type: ignore[arg-type]
 
 
 def test_a_wide_beam_sends_what_a_round_allows_and_the_rest_that_is_still_of_use_after_it() -> None:

@@ -35,13 +35,14 @@ class BareBaseline:
         watch = Stopwatch()
         params = SamplingParams(seed=request["seed"], temperature=request["temperature"])
         prompt = self._codec.encode(request["prompt"])
-        cache = self._target.new_cache(len(prompt) + request["max_tokens"])
+        cache = self._target.new_cache()
         rows, token_ids = prompt, list[int]()
         while len(token_ids) < request["max_tokens"]:
             logits = self._target.forward([Segment(cache, rows, 1)])
             rows = self._sampler.draw(logits, [params], [len(token_ids)])
             token_ids += rows
             watch.note(1)
+        cache.clear()
         return {
             "num_prompt_tokens": len(prompt),
             "token_ids": token_ids,

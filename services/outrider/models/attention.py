@@ -28,6 +28,8 @@ from outrider.models.kv_cache import TILE, KVCache, KVPool
 
 MIN_QUERIES = 4
 """Least rows of a product whose bits do not depend on their number."""
+MIN_ENTRIES = 200
+"""Least queries times the width of a head: torch has a kernel of its own for the smallest products."""
 MIN_COLUMNS = 16
 """Least columns, likewise."""
 MAX_QUERIES = 64
@@ -119,7 +121,7 @@ class PartGroup:
     def __init__(self, parts: Sequence[Part], pool: KVPool, queries_per_key: int) -> None:
         shape, device = pool.shape, pool.data.device
         self._parts = parts
-        self._num_rows = num_padded_rows(max(part.num_rows for part in parts), queries_per_key)
+        self._num_rows = num_padded_rows(max(part.num_rows for part in parts), queries_per_key, shape.head_dim)
         # One column more than any part has: it stays hidden, for rows that see fewer positions than others.
         num_columns = -(-(max(part.num_columns for part in parts) + 1) // TILE) * TILE
         count, num_heads = len(parts), shape.num_heads
@@ -255,9 +257,9 @@ class _Reads:
             is_first = False
 
 
-def num_padded_rows(num_rows: int, queries_per_key: int) -> int:
-    """Returns as how many rows a part is computed: enough for its queries to be at least 4, and few other numbers."""
-    least = -(-MIN_QUERIES // queries_per_key)
+def num_padded_rows(num_rows: int, queries_per_key: int, head_dim: int) -> int:
+    """Returns as how many rows a part is computed: enough for exact products, and few other numbers."""
+    least = -(-max(MIN_QUERIES, -(-MIN_ENTRIES // head_dim)) // queries_per_key)
     return -(-num_rows // least) * least
 
 
@@ -267,6 +269,6 @@ def grouped(parts: Sequence[Part], pool: KVPool, queries_per_key: int) -> list[P
     for part in parts:
         # Within a factor of two of each other in columns: what is padded is computed for nothing.
         size = (part.num_columns // TILE).bit_length()
-        shape = num_padded_rows(part.num_rows, queries_per_key), size, part.order is None
+        shape = num_padded_rows(part.num_rows, queries_per_key, pool.shape.head_dim), size, part.order is None
         by_shape.setdefault(shape, []).append(part)
     return [PartGroup(of_shape, pool, queries_per_key) for of_shape in by_shape.values()]

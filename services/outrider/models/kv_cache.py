@@ -6,6 +6,7 @@ session holds what it has said, not what it may say. A slot is the place of one 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -99,6 +100,8 @@ class KVCache:
         """Positions of the last slots, from the first slot on that does not hold its own position."""
         self._salt = salt
         self._table: list[int] = []
+        # A cache that is dropped without `clear` takes no blocks with it. The list is changed in place, never replaced.
+        weakref.finalize(self, _release_all, pool.blocks, self._table)
         self._keys: list[bytes] = []
         """Keys of the first blocks, as far as they were computed: those that were found or published."""
 
@@ -156,9 +159,7 @@ class KVCache:
     def _shrink(self) -> None:
         """Gives back the blocks behind the one that the next slot goes to."""
         num_kept = self.length // self.pool.block_size + 1 if self.length else 0
-        # The last first: a free extent is taken from its beginning.
-        while len(self._table) > num_kept:
-            self.pool.blocks.release(self._table.pop())
+        _release_all(self.pool.blocks, self._table, num_kept)
         del self._keys[len(self._table) :]
 
     def places(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -280,3 +281,9 @@ class KVCache:
             key = next_key(self._keys[-1] if self._keys else first_key(self._salt), tokens)
             self._keys.append(key)
             self.pool.blocks.publish(self._table[index], key, tokens)
+
+
+def _release_all(blocks: BlockPool, table: list[int], num_kept: int = 0) -> None:
+    """Releases the blocks of a table but for the first ones, the last one first: extents are taken from the front."""
+    while len(table) > num_kept:
+        blocks.release(table.pop())

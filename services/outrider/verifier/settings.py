@@ -51,9 +51,9 @@ class VerifierSettings(ModelSettings):
     )
     exact: Literal["auto", "off", "require"] = Field(
         "auto",
-        description="Makes the bits of a row independent of what runs beside it, so that a text is the same under every "
-        "method in every number format; tried at the start. auto = warn where it fails, require = refuse to start, "
-        "off = do not try.",
+        description="Makes the bits of a row independent of what runs beside it: a text is the same under every "
+        "method, whatever the number format. Tried at the start; auto = warn where it fails, require = refuse to "
+        "start, off = do not try.",
     )
     max_num_queued: int = Field(
         64, ge=0, description="Most sessions that wait for room beside those that have it; 0 = none waits."

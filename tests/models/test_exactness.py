@@ -1,0 +1,136 @@
+"""Rows have the same bits however they are computed; and where they do not, the self-test sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from outrider.core.params import Source
+from outrider.core.tree import DraftTree, Node
+from outrider.models import attention
+from outrider.models.exactness import NotExact, check_rows, make_exact
+from outrider.models.runner import Runner, Segment
+from tests.support.tiny_models import VOCAB_SIZE, build, text
+
+LENGTH = 150
+TEXT = text(LENGTH)
+
+
+def a_runner(family: str, dtype: torch.dtype, *, fuse: bool = True) -> Runner:
+    model = build(family)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return Runner(model, fuse=fuse)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("llama", torch.float32), ("qwen3", torch.float32), ("qwen3", torch.bfloat16), ("mistral", torch.bfloat16)],
+    ids=lambda param: f"{param[0]}-{param[1]}",
+)
+def runner(request: pytest.FixtureRequest) -> Runner:
+    made = a_runner(*request.param)
+    if not make_exact(made, "").is_exact:
+        pytest.skip("rows are not exact on this processor")
+    return made
+
+
+@pytest.fixture(scope="module")
+def expected(runner: Runner) -> Tensor:
+    """The logits of every token of the text, read in one go."""
+    cache = runner.new_cache()
+    logits = runner.forward([Segment(cache, TEXT, LENGTH)])
+    cache.clear()
+    return logits
+
+
+@settings(deadline=None, max_examples=25)
+@given(data=st.data())
+def test_any_way_through_a_text_gives_the_same_bits(runner: Runner, expected: Tensor, data: st.DataObject) -> None:
+    cache, beside = runner.new_cache("a"), runner.new_cache()
+    cache.find_prefix(TEXT)  # what an earlier example has published
+    while cache.length < LENGTH:
+        start = cache.length
+        size = min(LENGTH - start, data.draw(st.sampled_from([1, 1, 2, 3, 5, 8, 17, 40, 70]), label="rows"))
+        segments = [Segment(cache, TEXT[start : start + size], size)]
+        if data.draw(st.booleans(), label="beside"):
+            others = data.draw(st.integers(1, 9))
+            segments.insert(0, Segment(beside, TEXT[:others], 0))
+        assert torch.equal(runner.forward(segments), expected[start : start + size])
+        if data.draw(st.integers(0, 5), label="preempted") == 0:
+            cache.publish(TEXT)
+            cache.clear()
+            cache.find_prefix(TEXT)
+            if cache.length < start + size:
+                runner.forward([Segment(cache, TEXT[cache.length : start + size], 0)])
+    cache.publish(TEXT)
+    cache.clear()
+    beside.clear()
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data(), start=st.sampled_from([1, 7, 40, 62, 63, 64, 65, 100, 120, 127, 128, 130]))
+def test_a_path_of_any_tree_has_the_bits_of_the_text(
+    runner: Runner, expected: Tensor, data: st.DataObject, start: int
+) -> None:
+    tree = DraftTree(TEXT[:start], VOCAB_SIZE)
+    nodes: list[Node] = []
+    path = [tree.root]
+    for depth in range(data.draw(st.integers(1, min(16, LENGTH - start)), label="depth")):
+        wrong = data.draw(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=3), label="beside")
+        tokens = data.draw(st.permutations([TEXT[start + depth], *wrong]), label="order")
+        parents = [path[-1], *data.draw(st.lists(st.sampled_from([tree.root, *nodes]), max_size=2))]
+        for parent in parents:
+            added = [tree.add(parent, token_id, -0.1, Source.DRAFT) for token_id in tokens]
+            nodes += [node for node in dict.fromkeys(added) if node is not None and node not in nodes]
+        path.append(path[-1].children[TEXT[start + depth]])
+    nodes.sort(key=lambda node: node.position)
+    cache = runner.new_cache()
+    if start > 1:
+        runner.forward([Segment(cache, TEXT[: start - 1], 0)])
+    logits = runner.forward([Segment.of_tree(cache, [TEXT[start - 1]], nodes, num_logits=1 + len(nodes))])
+    rows = [0, *(1 + nodes.index(node) for node in path[1:])]
+    assert torch.equal(logits[rows], expected[start - 1 : start - 1 + len(rows)])
+    # The accepted rows move together, and are read from there.
+    cache.keep(start, [start + row - 1 for row in rows[1:]])
+    after = TEXT[cache.length : cache.length + 2]
+    if after:
+        first = cache.length
+        assert torch.equal(runner.forward([Segment(cache, after, len(after))]), expected[first : first + len(after)])
+    cache.clear()
+
+
+def test_the_self_test_sees_a_product_whose_bits_depend_on_the_number_of_rows() -> None:
+    runner = a_runner("llama", torch.float32)
+    product: Any = runner._stack._layers[1]._down  # type: ignore[attr-defined]
+
+    def by_rows(x: Tensor) -> Tensor:
+        return product(x) * (1 + 1e-6 * (len(x) % 2))  # type: ignore[no-any-return]
+
+    runner._stack._layers[1]._down = by_rows  # type: ignore[attr-defined]
+    with pytest.raises(NotExact, match=r"chains of \d+: \d+ of \d+ rows have other bits"):
+        check_rows(runner)
+    found = make_exact(runner, "")
+    assert not found.is_exact
+    assert "have other bits" in found.reason
+
+
+def test_the_self_test_sees_sums_that_go_by_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = a_runner("llama", torch.float32)
+    runner.min_rows = 4
+    # As if the tiles of a tree were those of its slots.
+    monkeypatch.setattr(attention.PartGroup, "_make_order", lambda self, num_columns, group: None)
+    with pytest.raises(NotExact, match="trees of depth"):
+        check_rows(runner)
+
+
+def test_equal_models_on_one_machine_have_one_numerics_id() -> None:
+    ids = {make_exact(a_runner("llama", torch.float32), "weights").numerics_id for _ in range(2)}
+    other = make_exact(a_runner("llama", torch.float32), "other weights").numerics_id
+    assert len(ids) == 1
+    assert other not in ids

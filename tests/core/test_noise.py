@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from outrider.core.noise import acceptance_uniform, gumbel, gumbel_of, gumbel_rows, hash_rows, row_key
+from outrider.core.noise import (
+    LoudTokens,
+    acceptance_uniform,
+    gumbel,
+    gumbel_of,
+    gumbel_of_words,
+    gumbel_rows,
+    hash_rows,
+    row_key,
+)
 
 
 def test_the_bits_never_change() -> None:
@@ -73,6 +82,32 @@ def test_the_noise_is_that_of_the_middle_of_a_hash_bucket() -> None:
     assert gumbel(3, 0, np.array([token]))[0] == np.float32(-np.log(-np.log(uniform)))
     ends = (np.array([0, 2**32 - 1], dtype=np.float64) + 0.5) * 2.0**-32
     assert np.isfinite((-np.log(-np.log(ends))).astype(np.float32)).all()
+
+
+def test_the_noise_lies_within_its_bounds_and_rises_with_the_hash() -> None:
+    top, num_words = 2**32 - 1, 2**18
+    spread = np.linspace(0, top, num_words).astype(np.uint32)
+    # Neighbours too, at both ends and where the noise is next to 0: there rounding shows most.
+    ranges = [
+        np.arange(start, start + num_words) for start in (0, int(2**32 / np.e) - num_words // 2, 2**32 - num_words)
+    ]
+    for words in (spread, *(each.astype(np.uint32) for each in ranges)):
+        assert (np.diff(gumbel_of_words(words)) >= 0).all()
+    lowest, highest = gumbel_of_words(np.array([0, top], dtype=np.uint32)).tolist()
+    assert lowest == pytest.approx(-np.log(33 * np.log(2)), rel=1e-6)
+    assert highest == pytest.approx(33 * np.log(2), rel=1e-6)
+    assert -3.14 < lowest < highest < 22.9
+
+
+@pytest.mark.parametrize("vocab_size", [1, 30_000, 200_000])
+def test_loud_tokens_are_those_of_the_highest_hashes(vocab_size: int) -> None:
+    num_words = 2**21
+    keys = np.array([row_key(seed, index) for seed, index in ((1, 0), (1, 7), (2**64 - 1, 4095))], dtype=np.uint32)
+    rows, token_ids, words = LoudTokens(num_words).find(keys, vocab_size)
+    hashes = np.concatenate([hash_rows(s, [i], np.arange(vocab_size)) for s, i in ((1, 0), (1, 7), (2**64 - 1, 4095))])
+    found = set(zip(rows.tolist(), token_ids.tolist(), words.tolist(), strict=True))
+    expected = np.nonzero(hashes >= 2**32 - num_words)
+    assert found == set(zip(*(each.tolist() for each in (*expected, hashes[expected])), strict=True))
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**20), st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5))

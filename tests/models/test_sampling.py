@@ -11,12 +11,11 @@ import pytest
 import torch
 from scipy import stats
 
-from outrider.core.noise import gumbel, hash_rows
+from outrider.core.noise import gumbel
 from outrider.core.params import SamplingParams
 from outrider.models.ratio import DraftDraw, draft_candidates
-from outrider.models.sampling import GREEDY_SHARPNESS, SAMPLED_SHARPNESS, NoiseRows, Sampler, gumbel_tensor, hash_tensor
+from outrider.models.sampling import GREEDY_SHARPNESS, SAMPLED_SHARPNESS, Sampler
 
-CPU = torch.device("cpu")
 NUM_DRAWS = 200_000
 COMBINATIONS: list[dict[str, Any]] = [
     {},
@@ -223,18 +222,3 @@ def test_greedy_candidates_are_sharpened_logits_beside_sampled_ones() -> None:
 def test_candidates_are_only_tokens_that_can_be_drawn() -> None:
     row = Sampler().candidates(random_rows(1), [SamplingParams(top_k=2)], [0], 5)[0]
     assert len(row) == 2
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2**63, 2**64 - 1])
-def test_torch_and_numpy_hash_to_the_same_bits(seed: int) -> None:
-    for index in (0, 1, 4095):
-        expected = hash_rows(seed, [index], np.arange(5000))[0].astype(np.int64)
-        assert (hash_tensor(seed, index, 5000, CPU).numpy() == expected).all()
-        assert (gumbel_tensor(seed, index, 5000, CPU).numpy() == gumbel(seed, index, np.arange(5000))).all()
-
-
-@pytest.mark.parametrize("vocab_size", [50, 2048, 151_936])
-def test_noise_rows_are_the_noise_of_their_index(vocab_size: int) -> None:
-    rows = NoiseRows(vocab_size, CPU, capacity_bytes=1)
-    for index in (0, 15, 16, 1000, 3, 0):
-        assert (rows.row(6, index).numpy() == gumbel(6, index, np.arange(vocab_size))).all()

@@ -3,7 +3,7 @@
 Adding Gumbel noise to log-probabilities and taking the best token draws exactly from the distribution. Keying
 the noise by position makes the draw repeatable, and lets a draft model that knows the seed guess the *draw*,
 not only the likely token. So the bits must be the same in every process, on every device, in numpy and torch:
-the hash uses only 32-bit multiplications, shifts and xors (`outrider.models.sampling` is the torch twin).
+the hash uses only 32-bit multiplications, shifts and xors (`outrider.models.noise` is the torch twin).
 
 The hash of a token is two rounds of a 32-bit finaliser, with one half of the row's 64-bit key injected before
 each: lowbias32 (Wellons 2018, the least biased of its form that a search found) and murmur3's fmix32. Both rounds
@@ -57,14 +57,10 @@ def acceptance_uniform(seed: int, output_index: int) -> float:
     return (_mix_64(key ^ output_index) >> 11) * 2.0**-53
 
 
-def _finalise(words: npt.NDArray[np.uint32], constants: tuple[int, int, int, int, int]) -> None:
-    """Applies one round in place; the products wrap at 32 bits."""
-    first, factor, second, factor_2, third = constants
-    words ^= words >> np.uint32(first)
-    words *= np.uint32(factor)
-    words ^= words >> np.uint32(second)
-    words *= np.uint32(factor_2)
-    words ^= words >> np.uint32(third)
+# Arrays, because numpy makes one of any number, at every call. What is odd has an inverse modulo 2**32.
+_FACTORS = np.array([LOWBIAS32[1], LOWBIAS32[3], FMIX32[1], FMIX32[3]], dtype=np.uint32)
+_INVERSE_FACTORS = np.array([pow(factor, -1, 2**32) for factor in _FACTORS.tolist()], dtype=np.uint32)
+_SHIFT_13, _SHIFT_15, _SHIFT_16, _SHIFT_30 = (np.array(shift, dtype=np.uint32) for shift in (13, 15, 16, 30))
 
 
 def hash_rows(seed: int, output_indices: Sequence[int], token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
@@ -74,22 +70,96 @@ def hash_rows(seed: int, output_indices: Sequence[int], token_ids: npt.NDArray[n
         uint32 [num output indices, num token ids].
     """
     keys = np.array([row_key(seed, index) for index in output_indices], dtype=np.uint32)
-    # A new array, so that `_finalise`, which works in place, leaves the caller's ids alone.
-    words = token_ids.astype(np.uint32)[None, :] ^ keys[:, :1]
-    _finalise(words, LOWBIAS32)
-    words ^= keys[:, 1:]
-    _finalise(words, FMIX32)
+    return hashed(token_ids.astype(np.uint32)[None, :], keys[:, :1], keys[:, 1:])
+
+
+def hashed(
+    token_ids: npt.NDArray[np.uint32], first_keys: npt.NDArray[np.uint32], second_keys: npt.NDArray[np.uint32]
+) -> npt.NDArray[np.uint32]:
+    """Returns the 32-bit word of each token id under the two words of `row_key` beside it.
+
+    The first and second keys have one shape, and the result, uint32, that of ids and keys broadcast.
+    """
+    words = token_ids ^ first_keys
+    spare = np.empty_like(words)
+    _xor_shift(words, _SHIFT_16, spare)
+    words *= _FACTORS[0]
+    _xor_shift(words, _SHIFT_15, spare)
+    words *= _FACTORS[1]
+    words ^= _between_rounds(second_keys)
+    words *= _FACTORS[2]
+    _xor_shift(words, _SHIFT_13, spare)
+    words *= _FACTORS[3]
+    _xor_shift(words, _SHIFT_16, spare)
     return words
+
+
+def _xor_shift(words: npt.NDArray[np.uint32], shift: npt.NDArray[np.uint32], spare: npt.NDArray[np.uint32]) -> None:
+    """Computes `words ^= words >> shift` in place, with an array of the same shape to write to."""
+    np.right_shift(words, shift, out=spare)
+    words ^= spare
+
+
+def _between_rounds(second_keys: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Returns what the words are xored with between the last factor of the first round and the first of the second.
+
+    There each word is xored with its upper half, with the key, and with its upper half again. That is linear, and the
+    upper half twice is nothing: only the key's own is left.
+    """
+    return second_keys ^ (second_keys >> _SHIFT_16)
+
+
+class LoudTokens:
+    """Finds the tokens of a row whose hash, and so whose noise, is among the highest there are.
+
+    The hash is a bijection of 32-bit words, so its highest words are taken back to the ids that they come from: none of
+    the other tokens is hashed.
+    """
+
+    def __init__(self, num_words: int) -> None:
+        """Prepares for the `num_words` highest words: 2**32 - num_words and above."""
+        self._words = np.arange(2**32 - num_words, 2**32, dtype=np.uint32)
+        # Up to the second key it is the same way back in all rows.
+        halfway = self._words ^ (self._words >> _SHIFT_16)
+        halfway *= _INVERSE_FACTORS[3]
+        # A bit was changed by the one 13 above it, which in turn was changed by the one above that.
+        halfway ^= (halfway >> _SHIFT_13) ^ (halfway >> np.uint32(26))
+        halfway *= _INVERSE_FACTORS[2]
+        self._halfway = halfway
+
+    def find(
+        self, keys: npt.NDArray[np.uint32], vocab_size: int
+    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+        """Finds them in several rows, whose `row_key`s are uint32 [rows, 2]: row, token id and word of each."""
+        token_ids = self._halfway ^ _between_rounds(keys[:, 1:])
+        spare = np.empty_like(token_ids)
+        token_ids *= _INVERSE_FACTORS[1]
+        np.right_shift(token_ids, _SHIFT_30, out=spare)
+        # The bits that the 15 bits above changed twice, as with 13.
+        spare ^= token_ids >> _SHIFT_15
+        token_ids ^= spare
+        token_ids *= _INVERSE_FACTORS[0]
+        _xor_shift(token_ids, _SHIFT_16, spare)
+        token_ids ^= keys[:, :1]
+        # Of flat arrays: `nonzero` of two dimensions takes ten times as long.
+        found = np.flatnonzero(token_ids < vocab_size)
+        rows, places = np.divmod(found, len(self._words))
+        return rows, token_ids.ravel()[found], self._words[places]
 
 
 def gumbel_rows(seed: int, output_indices: Sequence[int], token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     """Returns standard Gumbel noise for each output index and each token id: float32 [num output indices, num token
-    ids].
+    ids]."""
+    return gumbel_of_words(hash_rows(seed, output_indices, token_ids))
+
+
+def gumbel_of_words(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
+    """Returns the noise that a hash stands for: float32, of the shape of `words`. It rises with the word.
 
     Computed in float64: in float32 the largest hashes would all round to a uniform of 1, and to infinite noise.
     The noise lies between -3.14 and 22.9.
     """
-    uniform = hash_rows(seed, output_indices, token_ids).astype(np.float64)
+    uniform = words.astype(np.float64)
     uniform += 0.5  # neither 0 nor 1: both logarithms stay finite
     uniform *= 2.0**-32
     # -log(-log(u)), without another array of a whole vocabulary for each step.

@@ -58,6 +58,11 @@ class SamplingParams:
         """True if the draw is the most probable token, without noise."""
         return self.temperature == 0
 
+    @property
+    def has_filters(self) -> bool:
+        """True if a token that is not allowed may not be drawn, however much noise it has."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
 
 class Method(Enum):
     """A way to grow the draft tree and to wait for it."""

@@ -8,16 +8,18 @@ The most probable token always stays. Among equally probable tokens the lower id
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from outrider.core.drafting.policy import Candidate
-from outrider.core.noise import FMIX32, LOWBIAS32, gumbel_rows, row_key
+from outrider.core.noise import gumbel, row_key
 from outrider.core.params import SamplingParams
+from outrider.models.contenders import Best, Contenders
+from outrider.models.noise import NoiseRows
 
 NUM_NORMALISED = 8
 """Best perturbed scores over which the log-probabilities of drafted candidates are normalised."""
@@ -28,11 +30,19 @@ NUM_NORMALISED = 8
 # never what is accepted.
 GREEDY_SHARPNESS = 3.0
 SAMPLED_SHARPNESS = 1.7
-LEAST_TEMPERATURE = 1e-30
-"""A lower temperature counts as this: the best token has all the probability long before, and float32 is infinite or
-not a number soon after."""
+LEAST_TEMPERATURE, GREATEST_TEMPERATURE = 1e-30, 1e38
+"""Temperatures beyond count as these: the best token has all the probability, or all have the same, long before, and
+float32 is infinite or not a number soon after."""
+LAZY_VOCAB_SIZE = 32_000
+"""From this vocabulary size on, a CPU computes noise only for tokens that can win (`Contenders`). A row alone takes as
+long either way at this size, several rows a third. With fewer tokens, blocks of noise serve several output indices."""
 NUM_PRESORTED = 256
 """Best tokens of a row that are sorted first. Only if top_p needs more of them is the whole vocabulary sorted."""
+MANY_TOKENS = 8192
+"""Where filters leave more than these, again only those get noise that can win."""
+FOLDS = 32
+"""Values of which one is compared at first, where only the largest are looked for. More make fewer comparisons, and of
+them a rougher choice."""
 
 
 class Sampler:
@@ -41,6 +51,7 @@ class Sampler:
     def __init__(self) -> None:
         self._noise: NoiseRows | None = None
         self._noise_key: tuple[int, torch.device] | None = None
+        self._contenders: Contenders | None = None
 
     @torch.inference_mode()
     def draw(self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]) -> list[int]:
@@ -54,10 +65,11 @@ class Sampler:
         Returns:
             A token id for each row.
         """
-        scores = logits if all(p.is_greedy for p in params) else self._perturbed(logits, params, output_indices)
-        # `argmax` promises the first of equals, which is the lowest id.
-        token_ids: list[int] = scores.argmax(-1).tolist()
-        return token_ids
+        if all(p.is_greedy for p in params):
+            return _argmax(logits)
+        if _is_lazy(logits):
+            return [token_ids[0] for token_ids, _ in self._lazy_best(logits, params, output_indices, 1)]
+        return _argmax(self._perturbed(logits, params, output_indices))
 
     @torch.inference_mode()
     def candidates(
@@ -71,12 +83,17 @@ class Sampler:
             logits) times `SAMPLED_SHARPNESS` (`GREEDY_SHARPNESS`). A row has fewer if fewer tokens are allowed.
         """
         is_greedy = [p.is_greedy for p in params]
-        scores = logits if all(is_greedy) else self._perturbed(logits, params, output_indices)
         # At least as many as `_ranked` normalises over, even where fewer are wanted.
-        values, ids = scores.topk(min(max(k, NUM_NORMALISED), logits.shape[-1]))
+        count = min(max(k, NUM_NORMALISED), logits.shape[-1])
+        if all(is_greedy):
+            best = _topk(logits, count)
+        elif _is_lazy(logits):
+            best = self._lazy_best(logits, params, output_indices, count)
+        else:
+            best = _topk(self._perturbed(logits, params, output_indices), count)
         return [
-            _ranked(row_ids, row_values, GREEDY_SHARPNESS if greedy else SAMPLED_SHARPNESS)[:k]
-            for row_ids, row_values, greedy in zip(ids.tolist(), values.tolist(), is_greedy, strict=True)
+            _ranked(token_ids, scores, GREEDY_SHARPNESS if greedy else SAMPLED_SHARPNESS)[:k]
+            for (token_ids, scores), greedy in zip(best, is_greedy, strict=True)
         ]
 
     @torch.inference_mode()
@@ -85,6 +102,27 @@ class Sampler:
         noise = self._noise_rows(weights).row(seed, output_index)
         # A weight of 0 comes to minus infinity, and the noise is finite: such a token is never drawn.
         return int((weights.log() + noise).argmax())
+
+    def _lazy_best(
+        self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int], k: int
+    ) -> list[Best]:
+        """Finds the best tokens of every row, and their scores, by noise for few: the best of `_perturbed`, at most k.
+
+        For CPUs. Equal scores go by the lower id.
+        """
+        if self._contenders is None or self._contenders.vocab_size != logits.shape[-1]:
+            self._contenders = Contenders(logits.shape[-1])
+        plain = [row for row, p in enumerate(params) if not p.is_greedy and not p.has_filters]
+        found: dict[int, Best] = {}
+        if plain:
+            rows = logits if len(plain) == len(params) else logits[plain]
+            of_rows = [params[row] for row in plain], [output_indices[row] for row in plain]
+            best = _of_contenders(self._contenders, rows.numpy(), *of_rows, k)
+            found = {row: of_row for row, of_row in zip(plain, best, strict=True) if of_row is not None}
+        return [
+            found[row] if row in found else _best(self._contenders, logits[row : row + 1], p, index, k)
+            for row, (p, index) in enumerate(zip(params, output_indices, strict=True))
+        ]
 
     def _perturbed(self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]) -> Tensor:
         """Returns logits / temperature + noise, minus infinity where not allowed; greedy rows as they are."""
@@ -123,8 +161,81 @@ def tempered_and_filtered(logits: Tensor, params: Sequence[SamplingParams]) -> T
 def _tempered(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     # A tensor, not a number: torch may multiply by a number's reciprocal, and then a draw would depend
     # on whether all rows share a temperature.
-    temperatures = [[1.0 if p.is_greedy else max(p.temperature, LEAST_TEMPERATURE)] for p in params]
-    return logits / torch.tensor(temperatures, device=logits.device)
+    return logits / torch.tensor(_temperatures(params), device=logits.device)
+
+
+def _temperatures(params: Sequence[SamplingParams]) -> list[list[float]]:
+    """Returns what the logits of each row are divided by, as a column."""
+    return [[1.0 if p.is_greedy else min(max(p.temperature, LEAST_TEMPERATURE), GREATEST_TEMPERATURE)] for p in params]
+
+
+def _is_lazy(logits: Tensor) -> bool:
+    return logits.device.type == "cpu" and logits.shape[-1] >= LAZY_VOCAB_SIZE
+
+
+def _argmax(scores: Tensor) -> list[int]:
+    """Finds the best token of every row. `argmax` promises the first of equals, which is the lowest id."""
+    if scores.device.type == "cpu":
+        # numpy's takes a twentieth of the time of torch's: 20 us, not 400, for 150 000 tokens.
+        token_ids: list[int] = scores.numpy().argmax(-1).tolist()
+    else:
+        token_ids = scores.argmax(-1).tolist()
+    return token_ids
+
+
+def _topk(scores: Tensor, k: int) -> list[Best]:
+    """Finds the k best tokens of every row, in no certain order among equals, and their scores."""
+    values, ids = scores.topk(k)
+    return list(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def _of_contenders(
+    contenders: Contenders,
+    logits: npt.NDArray[np.float32],
+    params: Sequence[SamplingParams],
+    output_indices: Sequence[int],
+    k: int,
+) -> list[Best | None]:
+    """Asks for the k best tokens of rows as if they had no filters."""
+    keys = [row_key(p.seed, index) for p, index in zip(params, output_indices, strict=True)]
+    temperatures = np.array(_temperatures(params), dtype=np.float32)
+    return contenders.best(logits, temperatures, np.array(keys, dtype=np.uint32), k)
+
+
+def _best(contenders: Contenders, logits: Tensor, params: SamplingParams, output_index: int, k: int) -> Best:
+    """Finds the best tokens of one row [1, vocab] and their scores, by noise for those that its filters leave."""
+    if params.is_greedy:
+        return (_argmax(logits), []) if k == 1 else _topk(logits, k)[0]
+    tempered = _tempered(logits, [params]).numpy()[0]
+    # With top_k nothing depends on the rest of the vocabulary.
+    token_ids = _leading(tempered, params.top_k or len(tempered))
+    allowed = _allowed(torch.from_numpy(tempered[token_ids])[None], [params])
+    # Of a row that is not a number filters may leave nothing. It still gets a token.
+    if allowed is not None and bool(allowed.any()):
+        token_ids = token_ids[allowed.numpy()[0]]
+        if len(token_ids) > MANY_TOKENS:
+            masked = np.full((1, len(tempered)), -np.inf, dtype=np.float32)
+            masked[0, token_ids] = logits.numpy()[0, token_ids]
+            (best,) = _of_contenders(contenders, masked, [params], [output_index], k)
+            if best is not None:
+                return best
+    scores = tempered[token_ids] + gumbel(params.seed, output_index, token_ids)
+    leading = _leading(scores, k)
+    # Stable, so that the lower of equals stays first.
+    order = leading[np.argsort(-scores[leading], kind="stable")[:k]]
+    return token_ids[order].tolist(), scores[order].tolist()
+
+
+def _leading(values: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
+    """Finds where the `count` largest values are, all equals of the last one, and mostly few others: in order."""
+    num_columns = len(values) // FOLDS
+    if count > num_columns:
+        return np.arange(len(values))
+    # Of the values folded into columns: as many as asked for have one that is no less than this.
+    peaks = values[: FOLDS * num_columns].reshape(FOLDS, num_columns).max(0)
+    floor = np.partition(peaks, num_columns - count)[num_columns - count]
+    # Not `>=`, which would find nothing if the floor is not a number.
+    return np.flatnonzero(~(values < floor))
 
 
 def _ranked(token_ids: Sequence[int], scores: Sequence[float], sharpness: float) -> list[Candidate]:
@@ -143,7 +254,7 @@ def _allowed(tempered: Tensor, params: Sequence[SamplingParams]) -> Tensor | Non
     """Marks the tokens that each row may draw: bool [rows, vocab], or None where no row has a filter."""
     rows_of: dict[tuple[int, float, float], list[int]] = {}
     for row, p in enumerate(params):
-        if not p.is_greedy and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0):
+        if not p.is_greedy and p.has_filters:
             rows_of.setdefault((p.top_k, p.top_p, p.min_p), []).append(row)
     if not rows_of:
         return None
@@ -185,7 +296,7 @@ def _count_kept(
 
     None if more than `num_sorted` tokens must be known to tell.
     """
-    values = tempered.topk(num_sorted).values
+    values = _largest(tempered, num_sorted)
     if top_p == 1:
         return torch.full_like(best, num_sorted, dtype=torch.long), values[:, -1:]
     # float64: the sum of a large vocabulary in float32 is off by more than a rare token's share.
@@ -201,73 +312,16 @@ def _count_kept(
     return counts, values.gather(-1, counts - 1)
 
 
+def _largest(tempered: Tensor, count: int) -> Tensor:
+    """Finds the `count` largest values of each row, falling: float32 [rows, count]."""
+    if not _is_lazy(tempered):
+        return tempered.topk(count).values
+    # numpy sorts a large vocabulary in a tenth of torch's time, and mostly need not sort it.
+    rows = [np.sort(row[_leading(row, count)])[::-1][:count] for row in tempered.numpy()]
+    return torch.from_numpy(np.stack(rows))
+
+
 def _last_of_equals(equal: Tensor, surplus: Tensor) -> Tensor:
     """Marks the last `surplus` [rows, 1] true entries of each row of `equal` [rows, vocab]: the highest ids."""
     from_the_end = equal.flip(-1).cumsum(-1).flip(-1)
     return equal & (from_the_end <= surplus)
-
-
-BLOCK_ENTRIES = 32_768
-"""Token entries of a block: 16 output indices of a vocabulary of 2048 tokens, one of a large vocabulary."""
-MAX_BLOCK_ROWS = 16
-
-
-class NoiseRows:
-    """Computes the noise of whole rows, for one vocabulary size and device, and keeps it.
-
-    Output indices are drawn in order, and again after a rejected draft. So a block of consecutive indices is
-    computed in one go (a row of 2048 costs 26 us alone and 10 us in a block of 16) and the blocks
-    used last are kept.
-    """
-
-    def __init__(self, vocab_size: int, device: torch.device, *, capacity_bytes: int = 64 * 2**20) -> None:
-        self._vocab_size = vocab_size
-        self._device = device
-        self._block_rows = max(1, min(MAX_BLOCK_ROWS, BLOCK_ENTRIES // vocab_size))
-        self._capacity = max(2, capacity_bytes // (4 * self._block_rows * vocab_size))
-        self._blocks: OrderedDict[tuple[int, int], tuple[Tensor, ...]] = OrderedDict()
-        self._token_ids = np.arange(vocab_size)
-
-    def row(self, seed: int, output_index: int) -> Tensor:
-        """Returns the Gumbel noise of every token at one output index: float32 [vocab]. Shared: do not write to it."""
-        number, offset = divmod(output_index, self._block_rows)
-        block = self._blocks.get((seed, number))
-        if block is None:
-            block = self._blocks[seed, number] = self._compute(seed, number)
-            if len(self._blocks) > self._capacity:
-                self._blocks.popitem(last=False)
-        else:
-            self._blocks.move_to_end((seed, number))
-        return block[offset]
-
-    def _compute(self, seed: int, number: int) -> tuple[Tensor, ...]:
-        indices = range(number * self._block_rows, (number + 1) * self._block_rows)
-        if self._device.type == "cpu":
-            # numpy has the unsigned 32-bit words that torch lacks, and less overhead a call.
-            rows = torch.from_numpy(gumbel_rows(seed, indices, self._token_ids))
-        else:
-            rows = torch.stack([gumbel_tensor(seed, index, self._vocab_size, self._device) for index in indices])
-        return rows.unbind(0)
-
-
-def hash_tensor(seed: int, output_index: int, vocab_size: int, device: torch.device) -> Tensor:
-    """Computes one row of `outrider.core.noise.hash_rows` for the ids 0 .. vocab_size-1: int64 [vocab], below 2**32."""
-    first, second = row_key(seed, output_index)
-    words = _finalise(torch.arange(vocab_size, device=device) ^ first, LOWBIAS32)
-    return _finalise(words ^ second, FMIX32)
-
-
-def gumbel_tensor(seed: int, output_index: int, vocab_size: int, device: torch.device) -> Tensor:
-    """`outrider.core.noise.gumbel` of the ids 0 .. vocab_size-1, in torch: float32 [vocab]."""
-    # In float64 like its twin: in float32 the largest hashes would become infinite noise.
-    uniform = (hash_tensor(seed, output_index, vocab_size, device).double() + 0.5) * 2.0**-32
-    return (-torch.log(-torch.log(uniform))).float()
-
-
-def _finalise(words: Tensor, constants: tuple[int, int, int, int, int]) -> Tensor:
-    """Applies one round of the hash to int64 words below 2**32."""
-    first, factor, second, factor_2, third = constants
-    # Torch has no unsigned words: products wrap at 64 bits, which leaves their low 32 bits right.
-    words = ((words ^ (words >> first)) * factor) & 0xFFFFFFFF
-    words = ((words ^ (words >> second)) * factor_2) & 0xFFFFFFFF
-    return words ^ (words >> third)

@@ -175,5 +175,6 @@ LLAMA_CPP_CONTENDERS = (
     _llama_cpp(4, 0.6),
     _llama_cpp(10, 0.4),
     _llama_cpp(16, 0.6),
+    _llama_cpp(24, 0.4),
 )
 """llama.cpp plain, and with settings of the draft model of which the best is not known beforehand."""

@@ -26,6 +26,7 @@ from outrider_bench.workers.llama_cpp import LlamaCppPeer, LlamaServer, NotALlam
 from outrider_cli.prompts import choose, default_prompts
 from tests.bench.fake_llama_server import NEW_FLAGS, OLD_FLAGS, program
 
+pytestmark = pytest.mark.slow  # its servers are processes
 REAL = os.environ.get("OUTRIDER_LLAMA_SERVER", "")
 PLAIN: dict[str, Any] = {}
 DRAFTING = {"max_drafted": 10, "min_probability": 0.4}
@@ -142,7 +143,6 @@ def config_of(llama_server: str, **settings: Any) -> BenchConfig:
     return BenchConfig(target="demo/target", prompts=prompts, llama_server=llama_server, **settings)
 
 
-@pytest.mark.slow
 async def test_the_benchmark_asks_each_setting_through_one_driver(tmp_path: Path) -> None:
     async with running_llama_cpp(config_of(program(tmp_path))) as driver:
         for contender in LLAMA_CPP_CONTENDERS:
@@ -153,19 +153,19 @@ async def test_the_benchmark_asks_each_setting_through_one_driver(tmp_path: Path
             await driver.generate(Request("a", 0.0, 0, 2000), {})
 
 
-@pytest.mark.slow
 async def test_a_program_that_is_no_llama_server_ends_the_benchmark_with_one_line() -> None:
     with pytest.raises(GenerationFailed, match=r"--llama-server must be a llama-server that takes --model-draft, got"):
         async with running_llama_cpp(config_of("true")):
             pass
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not REAL, reason="OUTRIDER_LLAMA_SERVER names no llama-server")
 async def test_a_real_llama_server_says_what_the_bare_loop_says_where_nothing_is_drawn() -> None:
     (target, tokenizer), (draft, _) = build_hf_model("demo/target"), build_hf_model("demo/draft")
     bare = BareBaseline(Runner(target), Runner(draft), TextCodec(tokenizer))
-    config = config_of(REAL, dtype="float32")
+    # On one core: two threads that wait for each other by spinning take minutes where something else runs too.
+    core = min(os.sched_getaffinity(0))
+    config = config_of(REAL, dtype="float32", cores=(core, core))
     asked = [Request(prompt.text, 0.0, 0, 64) for prompt in config.prompts]
     expected = [
         tuple(bare.generate({"prompt": one.prompt, "temperature": 0.0, "seed": 0, "max_tokens": 64}, {})["token_ids"])

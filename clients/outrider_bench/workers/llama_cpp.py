@@ -186,8 +186,6 @@ class LlamaCppPeer:
 
     def _flags(self, known: str, cores: Collection[int]) -> list[str]:
         flags = ["--model", str(self._folder / "target.gguf"), "--ctx-size", str(self._context_len), "--parallel", "1"]
-        # The number format of our own cache on a CPU.
-        flags += ["--cache-type-k", "f32", "--cache-type-v", "f32"]
         flags += ["--threads", str(len(set(cores)))] if cores else []
         # It would keep the prompts of earlier requests: as many copies of the cache, for prompts that never come again.
         return flags + (["--cache-ram", "0"] if "--cache-ram" in known else [])

@@ -132,8 +132,8 @@ ALL_METHODS: tuple[Contender, ...] = (
 )
 """Contenders of the table of methods. spacelike, which proposes nothing in a new service, has a separate part."""
 LLAMA_CPP_NOTE = (
-    "llama.cpp has the same weights in the same number format, and both cores for each of its models, which take "
-    "turns; it draws with noise of its own."
+    "llama.cpp has the same weights in the same number format, its cache in its own (float16), and both cores for each "
+    "of its models, which take turns; it draws with noise of its own."
 )
 
 

@@ -64,6 +64,7 @@ HOMES = {
     ),
     "typer": ("clients/outrider_cli/", "clients/outrider_bench/"),
     "matplotlib": ("clients/outrider_bench/",),
+    "gguf": ("clients/outrider_bench/workers/",),
 }
 """Third-party package -> where alone it may be imported."""
 

@@ -48,6 +48,9 @@ Repeats = Annotated[int, typer.Option(help="How often everything is measured.")]
 Seed = Annotated[int, typer.Option(help="Keys what is random: the sampling, token streams, faults.")]
 Cores = Annotated[str, typer.Option(help="Cores of the target and of everything else, like 0,1; or auto; or none.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Small sizes: shows that everything works, not how fast it is.")]
+LlamaServer = Annotated[
+    str, typer.Option(help="Path of llama.cpp's llama-server, which takes part then: same weights, prompts and cores.")
+]
 Out = Annotated[Path | None, typer.Option(help="Folder for results.json, a report and pictures.")]
 
 
@@ -134,6 +137,7 @@ def generation(
     baselines: Annotated[
         str, typer.Option(help="hf: transformers' generate, assisted generation and prompt lookup; bare: no services.")
     ] = "",
+    llama_server: LlamaServer = "",
     temperatures: Annotated[str, typer.Option(help="Sampling temperatures; 0 = greedy.")] = "0,0.7,1",
     num_speculative_tokens: Annotated[
         str, typer.Option(help="Most drafted tokens a round; several = a row for each. Default: the server's.")
@@ -185,6 +189,7 @@ def generation(
             # A server that runs already is not ours to pin, and may be on another machine.
             cores=_cores(cores) if address is None else (),
             prompts=read_prompts(prompts, categories, num_prompts),
+            llama_server=llama_server,
         )
         channel_security = ChannelSecurity(**security)
         if address is not None:
@@ -196,6 +201,7 @@ def generation(
 def methods(
     *,
     parts: Annotated[str, typer.Option(help=f"Parts to measure, of {', '.join(PARTS)}.")] = ",".join(PARTS),
+    llama_server: LlamaServer = "",
     repeats: Repeats = _SUITE.repeats,
     seed: Seed = _SUITE.seed,
     cores: Cores = "auto",
@@ -204,7 +210,8 @@ def methods(
 ) -> None:
     """Measures all methods, and what each paper claims for its own, on the demo pair."""
     with _checked():
-        config = MethodsConfig(repeats, seed, _cores(cores), quick, parse_names("--parts", parts, PARTS))
+        chosen = parse_names("--parts", parts, PARTS)
+        config = MethodsConfig(repeats, seed, _cores(cores), quick, chosen, llama_server)
     _run("methods", config, out)
 
 

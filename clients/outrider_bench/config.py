@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ METHODS = (*(method.value for method in Method), "speculative+retrieval", "pearl
 BASELINES = ("hf", "bare")
 DTYPES = ("auto", "bfloat16", "float32")
 DTYPE_ALIASES = {"bf16": "bfloat16", "fp32": "float32"}
-PARTS = ("methods", "saguaro", "card", "double", "spacelike", "rows", "noise", "auto", "peers")
+PARTS = ("methods", "saguaro", "card", "double", "spacelike", "rows", "noise", "auto")
 """Parts of the methods' suite: all methods, and an ablation of each paper."""
 NETWORK_PARTS = ("rtt", "simulation", "bytes", "wan", "edge")
 """Parts of the network's suite."""
@@ -49,6 +50,8 @@ class BenchConfig:
     cores: tuple[int, ...] = ()
     """The target's core, then the core of everything else; empty = not pinned."""
     prompts: tuple[Prompt, ...] = field(default=(), repr=False)
+    llama_server: str = ""
+    """Path of llama.cpp's server, which takes part then."""
 
     def __post_init__(self) -> None:
         _require(self.max_tokens >= 2, "--max-tokens", ">= 2 (a rate needs two tokens)", self.max_tokens)
@@ -59,13 +62,16 @@ class BenchConfig:
         _require(self.lookahead is None or self.lookahead >= 1, "--lookahead", ">= 1", self.lookahead)
         minimum = self.min_path_probability
         _require(minimum is None or 0 <= minimum < 1, "--min-path-probability", "in [0, 1)", minimum)
+        _check_llama_server(self.llama_server)
         # Baselines generate one text at a time, so without a 1 they would have no turn.
-        is_listed = 1 in self.concurrencies or not self.baselines
-        _require(is_listed, "--concurrency", "a list with 1 in it for --baselines", _joined(self.concurrencies))
+        for flag, is_given in (("--baselines", self.baselines), ("--llama-server", self.llama_server)):
+            is_listed = 1 in self.concurrencies or not is_given
+            _require(is_listed, "--concurrency", f"a list with 1 in it for {flag}", _joined(self.concurrencies))
         if self.address is not None:
             # The baselines need the weights, and the delay stands between services that we start: both only in a stack
             # of our own.
             _require(not self.baselines, "--baselines", "empty with --address", _joined(self.baselines))
+            _require(not self.llama_server, "--llama-server", "empty with --address", self.llama_server)
             _require(self.rtts_ms == (0.0,), "--rtt-ms", "0 with --address", _joined(self.rtts_ms))
 
 
@@ -114,12 +120,14 @@ class MethodsConfig(PartsConfig):
     """A run of the methods' suite, fully decided."""
 
     parts: tuple[str, ...] = PARTS
+    llama_server: str = ""
+    """Path of llama.cpp's server, which takes part in the table of methods then."""
 
     def __post_init__(self) -> None:
         self.check(PARTS)
-        # llama.cpp is compared with what the table of methods has measured in the same run.
-        is_measured = "methods" in self.parts or "peers" not in self.parts
-        _require(is_measured, "--parts", "a list with methods in it for peers", _joined(self.parts))
+        _check_llama_server(self.llama_server)
+        is_measured = "methods" in self.parts or not self.llama_server
+        _require(is_measured, "--parts", "a list with methods in it for --llama-server", _joined(self.parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +222,12 @@ def read_prompts(path: Path | None, categories: str, count: int | None) -> tuple
         return tuple(choose(prompts, names, count))
     except PromptError as error:
         raise PromptError(f"--categories: {error}") from None
+
+
+def _check_llama_server(path: str) -> None:
+    # Empty means that llama.cpp takes no part. Whether the program is llama.cpp's shows when it is started.
+    is_usable = not path or shutil.which(path) is not None
+    _require(is_usable, "--llama-server", "the path of llama.cpp's llama-server, which can be executed", path)
 
 
 def _joined(values: Sequence[object]) -> str:

@@ -84,6 +84,7 @@ BARE = "bare"
 HF_GENERATE = "hf-generate"
 HF_ASSISTED = "hf-assisted"
 HF_PROMPT_LOOKUP = "hf-prompt-lookup"
+LLAMA_CPP = "llama.cpp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Contender:
     method: str
     setting: str = ""
     driver: str = "stack"
-    """Name of the driver that runs it: "stack", "hf" or "bare"."""
+    """Name of the driver that runs it: "stack", "hf", "bare" or "llama.cpp"."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -115,6 +116,8 @@ def contenders_of(config: BenchConfig) -> list[Contender]:
         contenders.append(Contender(BARE, driver="bare"))
     if "hf" in config.baselines:
         contenders.extend(_hf_contenders())
+    if config.llama_server:
+        contenders.extend(LLAMA_CPP_CONTENDERS)
     return contenders
 
 
@@ -160,3 +163,18 @@ def _hf_contenders() -> list[Contender]:
         *assisted,
         Contender(HF_PROMPT_LOOKUP, "10 tokens", "hf", {"prompt_lookup_num_tokens": 10}),
     ]
+
+
+def _llama_cpp(max_drafted: int, min_probability: float) -> Contender:
+    options = {"max_drafted": max_drafted, "min_probability": min_probability}
+    return Contender(LLAMA_CPP, f"{max_drafted} drafted, p >= {min_probability:g}", LLAMA_CPP, options)
+
+
+LLAMA_CPP_CONTENDERS = (
+    Contender(LLAMA_CPP, "plain", LLAMA_CPP),
+    _llama_cpp(4, 0.6),
+    _llama_cpp(10, 0.4),
+    _llama_cpp(16, 0.6),
+    _llama_cpp(24, 0.4),
+)
+"""llama.cpp plain, and with settings of the draft model of which the best is not known beforehand."""

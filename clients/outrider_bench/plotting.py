@@ -16,7 +16,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from outrider_bench.experiment import OFF
+from outrider_bench.experiment import LLAMA_CPP, OFF
 from outrider_bench.statistics import Row, label_of
 from outrider_cli.prompts import ALL_CATEGORIES
 
@@ -51,6 +51,7 @@ METHOD_COLOURS = {
     "hf-generate": "#CCCCCC",
     "hf-assisted": "#AA4499",
     "hf-prompt-lookup": "#F0E442",
+    LLAMA_CPP: BLACK,
 }
 _DPI = 130
 _MANY_DECADES = 500.0

@@ -93,8 +93,11 @@ class Running:
 
     async def prepare(self, contender: Contender) -> None:
         """Has a contender generate a little. Raises GenerationFailed."""
+        driver = self._drivers.get(contender.driver)
+        if driver is None:
+            raise GenerationFailed(f"{contender.driver} did not start")
         for request in _warm_up_requests(contender, self._config):
-            await self._drivers[contender.driver].generate(request, contender.options)
+            await driver.generate(request, contender.options)
 
     async def take(self, turns: Iterable[Turn]) -> None:
         """Runs these turns, but those of contenders that have failed too often."""
@@ -111,14 +114,14 @@ class Running:
 
 
 async def run_experiment(
-    experiment: Experiment, config: BenchConfig, driver: Driver, keep: Callable[[Block], None]
+    experiment: Experiment, config: BenchConfig, drivers: Mapping[str, Driver], keep: Callable[[Block], None]
 ) -> dict[str, str]:
-    """Runs an experiment from beginning to end, all on the services; see `Running`.
+    """Runs an experiment from beginning to end; see `Running`.
 
     Returns:
         The reasons of failures, by the label of the contender. Nothing is measured if no contender is left.
     """
-    running = Running(experiment, config, {"stack": driver}, keep)
+    running = Running(experiment, config, drivers, keep)
     await running.take(turns_of(experiment, config, await running.warm_up()))
     return running.failures
 

@@ -76,6 +76,7 @@ class GenerationSample:
     num_prompt_tokens: int
     token_ids: tuple[int, ...]
     chunks: tuple[Chunk, ...]
+    """Empty where the answer comes whole: nothing is known of its tokens' times then."""
     duration_s: float
     """From the request to the end of the stream."""
     rounds: Rounds
@@ -88,7 +89,7 @@ class GenerationSample:
     @property
     def num_decoded(self) -> int:
         """Tokens after the first chunk, which the prefill answers for."""
-        return len(self.token_ids) - (self.chunks[0].num_tokens if self.chunks else 0)
+        return sum(chunk.num_tokens for chunk in self.chunks[1:])
 
     @property
     def decode_s(self) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider_bench.experiment import OFF
+from outrider_bench.experiment import LLAMA_CPP, OFF
 from outrider_bench.samples import TIME_NAMES, Block, Condition, GenerationSample, Sample
 from outrider_cli.prompts import ALL_CATEGORIES
 
@@ -145,7 +145,7 @@ def _speedups(blocks: Sequence[Block], off: Sequence[Block]) -> list[float]:
 def _latencies(done: Sequence[GenerationSample]) -> Row:
     """Mean, median, standard deviation and 99th percentile of each latency, in milliseconds."""
     series: dict[str, list[float]] = {
-        "ttft": [g.ttft_s for g in done],
+        "ttft": [g.ttft_s for g in done if g.chunks],
         "tpot": [g.decode_s / g.num_decoded for g in done if g.num_decoded],
         # Every gap counts once, whichever generation it is from; of the others a generation is one value.
         "itl": [gap for g in done for gap in g.gaps_s],
@@ -197,10 +197,10 @@ def _reference(off: Iterable[Block]) -> Reference:
 def _identity(condition: Condition, samples: Iterable[Sample], reference: Reference) -> Row:
     """Compare the token ids with those of `off`, and find where they part.
 
-    transformers draws its noise from another generator, so its samples can only be compared where nothing is drawn; its
-    speculative sampling draws differently even from its own plain sampling.
+    transformers and llama.cpp draw their noise from other generators, so their samples can only be compared where
+    nothing is drawn; their speculative sampling draws differently even from their own plain sampling.
     """
-    draws_alike = condition.temperature == 0 or not condition.method.startswith("hf-")
+    draws_alike = condition.temperature == 0 or not condition.method.startswith(("hf-", LLAMA_CPP))
     pairs = [
         (sample, sample.generation.token_ids, reference[sample.repeat, sample.prompt_index])
         for sample in samples

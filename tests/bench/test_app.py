@@ -37,12 +37,22 @@ GENERATION = [
     (["--cores", "zero"], "--cores must be auto, none, or one or two of the cores"),
     (["--address", "h:1", "--baselines", "hf"], "--baselines must be empty with --address, got 'hf'"),
     (["--address", "h:1", "--rtt-ms", "20"], "--rtt-ms must be 0 with --address, got '20.0'"),
+    (
+        ["--llama-server", "/nowhere"],
+        "--llama-server must be the path of llama.cpp's llama-server, which can be executed",
+    ),
+    (["--llama-server", "sh", "--address", "h:1"], "--llama-server must be empty with --address, got 'sh'"),
+    (["--llama-server", "sh", "--concurrency", "4"], "--concurrency must be a list with 1 in it for --llama-server"),
     (["--out", "/proc/nothing"], "--out must be a folder that can be written to"),
 ]
 OTHERS = [
     ("methods --parts methods,magic", "--parts must be one of methods, saguaro, card, double"),
     ("methods --parts=", "--parts must be some of methods, saguaro"),
-    ("methods --parts card,peers", "--parts must be a list with methods in it for peers"),
+    ("methods --llama-server /nowhere", "--llama-server must be the path of llama.cpp's llama-server, which can be"),
+    (
+        "methods --llama-server sh --parts card",
+        "--parts must be a list with methods in it for --llama-server, got 'card'",
+    ),
     ("methods --repeats 0", "--repeats must be >= 1, got '0'"),
     ("methods --seed -1", "--seed must be in [0, 2**32), got '-1'"),
     ("methods --out /proc/nothing", "--out must be a folder that can be written to"),
@@ -68,6 +78,7 @@ MISPLACED = [
     ("datastore --faults 3", "--faults is a flag of outrider bench faults, not of datastore"),
     ("observability --address h:1", "--address is a flag of outrider bench generation, not of observability"),
     ("faults --ca-file x", "--ca-file is a flag of outrider bench generation, not of faults"),
+    ("network --llama-server sh", "--llama-server is a flag of outrider bench generation, methods, not of network"),
     ("faults --cores 0", "--cores is a flag of outrider bench generation, methods, network, datastore, observability"),
     ("--parts card", "--parts is a flag of outrider bench methods, network, not of generation"),
     ("--minutes 3", "--minutes is a flag of outrider bench faults, not of generation"),

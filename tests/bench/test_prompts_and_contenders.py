@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib import resources
 from typing import Any
 
@@ -100,6 +101,13 @@ def test_the_baselines_are_named_with_their_settings() -> None:
         ("hf-assisted", "constant 8"),
         ("hf-prompt-lookup", "10 tokens"),
     ]
+
+
+def test_llama_cpp_takes_part_plain_and_in_several_settings_where_its_server_is_named() -> None:
+    found = options_of(methods=(), llama_server=sys.executable)
+    assert found[1] == ("llama.cpp", "plain", {})
+    assert found[3] == ("llama.cpp", "10 drafted, p >= 0.4", {"max_drafted": 10, "min_probability": 0.4})
+    assert {method for method, _, _ in found[1:]} == {"llama.cpp"}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider_bench.drivers import GenerationFailed
-from outrider_bench.experiment import OFF, PLAIN, Contender, contender
+from outrider_bench.experiment import LLAMA_CPP, OFF, PLAIN, Contender, contender
 from outrider_bench.running import MAX_FAILURES, TimedDriver, run_experiment, turns_of
 from outrider_bench.samples import Block, GenerationSample, Request
 from outrider_cli.prompts import Prompt
@@ -51,17 +51,27 @@ def test_off_sits_out_where_it_should_and_the_prompts_come_once_in_their_order()
 async def test_a_contender_that_is_refused_is_reported_and_the_others_are_measured() -> None:
     blocks: list[Block] = []
     experiment = small()
-    failures = await run_experiment(experiment, experiment.config(0, ()), Refusing({"card": 0}), blocks.append)
+    failures = await run_experiment(
+        experiment, experiment.config(0, ()), {"stack": Refusing({"card": 0})}, blocks.append
+    )
     assert failures == {"card K = 5": "INVALID_ARGUMENT: no"}
     measured = Counter(block.condition.label for block in blocks)
     assert measured == {"off": 4, "pearl": 4}
+
+
+async def test_a_contender_whose_program_did_not_start_is_reported_and_the_others_are_measured() -> None:
+    blocks: list[Block] = []
+    experiment = small(contenders=(PLAIN, contender("pearl"), Contender(LLAMA_CPP, "plain", LLAMA_CPP)))
+    failures = await run_experiment(experiment, experiment.config(0, ()), {"stack": Refusing({})}, blocks.append)
+    assert failures == {"llama.cpp plain": "llama.cpp did not start"}
+    assert {block.condition.label for block in blocks} == {"off", "pearl"}
 
 
 async def test_a_contender_that_fails_again_and_again_leaves_and_what_it_did_before_is_kept() -> None:
     blocks: list[Block] = []
     driver = Refusing({"pearl": 2})  # the warm-up, and one that counts
     experiment = small(repeats=5)
-    failures = await run_experiment(experiment, experiment.config(0, ()), driver, blocks.append)
+    failures = await run_experiment(experiment, experiment.config(0, ()), {"stack": driver}, blocks.append)
     assert set(failures) == {"pearl"}
     assert driver.asked["pearl"] == 2 + MAX_FAILURES
     done = [sample for block in blocks for sample in block.samples if sample.condition.method == "pearl"]
@@ -72,7 +82,7 @@ async def test_where_nobody_but_off_is_left_nothing_is_measured() -> None:
     blocks: list[Block] = []
     experiment = small()
     failures = await run_experiment(
-        experiment, experiment.config(0, ()), Refusing({"card": 0, "pearl": 0}), blocks.append
+        experiment, experiment.config(0, ()), {"stack": Refusing({"card": 0, "pearl": 0})}, blocks.append
     )
     assert set(failures) == {"pearl", "card K = 5"}
     assert blocks == []
@@ -83,7 +93,7 @@ async def test_auto_warms_up_at_every_temperature_and_longer_than_the_others() -
     experiment = small(
         contenders=(PLAIN, contender("auto")), temperatures=(0.0, 0.7), prompts=(Prompt("a"),), repeats=1
     )
-    await run_experiment(experiment, experiment.config(0, ()), driver, lambda _: None)
+    await run_experiment(experiment, experiment.config(0, ()), {"stack": driver}, lambda _: None)
     assert driver.asked["auto"] - driver.asked[OFF] >= 2
 
 

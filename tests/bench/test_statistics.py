@@ -155,6 +155,22 @@ def test_texts_part_at_the_first_other_token_or_where_one_ends(
     assert first_difference(ours, theirs) == position
 
 
+def test_of_an_answer_that_comes_whole_no_time_is_known_but_that_of_all_of_it() -> None:
+    whole = replace(generation(10, 1), chunks=(), duration_s=2.0)
+    row = row_of([block(OFF, whole)], OFF)
+    assert (row["output_throughput"], row["median_e2el_ms"]) == (pytest.approx(5.0), pytest.approx(2000.0))
+    assert [row[f"median_{name}_ms"] for name in ("ttft", "tpot", "itl")] == [None] * 3
+    assert row["decode_throughput"] == 0.0
+
+
+@pytest.mark.parametrize("method", ["hf-generate", "llama.cpp"])
+def test_texts_of_those_who_draw_with_noise_of_their_own_are_compared_where_nothing_is_drawn(method: str) -> None:
+    for temperature, identical in ((0.0, 1.0), (0.7, None)):
+        off, other = Condition("off", "", temperature), Condition(method, "plain", temperature)
+        row = row_of([block(off, generation(10, 1)), block(other, generation(10, 1))], other)
+        assert row["identical_to_off"] == identical
+
+
 def test_perfect_drafts_win_no_more_than_the_forward_allows() -> None:
     machine = Machine({1: 10.0, 2: 10.0, 4: 20.0}, {1: 0.4})
     assert machine.ceilings == pytest.approx({1: 2.0, 2: 2.0, 3: 2.0})

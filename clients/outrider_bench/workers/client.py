@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import IO, Any
 
+from outrider_bench.config import BenchConfig
 from outrider_bench.drivers import GenerationFailed
 from outrider_bench.samples import GenerationSample, Request, generation_from_json
 from outrider_cli.links.namespaces import in_namespace
@@ -62,6 +63,13 @@ class Worker:
             await worker.stop()
             raise
         return worker
+
+    @classmethod
+    async def start_pair(cls, module: str, config: BenchConfig, core: int | None) -> Worker:
+        """Starts a worker that holds the pair of models; see `serve_pair`, and `start`."""
+        arguments = ["--target", config.target, "--draft", config.draft]
+        arguments += ["--dtype", config.dtype, "--draft-dtype", config.draft_dtype]
+        return await cls.start(module, arguments, core)
 
     async def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
         """Send one request, and return its answer. Raises GenerationFailed if the worker says that it failed."""

@@ -13,7 +13,7 @@ from outrider.core.params import Method
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider_bench.config import PARTS, MethodsConfig
 from outrider_bench.drivers import num_judged_in, rounds_from_proto, to_proto, wire_name
-from outrider_bench.experiment import PLAIN, label_of
+from outrider_bench.experiment import LLAMA_CPP_CONTENDERS, PLAIN, label_of
 from outrider_bench.running import turns_of
 from outrider_bench.samples import Request
 from outrider_bench.suites.methods.estimate import seconds_of, total_seconds
@@ -29,7 +29,7 @@ def test_a_whole_run_fits_into_a_quarter_of_an_hour() -> None:
     config = MethodsConfig()
     experiments = experiments_of(config.parts, sizes_of(config), config.repeats)
     assert total_seconds(experiments, sizes_of(config)) <= BUDGET_S
-    assert {experiment.part for experiment in experiments} == set(PARTS) - {"peers"}
+    assert {experiment.part for experiment in experiments} == set(PARTS)
 
 
 def test_a_quick_run_is_a_small_part_of_a_whole_one() -> None:
@@ -62,7 +62,6 @@ def test_parts_that_need_other_models_stand_together_so_that_services_start_once
 def test_chosen_parts_are_all_that_runs() -> None:
     chosen = experiments_of(("rows", "card"), MethodsSizes(), 3)
     assert {experiment.part for experiment in chosen} == {"rows", "card"}
-    assert experiments_of(("peers",), MethodsSizes(), 3) == []
 
 
 def test_an_experiment_has_names_that_are_its_own_and_contenders_that_can_be_told_apart() -> None:
@@ -79,6 +78,15 @@ def test_every_method_stands_in_the_table_of_methods() -> None:
     alone = {"spacelike"}  # it has nothing to say in a new service, and a part of its own
     assert {one.method for one in experiment.contenders} == {method.value for method in Method} - alone
     assert experiment.temperatures == (0.0, 0.7, 1.0)
+
+
+def test_llama_cpp_stands_in_the_table_of_methods_where_its_server_is_named() -> None:
+    [without] = experiments_of(("methods",), sizes_of(MethodsConfig()), 3)
+    [beside] = experiments_of(("methods",), sizes_of(MethodsConfig(llama_server=sys.executable)), 3)
+    assert beside.contenders == (*without.contenders, *LLAMA_CPP_CONTENDERS)
+    assert (beside.prompts, beside.max_tokens) == (without.prompts, without.max_tokens)
+    assert "llama.cpp" in beside.note
+    assert "llama.cpp" not in without.note
 
 
 def test_what_a_contender_asks_for_is_what_the_server_hears() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from outrider_bench.config import PARTS
-from outrider_bench.experiment import label_of
+from outrider_bench.experiment import LLAMA_CPP_CONTENDERS, label_of
 from outrider_bench.measured import Measured
 from outrider_bench.result import (
     MET,
@@ -22,7 +23,7 @@ from outrider_bench.result import (
 )
 from outrider_bench.result import claim as compared
 from outrider_bench.samples import Block
-from outrider_bench.suites.methods.claims import AT_BEST, LLAMA_CPP, claims_of
+from outrider_bench.suites.methods.claims import AT_BEST, claims_of
 from outrider_bench.suites.methods.experiments import ALL_METHODS, DRAFT_C2_5, MethodsSizes
 from outrider_bench.suites.methods.replay import analyse
 from tests.bench.experiment_samples import evidence, made, ran, replayed
@@ -187,13 +188,23 @@ def test_auto_is_asked_about_every_kind_of_prompt_at_every_temperature_and_where
     assert claim(claims, "T = 1.5: auto by off").verdict == NOT_MEASURED
 
 
-def test_a_peer_is_compared_by_its_ratio_to_plain_decoding() -> None:
-    assert [round(peer.speedup, 2) for peer in LLAMA_CPP] == [3.48, 2.0, 1.42]
-    claims = claims_of(["peers"], evidence(methods_run({"double": 2.5})))
-    assert [each.target.value for each in claims] == [1.0, 1.1, 1.3]
-    assert claims[0].value == pytest.approx(4 / (355 / 102))
-    assert claims[0].remark.startswith("double: 4.00; llama.cpp: 3.48")
-    assert [each.verdict for each in claims] == [MET, MET, MET]
+def test_auto_stands_beside_the_best_setting_of_llama_cpp_in_the_same_run() -> None:
+    run = methods_run({"auto": 2.0})
+    seconds = dict.fromkeys(map(label_of, LLAMA_CPP_CONTENDERS), 9.0) | {"llama.cpp 10 drafted, p >= 0.4": 2.4}
+    run["methods"] += [ran(label, t, made(each)) for label, each in seconds.items() for t in TEMPERATURES]
+    claims = claims_of(["methods"], replace(evidence(run), sizes=MethodsSizes(llama_cpp=True)))
+    found = [claim(claims, f"T = {t:g}: auto by llama.cpp's best setting") for t in TEMPERATURES]
+    assert [each.value for each in found] == [pytest.approx(1.2)] * 3
+    assert [each.target.value for each in found] == [1.25, 1.25, 1.15]
+    assert [each.verdict for each in found] == [MISSED, MISSED, MET]
+    assert {each.remark for each in found} == {"best of them: llama.cpp 10 drafted, p >= 0.4"}
+
+
+def test_nothing_is_claimed_about_llama_cpp_where_it_took_no_part_and_where_it_failed_nothing_is_measured() -> None:
+    run = methods_run({})
+    assert not [each for each in claims_of(["methods"], evidence(run)) if "llama.cpp" in each.name]
+    claims = claims_of(["methods"], replace(evidence(run), sizes=MethodsSizes(llama_cpp=True)))
+    assert [each.verdict for each in claims if "llama.cpp" in each.name] == [NOT_MEASURED] * 3
 
 
 def test_the_claims_of_spacelike_are_those_of_the_replay() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib import pyplot as plt
 from PIL import Image
 from rich.console import Console
 
@@ -17,6 +19,7 @@ from outrider_bench.experiment import OFF, Experiment, label_of
 from outrider_bench.report import QUICK_NOTE, summary_of_claims
 from outrider_bench.samples import Block, Condition, Sample
 from outrider_bench.suites.methods import suite as suite_module
+from outrider_bench.suites.methods.figures import figures_of
 from outrider_bench.suites.methods.report import report_of
 from outrider_bench.suites.methods.suite import MethodsSuite
 from outrider_cli.failures import FAILED, INTERRUPTED
@@ -78,7 +81,25 @@ def test_every_part_has_its_claims_and_its_tables(results: dict[str, Any]) -> No
     assert "| auto | 0 | 75% | 25% |" in text
     assert "what auto chose" in text
     assert "0 of 3 end in text" in text
-    assert "llama.cpp" in text
+    assert "llama.cpp" not in text
+
+
+def test_llama_cpp_has_its_rows_in_the_table_of_methods_and_its_best_one_in_the_picture() -> None:
+    config = MethodsConfig(parts=("methods",), repeats=1, is_quick=True, llama_server=sys.executable)
+    suite = MethodsSuite(config)
+    [experiment] = suite.experiments
+    suite.keep("methods", blocks_of(experiment))
+    results = suite.results()
+    text = report_of(results).to_markdown()
+    # Texts are compared with ours where nothing is drawn.
+    assert "| llama.cpp plain | 0 | 30.0 | 3.00 | 3.00 |" in text
+    assert "| llama.cpp 10 drafted, p >= 0.4 | 0 | 30.0 |" in text
+    assert text.count("auto by llama.cpp's best setting") == 3
+    [drawn] = figures_of(results).values()
+    assert drawn is not None
+    [legend] = drawn.legends
+    assert [one.get_text() for one in legend.get_texts() if "llama" in one.get_text()] == ["llama.cpp (best setting)"]
+    plt.close(drawn)
 
 
 def test_what_must_be_known_is_said_before_any_number(results: dict[str, Any]) -> None:

@@ -26,7 +26,8 @@ ROUNDING_CAPTION = (
 )
 LATENCY_CAPTION = (
     "Milliseconds. TTFT: time to the first token, prefill included. TPOT: time per output token after the first "
-    "arrival. ITL: time between two arrivals; a round's tokens arrive together. E2E: the whole generation."
+    "arrival. ITL: time between two arrivals; a round's tokens arrive together. E2E: the whole generation; of an "
+    "answer that comes whole nothing else is known."
 )
 ROUND_CAPTION = (
     "Milliseconds; medians over the rounds of each generation, then over the generations. They need not add up: the "

@@ -14,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from outrider_bench.config import BenchConfig
 from outrider_bench.drivers import Driver, GenerationFailed, StackError, describe_server, running_stack
 from outrider_bench.environment import DRAFT_ROWS, TARGET_ROWS, Machine, describe_config, describe_environment
-from outrider_bench.experiment import Contender, contenders_of
+from outrider_bench.experiment import LLAMA_CPP, Contender, contenders_of
+from outrider_bench.llama_cpp import running_llama_cpp
 from outrider_bench.running import num_generations, run_turn, schedule, warm_up
 from outrider_bench.samples import Block, Sample
 from outrider_bench.statistics import rows_of
@@ -154,13 +155,14 @@ class GenerationSuite(Suite):
             hf = await self._start_worker("hf")
             stack.push_async_callback(hf.stop)
             drivers["hf"] = hf
+        if self.config.llama_server:
+            log("writing the models for llama.cpp")
+            drivers[LLAMA_CPP] = await stack.enter_async_context(running_llama_cpp(self.config))
         return drivers
 
     async def _start_worker(self, name: str) -> Worker:
-        config = self.config
-        arguments = ["--target", config.target, "--draft", config.draft]
-        arguments += ["--dtype", config.dtype, "--draft-dtype", config.draft_dtype]
-        return await Worker.start(_MODULES[name], arguments, config.cores[0] if config.cores else None)
+        cores = self.config.cores
+        return await Worker.start_pair(_MODULES[name], self.config, cores[0] if cores else None)
 
     @asynccontextmanager
     async def _services(self, rtt_ms: float, log: Log) -> AsyncIterator[Driver]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider_bench.config import MethodsConfig
-from outrider_bench.experiment import DRAFT_UNTRAINED, PLAIN, Experiment, contender
+from outrider_bench.experiment import DRAFT_UNTRAINED, LLAMA_CPP_CONTENDERS, PLAIN, Contender, Experiment, contender
 from outrider_bench.suites.methods.replay import NUM_TOPICS, replay_requests
 from outrider_cli.prompts import Prompt, choose, default_prompts
 
@@ -46,6 +46,8 @@ class MethodsSizes:
     """Requests at the beginning that count as a cold start; `off` takes all of them too."""
     replay_off_every: int = 20
     """Afterwards it takes one request in this many."""
+    llama_cpp: bool = False
+    """True if llama.cpp takes part in the table of methods."""
 
 
 QUICK = MethodsSizes(
@@ -70,7 +72,8 @@ QUICK = MethodsSizes(
 
 def sizes_of(config: MethodsConfig) -> MethodsSizes:
     """Choose the sizes that the flags ask for."""
-    return QUICK if config.is_quick else MethodsSizes()
+    sizes = QUICK if config.is_quick else MethodsSizes()
+    return replace(sizes, llama_cpp=bool(config.llama_server))
 
 
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -115,7 +118,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 the dynamic tier: so the rejected tier is also judged where that one is missing."""
 
 
-ALL_METHODS = (
+ALL_METHODS: tuple[Contender, ...] = (
     PLAIN,
     contender("speculative"),
     contender("pearl"),
@@ -128,11 +131,15 @@ ALL_METHODS = (
     contender("auto"),
 )
 """Contenders of the table of methods. spacelike, which proposes nothing in a new service, has a separate part."""
+LLAMA_CPP_NOTE = (
+    "llama.cpp has the same weights in the same number format, its cache in its own (float16), and both cores for each "
+    "of its models, which take turns; it draws with noise of its own."
+)
 
 
 def experiments_of(parts: Iterable[str], sizes: MethodsSizes, repeats: int) -> list[Experiment]:
     """List all experiments of these parts, those on the same services together."""
-    found = [experiment for part in parts if part in _PARTS for experiment in _PARTS[part](sizes, repeats)]
+    found = [experiment for part in parts for experiment in _PARTS[part](sizes, repeats)]
     # Services start once for each draft model. The sort is stable: within one, parts keep their order.
     drafts = list(dict.fromkeys(experiment.draft for experiment in found))
     return sorted(found, key=lambda experiment: drafts.index(experiment.draft))
@@ -148,11 +155,12 @@ def _methods(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
         "best-first verifies sub-trees, and one chain where it says so."
     )
     prompts = _code(sizes.method_prompts)
-    title = "All methods"
+    title, everyone = "All methods", ALL_METHODS
+    if sizes.llama_cpp:
+        everyone = (*everyone, *LLAMA_CPP_CONTENDERS)
+        note += f" {LLAMA_CPP_NOTE}"
     return [
-        Experiment(
-            "methods", "methods", title, ALL_METHODS, TEMPERATURES, prompts, sizes.max_tokens, repeats, note=note
-        )
+        Experiment("methods", "methods", title, everyone, TEMPERATURES, prompts, sizes.max_tokens, repeats, note=note)
     ]
 
 
@@ -333,4 +341,3 @@ _PARTS: dict[str, Callable[[MethodsSizes, int], list[Experiment]]] = {
     "noise": _noise,
     "auto": _auto,
 }
-"""The part `peers` is missing: it reads the runs of the others."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from outrider_bench.experiment import OFF
+from outrider_bench.experiment import LLAMA_CPP, OFF
 from outrider_bench.plotting import (
     BLUE,
     GREEN,
@@ -26,7 +26,6 @@ from outrider_bench.plotting import (
     two_axes,
 )
 from outrider_bench.statistics import label_of
-from outrider_bench.suites.methods.claims import LLAMA_CPP
 from outrider_bench.suites.methods.experiments import DRAFT_C2_5
 from outrider_bench.suites.methods.replay import NEAR, NEW
 from outrider_cli.prompts import ALL_CATEGORIES
@@ -43,10 +42,10 @@ def figures_of(results: Mapping[str, Any]) -> dict[str, Figure | None]:
 
 
 def draw_methods(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
-    """Draw speed-up over `off` by temperature, the settings of a method apart."""
+    """Draw speed-up over `off` by temperature: the settings of a method apart, of llama.cpp the best one."""
     rows = experiments.get("methods", {}).get("rows", [])
     apart = [
-        {**row, "method": label_of(row), "setting": "", "best_setting": False}
+        row if row["method"] == LLAMA_CPP else {**row, "method": label_of(row), "setting": "", "best_setting": False}
         for row in rows
         if row["category"] == ALL_CATEGORIES
     ]
@@ -94,37 +93,6 @@ def draw_auto(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
     for panel in (axes, alone):
         draw_level(panel)
     figure.suptitle("Auto beside fixed methods, and where drafting hardly pays")
-    return figure
-
-
-def draw_peers(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
-    """Draw the best of ours beside the best of llama.cpp's, each over plain decoding on its machine."""
-    rows = experiments.get("methods", {}).get("rows", [])
-    best = {
-        peer.temperature: max(
-            (
-                row["speedup_over_off"]
-                for row in rows
-                if row["temperature"] == peer.temperature
-                and row["category"] == ALL_CATEGORIES
-                and row["speedup_over_off"]
-            ),
-            default=None,
-        )
-        for peer in LLAMA_CPP
-    }
-    if not any(best.values()):
-        return None
-    figure, (axes,) = new_figure()
-    bars: dict[str, list[float | None]] = {
-        "our best method": list(best.values()),
-        "llama.cpp's best (another machine)": [peer.speedup for peer in LLAMA_CPP],
-    }
-    draw_groups(axes, [f"T = {t:g}" for t in best], bars, dict(zip(bars, (BLUE, GREY), strict=True)))
-    axes.set_xlabel("sampling temperature")
-    axes.set_ylabel("tokens a second, by those of a plain runner beside it")
-    draw_level(axes)
-    axes.set_title("The same pair of models: gain over plain decoding")
     return figure
 
 
@@ -283,5 +251,4 @@ _DRAW: dict[str, Callable[[Experiments, Mapping[str, Any]], Figure | None]] = {
     "rows": draw_rows,
     "noise": draw_noise,
     "auto": draw_auto,
-    "peers": draw_peers,
 }

@@ -20,7 +20,6 @@ from outrider_bench.report import (
     origins_table,
     summary_of_claims,
 )
-from outrider_bench.suites.methods.claims import SOURCE
 
 TITLES = {
     "methods": "Methods",
@@ -31,7 +30,6 @@ TITLES = {
     "rows": "Rows: a sub-tree instead of a chain",
     "noise": "Shared noise",
     "auto": "Auto: a safe default",
-    "peers": "A peer",
 }
 INFLATION_NOTE = (
     "The target's cost is inflated: it says what its 5 M trained parameters say, at the price of 100 M; the others "
@@ -60,7 +58,7 @@ def report_of(results: Mapping[str, Any]) -> Report:
 def _chapter(results: Mapping[str, Any], part: str) -> Chapter:
     experiments = of_part(results["experiments"], part)
     tables = [*claims_tables(results, part), *(table for one in experiments for table in tables_of(one))]
-    sentences = [SOURCE] if part == "peers" else []
+    sentences = []
     for experiment in experiments:
         sizes = (
             f"{experiment['title']}: {experiment['draft']}, {experiment['num_prompts']} prompts, "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,8 +14,10 @@ from outrider.v1 import verifier_pb2
 from outrider_bench.config import MethodsConfig
 from outrider_bench.drivers import Driver, GenerationFailed, describe_server, running_stack
 from outrider_bench.environment import describe_environment
-from outrider_bench.experiment import TARGET, Experiment
+from outrider_bench.experiment import LLAMA_CPP, TARGET, Experiment
+from outrider_bench.llama_cpp import running_llama_cpp
 from outrider_bench.running import run_experiment
+from outrider_bench.samples import Block
 from outrider_bench.suite import ExperimentSuite, Log
 from outrider_bench.suites.methods.claims import MethodsEvidence, claims_of
 from outrider_bench.suites.methods.estimate import seconds_of, total_seconds
@@ -72,6 +76,7 @@ class MethodsSuite(ExperimentSuite):
                 "seed": config.seed,
                 "cores": list(config.cores),
                 "is_quick": config.is_quick,
+                "llama_server": config.llama_server,
             },
             "checks": self._checks,
             "speed_ratios": self._speed_ratios,
@@ -111,9 +116,20 @@ class MethodsSuite(ExperimentSuite):
             await load(info.datastore.address, self._prior, experiment.prior_share)
             self._loaded = experiment.prior_share
             await asyncio.sleep(_SETTLE_S)
+        drivers: dict[str, Driver] = {"stack": driver}
         config = self.config_of(experiment)
-        failures = await run_experiment(experiment, config, driver, lambda block: self.keep(experiment.name, [block]))
+        async with AsyncExitStack() as stack:
+            if any(one.driver == LLAMA_CPP for one in experiment.contenders):
+                await self.attempt(LLAMA_CPP, partial(self._start_llama_cpp, experiment, stack, drivers))
+            failures = await run_experiment(experiment, config, drivers, partial(self._keep_block, experiment.name))
         self.contender_failures[experiment.name] = failures
+
+    async def _start_llama_cpp(self, experiment: Experiment, stack: AsyncExitStack, drivers: dict[str, Driver]) -> None:
+        config = replace(self.config_of(experiment), llama_server=self.config.llama_server)
+        drivers[LLAMA_CPP] = await stack.enter_async_context(running_llama_cpp(config))
+
+    def _keep_block(self, name: str, block: Block) -> None:
+        self.keep(name, [block])
 
     async def _build_prior(self, experiments: Sequence[Experiment], log: Log) -> None:
         log("building the prior of double")
@@ -127,9 +143,7 @@ class MethodsSuite(ExperimentSuite):
         """C: forwards of the draft model, one row each, that fit into one of the target."""
         log(f"measuring forwards of {experiment.draft}")
         config = self.config_of(experiment)
-        arguments = ["--target", config.target, "--draft", config.draft]
-        arguments += ["--dtype", config.dtype, "--draft-dtype", config.draft_dtype]
-        worker = await Worker.start(_FORWARD_WORKER, arguments, config.cores[0] if config.cores else None)
+        worker = await Worker.start_pair(_FORWARD_WORKER, config, config.cores[0] if config.cores else None)
         try:
             times = await worker.call("measure", target_rows=[1], draft_rows=[1], context=_CONTEXT_LEN)
         finally:

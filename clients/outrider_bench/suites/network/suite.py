@@ -154,7 +154,9 @@ class NetworkSuite(ExperimentSuite):
             config = self.config_of(experiment)
             async with driver_over_wan(config) as (driver, link):
                 self.links["wan"] = link
-                failures = await run_experiment(experiment, config, driver, partial(self._keep_block, experiment.name))
+                failures = await run_experiment(
+                    experiment, config, {"stack": driver}, partial(self._keep_block, experiment.name)
+                )
                 self.contender_failures[experiment.name] = failures
 
     async def _run_at_edge(self, log: Log) -> None:

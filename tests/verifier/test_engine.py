@@ -6,16 +6,17 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from outrider.core.costs import ForwardTimes
 from outrider.core.params import Method, SamplingParams, SpeculationParams
 from outrider.core.session import SessionSpec
+from outrider.models.timing import HostStopwatch
 from outrider.verifier.engine import HOLD_SHARE, Engine
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import VerifySession
 from outrider.verifier.timings import EngineTimings
 
-FORWARD_TIMES = ForwardTimes({1: 10.0})
 HOLD_S = HOLD_SHARE * 0.01
 OPENED_AT = 100.0
 
@@ -23,7 +24,12 @@ OPENED_AT = 100.0
 @pytest.fixture
 def engine() -> Engine:
     """An engine whose thread has ended: the test plans in its place."""
-    engine = Engine(cast(Any, SimpleNamespace(runner=None)), cast(Any, None), forward_times=FORWARD_TIMES)
+    engine = Engine(
+        cast(Any, SimpleNamespace(runner=None)),
+        cast(Any, None),
+        forward_times=ForwardTimes({1: 10.0}),
+        stopwatch=HostStopwatch(),
+    )
     engine.stop()
     return engine
 
@@ -35,7 +41,7 @@ def add_session(engine: Engine, method: Method, num_prompt_tokens: int, num_cach
     spec = SessionSpec(name, prompt, sampling, SpeculationParams(method, 8), vocab_size=1000, max_tokens=1000)
     cache, listener = cast(Any, SimpleNamespace(length=num_cached)), cast(Any, None)
     session = VerifySession(
-        spec, listener, cache, EngineTimings(FORWARD_TIMES), RoundCounts(), tiers=None, now=OPENED_AT
+        spec, listener, cache, EngineTimings(ForwardTimes({1: 10.0})), RoundCounts(), tiers=None, now=OPENED_AT
     )
     engine.sessions[name] = session
     return session
@@ -58,3 +64,65 @@ def test_a_piece_of_a_prompt_is_not_held_back_beyond_the_deadline_of_those_that_
     prefilling = add_session(engine, Method.OFF, 300, 0)
     assert engine.plan(waiting.deadline - HOLD_S / 2) == ([], pytest.approx(HOLD_S / 2))
     assert engine.plan(waiting.deadline) == ([waiting, prefilling], None)
+
+
+class Asynchronous:
+    """A device that is told of a forward at once and ends it when its draws are read: runner, stopwatch and sampler."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
+        self.happened: list[str] = []
+        self.forward_ms = 10.0
+        monkeypatch.setattr(engine, "_runner", SimpleNamespace(forward=self._forward))
+        monkeypatch.setattr(engine, "_stopwatch", self)
+        monkeypatch.setattr(engine, "_loop", SimpleNamespace(call_soon_threadsafe=lambda *_: None))
+        monkeypatch.setattr("outrider.verifier.engine.emitted", self._emitted)
+
+    def start(self) -> None:
+        self.happened.append("start")
+
+    def stop(self) -> None:
+        self.happened.append("stop")
+
+    def elapsed_ms(self) -> float:
+        self.happened.append("elapsed")
+        return self.forward_ms
+
+    def _forward(self, segments: list[Any]) -> torch.Tensor:
+        self.happened.append("forward")
+        for segment in segments:
+            segment.cache.length += len(segment.token_ids)
+        return torch.zeros(0)
+
+    def _emitted(self, sampler: object, logits: object, rounds: list[Any]) -> list[list[int]]:
+        self.happened.append("draws")
+        return [[7] * len(each.output_indices) for each in rounds]
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> Asynchronous:
+    return Asynchronous(monkeypatch, engine)
+
+
+def test_a_forward_is_timed_when_its_draws_are_there(engine: Engine, device: Asynchronous) -> None:
+    session = add_session(engine, Method.OFF, 3, 2)
+    session.cache.keep = lambda *_: None  # type: ignore[method-assign]
+    device.forward_ms = 250.0
+    engine.step([session])
+    assert device.happened == ["start", "forward", "stop", "draws", "elapsed"]
+    assert session.session.statistics.round_times[0].forward_ms == 250.0
+
+
+def test_nothing_waits_for_a_piece_of_a_prompt(engine: Engine, device: Asynchronous) -> None:
+    engine.step([add_session(engine, Method.OFF, 600, 0)])
+    assert "elapsed" not in device.happened
+
+
+@pytest.mark.parametrize(("num_cached", "is_learnt"), [(29, True), (0, False)], ids=["a round", "a whole prompt"])
+def test_a_prompts_last_piece_is_no_measure_of_rounds(
+    engine: Engine, device: Asynchronous, num_cached: int, is_learnt: bool
+) -> None:
+    session = add_session(engine, Method.OFF, 30, num_cached)
+    session.cache.keep = lambda *_: None  # type: ignore[method-assign]
+    device.forward_ms = 20.0
+    engine.step([session])
+    assert (engine._timings.forward_ms.get(0.0) > 10.0) == is_learnt

@@ -108,6 +108,7 @@ class Speculator:
         self._drafting, self._runner, self._costs = drafting, model.runner, costs
         self._inbox, self._outbox = inbox, outbox
         self._sampler = Sampler()
+        self.num_forwards = 0
         self._now = 0.0
         self._running: tuple[float, Any, Any, float] | None = None
 
@@ -140,6 +141,7 @@ class Speculator:
         expansion = drafting.next_expansion()
         if expansion is None:
             return False
+        self.num_forwards += 1
         expansion = drafting.with_phrase(expansion)
         segment = drafting.segment(expansion, 4096)
         logits = self._runner.forward([segment])
@@ -164,6 +166,8 @@ class Simulation:
         self._times = ForwardTimes(costs.target_ms)
         self._timings = EngineTimings(ForwardTimes(costs.target_ms))
         self._claims = DraftCalibration()
+        self.num_draft_forwards = 0
+        """Forwards of the draft model for the latest generation."""
 
     def generate(
         self, prompt: Sequence[int], text: Sequence[int], sampling: SamplingParams, params: SpeculationParams
@@ -181,7 +185,10 @@ class Simulation:
         commits, drafts = Mail(self._costs.one_way_ms), Mail(self._costs.one_way_ms)
         speculator = None
         if params.method.has_draft_model:
-            speculator = Speculator(self._drafting(spec), self._draft, self._costs, commits, drafts)
+            opening = job.opening()
+            is_wanted = opening is None or not opening[0].is_pause
+            drafting = self._drafting(spec, begins_paused=not is_wanted)
+            speculator = Speculator(drafting, self._draft, self._costs, commits, drafts)
         now = 0.0
         while job.session.finish_reason is None:
             now = _wait(job, speculator, drafts, now)
@@ -197,12 +204,13 @@ class Simulation:
             if (steering := job.peer_requests().steering) is not None:
                 commits.send(end, steering)
             now = end + self._costs.overhead_ms
+        self.num_draft_forwards = 0 if speculator is None else speculator.num_forwards
         return now, job.session.statistics
 
-    def _drafting(self, spec: SessionSpec) -> DraftSession:
+    def _drafting(self, spec: SessionSpec, *, begins_paused: bool) -> DraftSession:
         prompt = spec.prompt_token_ids
         params = opening_params(spec.speculation)
-        drafting = DraftSessionSpec("s", prompt, len(prompt), spec.sampling, params, spec.vocab_size)
+        drafting = DraftSessionSpec("s", prompt, len(prompt), spec.sampling, params, spec.vocab_size, begins_paused)
         cache = self._draft.runner.new_cache(len(prompt) + 64)
         return DraftSession(drafting, cache, self._draft.max_context_len, draft_calibration=self._claims)
 
@@ -210,6 +218,7 @@ class Simulation:
 class _Silent:
     """Nobody listens."""
 
+    def on_begun(self, steering: object, max_forward_us: int) -> None: ...
     def on_verdict(self, verdict: object, statistics: object, requests: object) -> None: ...
     def on_failure(self) -> None: ...
 

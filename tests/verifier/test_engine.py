@@ -126,3 +126,14 @@ def test_a_prompts_last_piece_is_no_measure_of_rounds(
     device.forward_ms = 20.0
     engine.step([session])
     assert (engine._timings.forward_ms.get(0.0) > 10.0) == is_learnt
+
+
+def test_what_a_drafter_slows_down_that_is_only_tried_is_no_measure_of_rounds(
+    engine: Engine, device: Asynchronous
+) -> None:
+    session = add_session(engine, Method.AUTO, 30, 29)
+    session.cache.keep = lambda *_: None  # type: ignore[method-assign]
+    device.forward_ms = 20.0
+    assert session.is_probing
+    engine.step([session])
+    assert engine._timings.forward_ms.get(0.0) == 10.0

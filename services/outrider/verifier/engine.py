@@ -84,7 +84,12 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             # Room for the whole text: a cache that grows is copied.
             cache = self._runner.new_cache(len(spec.prompt_token_ids) + spec.max_tokens)
             now = time.perf_counter()
-            return VerifySession(spec, listener, cache, self._timings, self.counts, tiers, now, has_drafter=has_drafter)
+            session = VerifySession(
+                spec, listener, cache, self._timings, self.counts, tiers, now, has_drafter=has_drafter
+            )
+            if (opening := session.opening()) is not None:
+                self._loop.call_soon_threadsafe(listener.on_begun, *opening)
+            return session
 
         # The engine's thread finds the failure, and the listener lives on the loop.
         self.begin(spec.session_id, open_session, partial(self._loop.call_soon_threadsafe, listener.on_failure))
@@ -163,6 +168,9 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         num_rows = sum(len(segment.token_ids) for segment in segments)
         if num_verdicts:
             self.counts.add_forward(forward_ms, num_rows)
+        # A drafter that is only tried may slow the forward down: it would seem to be no slower than a plain one.
+        if any(session.is_probing for session in self.sessions.values()):
+            return
         # A forward with a piece of a prompt in it, the last one too, says nothing of those that only decode. Rows
         # without logits are those of prompts.
         if all(len(segment.token_ids) == segment.num_logits for segment in segments):

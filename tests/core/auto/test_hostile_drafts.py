@@ -82,6 +82,7 @@ def test_a_draft_that_is_good_for_fifty_tokens_and_then_useless_costs_little(
     assert share_of_off(trace) >= least
 
 
+@pytest.mark.slow
 def test_all_trials_together_take_two_per_cent_of_the_time_at_most() -> None:
     """Whatever the session is: time of rounds with a drafter awake, beyond that of plain rounds."""
     world = hostile(1.3, reading_rounds=30, slowdown=2.0)

@@ -20,9 +20,52 @@ from outrider.core.params import DoubleParams, Fallback, Method, SaguaroParams, 
 FLAT = ForwardTimes({1: 20.0, 8: 20.0, 9: 25.0, 32: 40.0})
 
 
-def test_times_between_two_measurements_lie_on_a_line_and_go_on_behind_the_last() -> None:
+def test_times_between_two_measurements_lie_on_a_line() -> None:
     times = ForwardTimes({1: 10.0, 5: 14.0, 9: 22.0})
-    assert [times.of(rows) for rows in (1, 3, 5, 7, 9, 10)] == pytest.approx([10, 12, 14, 18, 22, 24])
+    assert [times.of(rows) for rows in (1, 3, 5, 7, 9)] == pytest.approx([10, 12, 14, 18, 22])
+
+
+def test_two_noisy_measurements_are_no_line_that_goes_on_for_ever() -> None:
+    times = ForwardTimes({24: 6.10, 32: 6.05})
+    assert [times.of(rows) for rows in (33, 1000, 2112)] == pytest.approx([6.2390625, 189.0625, 399.3])
+
+
+def test_a_single_measurement_says_nothing_of_other_sizes() -> None:
+    times = ForwardTimes({1: 10.0})
+    times.observe(8, 50.0)
+    assert (times.of(1), times.of(64)) == (10.0, 10.0)
+
+
+@given(
+    st.dictionaries(st.integers(1, 64), st.floats(0.01, 1e3), min_size=1),
+    st.lists(st.tuples(st.integers(1, 512), st.floats(0, 1e4)), max_size=30),
+    st.integers(1, 4000),
+)
+def test_times_beyond_all_measurements_are_never_less_than_any_of_them(
+    measured_ms: dict[int, float], observed: list[tuple[int, float]], num_rows: int
+) -> None:
+    times = ForwardTimes(measured_ms)
+    for rows, time_ms in observed:
+        times.observe(rows, time_ms)
+    # Sizes that are learnt are whole multiples of the largest one that was measured, so below 576.
+    known = [times.of(rows) for rows in range(1, 576)]
+    assert min(known) > 0
+    assert times.of(575 + num_rows) >= max(known) * (1 - 1e-9)
+
+
+def test_forwards_beyond_the_largest_measurement_are_learnt_at_their_own_size() -> None:
+    times = ForwardTimes({1: 6.0, 32: 6.1})
+    for _ in range(20):
+        times.observe(60, 7.0)
+    assert times.of(32) == 6.1
+    assert times.of(64) == pytest.approx(7.0, rel=0.02)
+    assert times.of(128) == pytest.approx(2 * times.of(64))
+
+
+def test_the_first_forward_of_a_size_is_not_believed_if_it_is_a_hiccup() -> None:
+    times = ForwardTimes({1: 6.0, 32: 6.1})
+    times.observe(64, 500.0)
+    assert times.of(64) == pytest.approx(12.2)
 
 
 def test_a_size_that_is_cheaper_than_a_smaller_one_is_preferred() -> None:

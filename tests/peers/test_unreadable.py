@@ -83,7 +83,7 @@ class Listener:
         self.drafts: list[Draft] = []
         self.num_lost = 0
 
-    def on_attached(self) -> None: ...
+    def on_attached(self, forward_us: int) -> None: ...
 
     def on_draft(self, draft: Draft) -> None:
         self.drafts.append(draft)

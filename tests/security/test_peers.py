@@ -263,7 +263,7 @@ class Listener:
     def __init__(self) -> None:
         self.num_nodes = 0
 
-    def on_attached(self) -> None: ...
+    def on_attached(self, forward_us: int) -> None: ...
 
     def on_draft(self, draft: Draft) -> None:
         self.num_nodes += len(draft.token_ids)

@@ -21,8 +21,8 @@ from outrider.core.params import SamplingParams, SpeculationParams
 from outrider.core.session import SessionSpec
 from outrider.core.statistics import Statistics
 from outrider.core.tree import Node
+from outrider.models.kv_cache import CacheShape, KVPool
 from outrider.models.loading import LoadedModel
-from outrider.models.packing import CacheShape, KVCache
 from outrider.models.ratio import candidates
 from outrider.models.runner import Segment
 from outrider.models.sampling import Sampler
@@ -31,7 +31,9 @@ from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import VerifySession
 from outrider.verifier.timings import EngineTimings
 
-NO_CONTENT = CacheShape(num_layers=1, num_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
+NO_CONTENT = KVPool(
+    CacheShape(num_layers=1, num_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu")), num_blocks=256
+)
 STEP_MS = 0.05
 """How often a waiting target looks around."""
 
@@ -108,6 +110,7 @@ class Speculator:
         self._drafting, self._runner, self._costs = drafting, model.runner, costs
         self._inbox, self._outbox = inbox, outbox
         self._sampler = Sampler()
+        self.num_forwards = 0
         self._now = 0.0
         self._running: tuple[float, Any, Any, float] | None = None
 
@@ -140,6 +143,7 @@ class Speculator:
         expansion = drafting.next_expansion()
         if expansion is None:
             return False
+        self.num_forwards += 1
         expansion = drafting.with_phrase(expansion)
         segment = drafting.segment(expansion, 4096)
         logits = self._runner.forward([segment])
@@ -164,6 +168,8 @@ class Simulation:
         self._times = ForwardTimes(costs.target_ms)
         self._timings = EngineTimings(ForwardTimes(costs.target_ms))
         self._claims = DraftCalibration()
+        self.num_draft_forwards = 0
+        """Forwards of the draft model for the latest generation."""
 
     def generate(
         self, prompt: Sequence[int], text: Sequence[int], sampling: SamplingParams, params: SpeculationParams
@@ -174,14 +180,17 @@ class Simulation:
         """
         num_tokens = len(text) - params.num_speculative_tokens - 1
         spec = SessionSpec("s", tuple(prompt), sampling, params, self._draft.vocab_size, num_tokens)
-        cache = KVCache(NO_CONTENT, len(prompt) + num_tokens + 128)
+        cache = NO_CONTENT.new_cache()
         cache.length = len(prompt) - 1
         self._timings.set_num_sessions(1)
         job = VerifySession(spec, _Silent(), cache, self._timings, RoundCounts(), None, 0.0)
         commits, drafts = Mail(self._costs.one_way_ms), Mail(self._costs.one_way_ms)
         speculator = None
         if params.method.has_draft_model:
-            speculator = Speculator(self._drafting(spec), self._draft, self._costs, commits, drafts)
+            opening = job.opening()
+            is_wanted = opening is None or not opening[0].is_pause
+            drafting = self._drafting(spec, begins_paused=not is_wanted)
+            speculator = Speculator(drafting, self._draft, self._costs, commits, drafts)
         now = 0.0
         while job.session.finish_reason is None:
             now = _wait(job, speculator, drafts, now)
@@ -197,12 +206,13 @@ class Simulation:
             if (steering := job.peer_requests().steering) is not None:
                 commits.send(end, steering)
             now = end + self._costs.overhead_ms
+        self.num_draft_forwards = 0 if speculator is None else speculator.num_forwards
         return now, job.session.statistics
 
-    def _drafting(self, spec: SessionSpec) -> DraftSession:
+    def _drafting(self, spec: SessionSpec, *, begins_paused: bool) -> DraftSession:
         prompt = spec.prompt_token_ids
         params = opening_params(spec.speculation)
-        drafting = DraftSessionSpec("s", prompt, len(prompt), spec.sampling, params, spec.vocab_size)
+        drafting = DraftSessionSpec("s", prompt, len(prompt), spec.sampling, params, spec.vocab_size, begins_paused)
         cache = self._draft.runner.new_cache()
         return DraftSession(drafting, cache, self._draft.max_context_len, draft_calibration=self._claims)
 
@@ -210,6 +220,7 @@ class Simulation:
 class _Silent:
     """Nobody listens."""
 
+    def on_begun(self, steering: object, max_forward_us: int) -> None: ...
     def on_verdict(self, verdict: object, statistics: object, requests: object) -> None: ...
     def on_admitted(self) -> None: ...
 

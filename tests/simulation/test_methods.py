@@ -12,6 +12,7 @@ import pytest
 
 from outrider.core.params import CardParams, FanOut, Method, Rows, SaguaroParams, SamplingParams, SpeculationParams
 from outrider.models.demo.training.corpus import code_prompts, load_corpus
+from outrider.models.loading import load_model
 from tests.simulation.pair import Costs, Outcome, Simulation, text_of
 from tests.support.services import draft_model, target_model
 
@@ -121,6 +122,31 @@ def test_a_wider_beam_knows_more_and_in_the_end_takes_too_long() -> None:
 def test_a_drafter_that_is_far_away_is_never_waited_for_in_vain(params: SpeculationParams, temperature: float) -> None:
     plain = simulated(temperature, of(Method.OFF), "twelve forwards away").throughput
     assert simulated(temperature, params, "twelve forwards away").throughput > 0.97 * plain
+
+
+HOSTILE = replace(CPU, draft_ms=20.0)
+"""A draft as slow as the target."""
+
+
+@pytest.mark.parametrize("one_way_ms", [0.45, 20.0])
+def test_with_a_draft_that_is_slow_and_always_wrong_auto_is_as_fast_as_off(one_way_ms: float) -> None:
+    untrained = load_model("demo/draft-untrained", dtype="float32")
+    simulation, time_ms, draft_forwards = Simulation(untrained, replace(HOSTILE, one_way_ms=one_way_ms)), 0.0, []
+    for number in range(20):
+        prompt, text = texts(1.0)[number % NUM_PROMPTS]
+        sampling = SamplingParams(seed=0, temperature=1.0)
+        time_ms += simulation.generate(prompt, text, sampling, of(Method.AUTO, retrieval=True))[0]
+        draft_forwards.append(simulation.num_draft_forwards)
+    assert time_ms <= 20 * NUM_TOKENS * 21.0 / 0.98
+    assert draft_forwards[0] > 0
+    assert sum(count == 0 for count in draft_forwards) >= 15, "where it is not tried it does nothing at all"
+
+
+def test_with_a_good_draft_auto_is_nearly_as_fast_as_the_best_method() -> None:
+    auto, best = (
+        simulated(0.0, of(method, rows=Rows.TREE, retrieval=True)) for method in (Method.AUTO, Method.BEST_FIRST)
+    )
+    assert auto.throughput > 0.9 * best.throughput
 
 
 def test_a_round_trip_of_two_forwards_costs_a_third_at_most() -> None:

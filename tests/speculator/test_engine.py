@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
+from outrider.core.params import Method, SpeculationParams, Steering
 from outrider.models.engine import MAX_FAILED_STEPS
 from outrider.speculator.engine import Engine
 from tests.speculator.draft_sessions import PROMPT, Collector, expected_chain, spec
@@ -72,3 +74,44 @@ def test_an_engine_that_fails_every_step_says_so() -> None:
     engine.stop()
     assert engine.fault()
     assert runner.num_failed == MAX_FAILED_STEPS + 1
+
+
+PAUSE = Steering(SpeculationParams(Method.OFF))
+
+
+def test_a_session_that_begins_paused_reads_nothing_before_it_is_steered() -> None:
+    model, runner = with_failing_runner(draft_model())
+    num_forwards = 0
+
+    def count(segments: object) -> bool:
+        nonlocal num_forwards
+        num_forwards += 1
+        return False
+
+    runner.fails = count
+    engine = Engine(model, keep_warm_s=60.0)
+    sink, paused = Collector(), replace(spec("s"), begins_paused=True)
+    engine.open(paused, sink)
+    engine.commit("s", (7,))
+    taken_in = threading.Event()
+    # Two times: what is posted is taken in before a step, so when the second comes, a step was planned with the first.
+    for _ in range(2):
+        taken_in.clear()
+        engine.post("s", lambda _: taken_in.set())
+        assert taken_in.wait(30)
+    assert num_forwards == 0, "neither to read nor to stay warm"
+    engine.steer("s", Steering(paused.speculation))
+    draft = sink.drafts.get(timeout=30)
+    engine.stop()
+    assert list(draft.token_ids) == expected_chain((*PROMPT, 7))
+
+
+def test_nothing_is_kept_warm_for_sessions_that_are_paused() -> None:
+    engine = Engine(draft_model(), keep_warm_s=1e9)
+    sink = Collector()
+    engine.open(spec("s"), sink)
+    sink.drafts.get(timeout=30)
+    engine.stop()
+    assert engine.plan(engine._posted_at) == ([], pytest.approx(0.0, abs=0.01)), "awake, with nothing to grow"
+    engine.sessions["s"].session.steer(PAUSE)
+    assert engine.plan(engine._posted_at) == ([], None)

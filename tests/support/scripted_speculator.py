@@ -39,6 +39,8 @@ class ScriptedSpeculator(
         """Takes everything, answers nothing."""
         self.refusal: grpc.StatusCode | None = None
         self.is_garbage = False
+        self.forward_us = 0
+        """What it says of its draft model's speed."""
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         self.num_checks += 1
@@ -58,7 +60,8 @@ class ScriptedSpeculator(
                         if self.refusal is not None:
                             await context.abort(self.refusal, "as the test wants it")
                         if not self.is_silent:
-                            yield b"\xff\xff\xff" if self.is_garbage else self._said(pb.SpeculateResponse(opened={}))
+                            opened = pb.SpeculateResponse(opened=pb.SpeculateOpened(forward_us=self.forward_us))
+                            yield b"\xff\xff\xff" if self.is_garbage else self._said(opened)
                     case "commit":
                         self.commits.append(request.commit)
                     case "steering":
@@ -100,7 +103,7 @@ class Listener:
     def __init__(self) -> None:
         self.num_attached = self.num_detached = self.num_drafts = 0
 
-    def on_attached(self) -> None:
+    def on_attached(self, forward_us: int) -> None:
         self.num_attached += 1
 
     def on_draft(self, draft: Draft) -> None:

@@ -12,12 +12,12 @@ from outrider.core.costs import ForwardTimes
 from outrider.core.params import Method, SamplingParams, SpeculationParams
 from outrider.core.session import SessionSpec
 from outrider.models.kv_cache import CacheShape, KVPool
+from outrider.models.timing import HostStopwatch
 from outrider.verifier.engine import HOLD_SHARE, Engine
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import VerifySession
 from outrider.verifier.timings import EngineTimings
 
-FORWARD_TIMES = ForwardTimes({1: 10.0})
 HOLD_S = HOLD_SHARE * 0.01
 OPENED_AT = 100.0
 
@@ -28,7 +28,12 @@ def engine() -> Engine:
     shape = CacheShape(num_layers=1, num_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
     runner = SimpleNamespace(pool=KVPool(shape, 64))
     loop = SimpleNamespace(call_soon_threadsafe=lambda *call: None)
-    engine = Engine(cast(Any, SimpleNamespace(runner=runner)), cast(Any, loop), forward_times=FORWARD_TIMES)
+    engine = Engine(
+        cast(Any, SimpleNamespace(runner=runner)),
+        cast(Any, loop),
+        forward_times=ForwardTimes({1: 10.0}),
+        stopwatch=HostStopwatch(),
+    )
     engine.stop()
     return engine
 
@@ -44,7 +49,13 @@ def add_session(engine: Engine, method: Method, num_prompt_tokens: int, num_cach
     spec = SessionSpec(name, prompt, sampling, SpeculationParams(method, 8), vocab_size=1000, max_tokens=1000)
     cache, listener = pool_of(engine).new_cache(), SimpleNamespace(on_admitted=None)
     session = VerifySession(
-        spec, cast(Any, listener), cache, EngineTimings(FORWARD_TIMES), RoundCounts(), tiers=None, now=OPENED_AT
+        spec,
+        cast(Any, listener),
+        cache,
+        EngineTimings(ForwardTimes({1: 10.0})),
+        RoundCounts(),
+        tiers=None,
+        now=OPENED_AT,
     )
     engine.sessions[name] = session
     engine.residency.add(session)
@@ -74,3 +85,76 @@ def test_a_piece_of_a_prompt_is_not_held_back_beyond_the_deadline_of_those_that_
     prefilling = add_session(engine, Method.OFF, 300, 0)
     assert engine.plan(waiting.deadline - HOLD_S / 2) == ([], pytest.approx(HOLD_S / 2))
     assert engine.plan(waiting.deadline) == ([waiting, prefilling], None)
+
+
+class Asynchronous:
+    """A device that is told of a forward at once and ends it when its draws are read: runner, stopwatch and sampler."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
+        self.happened: list[str] = []
+        self.forward_ms = 10.0
+        monkeypatch.setattr(engine, "_runner", SimpleNamespace(forward=self._forward))
+        monkeypatch.setattr(engine, "_stopwatch", self)
+        monkeypatch.setattr(engine, "_loop", SimpleNamespace(call_soon_threadsafe=lambda *_: None))
+        monkeypatch.setattr("outrider.verifier.engine.emitted", self._emitted)
+
+    def start(self) -> None:
+        self.happened.append("start")
+
+    def stop(self) -> None:
+        self.happened.append("stop")
+
+    def elapsed_ms(self) -> float:
+        self.happened.append("elapsed")
+        return self.forward_ms
+
+    def _forward(self, segments: list[Any]) -> torch.Tensor:
+        self.happened.append("forward")
+        for segment in segments:
+            segment.cache.length += len(segment.token_ids)
+        return torch.zeros(0)
+
+    def _emitted(self, sampler: object, logits: object, rounds: list[Any]) -> list[list[int]]:
+        self.happened.append("draws")
+        return [[7] * len(each.output_indices) for each in rounds]
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> Asynchronous:
+    return Asynchronous(monkeypatch, engine)
+
+
+def test_a_forward_is_timed_when_its_draws_are_there(engine: Engine, device: Asynchronous) -> None:
+    session = add_session(engine, Method.OFF, 3, 2)
+    session.cache.keep = lambda *_: None  # type: ignore[method-assign]
+    device.forward_ms = 250.0
+    engine.step([session])
+    assert device.happened == ["start", "forward", "stop", "draws", "elapsed"]
+    assert session.session.statistics.round_times[0].forward_ms == 250.0
+
+
+def test_nothing_waits_for_a_piece_of_a_prompt(engine: Engine, device: Asynchronous) -> None:
+    engine.step([add_session(engine, Method.OFF, 600, 0)])
+    assert "elapsed" not in device.happened
+
+
+@pytest.mark.parametrize(("num_cached", "is_learnt"), [(29, True), (0, False)], ids=["a round", "a whole prompt"])
+def test_a_prompts_last_piece_is_no_measure_of_rounds(
+    engine: Engine, device: Asynchronous, num_cached: int, is_learnt: bool
+) -> None:
+    session = add_session(engine, Method.OFF, 30, num_cached)
+    session.cache.keep = lambda *_: None  # type: ignore[method-assign]
+    device.forward_ms = 20.0
+    engine.step([session])
+    assert (engine._timings.forward_ms.get(0.0) > 10.0) == is_learnt
+
+
+def test_what_a_drafter_slows_down_that_is_only_tried_is_no_measure_of_rounds(
+    engine: Engine, device: Asynchronous
+) -> None:
+    session = add_session(engine, Method.AUTO, 30, 29)
+    session.cache.keep = lambda *_: None  # type: ignore[method-assign]
+    device.forward_ms = 20.0
+    assert session.is_probing
+    engine.step([session])
+    assert engine._timings.forward_ms.get(0.0) == 10.0

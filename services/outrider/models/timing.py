@@ -1,15 +1,97 @@
-"""Times forwards by their number of rows, as the verifier does when it starts.
+"""Times forwards: one by one while an engine runs, and by their number of rows, as the verifier does when it starts.
 
-`python -m outrider_bench.workers.forward` prints such measurements.
+`python -m outrider_bench.workers.forward` prints measurements of the second kind.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
 
 from outrider.models.runner import KVCache, Runner, Segment
+
+
+class Stopwatch(Protocol):
+    """Measures how long a device works on a forward, one at a time."""
+
+    def start(self) -> None:
+        """Called before the forward."""
+
+    def stop(self) -> None:
+        """Called when the forward was asked for. The device may still be at it."""
+
+    def elapsed_ms(self) -> float:
+        """Returns the milliseconds between the two. To be called when the forward's results have been read; before
+        that, it may wait for them."""
+
+
+class HostStopwatch:
+    """Reads the host's clock, after waiting for the device."""
+
+    def __init__(
+        self, wait: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """
+        Args:
+            wait: Returns when the device has done what it was asked for. A CPU has when a call returns.
+            clock: Returns the time in seconds.
+        """
+        self._wait, self._clock = wait, clock
+        self._started = self._stopped = 0.0
+
+    def start(self) -> None:
+        """See `Stopwatch`."""
+        self._started = self._now()
+
+    def stop(self) -> None:
+        """See `Stopwatch`."""
+        self._stopped = self._now()
+
+    def elapsed_ms(self) -> float:
+        """See `Stopwatch`."""
+        return (self._stopped - self._started) * 1e3
+
+    def _now(self) -> float:
+        self._wait()
+        return self._clock()
+
+
+class EventStopwatch:
+    """Has the device note the times itself, in the order of its work: the host need not wait for it."""
+
+    def __init__(self, make_event: Callable[[], Any]) -> None:
+        """
+        Args:
+            make_event: Makes an event as `torch.cuda.Event(enable_timing=True)` is one.
+        """
+        self._first, self._last = make_event(), make_event()
+
+    def start(self) -> None:
+        """See `Stopwatch`."""
+        self._first.record()
+
+    def stop(self) -> None:
+        """See `Stopwatch`."""
+        self._last.record()
+
+    def elapsed_ms(self) -> float:
+        """See `Stopwatch`."""
+        self._last.synchronize()  # returns at once if the results were read; without it, `elapsed_time` may raise
+        return float(self._first.elapsed_time(self._last))
+
+
+def stopwatch_for(device: torch.device) -> Stopwatch:
+    """Returns the stopwatch for the forwards of a device."""
+    if device.type == "cuda":
+        return EventStopwatch(partial(torch.cuda.Event, enable_timing=True))
+    if device.type == "cpu":
+        return HostStopwatch()
+    return HostStopwatch(torch.get_device_module(device).synchronize)
 
 
 def measure_forward(

@@ -86,8 +86,9 @@ Request: TypeAlias = speculator_pb2.SpeculateRequest
 class SpeculationListener(Protocol):
     """Receives a session's drafts. Called on the event loop."""
 
-    def on_attached(self) -> None:
-        """Takes in that a stream is open; its node ids start again."""
+    def on_attached(self, forward_us: int) -> None:
+        """Takes in that a stream is open; its node ids start again. `forward_us` is the time of a draft forward, in
+        microseconds; 0 means not known."""
 
     def on_draft(self, draft: Draft) -> None:
         """Takes in new nodes."""
@@ -104,6 +105,9 @@ class SpeculationSpec:
     num_prompt_tokens: int
     sampling: SamplingParams
     speculation: SpeculationParams
+    max_forward_us: int = 0
+    """Time of a draft forward beyond which the speculator shall wait for steering before it reads the prompt, in
+    microseconds. 0 means that it shall not wait."""
     prefix_salt: str = ""
     """Sessions of the same salt find each other's prefixes there; empty means that this one shares none."""
 
@@ -225,7 +229,7 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
         if response.WhichOneof("event") == "opened":
             self._is_open = self._is_attached = True
             self._state.up()
-            self._listener.on_attached()
+            self._listener.on_attached(response.opened.forward_us)
             return
         self._answered()
         self._answer_deadline.answered(asyncio.get_running_loop().time())
@@ -288,6 +292,7 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
                 num_prompt_tokens=self._spec.num_prompt_tokens,
                 sampling=sampling_to_proto(self._spec.sampling),
                 speculation=speculation_to_proto(self._spec.speculation),
+                max_forward_us=self._spec.max_forward_us,
                 prefix_salt=self._spec.prefix_salt,
             )
         )

@@ -68,6 +68,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
         keep_warm_s: float = 0.0,
         tiers: TierSource | None = None,
         max_num_sessions: int = 64,
+        forward_us: int = 0,
     ) -> None:
         """
         Args:
@@ -76,8 +77,11 @@ class Engine(EngineThread[_Drafting, _Growth]):
             keep_warm_s: How long after the last message the model is kept in the caches; 0 means not at all.
             tiers: Copies of a datastore's tiers, for sessions that retrieve; None means there is no datastore.
             max_num_sessions: Most sessions that have room in the pool at a time; others wait.
+            forward_us: Time of a forward of one row; 0 means not measured.
         """
         super().__init__("speculator-engine", model.runner)
+        self.forward_us = forward_us
+        """Time of a forward of one row, in microseconds; 0 means not measured."""
         self._sampler = Sampler()
         self._max_context_len = model.max_context_len
         self._prefill_chunk = prefill_chunk
@@ -133,7 +137,8 @@ class Engine(EngineThread[_Drafting, _Growth]):
         self.counts.num_wasted += session.session.tree.num_nodes
 
     def plan(self, now: float) -> tuple[list[_Growth], float | None]:
-        """Takes what every session wants to grow. While none does, a forward now and then keeps the model warm."""
+        """Takes what every session wants to grow. While none does, a forward now and then keeps the model warm, unless
+        all are paused: then their target has chosen to have its machine to itself."""
         work = []
         for session in self.residency.admit():
             session.enter()
@@ -146,7 +151,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
         if work:
             self.counts.busy_s += time.perf_counter() - now
             return work, 0.0
-        if not self.sessions or now >= self._posted_at + self._keep_warm_s:
+        if now >= self._posted_at + self._keep_warm_s or all(each.session.is_paused for each in self.sessions.values()):
             return [], None
         # The same single row each time, so that the cache does not grow: only the reading of the weights is wanted.
         self._scratch.truncate(0)

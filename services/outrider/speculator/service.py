@@ -8,6 +8,7 @@ import grpc
 
 from outrider.core.params import RetrievalScope
 from outrider.models.loading import CannotLoadModel, LoadedModel, load_for
+from outrider.models.timing import measure_forward
 from outrider.peers.channel import read_peers
 from outrider.peers.datastore import DatastorePeer
 from outrider.security.quotas import Quotas
@@ -50,6 +51,7 @@ class SpeculatorService:
         try:
             # In a thread: calls that come meanwhile are answered, with the status that the model is loading.
             model = await asyncio.to_thread(load_for, settings) if self._model is None else self._model
+            forward_us = await asyncio.to_thread(_measure, model)
         except CannotLoadModel as error:
             raise CannotLoad(str(error)) from error
         if settings.datastore:
@@ -68,6 +70,7 @@ class SpeculatorService:
             max_num_sessions=settings.max_num_sessions,
             # The scope of one session has no shared tier, so what is copied is the prior alone.
             tiers=None if self._datastore is None else self._datastore.tiers(RetrievalScope.SESSION),
+            forward_us=forward_us,
         )
         self.servicer.ready(model, self.engine)
 
@@ -93,3 +96,9 @@ class SpeculatorService:
         if self.engine is not None:
             # In a thread: it waits for the forward that is running, and would hold up the event loop.
             await asyncio.to_thread(self.engine.stop)
+
+
+def _measure(model: LoadedModel) -> int:
+    """Returns the time of a forward of one row, in microseconds."""
+    context_len = min(200, model.max_context_len // 2)
+    return max(1, int(1e3 * measure_forward(model.runner, [1], context=context_len, num_repeats=7)[1]))

@@ -182,7 +182,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         with traced_call(SPECULATE, context), rpc_errors(context):
             model, engine = self._loaded()
             # grpc.aio makes one iterator of a call's requests: `_read` goes on behind the message that is taken here.
-            spec = self._spec(await anext(aiter(requests), None), model)
+            spec = self._spec(await anext(aiter(requests), None), model, engine.forward_us)
             with self._quotas.session(name_of_caller(context)):
                 await self._draft(spec, requests, context, model, engine)
 
@@ -208,7 +208,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         log.info("session.started", session_id=spec.session_id, method=method, **span.log_fields)
         reader = asyncio.create_task(self._read(requests, stream, model, engine, spec.speculation))
         try:
-            opened = speculator_pb2.SpeculateOpened(model=model_info(model))
+            opened = speculator_pb2.SpeculateOpened(model=model_info(model), forward_us=engine.forward_us)
             response = speculator_pb2.SpeculateResponse(opened=opened)
             await streams.write(context, response, self._stall_timeout_s, "caller")
             async for response in stream.responses():
@@ -261,7 +261,9 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         else:
             stream.end()
 
-    def _spec(self, request: speculator_pb2.SpeculateRequest | None, model: LoadedModel) -> DraftSessionSpec:
+    def _spec(
+        self, request: speculator_pb2.SpeculateRequest | None, model: LoadedModel, forward_us: int
+    ) -> DraftSessionSpec:
         if request is None or request.WhichOneof("event") != "open":
             raise InvalidArgument("event", "must be open in the first message")
         opening = request.open
@@ -300,6 +302,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             speculation=speculation,
             vocab_size=model.vocab_size,
             prefix_salt=opening.prefix_salt,
+            begins_paused=0 < opening.max_forward_us < forward_us,
         )
 
     async def GetInfo(

@@ -39,6 +39,8 @@ class DraftSessionSpec:
     sampling: SamplingParams
     speculation: SpeculationParams
     vocab_size: int
+    begins_paused: bool = False
+    """True if nothing is read or grown before the caller steers."""
     prefix_salt: str = ""
     """Sessions of the same salt find each other's prefixes; empty means that this one shares none."""
 
@@ -77,7 +79,7 @@ class DraftSession:
         self.has_begun = False
         """True once it has had room in the pool."""
         self._counts = counts or DraftCounts()
-        self._policy: GrowthPolicy | None = growth_policy(spec.speculation)
+        self._policy: GrowthPolicy | None = None if spec.begins_paused else growth_policy(spec.speculation)
         self._claims = PendingClaims(draft_calibration or DraftCalibration(), self.ranking.is_greedy)
         self._tokens_per_round = RunningMean()
         self._forward_us = self._round_trip_us = 0

@@ -18,13 +18,14 @@ class SpeculateRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[SpeculateOpen, _Mapping]] = ..., commit: _Optional[_Union[_types_pb2.Commit, _Mapping]] = ..., steering: _Optional[_Union[_types_pb2.Steering, _Mapping]] = ...) -> None: ...
 
 class SpeculateOpen(_message.Message):
-    __slots__ = ("handshake", "session_id", "committed_token_ids", "num_prompt_tokens", "sampling", "speculation", "prefix_salt")
+    __slots__ = ("handshake", "session_id", "committed_token_ids", "num_prompt_tokens", "sampling", "speculation", "max_forward_us", "prefix_salt")
     HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    MAX_FORWARD_US_FIELD_NUMBER: _ClassVar[int]
     PREFIX_SALT_FIELD_NUMBER: _ClassVar[int]
     handshake: _types_pb2.Handshake
     session_id: str
@@ -32,8 +33,9 @@ class SpeculateOpen(_message.Message):
     num_prompt_tokens: int
     sampling: _types_pb2.SamplingParams
     speculation: _types_pb2.SpeculationParams
+    max_forward_us: int
     prefix_salt: str
-    def __init__(self, handshake: _Optional[_Union[_types_pb2.Handshake, _Mapping]] = ..., session_id: _Optional[str] = ..., committed_token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[_types_pb2.SpeculationParams, _Mapping]] = ..., prefix_salt: _Optional[str] = ...) -> None: ...
+    def __init__(self, handshake: _Optional[_Union[_types_pb2.Handshake, _Mapping]] = ..., session_id: _Optional[str] = ..., committed_token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[_types_pb2.SpeculationParams, _Mapping]] = ..., max_forward_us: _Optional[int] = ..., prefix_salt: _Optional[str] = ...) -> None: ...
 
 class SpeculateResponse(_message.Message):
     __slots__ = ("opened", "draft")
@@ -44,10 +46,12 @@ class SpeculateResponse(_message.Message):
     def __init__(self, opened: _Optional[_Union[SpeculateOpened, _Mapping]] = ..., draft: _Optional[_Union[SpeculatorDraft, _Mapping]] = ...) -> None: ...
 
 class SpeculateOpened(_message.Message):
-    __slots__ = ("model",)
+    __slots__ = ("model", "forward_us")
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_US_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ...) -> None: ...
+    forward_us: int
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., forward_us: _Optional[int] = ...) -> None: ...
 
 class SpeculatorDraft(_message.Message):
     __slots__ = ("draft", "forward_us", "retrieval_us")

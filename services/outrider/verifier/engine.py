@@ -22,6 +22,7 @@ from outrider.models.packing import Segment
 from outrider.models.ratio import Round, emitted
 from outrider.models.residency import Residency
 from outrider.models.sampling import Sampler
+from outrider.models.timing import Stopwatch, stopwatch_for
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import GenerationListener, PeerRequests, VerifySession
 from outrider.verifier.timings import EngineTimings
@@ -47,6 +48,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         max_num_rows: int = 32,
         max_num_sessions: int = 64,
         queue_timeout_s: float = 30.0,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         """
         Args:
@@ -58,11 +60,13 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             max_num_rows: Most drafted rows of one session's sub-tree, where its request names no number.
             max_num_sessions: Most sessions that have room in the pool at a time; others wait.
             queue_timeout_s: Longest that a new session waits for room.
+            stopwatch: Times the forwards. None means the one for the target's device.
         """
         super().__init__("verifier-engine", model.runner)
         self.counts = RoundCounts()
         self._timings = EngineTimings(forward_times, max_num_rows)
         self._sampler = Sampler()
+        self._stopwatch = stopwatch or stopwatch_for(model.runner.device)
         self._loop = loop
         self._prefill_chunk = prefill_chunk
         self._max_rows = max_rows
@@ -97,6 +101,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
                 spec, listener, cache, self._timings, self.counts, tiers, now, has_drafter=has_drafter
             )
             self.residency.add(session)
+            if (opening := session.opening()) is not None:
+                self._loop.call_soon_threadsafe(listener.on_begun, *opening)
             return session
 
         # The engine's thread finds the failure, and the listener lives on the loop.
@@ -153,12 +159,15 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         work, segments = self._segments(work)
         if not segments:
             return  # all of them have lost their room to others
-        packed = time.perf_counter()
+        self._stopwatch.start()
         logits = self._runner.forward(segments)
-        forward_ms = (time.perf_counter() - packed) * 1e3
+        self._stopwatch.stop()
         # Without logits, and so without a verdict, are the pieces of prompts that are not through.
         drawing = [session for session, segment in zip(work, segments, strict=True) if segment.num_logits]
         draws = emitted(self._sampler, logits, [_round(session) for session in drawing])
+        # Asked behind the draws: an asynchronous device has only been told of the forward when that returns. Pieces of
+        # prompts alone have no draws, and nothing waits for them.
+        forward_ms = self._stopwatch.elapsed_ms() if drawing else 0.0
         # Drafts that came during the forward: the verdict counts as a hit if they have its next token, and the next
         # round goes on from them.
         self.take_posted(0.0)
@@ -225,8 +234,12 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         num_rows = sum(len(segment.token_ids) for segment in segments)
         if num_verdicts:
             self.counts.add_forward(forward_ms, num_rows)
-        # A forward with a piece of a prompt in it says nothing of those that only decode.
-        if num_verdicts == len(segments) and num_rows < 2 * self._max_rows:
+        # A drafter that is only tried may slow the forward down: it would seem to be no slower than a plain one.
+        if any(session.is_probing for session in self.sessions.values()):
+            return
+        # A forward with a piece of a prompt in it, the last one too, says nothing of those that only decode. Rows
+        # without logits are those of prompts.
+        if all(len(segment.token_ids) == segment.num_logits for segment in segments):
             self._timings.forward_ms.add(forward_ms)
             self._timings.forward_times.observe(num_rows, forward_ms)
 

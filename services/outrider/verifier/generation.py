@@ -4,11 +4,12 @@ client's stream."""
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from collections.abc import AsyncIterator, Callable
 
 from outrider.core.auto.strategies import opening_params
-from outrider.core.params import Steering
+from outrider.core.params import Method, Steering
 from outrider.core.retrieval.ngrams import Continuation
 from outrider.core.retrieval.plan import target_plan
 from outrider.core.retrieval.retriever import NO_COPIES, TierSource
@@ -63,11 +64,16 @@ class Generation:
         self._events: asyncio.Queue[Verdict | Steering | RpcError] = asyncio.Queue()
         self._refusal: RpcError | None = None
         """Set if it has failed before there was room for it."""
-        self._brings_drafts = brings_drafts
-        self._is_paused = False
+        self._brings_drafts, self._salt = brings_drafts, salt
+        self._is_paused = self._is_closed = False
+        self._speculator = speculator if spec.speculation.method.has_draft_model else None
+        # The engine's thread, which decides when the drafter is called for, knows nothing of the trace.
+        self._context = contextvars.copy_context()
         # The peers' streams read this list and send what they have not sent yet: only `on_verdict` adds to it.
         self._committed = [*spec.prompt_token_ids, *spec.resume_token_ids]
         self._speculation: SpeculationStream | None = None
+        self._steering = Steering()
+        """What a drafter's stream that is opened later must know."""
         self._retrieval: RetrievalStream | None = None
         if (ending := ending_of(spec)) is not None:
             self._events.put_nowait(ending)
@@ -79,18 +85,33 @@ class Generation:
         engine.open(spec, self, _tiers(spec, datastore, tenant), has_drafter=has_drafter, salt=salt)
         if brings_drafts:
             self._events.put_nowait(Steering(opening_params(spec.speculation)))
-        if speculator is not None:
-            self._open_speculation(speculator, salt)
+        if spec.speculation.method is not Method.AUTO:
+            self._open_speculation()
         if datastore is not None:
             self._open_retrieval(datastore, tenant)
 
-    def _open_speculation(self, speculator: SpeculatorPeer, salt: str | None) -> None:
-        spec = self.spec
-        if spec.speculation.method.has_draft_model:
-            params = opening_params(spec.speculation)
-            opening = SpeculationSpec(spec.session_id, len(spec.prompt_token_ids), spec.sampling, params, salt or "")
-            self._speculation = speculator.speculate(opening, self._committed, self)
-            self.traffic = self._speculation.traffic
+    def _open_speculation(self, max_forward_us: int = 0) -> None:
+        if self._speculator is None or self._speculation is not None:
+            return
+        spec, params = self.spec, opening_params(self.spec.speculation)
+        opening = SpeculationSpec(
+            spec.session_id, len(spec.prompt_token_ids), spec.sampling, params, max_forward_us, self._salt or ""
+        )
+        self._speculation = self._context.run(self._speculator.speculate, opening, self._committed, self)
+        self.traffic = self._speculation.traffic
+
+    def _steer(self, steering: Steering) -> None:
+        """Tells the drafter how to go on. A stream is opened for the first method that drafts: until then, it costs
+        nothing."""
+        if self._brings_drafts:
+            self._events.put_nowait(steering)
+            return
+        self._steering = self._steering.then(steering)
+        if self._speculation is None and self._steering.speculation is not None and not self._steering.is_pause:
+            self._open_speculation()
+            steering = self._steering
+        if self._speculation is not None:
+            self._speculation.steer(steering)
 
     def _open_retrieval(self, datastore: DatastorePeer, tenant: str | None) -> None:
         spec, params = self.spec, self.spec.speculation
@@ -148,6 +169,7 @@ class Generation:
 
     def close(self) -> None:
         """Ends the work on all servers. Idempotent."""
+        self._is_closed = True
         self._engine.close(self.spec.session_id)
         if self._speculation is not None:
             self._speculation.close()
@@ -155,6 +177,15 @@ class Generation:
             self._retrieval.close()
 
     # From the engine.
+
+    def on_begun(self, steering: Steering, max_forward_us: int) -> None:
+        """Opens the drafter's stream, unless the session begins without drafts."""
+        if self._is_closed:
+            return
+        if not steering.is_pause:
+            self._open_speculation(max_forward_us)
+        if steering.speculation is not None:
+            self._steer(steering)
 
     def on_verdict(self, verdict: Verdict, statistics: Statistics, requests: PeerRequests) -> None:
         """Passes a verdict on: to the peers first, as their work takes longest, then to the caller."""
@@ -167,15 +198,13 @@ class Generation:
                 self._speculation.close()
             else:
                 self._speculation.commit()
-                if requests.steering is not None:
-                    self._speculation.steer(requests.steering)
         if self._retrieval is not None and verdict.token_ids:
             self._retrieval.commit(verdict.sources, verdict.rejected_token_id)
             if requests.question is not None and not is_over:
                 self._retrieval.look_up(requests.question)
         self._events.put_nowait(verdict)
-        if self._brings_drafts and requests.steering is not None and not is_over:
-            self._events.put_nowait(requests.steering)
+        if requests.steering is not None and not is_over and not self._is_closed:
+            self._steer(requests.steering)
         if self._events.qsize() >= HIGH_WATER and not self._is_paused:
             self._set_paused(True)
 
@@ -193,9 +222,9 @@ class Generation:
 
     # From the drafter, to the engine.
 
-    def on_attached(self) -> None:
+    def on_attached(self, forward_us: int) -> None:
         """Announces that a drafter's stream begins."""
-        self._post(VerifySession.attach)
+        self._post(lambda session: session.attach(forward_us))
 
     def on_draft(self, draft: Draft) -> None:
         """Adds new nodes."""

@@ -26,6 +26,8 @@ from outrider.wire.speculation import SpeculationLimits
 
 MEASURED_ROWS = (*range(1, 13), 14, 16, 20, 24, 32)
 """Rows of the forwards that are timed at the start: all few of them, as a CPU takes its steps there."""
+ACCELERATOR_ROWS = (48, 64, 96, 128, 192, 256)
+"""Rows that are timed besides on an accelerator, where they are nearly free. On a CPU they would take long."""
 
 
 class VerifierService:
@@ -97,7 +99,9 @@ class VerifierService:
             model = load_for(self._settings)
         if forward_times_ms is None:
             context_len = min(200, model.max_context_len // 2)
-            forward_times_ms = measure_forward(model.runner, MEASURED_ROWS, context=context_len, num_repeats=7)
+            is_accelerated = model.runner.device.type != "cpu"
+            rows = (*MEASURED_ROWS, *ACCELERATOR_ROWS) if is_accelerated else MEASURED_ROWS
+            forward_times_ms = measure_forward(model.runner, rows, context=context_len, num_repeats=7)
         return model, forward_times_ms
 
     def metrics(self) -> Metrics:

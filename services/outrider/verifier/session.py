@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.core.auto.controller import Controller
-from outrider.core.auto.strategies import params_of, strategies_of
+from outrider.core.auto.strategies import PLAIN, opening_params, params_of, strategies_of
 from outrider.core.costs import DraftTimings, Waiting, patience_ms, waiting_of
 from outrider.core.params import Method, Source, Steering
 from outrider.core.retrieval.ngrams import Continuation
@@ -27,6 +27,9 @@ from outrider.verifier.round import (
 )
 from outrider.verifier.timings import EngineTimings
 
+MAX_DRAFT_ROUNDS = 4.0
+"""Plain rounds that a draft forward may take for an unknown drafter to be tried at once. A slower one can bring a
+quarter at most, and takes several times as long as the target to read a prompt."""
 MAX_DECODE_ROWS = 64
 """Committed tokens outside the cache that still go into a round with its chain; with more of them it is a prefill."""
 
@@ -44,6 +47,15 @@ class PeerRequests:
 
 class GenerationListener(Protocol):
     """Receives what a generation decides. Called on the event loop."""
+
+    def on_begun(self, steering: Steering, max_forward_us: int) -> None:
+        """Called before the first verdict of `Method.AUTO`, when the session has chosen how to begin.
+
+        Args:
+            steering: How the drafter goes on from the parameters that it is opened with (`opening_params`). A pause
+                means that no drafts are wanted yet.
+            max_forward_us: Time of a draft forward from which on it shall wait; see `SpeculationSpec`.
+        """
 
     def on_verdict(self, verdict: Verdict, statistics: Statistics, requests: PeerRequests) -> None:
         """Called after each round. The last verdict has a finish reason; only then may the statistics be read."""
@@ -119,12 +131,18 @@ class VerifySession:
         self._strategy = self._strategies[0]
         self._controller: Controller | None = None
         if spec.speculation.method is Method.AUTO:
-            number = timings.number_session()
-            self._controller = Controller(timings.history, spec.sampling.temperature, self._strategies, number)
+            number, length = timings.number_session(), len(self.session.committed)
+            self._controller = Controller(timings.history, spec.sampling.temperature, self._strategies, number, length)
+        self._is_listening = False
+        """True if the drafter has said something since the strategy needs it."""
+        self._listens_from = len(self.session.committed)
+        """Committed tokens that such a draft follows at least: one that was on its way before says nothing."""
+        self._set_attached(self._is_attached)
         self._sent_strategy = self._strategy
         """The strategy that the drafter knows of."""
         self._sent_steering = Steering()
-        self._set_attached(self._is_attached)
+        is_unknown = self._controller is not None and self._controller.is_probing
+        self._max_forward_us = int(MAX_DRAFT_ROUNDS * timings.plain_ms * 1e3) if is_unknown else 0
 
         # What is retrieved on this side.
         plan = target_plan(spec.speculation)
@@ -164,14 +182,32 @@ class VerifySession:
 
     # What comes from the drafter.
 
-    def attach(self) -> None:
-        """Takes up a stream of the drafter's, whose node ids begin again."""
+    def opening(self) -> tuple[Steering, int] | None:
+        """Returns what `GenerationListener.on_begun` is told. None means that the method leaves no choice."""
+        if self._controller is None:
+            return None
+        speculation = self.session.spec.speculation
+        params = params_of(self._strategy, speculation)
+        return Steering(None if params == opening_params(speculation) else params), self._max_forward_us
+
+    def attach(self, forward_us: int = 0) -> None:
+        """Takes up a stream of the drafter's, whose node ids begin again.
+
+        Args:
+            forward_us: Time of a draft forward of one row, in microseconds. 0 means not known.
+        """
         self._stream_nodes = StreamNodes(self.session.tree)
         self._set_attached(True)
         self._num_timeouts = 0
         self._has_drafted = False
         # What the lost stream has left unanswered says nothing of the speed of this one.
         self._misses.clear()
+        self._is_listening, self._listens_from = False, 0  # nothing of it was on its way before
+        self._timings.history.draft_ms = forward_us / 1e3 or self._timings.history.draft_ms
+        if self._controller is not None and 0 < self._max_forward_us < forward_us:
+            self._sent_strategy = PLAIN  # so slow a drafter has begun with a pause
+            self._controller.hold_drafts()
+            self._set_strategy()
 
     def detach(self) -> None:
         """Goes on without the drafter, whose stream has ended."""
@@ -185,12 +221,31 @@ class VerifySession:
             usable = [each for each in self._strategies if is_attached or not each.method.has_draft_model]
             # The strategy may need drafts: one that can be used now is chosen at once, not after the next round.
             self._controller.set_available(usable)
+            self._set_strategy()
+
+    def _set_strategy(self) -> None:
+        """Goes on with the strategy that the controller has chosen."""
+        if self._controller is not None:
+            was_drafted = self._strategy.method.has_draft_model
             self._strategy = self._controller.strategy()
+            if not was_drafted:
+                self._is_listening, self._listens_from = False, len(self.session.committed)
+
+    @property
+    def _is_pending(self) -> bool:
+        """True if the strategy needs a drafter that has said nothing yet: it reads what it has missed."""
+        return self._is_drafting and not self._is_listening
+
+    @property
+    def is_probing(self) -> bool:
+        """True while a drafter is awake of which it is not known if it pays, and which may slow all forwards down."""
+        return self._controller is not None and self._controller.is_probing
 
     def add_draft(self, draft: Draft, now: float) -> None:
         """Adds new nodes to the mirror of the draft tree."""
         self._stream_nodes.add(draft)
         self._num_timeouts = 0
+        self._is_listening = self._is_listening or draft.base_len >= self._listens_from
         self._mark_answered(draft.base_len)
         missed_at = self._misses.pop(draft.base_len, None)
         # Drafts come in order: commits before this one will not be answered any more.
@@ -279,6 +334,8 @@ class VerifySession:
         # The last token is the target's own: no chain fits before it.
         if self.session.num_wanted <= 1:
             return 0.0
+        if self._is_pending and self.is_probing:
+            return 0.0  # a reading may take many rounds, and is worth none of them before it is known what it leads to
         if self._is_drafting:
             latency_ms, forward_ms = self._timings.speculator_ms.value, self._timings.forward_ms.get(0.0)
             accepted = self._accepted_per_chain.get(1.0)
@@ -384,12 +441,12 @@ class VerifySession:
         is_disturbed, self._is_disturbed = self._is_disturbed, False
         self._counts.add_round(self.session.spec, self._strategy.method, verdict, self._empty_reason)
         self._counts.add_times(times, is_first=is_first, has_waited=has_waited)
-        if not is_disturbed:
+        if not is_disturbed and not self.is_probing:
             self._timings.add_overhead(times.overhead_ms)
         if self._controller is not None:
             if not is_disturbed:
-                self._controller.observe(len(verdict.token_ids), times.round_ms)
-            self._strategy = self._controller.strategy()
+                self._controller.observe(len(verdict.token_ids), times.round_ms, is_pending=self._is_pending)
+            self._set_strategy()
             if verdict.finish_reason is not None:
                 statistics.decisions = self._controller.decisions()
 
@@ -404,7 +461,8 @@ class VerifySession:
                 was_known = bool(self.session.tree.root.children)
                 self._next_chain()
                 self._retrieval.ask(was_known=was_known)
-        if self._is_drafting and not self.session.tree.root.children:
+        # What answers a drafter's reading says nothing of its speed.
+        if self._is_drafting and self._is_listening and not self.session.tree.root.children:
             self._misses[len(self.session.committed)] = now
         # Last: the datastore's answer is waited for only if `ask` has put a question.
         self._patience_ms = self._patience()

@@ -56,6 +56,7 @@ class EngineTimings:
         """Sets how many sessions share the forwards from here on."""
         self.num_sessions = count
         self.history.plain_ms = self.plain_ms
+        self.history.num_sharing = max(1, count)
 
     def add_overhead(self, overhead_ms: float) -> None:
         """Adds the time of a round that went neither to its forward nor to waiting."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -49,6 +50,10 @@ class World:
     """Probability that the host makes a round take five times as long."""
     text_deviation: float = 0.05
     """Standard deviation of a session's acceptance: texts differ."""
+    reading_rounds: float = 0.0
+    """Plain rounds that the draft model takes to read a prompt."""
+    slowdown: float = 1.0
+    """What a plain round takes longer while the draft model works: 1 means that they share nothing."""
 
 
 @dataclass
@@ -120,11 +125,15 @@ class _Session:
         self._text = float(self._random.standard_normal())
         self._strategy: Strategy | None = None
         self._since_switch = 0
+        self._reads_for = math.inf
+        """Milliseconds that the draft model has to read yet. Infinity means that it has not begun."""
 
     def round(self, world: World) -> tuple[Strategy, int, float]:
         strategy = self.controller.strategy()
         self._since_switch = self._since_switch + 1 if strategy == self._strategy else 0
         self._strategy = strategy
+        if strategy.method.has_draft_model and self._reads(world):
+            return self._pending_round(strategy, world)
         cost = world.costs[strategy]
         factor = world.by_category[self.number % len(world.by_category)].get(strategy, 1.0)
         acceptance = min(0.97, max(0.0, cost.acceptance * factor * (1 + world.text_deviation * self._text)))
@@ -138,6 +147,20 @@ class _Session:
         self.num_left -= num_tokens
         self.controller.observe(num_tokens, time_ms)
         return strategy, num_tokens, time_ms
+
+    def _reads(self, world: World) -> bool:
+        if math.isinf(self._reads_for):
+            self._reads_for = world.reading_rounds * PLAIN_MS
+        return self._reads_for > 0
+
+    def _pending_round(self, strategy: Strategy, world: World) -> tuple[Strategy, int, float]:
+        self._since_switch = -1
+        time_ms = PLAIN_MS * world.slowdown * max(0.5, 1 + world.jitter * self._random.standard_normal())
+        self._reads_for -= time_ms
+        self.num_left -= 1
+        assert isinstance(self.controller, Controller)
+        self.controller.observe(1, time_ms, is_pending=True)
+        return strategy, 1, time_ms
 
 
 def run(
@@ -189,11 +212,17 @@ def run_auto(
     strategies: Sequence[Strategy] = STRATEGIES,
     temperature: float = 0.0,
     history: StrategyHistory | None = None,
+    num_prompt_tokens: int = 0,
     **sizes: int,
 ) -> Trace:
     """The same generations, as a new process goes on with them."""
     history = history or StrategyHistory(PLAIN_MS)
-    return run(world, lambda number: Controller(history, temperature, strategies, number), num_sessions, **sizes)
+    return run(
+        world,
+        lambda number: Controller(history, temperature, strategies, number, num_prompt_tokens),
+        num_sessions,
+        **sizes,
+    )
 
 
 PLAIN_COST = Cost(0, PLAIN_MS)

@@ -94,6 +94,20 @@ def test_an_abandoned_strategy_is_held_longer_each_time() -> None:
     assert strategy.held_until == 0
 
 
+def test_what_a_strategy_brought_before_it_was_abandoned_counts_little_in_that_text() -> None:
+    session = Session()
+    session.others_see(BEST_FIRST, 200, 3)
+    session.sees(BEST_FIRST, 30, 3)
+    session.sees(BEST_FIRST, 8, 1)
+    before = session.rate(BEST_FIRST)
+    session.strategies[BEST_FIRST].abandon(session.num_rounds)
+    assert before > 2.5
+    assert session.rate(BEST_FIRST) < before - 0.15
+    first = session.rate(BEST_FIRST)
+    session.strategies[BEST_FIRST].abandon(session.num_rounds)
+    assert session.rate(BEST_FIRST) < first, "the others' texts count less each time"
+
+
 def test_a_deficit_adds_up_and_a_single_hiccup_counts_little() -> None:
     strategy = Session().strategies[PEARL]
     strategy.count_round(1, 200.0, tokens_behind=19.0)

@@ -4,6 +4,9 @@ It uses the strategy that yields most tokens for the time, as measured: by the s
 some, by the history of all sessions where there are none. A session stays with its strategy unless another one is
 clearly better (hysteresis), abandons it quickly when it is worse than plain rounds (the guard), and tries others
 seldom, only where they could be better and only within the budget of `outrider.core.auto.history` (trials).
+
+Where the strategy needs no draft model, the drafter sleeps. To wake it costs time, too: it reads what it has missed,
+and may slow the target down with that. Such a reading is a part of the trial that needs it (`Reading`).
 """
 
 from __future__ import annotations
@@ -33,6 +36,9 @@ MIN_GUARD_WEIGHT = 5.0
 """Rounds that must be known for that."""
 MAX_DEFICIT = 4.0
 """Tokens behind plain rounds at which a strategy is abandoned, whatever it has brought before."""
+MAX_FUTILE_ROUNDS = 10
+"""Rounds in a row that bring what a plain round brings, after which a drafted strategy is abandoned, however little it
+seems to cost."""
 
 CEILING_ERRORS = 1.0
 """Standard errors by which a strategy may be better than measured when it is asked if it could be the best."""
@@ -45,6 +51,17 @@ CHEAP_RATE = 1.2
 ESTABLISHED_ROUNDS = 32
 """Rounds of all sessions before a strategy is established: what it loses until then is charged to the budget of
 trials."""
+
+MAX_READING_LOSS = 16.0
+"""Plain rounds that may be lost while a draft model of which nothing is known reads a prompt."""
+MAX_READING_EXCESS = 1.5
+"""Greatest ratio of what a reading loses to what was expected."""
+MAX_PENDING_ROUNDS = 256
+"""Rounds after which a draft model that has said nothing is no longer listened for."""
+MAX_SETTLING_ROUNDS = 32
+"""Rounds for which a draft model that was sent to sleep may slow the target down: it ends the forward that it is at."""
+SETTLED_COST = 1.25
+"""Cost of a round from which on it still does."""
 
 LEAST_COST = 1e-3
 """Least cost of a round, in plain rounds: without it, a time below the clock's resolution would be an infinite rate."""
@@ -66,7 +83,12 @@ class Controller:
     prefill is not observed."""
 
     def __init__(
-        self, history: StrategyHistory, temperature: float, strategies: Sequence[Strategy], session_number: int = 0
+        self,
+        history: StrategyHistory,
+        temperature: float,
+        strategies: Sequence[Strategy],
+        session_number: int = 0,
+        num_prompt_tokens: int = 0,
     ) -> None:
         """
         Args:
@@ -75,6 +97,7 @@ class Controller:
             strategies: The strategies to choose from, the one expected to be best first. Plain rounds always belong to
                 them; where they stand has no meaning.
             session_number: Varies when a session tries others, so that not all do so at the same place of a text.
+            num_prompt_tokens: Tokens that a draft model must read before it drafts.
 
         Raises:
             ValueError: A strategy is given twice, is `Method.AUTO`, or drafts nothing and is not `PLAIN`.
@@ -101,6 +124,12 @@ class Controller:
         self._current: SessionStrategy | None = None
         self._trial: Trial | None = None
         """The trial of the current strategy. None means that it is used as the best."""
+        self._num_unread = num_prompt_tokens
+        """Tokens that the draft model has not read yet."""
+        self._reading: Reading | None = None
+        """The reading that must end before the current strategy has anything to verify."""
+        self._num_settling = 0
+        """Rounds that a draft model which was tried may yet slow down."""
         self._rounds_in_use = 0
         self._used: list[SessionStrategy] = []
 
@@ -135,12 +164,31 @@ class Controller:
             self._decide()
         return self._in_use.strategy
 
-    def observe(self, num_tokens: int, round_ms: float) -> None:
+    def hold_drafts(self) -> None:
+        """Takes in that the draft model is too slow to be tried without a budget for it."""
+        for other in self._others:
+            if other.is_drafted and not other.is_tried:
+                self._history.record_failure(other.record)
+        self._must_decide = self._must_restart = True
+
+    @property
+    def is_probing(self) -> bool:
+        """True while a draft model is awake, or falls asleep, of which it is not known if it pays: the target's
+        forwards may take longer than they would without it."""
+        current = self._current
+        if current is None or not current.is_drafted:
+            return self._num_settling > 0
+        if self._trial is not None:
+            return not self._trial.usual.is_drafted
+        return current.record.num_rounds < ESTABLISHED_ROUNDS
+
+    def observe(self, num_tokens: int, round_ms: float, *, is_pending: bool = False) -> None:
         """Learns from a round that used the strategy that `strategy()` returned last.
 
         Args:
             num_tokens: Tokens it has committed.
             round_ms: Time from the commit before it to its own.
+            is_pending: True if the draft model has said nothing yet since the strategy needs it.
 
         Raises:
             ValueError: An argument is negative or not finite, or no strategy was asked for yet.
@@ -149,21 +197,51 @@ class Controller:
             raise ValueError(f"a round cannot commit {num_tokens} tokens in {round_ms} ms")
         current, history = self._in_use, self._history
         cost = max(round_ms / history.plain_ms, LEAST_COST)
+        tokens_behind = cost * history.plain_rate(self._temperature_class) - num_tokens
         if current.num_rounds == 0:
             self._used.append(current)
-        current.count_round(num_tokens, round_ms, cost * history.plain_rate(self._temperature_class) - num_tokens)
         self._num_rounds += 1
-        self._rounds_in_use += 1
-        if self._trial is not None:
-            self._trial.charge(num_tokens, cost, history)
-        # In the first round after a switch the drafter starts from nothing: its time counts, but it is not what the
-        # strategy brings.
-        is_typical = self._rounds_in_use > 1
+        self._num_unread += num_tokens
+        if is_pending and self._reading is not None:
+            current.count_pending_round(num_tokens, round_ms)
+            self._reading.count_round(tokens_behind)
+            is_typical = False
+        else:
+            self._end_reading()
+            current.count_round(num_tokens, round_ms, tokens_behind)
+            self._rounds_in_use += 1
+            if self._trial is not None:
+                self._trial.charge(num_tokens, cost, history)
+            is_settling = self._is_settling(cost, tokens_behind)
+            # In the first round after a switch the drafter starts from nothing: its time counts, but it is not what the
+            # strategy brings.
+            is_typical = self._rounds_in_use > 1 and not is_settling
         # Before `learn_round`, which compares the round with a record that contains it.
         history.add_round(current.record, self._temperature_class, num_tokens, cost, is_typical)
         if is_typical:
             current.learn_round(num_tokens, cost, self._num_rounds)
         self._must_decide = True
+
+    def _end_reading(self) -> None:
+        if self._in_use.is_drafted:
+            self._num_unread = 0
+        if self._reading is not None:
+            self._reading.end()
+            self._reading = None
+
+    def _is_settling(self, cost: float, tokens_behind: float) -> bool:
+        """Returns true if a draft model that was sent to sleep has slowed a round down, which is charged to trials."""
+        if self._num_settling == 0:
+            return False
+        self._num_settling -= 1
+        # What a plain round costs is known. Others may cost as much without a draft model.
+        if self._current is not self._plain:
+            return False
+        if cost * self._plain_rate < SETTLED_COST:
+            self._num_settling = 0
+            return False
+        self._history.charge_trial(max(0.0, tokens_behind) * self._history.num_sharing)
+        return True
 
     def decisions(self) -> list[Decision]:
         """Returns the rounds of each strategy, in the order of its first use. All observed rounds are in it."""
@@ -180,6 +258,10 @@ class Controller:
         if current is None or self._must_restart or not current.is_available:
             self._must_restart, self._trial = False, None
             self._switch_to(self._first())
+        elif self._reading is not None:
+            # Before the trial that it is for: nothing is known until it has ended.
+            if self._reading.is_too_dear:
+                self._give_up_reading(current)
         elif self._trial is not None:
             # Before the guard: a trial has its own rules for giving up.
             self._continue_trial(self._trial)
@@ -189,10 +271,41 @@ class Controller:
             self._compare(current)
 
     def _switch_to(self, target: SessionStrategy) -> None:
-        if target is not self._current:
-            self._current = target
-            self._rounds_in_use = 0
-            target.begin()
+        if target is self._current:
+            return
+        was_probing, was_drafted = self.is_probing, self._current is not None and self._current.is_drafted
+        self._current = target
+        self._rounds_in_use = 0
+        target.begin()
+        if not target.is_drafted:
+            self._reading = None
+            self._num_settling = MAX_SETTLING_ROUNDS if was_probing and was_drafted else self._num_settling
+        elif not was_drafted:
+            self._num_settling = 0
+            most = self._most_lost_by_reading(target)
+            self._reading = Reading(self._history, self._num_unread, most)
+
+    def _most_lost_by_reading(self, target: SessionStrategy) -> float:
+        """Returns the plain rounds that may be lost while the draft model reads for a strategy."""
+        if not self.is_probing:
+            return math.inf
+        if self._trial is None:
+            return MAX_READING_LOSS
+        return max(MAX_READING_LOSS, MAX_READING_EXCESS * self._history.reading_cost(self._num_unread))
+
+    def _give_up_reading(self, current: SessionStrategy) -> None:
+        """Returns from a strategy whose draft model takes too long to read the text."""
+        assert self._reading is not None
+        self._reading.end()
+        trial, self._trial = self._trial, None
+        current.abandon(self._num_rounds)
+        self._history.record_failure(current.record)
+        if trial is not None:
+            trial.lose(self._history, is_clear=True)
+        usual = self._plain if trial is None or not trial.usual.is_available else trial.usual
+        # `is_probing` is asked by the switch, and without its trial the strategy may look established.
+        self._num_settling = MAX_SETTLING_ROUNDS
+        self._switch_to(usual)
 
     def _estimate(self, session_strategy: SessionStrategy) -> Estimate:
         if session_strategy is self._plain:
@@ -217,23 +330,26 @@ class Controller:
     def _first(self) -> SessionStrategy:
         """Returns the strategy that a session begins with: the first preference until the history knows better."""
         candidates, first = self._candidates(), self._first_preference
-        if first in candidates and not first.is_tried and first.record.retry_at <= self._history.num_rounds:
+        # One that has failed without a round was held back for its cost (`hold_drafts`): it is left to trials.
+        if first in candidates and not first.is_tried and first.record.num_failures == 0:
             return first
         return self._best([candidate for candidate in candidates if candidate.is_tried])
 
     def _best(self, tried: Sequence[SessionStrategy]) -> SessionStrategy:
-        """Returns the one with the highest lower confidence bound among those above plain rounds, else plain rounds."""
+        """Returns the one with the highest lower confidence bound among those above plain rounds, else plain rounds.
+        Those that keep a draft model at work must bring something for it."""
         best, best_floor = self._plain, -math.inf
         for candidate in tried:
             estimate = self._estimate(candidate)
             floor = estimate.rate - GAIN_ERRORS * estimate.error
-            if estimate.rate > self._plain_rate and floor > best_floor:
+            least = (MIN_GAIN if candidate.is_drafted else 1.0) * self._plain_rate
+            if estimate.rate > least and floor > best_floor:
                 best, best_floor = candidate, floor
         return best
 
     def _is_losing(self, current: SessionStrategy) -> bool:
         """Returns true if it is worse than plain rounds: measured with some certainty, or by far in the last rounds."""
-        if current.deficit > MAX_DEFICIT:
+        if _is_hopeless(current):
             return True
         if self._rounds_in_use < 2 or not current.is_tried:
             return False
@@ -271,15 +387,20 @@ class Controller:
         if gain > 0:
             self._switch_to(best)
         elif self._num_rounds >= self._first_trial_at and self._history.is_trial_due:
-            if not self._history.can_afford_trial:
-                is_cheap = usual.rate < CHEAP_RATE * self._plain_rate
-                candidates = [other for other in candidates if is_cheap and not other.is_drafted]
+            candidates = [other for other in candidates if self._can_afford(other, usual.rate)]
             is_plain = self._may_plain_be_better(usual.rate)
             tried = self._plain if is_plain else self._worth_trying(candidates, usual.rate)
             if tried is not None:
                 self._trial = Trial(tried, current, usual.rate)
                 self._history.begin_trial()
                 self._switch_to(tried)
+
+    def _can_afford(self, other: SessionStrategy, usual_rate: float) -> bool:
+        """Returns true if a trial of a strategy is within the budget, or costs next to nothing."""
+        if other.is_drafted:
+            is_awake = self._in_use.is_drafted
+            return self._history.can_afford(None if is_awake else self._history.reading_cost(self._num_unread))
+        return self._history.can_afford() or usual_rate < CHEAP_RATE * self._plain_rate
 
     def _worth_trying(self, candidates: Sequence[SessionStrategy], usual_rate: float) -> SessionStrategy | None:
         """Returns a strategy that could be better: the first one never tried, else the highest upper confidence
@@ -305,7 +426,7 @@ class Controller:
         paid."""
         plain_rate = self._plain_rate
         ceiling = plain_rate + PLAIN_ERRORS * self._history.plain_error(self._temperature_class)
-        is_paid = usual_rate < MIN_GAIN * plain_rate or self._history.can_afford_trial
+        is_paid = usual_rate < MIN_GAIN * plain_rate or self._history.can_afford()
         return self._current is not self._plain and is_paid and usual_rate < ceiling
 
     @property
@@ -322,7 +443,7 @@ class Controller:
     def _continue_trial(self, trial: Trial) -> None:
         """Goes on with a trial, or ends it: the tried strategy has won, or the session returns to the usual one."""
         tried, usual = trial.tried, self._estimate(trial.usual)
-        outcome = TrialOutcome.CLEARLY_LOST if tried.deficit > MAX_DEFICIT else TrialOutcome.OPEN
+        outcome = TrialOutcome.CLEARLY_LOST if _is_hopeless(tried) else TrialOutcome.OPEN
         if outcome is TrialOutcome.OPEN and (tried.is_tried or tried is self._plain):
             outcome = trial.outcome(self._estimate(tried), usual)
         # `prolong` is asked last, because it plans further rounds. When it refuses, a trial that goes well has won.
@@ -339,6 +460,49 @@ class Controller:
             tried.abandon(self._num_rounds)
             self._history.record_failure(tried.record)
         self._switch_to(trial.usual if trial.usual.is_available else self._first())
+
+
+def _is_hopeless(strategy: SessionStrategy) -> bool:
+    """Returns true if the last rounds alone are reason to leave a strategy."""
+    return strategy.deficit > MAX_DEFICIT or (strategy.is_drafted and strategy.num_futile >= MAX_FUTILE_ROUNDS)
+
+
+class Reading:
+    """The draft model reads what it has missed, while rounds go on without it."""
+
+    def __init__(self, history: StrategyHistory, num_tokens: int, most_lost: float) -> None:
+        """
+        Args:
+            history: Pays for it, and learns what it has cost.
+            num_tokens: Tokens to be read.
+            most_lost: Plain rounds that it may cost. Infinity means that the strategy is known to be worth it, and the
+                budget of trials does not pay.
+        """
+        self._history = history
+        self._num_tokens = num_tokens
+        self._most_lost = most_lost
+        self._num_rounds = 0
+        self._lost = self._charged = 0.0
+
+    def count_round(self, tokens_behind: float) -> None:
+        """Counts a round that was so many tokens behind plain ones. The other sessions have lost as much."""
+        self._num_rounds += 1
+        self._lost += tokens_behind * self._history.num_sharing
+        if self._most_lost < math.inf:
+            # Charged round by round, because the session may end before the reading.
+            charged = max(0.0, self._lost)
+            self._history.charge_trial(charged - self._charged)
+            self._charged = charged
+
+    @property
+    def is_too_dear(self) -> bool:
+        """True if it should be given up."""
+        return self._lost > self._most_lost or self._num_rounds >= MAX_PENDING_ROUNDS
+
+    def end(self) -> None:
+        """Ends it. One that took no round has overlapped with the prompt's own forwards, and says nothing."""
+        if self._num_rounds:
+            self._history.learn_reading(self._num_tokens, self._lost)
 
 
 class TrialOutcome(Enum):

@@ -11,6 +11,7 @@ import math
 from enum import IntEnum
 
 from outrider.core.auto.strategies import PLAIN, Strategy
+from outrider.core.statistics import RunningMean
 
 MEMORY_ROUNDS = 750
 """Rounds of the process after which a round's weight has fallen to 1/e."""
@@ -30,13 +31,20 @@ PLAIN_ERROR = 0.1
 MIN_PLAIN_PRIOR, MAX_PLAIN_PRIOR = 0.5, 64.0
 """Measured plain rounds that the caller's estimate is worth, at least and at most."""
 
-TRIAL_SHARE = 0.015
-"""Share of all time that losing trials may cost."""
-INITIAL_TRIAL_BUDGET = 4.0
+TRIAL_SHARE = 0.01
+"""Share of all time that losing trials may cost, the draft model's reading for them included."""
+INITIAL_TRIAL_BUDGET = 8.0
 """Cost of losing trials that is allowed from the start, in plain rounds."""
-MAX_TRIAL_DEBT = 32.0
+MAX_TRIAL_DEBT = 256.0
 """Most plain rounds by which trials may exceed their budget. More is forgiven: a strategy that looks lost for good can
 become better."""
+PROBE_COST = 4.0
+"""Plain rounds that the rounds of a trial may lose where drafting does not pay: see `controller.MAX_DEFICIT`."""
+MAX_LOST_OF_READING = 4.0
+"""Most that is learnt of one reading: beyond it, the host was disturbed."""
+READ_ROWS = 8
+"""Tokens that a draft model reads in the time of a forward of one row. More on an accelerator; then a reading is
+cheaper than expected, which is measured (`StrategyHistory.learn_reading`)."""
 TRIAL_SPACING = 64
 """Rounds of the process from one trial to the next; doubled after each one that clearly lost."""
 MAX_TRIAL_SPACING = 512
@@ -98,7 +106,14 @@ class StrategyHistory:
         self._plain_records = [self.record(PLAIN, temperature_class) for temperature_class in TemperatureClass]
         self._next_trial_at = 0
         self._num_lost_trials = 0
+        self._lost_of_reading = RunningMean(0.5)
+        """Share of the draft model's reading time that the target lost by it: 1 where both share a core, 0 where they
+        share nothing."""
         self.plain_ms = plain_ms
+        self.draft_ms = 0.0
+        """Time of a draft forward of one row, as the caller knows it now. 0 means not known."""
+        self.num_sharing = 1
+        """Sessions that run now: what slows the target down costs each of them."""
 
     @property
     def plain_ms(self) -> float:
@@ -174,10 +189,31 @@ class StrategyHistory:
         """True if the last trial was long enough ago."""
         return self.num_rounds >= self._next_trial_at
 
-    @property
-    def can_afford_trial(self) -> bool:
-        """True if the budget allows a trial that may lose much."""
-        return self.trial_cost <= self._trial_budget
+    def can_afford(self, reading_cost: float | None = None) -> bool:
+        """Returns true if the budget allows a trial that may lose much.
+
+        Args:
+            reading_cost: For a trial that wakes the draft model, the cost of its reading in plain rounds. None means
+                that it is awake.
+        """
+        ahead = 0.0 if reading_cost is None else reading_cost + PROBE_COST
+        return self.trial_cost + ahead <= self._trial_budget
+
+    def reading_cost(self, num_tokens: int) -> float:
+        """Returns what it is expected to cost, in plain rounds, that the draft model reads so many tokens."""
+        num_forwards = num_tokens / READ_ROWS
+        return self._lost_of_reading.get(1.0) * self.num_sharing * num_forwards * self.draft_ms / self._plain_ms
+
+    def learn_reading(self, num_tokens: int, lost: float) -> None:
+        """Learns from a reading of the draft model how much of its time the target loses.
+
+        Args:
+            num_tokens: Tokens that were read.
+            lost: Plain rounds that all sessions have lost meanwhile.
+        """
+        whole = self.num_sharing * num_tokens / READ_ROWS * self.draft_ms / self._plain_ms
+        if whole > 0:
+            self._lost_of_reading.add(min(MAX_LOST_OF_READING, max(0.0, lost / whole)))
 
     @property
     def _trial_budget(self) -> float:

@@ -12,7 +12,10 @@ from outrider.core.auto.strategies import Decision, Strategy
 MEMORY_ROUNDS = 128
 """Rounds of the session after which a round's weight has fallen to 1/e."""
 PRIOR_ROUNDS = 24.0
-"""Rounds of the session that the record of all sessions is worth, at most."""
+"""Rounds of the session that the record of all sessions is worth, at most; half of it for each time that the session
+has abandoned the strategy, as its text is then another one."""
+RECENT_ROUNDS = 6
+"""Rounds that are remembered of a strategy that the session abandons: those that were reason to."""
 EASE_TOKENS = 48.0
 """Expected tokens of other strategies from which on they decide half of how easy this text is taken to be."""
 MAX_ROUND_DEFICIT = 3.0
@@ -23,6 +26,7 @@ HOLD_ROUNDS = 8
 """Rounds for which a session does not return to a strategy that it has abandoned; doubled each time."""
 
 _KEPT_PER_ROUND = math.exp(-1 / MEMORY_ROUNDS)
+_KEPT_PER_RECENT_ROUND = 1 - 1 / RECENT_ROUNDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +52,14 @@ class SessionStrategy:
         "_num_abandoned",
         "_num_tokens",
         "_own",
+        "_recent",
         "_time_ms",
         "deficit",
         "held_until",
         "is_available",
         "is_drafted",
         "is_lost",
+        "num_futile",
         "num_rounds",
         "record",
         "strategy",
@@ -75,12 +81,16 @@ class SessionStrategy:
         """Tokens that plain rounds would have brought more since this use began. Negative means that it is ahead."""
         self.deficit = 0.0
         """Tokens behind plain rounds since it was last level with them, long rounds counted in part. Never negative."""
+        self.num_futile = 0
+        """Rounds in a row, up to the last one of this use, that brought no more than a plain round does."""
         self.held_until = 0
         """Round of the session before which it is not used again."""
         self._num_abandoned = 0
         self._num_tokens = 0
         self._time_ms = 0.0
         self._own = DecayedRate()
+        self._recent = DecayedRate()
+        """The last rounds of _own."""
         self._expected = 0.0
         """Tokens that the record of all sessions predicted for the rounds in _own, decayed with them."""
         self._decayed_at = 0
@@ -99,6 +109,7 @@ class SessionStrategy:
     def begin(self) -> None:
         """Begins a use: the session changes to it."""
         self.tokens_behind = self.deficit = 0.0
+        self.num_futile = 0
 
     def count_round(self, num_tokens: int, round_ms: float, tokens_behind: float) -> None:
         """Counts a round, typical or not.
@@ -113,6 +124,13 @@ class SessionStrategy:
         self._time_ms += round_ms
         self.tokens_behind += tokens_behind
         self.deficit = max(0.0, self.deficit + min(tokens_behind, MAX_ROUND_DEFICIT))
+        self.num_futile = 0 if num_tokens > 1 else self.num_futile + 1
+
+    def count_pending_round(self, num_tokens: int, round_ms: float) -> None:
+        """Counts a round for which nothing could be drafted yet: it says nothing of the strategy."""
+        self.num_rounds += 1
+        self._num_tokens += num_tokens
+        self._time_ms += round_ms
 
     def learn_round(self, num_tokens: int, cost: float, now: int) -> None:
         """Learns from a typical round, which the history must have counted already.
@@ -124,19 +142,25 @@ class SessionStrategy:
         """
         self._decay(now)
         self._own.add(num_tokens, cost)
+        self._recent.decay(_KEPT_PER_RECENT_ROUND)
+        self._recent.add(num_tokens, cost)
         # Defined, because the record contains at least this round.
         self._expected += self.record.rate.value * cost
 
     def abandon(self, now: int) -> None:
-        """Holds it for a while: it was worse than plain rounds in this text."""
+        """Holds it for a while: it was worse than plain rounds in this text, whatever it has brought before."""
         self.held_until = now + (HOLD_ROUNDS << min(self._num_abandoned, 8))
         self._num_abandoned += 1
+        if self._recent.weight > 0:
+            self._expected *= self._recent.cost / self._own.cost
+            self._own.copy_from(self._recent)
 
     def reset(self) -> None:
         """Forgets what this session has measured: the peer that it needs has come back and may differ."""
         self.is_lost = False
         self._num_abandoned = self.held_until = 0
         self._own.clear()
+        self._recent.clear()
         self._expected = 0.0
 
     def _decay(self, now: int) -> None:
@@ -144,6 +168,7 @@ class SessionStrategy:
         if age > 0 and self._own.weight > 0:
             factor = _KEPT_PER_ROUND**age
             self._own.decay(factor)
+            self._recent.decay(factor)
             self._expected *= factor
 
     def estimate(self, siblings: Sequence[SessionStrategy], now: int) -> Estimate:
@@ -158,7 +183,8 @@ class SessionStrategy:
         self._decay(now)
         all_sessions, own = self.record.rate, self._own
         # The session's own rounds are in the record of all sessions, too: they count once.
-        prior = min(PRIOR_ROUNDS, max(0.0, all_sessions.weight - own.weight))
+        most = PRIOR_ROUNDS / (1 << min(self._num_abandoned, 8))
+        prior = min(most, max(0.0, all_sessions.weight - own.weight))
         round_cost, rate = all_sessions.round_cost, all_sessions.value
         if self.is_drafted and prior > 0:
             rate *= self._text_ease(siblings)

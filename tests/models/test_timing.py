@@ -1,0 +1,69 @@
+"""The time of a forward is that of the device, also where the host is told of its end before it comes."""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.models.timing import EventStopwatch, HostStopwatch, stopwatch_for
+
+
+class Device:
+    """Works through what it is asked for in order, long after the host has asked."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.queued_s = 0.0
+
+    def ask(self, work_s: float) -> None:
+        self.queued_s += work_s
+
+    def wait(self) -> None:
+        self.now_s, self.queued_s = self.now_s + self.queued_s, 0.0
+
+
+class Event:
+    """As `torch.cuda.Event`: it happens when the device comes to it."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._at_s = 0.0
+
+    def record(self) -> None:
+        self._at_s = self._device.now_s + self._device.queued_s
+
+    def synchronize(self) -> None:
+        self._device.wait()
+
+    def elapsed_time(self, end: Event) -> float:
+        if self._device.now_s < end._at_s:
+            raise RuntimeError("the device has not come to it")
+        return (end._at_s - self._at_s) * 1e3
+
+
+def test_a_host_that_waits_measures_the_work_and_not_the_asking() -> None:
+    device = Device()
+    stopwatch = HostStopwatch(device.wait, lambda: device.now_s)
+    device.ask(5.0)  # of something else
+    stopwatch.start()
+    device.ask(0.02)
+    stopwatch.stop()
+    assert round(stopwatch.elapsed_ms(), 6) == 20.0
+
+
+def test_events_measure_the_work_without_a_wait() -> None:
+    device = Device()
+    stopwatch = EventStopwatch(lambda: Event(device))
+    device.ask(5.0)
+    stopwatch.start()
+    device.ask(0.02)
+    stopwatch.stop()
+    assert device.now_s == 0.0, "the host has gone on at once"
+    assert round(stopwatch.elapsed_ms(), 6) == 20.0
+
+
+def test_a_cpu_needs_no_more_than_the_hosts_clock() -> None:
+    stopwatch = stopwatch_for(torch.device("cpu"))
+    assert isinstance(stopwatch, HostStopwatch)
+    stopwatch.start()
+    stopwatch.stop()
+    assert stopwatch.elapsed_ms() >= 0

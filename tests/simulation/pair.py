@@ -181,7 +181,9 @@ class Simulation:
         num_tokens = len(text) - params.num_speculative_tokens - 1
         spec = SessionSpec("s", tuple(prompt), sampling, params, self._draft.vocab_size, num_tokens)
         cache = NO_CONTENT.new_cache()
-        cache.length = len(prompt) - 1
+        if len(prompt) > 1:
+            cache.reserve(len(prompt) - 1)
+            cache.append(range(len(prompt) - 1))
         self._timings.set_num_sessions(1)
         job = VerifySession(spec, _Silent(), cache, self._timings, RoundCounts(), None, 0.0)
         commits, drafts = Mail(self._costs.one_way_ms), Mail(self._costs.one_way_ms)
@@ -198,7 +200,8 @@ class Simulation:
             segment = job.segment(4096, 4096)
             end = now + self._times.of(len(segment.token_ids))
             _run(job, speculator, drafts, end)
-            cache.length += len(segment.token_ids)
+            cache.reserve(cache.length + len(segment.token_ids))
+            cache.append(segment.position_ids or range(cache.length, cache.length + len(segment.token_ids)))
             draws = _draws(job.session.tree.root, job.nodes, text[position:])
             verdict = job.apply(draws, end - now, now / 1e3, end / 1e3)
             assert list(verdict.token_ids) == list(text[position : position + len(verdict.token_ids)])

@@ -214,6 +214,7 @@ async def test_what_comes_in_for_one_session_ends_no_other(
     stub: Any, speculator: RunningSpeculator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(speculator.servicer, "_max_num_sessions", 2)
+    monkeypatch.setattr(speculator.engine.residency, "_max_num_residents", 2)
     other, call = stub.Speculate(), stub.Speculate()
     for each in (other, call):
         await each.write(opening(speculator))

@@ -65,7 +65,7 @@ def test_a_session_that_begins_with_output_is_a_resync() -> None:
         engine.commit(name, (9,))
     engine.close("new")
     engine.stop()
-    values = values_of(read_drafts(engine.counts, engine.num_sessions))
+    values = values_of(read_drafts(engine.counts, engine.num_sessions, engine.residency.state()))
     assert (values["outrider_draft_sessions_total"][""], values["outrider_draft_resyncs_total"][""]) == (2, 1)
     assert values["outrider_draft_commits_total"][""] == 2
     assert values["outrider_draft_sessions_active"][""] == 1

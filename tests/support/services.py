@@ -97,13 +97,16 @@ async def running_verifier(
     speculator: str = "",
     datastore: str = "",
     max_num_sessions: int = 16,
+    max_num_queued: int = 0,
+    queue_timeout_s: float = 30.0,
     stall_timeout_s: float = 30.0,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     quotas: Quotas | None = None,
     max_draft_nodes_per_s: float = MAX_NODES_PER_S,
     max_prompt_tokens: int = 0,
+    model: LoadedModel | None = None,
 ) -> AsyncIterator[RunningVerifier]:
-    """A verifier with the demo target, on a free port. It is not measured, so that tests begin at once."""
+    """A verifier with the demo target or `model`, on a free port. It is not measured, so that tests begin at once."""
     settings = VerifierSettings.model_validate(
         {
             "speculator": speculator,
@@ -113,12 +116,14 @@ async def running_verifier(
             "lookahead": 32,
             "min_path_probability": 0.1,
             "max_num_sessions": max_num_sessions,
+            "max_num_queued": max_num_queued,
+            "queue_timeout_s": queue_timeout_s,
             "max_prompt_tokens": max_prompt_tokens,
             "max_draft_nodes_per_s": max_draft_nodes_per_s,
             "stall_timeout_s": stall_timeout_s,
         }
     )
-    service = VerifierService(settings, target_model(), {1: 2.0}, quotas)
+    service = VerifierService(settings, model or target_model(), {1: 2.0}, quotas)
     server = grpc.aio.server(interceptors=[*interceptors, MalformedRequests()])
     service.register(server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -39,7 +39,7 @@ def engine() -> Engine:
 
 
 def pool_of(engine: Engine) -> KVPool:
-    return cast(Any, engine)._runner.pool  # type: ignore[no-any-return]
+    return cast(Any, engine.residency)._pool  # type: ignore[no-any-return]
 
 
 def add_session(engine: Engine, method: Method, num_prompt_tokens: int, num_cached: int) -> VerifySession:
@@ -48,15 +48,8 @@ def add_session(engine: Engine, method: Method, num_prompt_tokens: int, num_cach
     sampling = SamplingParams(temperature=0.0)
     spec = SessionSpec(name, prompt, sampling, SpeculationParams(method, 8), vocab_size=1000, max_tokens=1000)
     cache, listener = pool_of(engine).new_cache(), SimpleNamespace(on_admitted=None)
-    session = VerifySession(
-        spec,
-        cast(Any, listener),
-        cache,
-        EngineTimings(ForwardTimes({1: 10.0})),
-        RoundCounts(),
-        tiers=None,
-        now=OPENED_AT,
-    )
+    timings = EngineTimings(ForwardTimes({1: 10.0}))
+    session = VerifySession(spec, cast(Any, listener), cache, timings, RoundCounts(), tiers=None, now=OPENED_AT)
     engine.sessions[name] = session
     engine.residency.add(session)
     for admitted in engine.residency.admit():
@@ -111,7 +104,8 @@ class Asynchronous:
     def _forward(self, segments: list[Any]) -> torch.Tensor:
         self.happened.append("forward")
         for segment in segments:
-            segment.cache.length += len(segment.token_ids)
+            first = segment.cache.length
+            segment.cache.append(range(first, first + len(segment.token_ids)))
         return torch.zeros(0)
 
     def _emitted(self, sampler: object, logits: object, rounds: list[Any]) -> list[list[int]]:
@@ -126,7 +120,6 @@ def device(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> Asynchronous:
 
 def test_a_forward_is_timed_when_its_draws_are_there(engine: Engine, device: Asynchronous) -> None:
     session = add_session(engine, Method.OFF, 3, 2)
-    session.cache.keep = lambda *_: None  # type: ignore[method-assign]
     device.forward_ms = 250.0
     engine.step([session])
     assert device.happened == ["start", "forward", "stop", "draws", "elapsed"]
@@ -143,7 +136,6 @@ def test_a_prompts_last_piece_is_no_measure_of_rounds(
     engine: Engine, device: Asynchronous, num_cached: int, is_learnt: bool
 ) -> None:
     session = add_session(engine, Method.OFF, 30, num_cached)
-    session.cache.keep = lambda *_: None  # type: ignore[method-assign]
     device.forward_ms = 20.0
     engine.step([session])
     assert (engine._timings.forward_ms.get(0.0) > 10.0) == is_learnt
@@ -153,7 +145,6 @@ def test_what_a_drafter_slows_down_that_is_only_tried_is_no_measure_of_rounds(
     engine: Engine, device: Asynchronous
 ) -> None:
     session = add_session(engine, Method.AUTO, 30, 29)
-    session.cache.keep = lambda *_: None  # type: ignore[method-assign]
     device.forward_ms = 20.0
     assert session.is_probing
     engine.step([session])

@@ -111,7 +111,7 @@ def load_model(
     exact: str = "off",
     num_tokens: int = 0,
     block_size: int = TILE,
-    num_sessions: int = 1,
+    num_sessions: int = 64,
 ) -> LoadedModel:
     """Loads a model into a runner.
 

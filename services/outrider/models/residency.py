@@ -1,4 +1,4 @@
-"""Which sessions of an engine hold blocks of the pool, and which wait for them.
+"""The sessions of an engine that hold blocks of the pool, and those that wait for them.
 
 Sessions come in by age. One that waits comes in when the rest of its text fits beside a block for each that is in, to
 grow. When there is no block left, cached prefixes are given up, and then the youngest session: it loses its blocks and

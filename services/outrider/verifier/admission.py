@@ -22,7 +22,7 @@ MAX_TOKEN_LEN = 256
 
 
 class PrefixScope(Enum):
-    """Who finds the keys and values of a generation's beginning again."""
+    """Says who finds the keys and values of a generation's beginning again."""
 
     TENANT = "tenant"
     GLOBAL = "global"

@@ -1,0 +1,99 @@
+"""Sessions share a pool of keys and values that is smaller than what they want, and every text is as alone."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache
+
+import pytest
+
+from outrider.models.loading import LoadedModel, load_model
+from outrider.verifier.admission import PrefixScope
+from outrider_client.client import Client
+from outrider_client.errors import OutOfRange, ResourceExhausted
+from tests.support.services import RunningVerifier, running_verifier
+from tests.support.waiting import until
+
+NUM_TOKENS = 640
+PROMPTS = [f"def f{n}(x):\n    # {'step ' * (5 * n)}\n    return" for n in range(10)]
+LONG = "\n".join(f"value_{n} = compute({n}, scale={n * n})" for n in range(40))
+
+
+@cache
+def crowded_model() -> LoadedModel:
+    """The demo target with room for ten blocks."""
+    return load_model("demo/target", exact="auto", num_tokens=NUM_TOKENS)
+
+
+async def text_of(client: Client, prompt: str, num_tokens: int = 120, method: str = "off") -> list[int]:
+    done = await client.complete(prompt, max_tokens=num_tokens, ignore_eos=True, method=method, seed=5, temperature=0.8)
+    return list(done.token_ids)
+
+
+def state_of(verifier: RunningVerifier) -> dict[str, int]:
+    state = verifier.engine.residency.state()
+    return {"held": state.num_blocks["held"], "preemptions": state.num_preemptions, "found": state.num_found_tokens}
+
+
+async def test_all_sessions_of_a_crowded_pool_finish_and_every_text_is_as_alone() -> None:
+    async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
+        before = state_of(verifier)
+        together = await asyncio.gather(*(text_of(client, prompt) for prompt in PROMPTS))
+        assert state_of(verifier)["preemptions"] > before["preemptions"]
+        alone = [await text_of(client, prompt) for prompt in PROMPTS]
+        await until(lambda: state_of(verifier)["held"] == 0)
+    assert together == alone
+
+
+async def test_what_could_never_fit_is_refused_at_once() -> None:
+    async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
+        with pytest.raises(OutOfRange, match=r"max_tokens must be at most \d+, got 700.*values 640"):
+            await client.complete("def f(", max_tokens=700)
+        with pytest.raises(OutOfRange, match="shorter than this server's pool of keys and values, 640 tokens"):
+            await client.complete(LONG * 3, max_tokens=1)
+        # Who names no number gets what there is room for.
+        done = await client.complete("def f(", ignore_eos=True)
+        assert len(done.token_ids) + done.num_prompt_tokens == NUM_TOKENS
+
+
+async def test_who_waits_too_long_for_room_is_told_when_to_come_back() -> None:
+    crowd = running_verifier(model=crowded_model(), max_num_sessions=1, max_num_queued=1, queue_timeout_s=0.2)
+    async with crowd as verifier, Client(verifier.address) as client:
+        running = client.generate("def f(", max_tokens=600, ignore_eos=True)
+        await anext(running)
+        waiting = asyncio.create_task(client.complete("def g(", max_tokens=4, resume=False))
+        await until(lambda: len(verifier.engine.residency.waiting) == 1)
+        with pytest.raises(ResourceExhausted, match="has all 1 sessions in use, and 1 wait") as full:
+            await client.complete("def h(", max_tokens=4, resume=False)
+        with pytest.raises(ResourceExhausted, match="no room for this session") as late:
+            await waiting
+        assert full.value.retry_after_s == late.value.retry_after_s == 1.0
+        await running.aclose()
+
+
+async def test_who_waits_comes_in_when_another_ends() -> None:
+    crowd = running_verifier(model=crowded_model(), max_num_sessions=1, max_num_queued=2)
+    async with crowd as verifier, Client(verifier.address) as client:
+        texts = await asyncio.gather(*(text_of(client, prompt, 20) for prompt in PROMPTS[:3]))
+        assert texts == [await text_of(client, prompt, 20) for prompt in PROMPTS[:3]]
+
+
+async def test_the_next_turn_reads_only_what_is_new() -> None:
+    async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
+        first = await client.complete(LONG[:900], max_tokens=70, ignore_eos=True, method="off")
+        before = state_of(verifier)["found"]
+        longer = await client.complete(LONG[:900] + first.text + "\n# next\n", max_tokens=8, method="off")
+        found = state_of(verifier)["found"] - before
+        # All full blocks of the first turn, its output included, but for tokens that join others at the seam.
+        assert found >= (first.num_prompt_tokens + 60) // 64 * 64 - 64
+        assert found < longer.num_prompt_tokens
+
+
+def test_prefixes_are_found_by_their_own_tenant_unless_the_scope_says_otherwise() -> None:
+    salts = {scope: [scope.salt(tenant) for tenant in (None, "a", "b", "a")] for scope in PrefixScope}
+    own = salts[PrefixScope.TENANT]
+    assert len(set(own)) == 3
+    assert own[1] == own[3]
+    assert len(set(salts[PrefixScope.GLOBAL])) == 1
+    assert salts[PrefixScope.GLOBAL][0] not in own
+    assert set(salts[PrefixScope.OFF]) == {None}

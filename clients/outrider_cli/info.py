@@ -42,13 +42,17 @@ def _described(address: str, response: verifier_pb2.GetInfoResponse) -> Table:
     table.add_row("address", address)
     table.add_row("version", response.version)
     table.add_row("model", f"{model.model_id}, {model.dtype}" if model.dtype else model.model_id)
+    table.add_row("exact rows", f"no: {response.exact_off_reason}" if response.exact_off_reason else "yes")
     table.add_row("tokenizer", f"{model.vocab_size} tokens, sha256 {model.tokenizer_hash[:12]}")
     table.add_row("context", f"{model.max_context_len} tokens")
     table.add_row("methods", ", ".join(method_name(method) for method in response.methods))
     table.add_row("default method", method_name(response.default_method))
     table.add_row("speculative tokens", f"at most {response.max_num_speculative_tokens} a round")
     table.add_row("drafted rows", f"at most {response.max_num_rows} a round")
-    table.add_row("sessions", f"{response.num_sessions} of {response.max_num_sessions}")
+    queued = f", {response.num_queued} of them wait for room" if response.num_queued else ""
+    table.add_row("sessions", f"{response.num_sessions} of {response.max_num_sessions}{queued}")
+    pool = response.kv_pool
+    table.add_row("keys and values", f"{pool.num_held_tokens} of {pool.num_tokens} tokens held")
     for name in ("speculator", "datastore"):
         peer = getattr(response, name)
         state = "connected" if peer.connected else f"not connected: {peer.last_error or 'not tried yet'}"

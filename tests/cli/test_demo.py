@@ -37,13 +37,13 @@ def test_what_is_streamed_and_what_is_compared_are_methods_that_run() -> None:
 def test_equal_texts_are_good_news_without_a_footnote() -> None:
     rows = [OFF, measured("auto", [1, 2, 3, 4], [5, 6, 7, 8], seconds=2.0, num_rounds=2)]
     assert printed(rows) == [["off", "2.0", "1.00x", "1.00"], ["auto", "4.0", "2.00x", "2.00", "yes"]]
-    assert "the target's own text, token for token" in conclusion_of(rows)
+    assert "the target's own text, token for token" in conclusion_of(rows, "")
 
 
 def test_a_text_that_parts_is_counted_and_explained() -> None:
     rows = [OFF, measured("auto", [1, 2, 3, 4], [5, 9, 7, 8], seconds=2.0, num_rounds=2)]
     assert printed(rows)[1][4:] == ["5", "of", "8", "tokens"]
-    assert "--dtype float32" in conclusion_of(rows)
+    assert "nearly equally likely: chains of 3 differ." in conclusion_of(rows, "chains of 3 differ")
 
 
 @pytest.mark.parametrize(

@@ -134,3 +134,16 @@ def test_equal_models_on_one_machine_have_one_numerics_id() -> None:
     other = make_exact(a_runner("llama", torch.float32), "other weights").numerics_id
     assert len(ids) == 1
     assert other not in ids
+
+
+@pytest.mark.parametrize("min_rows", [1, 2, 4, 6])
+def test_rows_that_fill_up_a_forward_change_nobodys_logits(min_rows: int) -> None:
+    runner = a_runner("llama", torch.float32)
+    runner.min_rows = 1
+    alone = runner.forward([Segment(runner.new_cache(), TEXT[:2], 1)])
+    runner.min_rows = min_rows
+    for beside in ([], [Segment(runner.new_cache(), TEXT[:1], 0)], [Segment(runner.new_cache(), TEXT[:5], 0)]):
+        cache = runner.new_cache()
+        runner.forward([Segment(cache, TEXT[:1], 0)])
+        found = runner.forward([*beside, Segment(cache, TEXT[1:2], 1)])
+        torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-4)

@@ -93,7 +93,7 @@ class FusedStack:
         for layer in self._layers[:num_layers]:
             hidden = layer(hidden, turns, plan)
         # The other rows have done their part: their keys and values are in the caches.
-        if len(plan.wanted_rows) < plan.num_rows:
+        if not plan.wants_all_rows:
             hidden = hidden[plan.wanted_rows]
         return self._norm(hidden)
 

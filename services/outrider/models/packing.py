@@ -177,6 +177,11 @@ class Plan:
             first_row += num_rows
         return parts, np.concatenate(places)
 
+    @property
+    def wants_all_rows(self) -> bool:
+        """True if logits are computed for every row, in order."""
+        return self.wanted_rows == list(range(self.num_rows))
+
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor, scale: float) -> Tensor:
         """Appends the new keys and values of one layer to the caches, and attends over them.
 

@@ -142,7 +142,7 @@ class PlainStack:
         # The library hands keywords that it does not know, like `plan`, through all its layers down to `_attend`.
         outputs = self._inner(input_ids=token_ids, position_ids=position_ids, use_cache=False, plan=plan)
         hidden: Tensor = outputs.last_hidden_state[0]
-        return hidden if len(plan.wanted_rows) == plan.num_rows else hidden[plan.wanted_rows]
+        return hidden if plan.wants_all_rows else hidden[plan.wanted_rows]
 
 
 def _attend(

@@ -13,7 +13,7 @@ import grpc
 
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.wire.channels import doubled
-from outrider.wire.handshake import differs_in_bits
+from outrider.wire.resumption import difference
 from outrider_client.errors import OutriderError, ResourceExhausted, Unavailable
 from outrider_client.requests import GenerateOptions
 from outrider_client.tracing import GenerationTrace
@@ -244,16 +244,8 @@ class ResumableCall(RetryState):
             return  # an older server
         if self._model is None:
             self._model = model
-        begun, here = self._model, model
-        # The dtype, too: rounded differently, the same weights may choose another of two nearly equal tokens.
-        name = self._replicas.addresses[self.replica]
-        if (begun.model_id, begun.tokenizer_hash, begun.dtype) != (here.model_id, here.tokenizer_hash, here.dtype):
-            raise Unavailable(
-                f"{name} serves {here.model_id} in {here.dtype}; the generation was begun by {begun.model_id} in "
-                f"{begun.dtype}"
-            )
-        if differs_in_bits(begun, here):
-            raise Unavailable(f"{name} computes {here.model_id} with other weights, libraries or another processor")
+        if problem := difference(self._model, model):
+            raise Unavailable(f"{self._replicas.addresses[self.replica]} {problem}")
 
     def stalled(self) -> OutriderError:
         """Returns the error of a call that has been silent for too long."""

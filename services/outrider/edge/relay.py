@@ -22,7 +22,7 @@ from outrider.peers.reconnecting import is_overwritten, wait_before_retry
 from outrider.telemetry.tracing import COLLABORATE, GENERATE, Metadata, current_span
 from outrider.v1 import verifier_pb2
 from outrider.wire.errors import RpcError, Unavailable
-from outrider.wire.handshake import differs_in_bits
+from outrider.wire.resumption import difference
 from outrider.wire.speculation import METHODS
 
 if TYPE_CHECKING:  # it imports torch, see there
@@ -222,12 +222,5 @@ class Relay:
         if self._started is None:
             self._target = target
         assert self._target is not None
-        begun, here = self._target.model, target.model
-        name = upstream.state.address
-        if (begun.model_id, begun.tokenizer_hash, begun.dtype) != (here.model_id, here.tokenizer_hash, here.dtype):
-            raise Unavailable(
-                f"{name} serves {here.model_id} in {here.dtype}; the generation was begun by {begun.model_id} in "
-                f"{begun.dtype}"
-            )
-        if differs_in_bits(begun, here):
-            raise Unavailable(f"{name} computes {here.model_id} with other weights, libraries or another processor")
+        if problem := difference(self._target.model, target.model):
+            raise Unavailable(f"{upstream.state.address} {problem}")

@@ -42,12 +42,6 @@ def model_info(model: Model) -> types_pb2.ModelInfo:
     )
 
 
-def differs_in_bits(begun: types_pb2.ModelInfo, here: types_pb2.ModelInfo) -> bool:
-    """Returns True if a text that was begun with exact rows would not go on here with the same bits."""
-    # Where the first server has promised nothing, as those do whose rows are not exact, nothing is broken.
-    return bool(begun.numerics_id) and begun.numerics_id != here.numerics_id
-
-
 def handshake(model: Model) -> types_pb2.Handshake:
     """Returns the handshake of a caller that speaks the tokens of `model`."""
     return types_pb2.Handshake(

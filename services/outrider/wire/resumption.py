@@ -1,0 +1,21 @@
+"""The rule by which a text that one server has begun may go on at another: SDK and edge follow the same."""
+
+from __future__ import annotations
+
+from outrider.v1 import types_pb2
+
+
+def difference(begun: types_pb2.ModelInfo, here: types_pb2.ModelInfo) -> str:
+    """Returns why a text would not go on here as it was begun; empty if it would.
+
+    Args:
+        begun: The model that began it.
+        here: The model that is asked to go on.
+    """
+    # The dtype, too: rounded differently, the same weights may choose another of two nearly equal tokens.
+    if (begun.model_id, begun.tokenizer_hash, begun.dtype) != (here.model_id, here.tokenizer_hash, here.dtype):
+        return f"serves {here.model_id} in {here.dtype}; the generation was begun by {begun.model_id} in {begun.dtype}"
+    # Where the first server has promised nothing, as those do whose rows are not exact, nothing is broken.
+    if begun.numerics_id and begun.numerics_id != here.numerics_id:
+        return f"computes {here.model_id} with other weights, libraries or threads, or on another processor"
+    return ""

@@ -6,9 +6,11 @@ import asyncio
 from functools import cache
 
 import pytest
+from pydantic import ValidationError
 
 from outrider.models.loading import LoadedModel, load_model
 from outrider.verifier.admission import PrefixScope
+from outrider.verifier.settings import VerifierSettings
 from outrider_client.client import Client
 from outrider_client.errors import OutOfRange, ResourceExhausted
 from tests.support.services import RunningVerifier, running_verifier
@@ -87,6 +89,22 @@ async def test_the_next_turn_reads_only_what_is_new() -> None:
         # All full blocks of the first turn, its output included, but for tokens that join others at the seam.
         assert found >= (first.num_prompt_tokens + 60) // 64 * 64 - 64
         assert found < longer.num_prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("flags", "rule"),
+    [
+        ({"kv_cache_tokens": 511}, "--kv-cache-tokens must be 0 or at least 512, 8 blocks of --kv-block-size, got 511"),
+        ({"kv_block_size": 0}, "greater than or equal to 64"),
+        ({"kv_block_size": 100}, "multiple of 64"),
+        ({"prefix_scope": "session"}, "'tenant', 'global' or 'off'"),
+        ({"exact": "on"}, "'auto', 'off' or 'require'"),
+        ({"queue_timeout_s": 0}, "greater than 0"),
+    ],
+)
+def test_settings_that_make_no_pool_are_refused(flags: dict[str, object], rule: str) -> None:
+    with pytest.raises(ValidationError, match=rule):
+        VerifierSettings.model_validate(flags)
 
 
 def test_prefixes_are_found_by_their_own_tenant_unless_the_scope_says_otherwise() -> None:

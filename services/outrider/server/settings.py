@@ -7,16 +7,18 @@ with repr=False is never shown.
 from __future__ import annotations
 
 import sys
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import CliApp, SettingsConfigDict, SettingsError
 
 from outrider.security.settings import ListenSecuritySettings, PeerSecuritySettings, checked_address
 from outrider.telemetry.redaction import without_secrets
 
+MIN_NUM_BLOCKS = 8
+"""Least blocks of a pool of keys and values: what the measurements at the start take."""
 LISTEN = "Address to listen on, HOST:PORT; port 0 = any free port."
 
 Settings = TypeVar("Settings", bound="ServiceSettings")
@@ -130,6 +132,16 @@ class ModelSettings(DialingSettings):
         "tenant", description="Who finds the keys and values of a prompt's beginning again: its tenant, all, nobody."
     )
     max_num_sessions: int = Field(64, ge=1, description="Most sessions at a time.")
+
+    @model_validator(mode="after")
+    def _pool_has_blocks(self) -> Self:
+        least = MIN_NUM_BLOCKS * self.kv_block_size
+        if 0 < self.kv_cache_tokens < least:
+            raise ValueError(
+                f"--kv-cache-tokens must be 0 or at least {least}, {MIN_NUM_BLOCKS} blocks of --kv-block-size, got "
+                f"{self.kv_cache_tokens}"
+            )
+        return self
 
 
 def parse_settings(cls: type[Settings], arguments: list[str] | None = None) -> Settings:

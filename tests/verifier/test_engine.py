@@ -126,6 +126,14 @@ def test_a_forward_is_timed_when_its_draws_are_there(engine: Engine, device: Asy
     assert session.session.statistics.round_times[0].forward_ms == 250.0
 
 
+def test_a_session_that_is_closed_during_a_forward_breaks_no_step(engine: Engine, device: Asynchronous) -> None:
+    closed, other = add_session(engine, Method.OFF, 3, 2), add_session(engine, Method.OFF, 3, 2)
+    engine.close(closed.session.spec.session_id)
+    engine.step([closed, other])
+    assert list(engine.sessions.values()) == [other]
+    assert other.session.num_output_tokens == 1
+
+
 def test_nothing_waits_for_a_piece_of_a_prompt(engine: Engine, device: Asynchronous) -> None:
     engine.step([add_session(engine, Method.OFF, 600, 0)])
     assert "elapsed" not in device.happened

@@ -175,6 +175,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._measure(segments, forward_ms, num_verdicts=len(drawing))
         verdicts = []
         for session, token_ids in zip(drawing, draws, strict=True):
+            if not self.residency.has(session):
+                continue  # closed a moment ago, by what was posted during the forward: its cache is empty
             verdict = session.apply(token_ids, forward_ms, started, now)
             verdicts.append((session.listener, verdict, session.session.statistics, session.peer_requests()))
             if verdict.finish_reason is not None:

@@ -30,7 +30,7 @@ from outrider.models.runner import Runner
 
 log = structlog.get_logger(__name__)
 
-BUDGET_S = 1.5
+BUDGET_S = 0.8
 """Time that the self-test may take. A model whose forwards take longer is tried with its first layers alone."""
 NUM_READINGS = 8
 """Times that a self-test costs what it costs to read its text once, about."""
@@ -221,7 +221,7 @@ class _SelfTest:
         return [logits[[0, *rows]], after]
 
 
-def _pad_to_the_fastest(runner: Runner, num_repeats: int = 5) -> None:
+def _pad_to_the_fastest(runner: Runner, num_repeats: int = 3) -> None:
     """Raises the runner's `min_rows` if a single row is faster among more."""
     least = runner.min_rows
     cache = runner.new_cache()

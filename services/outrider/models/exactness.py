@@ -144,7 +144,7 @@ class _SelfTest:
         self._read_prefix()
         self._expected = self._forward(self._token_ids[self._start :])
         self._cache.truncate(self._start)
-        for size in (1, 2, 3, 5, 9, 16):
+        for size in (1, 2, 3, 4, 5, 7, 9, 12, 16, 20, 24):
             self._compare(f"chains of {size}", partial(self._in_chains, size))
         for depth in (1, 3, 7):
             self._compare(f"trees of depth {depth}", partial(self._in_trees, depth))

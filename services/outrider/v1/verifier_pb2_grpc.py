@@ -89,10 +89,10 @@ class VerifierServiceServicer:
 
         Errors:
         * `INVALID_ARGUMENT`: a field is missing or outside its range; the message names the field and the rule. Do not retry.
-        * `OUT_OF_RANGE`: the prompt leaves no room in the context, or is longer than this server takes; the message names the limit. Do not
-        retry.
-        * `RESOURCE_EXHAUSTED`: too many sessions, or a limit of the caller's tenant, which the message names. Retry after the delay in the
-        RetryInfo detail.
+        * `OUT_OF_RANGE`: the prompt leaves no room in the context or in the pool of keys and values, or is longer than this server takes; the
+        message names the limit. Do not retry.
+        * `RESOURCE_EXHAUSTED`: too many sessions, no room for this one in time, or a limit of the caller's tenant, which the message names.
+        Retry after the delay in the RetryInfo detail.
         * `UNAUTHENTICATED`, `PERMISSION_DENIED`: servers with credentials, from every method: they are missing, or not for this.
         * `FAILED_PRECONDITION`: the method needs a peer that this server is configured without. Choose another method.
         * `UNAVAILABLE`: loading or draining. Retry elsewhere.

@@ -21,20 +21,27 @@ LENGTH = 150
 TEXT = text(LENGTH)
 
 
-def a_runner(family: str, dtype: torch.dtype, *, fuse: bool = True) -> Runner:
+def a_runner(family: str, dtype: torch.dtype, *, fuse: bool = True, use_kernels: bool = True) -> Runner:
     model = build(family)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
-    return Runner(model, fuse=fuse)
+    return Runner(model, fuse=fuse, use_kernels=use_kernels)
 
 
 @pytest.fixture(
     scope="module",
-    params=[("llama", torch.float32), ("qwen3", torch.float32), ("qwen3", torch.bfloat16), ("mistral", torch.bfloat16)],
-    ids=lambda param: f"{param[0]}-{param[1]}",
+    params=[
+        ("llama", torch.float32, True),
+        ("qwen3", torch.bfloat16, True),
+        ("mistral", torch.bfloat16, True),
+        ("qwen3", torch.float32, False),
+        ("mistral", torch.bfloat16, False),
+    ],
+    ids=lambda param: f"{param[0]}-{param[1]}-{'kernels' if param[2] else 'torch'}",
 )
 def runner(request: pytest.FixtureRequest) -> Runner:
-    made = a_runner(*request.param)
+    family, dtype, use_kernels = request.param
+    made = a_runner(family, dtype, use_kernels=use_kernels)
     if not make_exact(made, "").is_exact:
         pytest.skip("rows are not exact on this processor")
     return made
@@ -121,7 +128,7 @@ def test_the_self_test_sees_a_product_whose_bits_depend_on_the_number_of_rows() 
 
 
 def test_the_self_test_sees_sums_that_go_by_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = a_runner("llama", torch.float32)
+    runner = a_runner("llama", torch.float32, use_kernels=False)
     runner.min_rows = 4
     # As if the tiles of a tree were those of its slots.
     monkeypatch.setattr(attention.PartGroup, "_make_order", lambda self, num_columns, group: None)

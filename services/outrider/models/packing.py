@@ -18,6 +18,7 @@ from torch import Tensor
 from outrider.core.tree import Node
 from outrider.models.attention import MAX_QUERIES, Part, grouped, parts_of_chain, parts_of_tree
 from outrider.models.kv_cache import KVCache
+from outrider.models.paths import Paths
 
 NO_SLOTS: Mapping[Node, int] = MappingProxyType({})
 
@@ -79,6 +80,13 @@ class Segment:
         """True if all slots up to the last row hold their own positions, and rows see all slots up to their own."""
         return self.visible is None and self.position_ids is None and not self.cache.tail_positions
 
+    def seen(self) -> npt.NDArray[np.bool_]:
+        """Returns `visible`, made where it is None."""
+        if self.visible is not None:
+            return self.visible
+        num_rows = len(self.token_ids)
+        return np.tri(num_rows, self.cache.length + num_rows, self.cache.length, dtype=np.bool_)
+
     def check(self) -> None:
         """Raises ValueError if the parts do not fit together."""
         rows = len(self.token_ids)
@@ -104,12 +112,15 @@ def _path_slots(node: Node | None, slots: Mapping[Node, int]) -> list[int]:
 class Plan:
     """Lays out all segments of one packed forward, and computes the attention over them."""
 
-    def __init__(self, segments: Sequence[Segment], queries_per_key: int, min_rows: int = 1) -> None:
+    def __init__(
+        self, segments: Sequence[Segment], queries_per_key: int, min_rows: int = 1, *, use_kernels: bool = False
+    ) -> None:
         """
         Args:
             segments: One for each session.
             queries_per_key: Query heads that share a key-value head.
             min_rows: Least rows of the forward. Fewer are filled up with rows that belong to nobody.
+            use_kernels: True if attention runs by `outrider.models.kernels`.
 
         Raises:
             ValueError: A segment is malformed, or two segments share a cache.
@@ -148,34 +159,53 @@ class Plan:
         # Of the list: to read it from a tensor would be to wait for the accelerator.
         self.last_position = max(position_ids)
         padding = [0] * (self.num_rows - self._num_used)
-        parts, places = self._lay_out(max(1, MAX_QUERIES // queries_per_key))
         device = pool.data.device
-        self._places = torch.from_numpy(places).to(device)
-        self._groups = grouped(parts, pool, queries_per_key)
+        self.paths = Paths(pool) if use_kernels else None
+        """What each row sees, for the kernels of a CPU; None if they are not used."""
+        self.places = self._reserve()
+        """Where the new keys and values go in the pool: int64 [rows that are somebody's]."""
+        if self.paths is None:
+            parts = self._parts(max(1, MAX_QUERIES // queries_per_key))
+            self._groups = grouped(parts, pool, queries_per_key)
+            self._device_places = torch.from_numpy(self.places).to(device)
+        else:
+            self._add_paths(self.paths)
         self.num_attended = 0
-        """Layers whose attention came here; the runner checks once that all do."""
+        """Layers whose attention was computed; the runner checks once that all are."""
         # One tensor for both is one copy to the device.
-        rows = torch.tensor([token_ids + padding, position_ids + padding], device=device)
-        self.token_ids, self.position_ids = rows.unbind(0)
+        rows = np.array([token_ids + padding, position_ids + padding])
+        self.position_array: npt.NDArray[np.int64] = rows[1]
+        """Position of each row, for the kernels of a CPU."""
+        self.token_ids, self.position_ids = torch.from_numpy(rows).to(device).unbind(0)
 
-    def _lay_out(self, max_rows: int) -> tuple[list[Part], npt.NDArray[np.int64]]:
-        """Returns the parts, and where the new keys and values go: int64 [rows]."""
-        parts: list[Part] = []
+    def _reserve(self) -> npt.NDArray[np.int64]:
+        """Makes room for the rows in their caches, and returns where they go."""
         places = []
-        first_row = 0
-        for segment, position_ids in zip(self._segments, self._position_ids, strict=True):
+        for segment in self._segments:
             cache, num_rows = segment.cache, len(segment.token_ids)
             cache.reserve(cache.length + num_rows)
             places.append(cache.places(np.arange(cache.length, cache.length + num_rows)))
+        return np.concatenate(places)
+
+    def _parts(self, max_rows: int) -> list[Part]:
+        parts: list[Part] = []
+        first_row = 0
+        for segment, position_ids in zip(self._segments, self._position_ids, strict=True):
+            num_rows = len(segment.token_ids)
             if segment.is_chain:
-                parts += parts_of_chain(cache, first_row, num_rows, max_rows)
+                parts += parts_of_chain(segment.cache, first_row, num_rows, max_rows)
             else:
-                visible = segment.visible
-                if visible is None:
-                    visible = np.tri(num_rows, cache.length + num_rows, cache.length, dtype=np.bool_)
-                parts += parts_of_tree(cache, first_row, position_ids, visible, max_rows)
+                parts += parts_of_tree(segment.cache, first_row, position_ids, segment.seen(), max_rows)
             first_row += num_rows
-        return parts, np.concatenate(places)
+        return parts
+
+    def _add_paths(self, paths: Paths) -> None:
+        for segment in self._segments:
+            if segment.is_chain:
+                paths.add_chain(segment.cache, len(segment.token_ids))
+            else:
+                paths.add_tree(segment.cache, segment.seen())
+        paths.finish()
 
     @property
     def wants_all_rows(self) -> bool:
@@ -197,14 +227,24 @@ class Plan:
         self.num_attended += 1
         data = self._data[layer]
         # Before the scores: rows see themselves and each other through the cache.
-        data.index_copy_(2, self._places, keys_values[: self._num_used].permute(1, 2, 0, 3))
-        is_padded = self._num_used < self.num_rows
+        kept = keys_values[: self._num_used].permute(1, 2, 0, 3)
+        if self.paths is not None:
+            data.index_copy_(2, torch.from_numpy(self.places), kept)
+            scaled = (queries * scale).view(len(queries), *self._heads, -1)
+            found = self.empty(len(queries), queries[0].numel(), dtype=queries.dtype)
+            self.paths.attend(self.paths.data[layer], scaled.numpy(), found.numpy())
+            return found
+        data.index_copy_(2, self._device_places, kept)
         queries = queries.view(len(queries), *self._heads, -1)
-        # Rows that belong to nobody attend to nothing.
-        out = queries.new_zeros(queries.shape) if is_padded else queries.new_empty(queries.shape)
+        out = self.empty(*queries.shape, dtype=queries.dtype)
         for group in self._groups:
             group.attend(layer, queries, data, scale, out)
         return out.flatten(1)
+
+    def empty(self, *sizes: int, dtype: torch.dtype) -> Tensor:
+        """Makes a tensor for what rows attend to. Those that belong to nobody attend to nothing, and stay zero."""
+        make = torch.zeros if self._num_used < self.num_rows else torch.empty
+        return make(sizes, dtype=dtype, device=self._data.device)
 
     def commit(self) -> None:
         """Counts the appended rows as used, once all layers ran: a forward that fails leaves no trace."""

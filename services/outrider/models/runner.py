@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
-from outrider.models.fusion import FusedStack, is_fusable, make_product
+from outrider.models.fusion import FusedStack, is_fusable
 from outrider.models.kv_cache import TILE, CacheShape, KVCache, KVPool
 from outrider.models.packing import Plan, Segment
+from outrider.models.products import make_product
 
 __all__ = ["KVCache", "Runner", "Segment", "UnsupportedModel"]
 
@@ -37,6 +38,7 @@ class Runner:
         model: PreTrainedModel,
         *,
         fuse: bool = True,
+        use_kernels: bool = True,
         is_exact: bool = True,
         num_blocks: int = DEFAULT_NUM_BLOCKS,
         block_size: int = TILE,
@@ -45,6 +47,8 @@ class Runner:
         Args:
             model: Any causal model of the library with standard attention, in its final type and on its device.
             fuse: Takes the layers apart where they are known (`outrider.models.fusion`).
+            use_kernels: Runs attention, and what is between the products of known layers, by the kernels of a CPU, if
+                the model is on one (`outrider.models.kernels`).
             is_exact: Uses products whose rows have the same bits whatever their number, where there are such.
             num_blocks: Blocks of the pool of keys and values.
             block_size: Slots of a block.
@@ -66,11 +70,14 @@ class Runner:
         self.cache_shape = cache_shape(model)
         self._queries_per_key = config.num_attention_heads // self.cache_shape.num_heads
         self.is_fused = fuse and is_fusable(model)
+        self._use_kernels = use_kernels and self.device.type == "cpu"
         with torch.inference_mode():
-            self._head = make_product(head.weight, head.bias, is_exact=is_exact)
-            self._stack: Stack = (
-                FusedStack(model, is_exact=is_exact) if self.is_fused else PlainStack(model, self.cache_shape.dtype)
-            )
+            self._head = make_product(head.weight, head.bias, is_exact=is_exact, use_kernels=self._use_kernels)
+            self._stack: Stack
+            if self.is_fused:
+                self._stack = FusedStack(model, is_exact=is_exact, use_kernels=self._use_kernels)
+            else:
+                self._stack = PlainStack(model)
         self.pool = KVPool(self.cache_shape, num_blocks, block_size)
         """Keys and values of all sessions."""
         self.min_rows = 1
@@ -98,7 +105,7 @@ class Runner:
         """
         if not segments:
             return torch.empty(0, self.vocab_size, device=self.device)
-        plan = Plan(segments, self._queries_per_key, self.min_rows)
+        plan = Plan(segments, self._queries_per_key, self.min_rows, use_kernels=self._use_kernels)
         hidden = self._stack(plan, num_layers)
         plan.commit()
         if not plan.wanted_rows:
@@ -111,7 +118,7 @@ class Runner:
     def _check_attention(self) -> None:
         """Runs one row, so that a model that would give wrong logits fails when it is loaded."""
         cache = self.new_cache()
-        plan = Plan([Segment(cache, [0], 1)], self._queries_per_key)
+        plan = Plan([Segment(cache, [0], 1)], self._queries_per_key, use_kernels=self._use_kernels)
         self._stack(plan)
         cache.clear()
         if plan.num_attended != self.cache_shape.num_layers:
@@ -130,9 +137,8 @@ class Stack(Protocol):
 class PlainStack:
     """Runs the library's own code, entered through its attention interface."""
 
-    def __init__(self, model: PreTrainedModel, cache_dtype: torch.dtype) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._inner: Any = model.base_model
-        self._cache_dtype = cache_dtype
         # The library's layers look the name up in the config at every call, so it may be changed now.
         model.config._attn_implementation = ATTENTION_NAME
 

@@ -1,0 +1,108 @@
+"""What runs between the products of a layer, by the kernels of a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from outrider.models import kernels
+from outrider.models.kernels import Array, as_array
+from outrider.models.packing import Plan
+from outrider.models.rotary import RotaryTable
+from outrider.models.torch_steps import SILU_TYPES, interleaved_norms, torch_gate
+
+
+class CpuSteps:
+    """Makes the steps; see `outrider.models.fusion.Steps`. The residual stream is float32.
+
+    What a step returns is overwritten by the next layer's: at a few rows a new tensor costs as much as its arithmetic.
+    """
+
+    def __init__(self, rotary: RotaryTable, dtype: torch.dtype) -> None:
+        """
+        Args:
+            rotary: That of the model.
+            dtype: Type of the weights.
+        """
+        self._rotary = rotary
+        self._dtype = dtype
+        # Those of another type are converted: nobody runs float16 on a CPU for speed.
+        self._kernel_type = dtype if dtype in kernels.TYPES else torch.float32
+        self._buffers: dict[tuple[str, int], tuple[Tensor, Array]] = {}
+
+    def norm(self, module: Any) -> Callable[[Tensor, Tensor | None], Tensor]:
+        """Makes the sum and norm of the residual stream."""
+        weight = as_array(module.weight.float())
+        size, epsilon = len(weight), float(module.variance_epsilon)
+        nothing = as_array(torch.empty(0, size, dtype=self._kernel_type))
+
+        def add_and_norm(hidden: Tensor, summand: Tensor | None) -> Tensor:
+            out, out_array = self._buffer("normed", hidden.shape[0], size)
+            added = nothing if summand is None else self._read(summand)
+            kernels.add_and_norm(as_array(hidden), added, weight, epsilon, out_array)
+            return self._written(out)
+
+        return add_and_norm
+
+    def attention(self, index: int, module: Any) -> Callable[[Tensor, Plan], Tensor]:
+        """Makes the attention of a layer."""
+        head_dim: int = module.head_dim
+        num_queries: int = module.q_proj.out_features // head_dim
+        num_keys: int = module.k_proj.out_features // head_dim
+        num_heads = num_queries + 2 * num_keys
+        scale: float = module.scaling
+        norms, epsilon = np.empty((0, head_dim), dtype=np.float32), 0.0
+        if hasattr(module, "q_norm"):
+            norms = as_array(interleaved_norms(module, num_queries, num_keys, torch.float32))
+            epsilon = module.q_norm.variance_epsilon  # k_norm's too: both have the config's
+
+        def attend(heads: Tensor, plan: Plan) -> Tensor:
+            paths = plan.paths
+            assert paths is not None, "the runner makes such plans for these steps"
+            num_rows = heads.shape[0]
+            out, out_array = self._buffer("attended", num_rows, num_queries * head_dim)
+            turns = as_array(torch.view_as_real(self._rotary.up_to(plan.last_position)))
+            queries = paths.queries(num_rows, num_keys, num_queries // num_keys)
+            given = self._read(heads).reshape(num_rows, num_heads, head_dim)
+            data = paths.data[index]
+            kernels.store_heads(given, turns, plan.position_array, plan.places, norms, epsilon, scale, queries, data)
+            paths.attend(data, queries, out_array)
+            plan.num_attended += 1
+            return self._written(out)
+
+        return attend
+
+    def gate(self, activation: nn.Module) -> Callable[[Tensor], Tensor]:
+        """Makes the gate of an MLP."""
+        if not isinstance(activation, SILU_TYPES):
+            return torch_gate(activation)
+
+        def gate(gate_up: Tensor) -> Tensor:
+            num_rows, width = gate_up.shape
+            out, out_array = self._buffer("gated", num_rows, width // 2)
+            kernels.gate_silu(self._read(gate_up), out_array)
+            return self._written(out)
+
+        return gate
+
+    def _buffer(self, name: str, num_rows: int, size: int) -> tuple[Tensor, Array]:
+        """Returns room for a step's result: a tensor, and its array."""
+        key = name, num_rows
+        found = self._buffers.get(key)
+        if found is None:
+            # Those of another number of rows are let go: after a prompt, they are large.
+            self._buffers = {kept: value for kept, value in self._buffers.items() if kept[1] == num_rows}
+            # Not empty: rows that are nobody's are read as well, and are better numbers.
+            tensor = torch.zeros(num_rows, size, dtype=self._kernel_type)
+            found = self._buffers[key] = tensor, as_array(tensor)
+        return found
+
+    def _read(self, tensor: Tensor) -> Array:
+        return as_array(tensor if tensor.dtype is self._kernel_type else tensor.to(self._kernel_type))
+
+    def _written(self, tensor: Tensor) -> Tensor:
+        return tensor if self._kernel_type is self._dtype else tensor.to(self._dtype)

@@ -1,0 +1,81 @@
+"""What each row of a forward sees, laid out for the kernels of a CPU: places in the pool, by position."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from outrider.models import kernels
+from outrider.models.kv_cache import KVCache, KVPool
+
+
+class Paths:
+    """Holds the path of every row: where the keys and values of all tokens before it lie, and its own.
+
+    A row of a chain and a row of a tree are alike here: both are a list of places, in the order of positions, so they
+    take the same way through the arithmetic. Rows of a chain share one list, of which each sees the beginning.
+    """
+
+    def __init__(self, pool: KVPool) -> None:
+        """
+        Args:
+            pool: Holds the keys and values, in float32.
+        """
+        self.data = kernels.as_array(pool.data)
+        """float32 [layers, 2, key-value heads, slots, head_dim]."""
+        self._head_dim = pool.shape.head_dim
+        self._lists: list[npt.NDArray[np.int64]] = []
+        self._starts: list[npt.NDArray[np.int64]] = []
+        self._counts: list[npt.NDArray[np.int64]] = []
+        self._length = 0
+        self._queries: npt.NDArray[np.float32] | None = None
+
+    def add_chain(self, cache: KVCache, num_rows: int) -> None:
+        """Adds rows that continue a chain: each sees all slots up to its own."""
+        end = cache.length + num_rows
+        self._add(
+            cache.places(np.arange(end)),
+            np.zeros(num_rows, dtype=np.int64),
+            np.arange(cache.length + 1, end + 1),
+        )
+
+    def add_tree(self, cache: KVCache, visible: npt.NDArray[np.bool_]) -> None:
+        """Adds rows that see what `visible` says: bool [rows, cache.length + rows], over slots."""
+        # Row by row, and within a row by slot. That is by position too: parents stand before their children.
+        slots = np.nonzero(visible)[1]
+        counts = visible.sum(1)
+        self._add(cache.places(slots), np.cumsum(counts) - counts, counts)
+
+    def _add(self, places: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> None:
+        self._lists.append(places)
+        self._starts.append(starts + self._length)
+        self._counts.append(counts)
+        self._length += len(places)
+
+    def finish(self) -> None:
+        """Puts the rows together, once all were added."""
+        self._slots = np.concatenate(self._lists)
+        self._all_starts, self._all_counts = np.concatenate(self._starts), np.concatenate(self._counts)
+        most = int(self._all_counts.max())
+        # Behind the scores a worker sums values, as many as a head is wide.
+        self._scores = np.empty((torch.get_num_threads(), most + self._head_dim), dtype=np.float32)
+
+    def queries(self, num_rows: int, num_heads: int, queries_per_key: int) -> npt.NDArray[np.float32]:
+        """Returns room for the queries of a layer: [rows, key-value heads, queries per key, head_dim]."""
+        if self._queries is None:
+            self._queries = np.zeros((num_rows, num_heads, queries_per_key, self._head_dim), dtype=np.float32)
+        return self._queries
+
+    def attend(
+        self, data: npt.NDArray[np.float32], queries: npt.NDArray[np.float32], out: npt.NDArray[np.generic]
+    ) -> None:
+        """Computes the attention of one layer, with all keys and values in their places.
+
+        Args:
+            data: [2, key-value heads, slots, head_dim]: that of the layer.
+            queries: [rows, key-value heads, queries per key, head_dim], scaled.
+            out: [rows, query heads * head_dim], written. Rows behind those that were added are left as they are.
+        """
+        found = out.reshape(queries.shape)
+        kernels.attend(queries, data, self._slots, self._all_starts, self._all_counts, self._scores, found)

@@ -114,12 +114,12 @@ def test_a_path_of_any_tree_has_the_bits_of_the_text(
 
 def test_the_self_test_sees_a_product_whose_bits_depend_on_the_number_of_rows() -> None:
     runner = a_runner("llama", torch.float32)
-    product: Any = runner._stack._layers[1]._down  # type: ignore[attr-defined]
+    product: Any = runner._stack._layers[0]._down  # type: ignore[attr-defined]
 
     def by_rows(x: Tensor) -> Tensor:
         return product(x) * (1 + 1e-6 * (len(x) % 2))  # type: ignore[no-any-return]
 
-    runner._stack._layers[1]._down = by_rows  # type: ignore[attr-defined]
+    runner._stack._layers[0]._down = by_rows  # type: ignore[attr-defined]
     with pytest.raises(NotExact, match=r"chains of \d+: \d+ of \d+ rows have other bits"):
         check_rows(runner)
     found = make_exact(runner, "")

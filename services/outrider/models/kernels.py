@@ -40,6 +40,16 @@ _LOCK = threading.Lock()
 """numba's own pool of threads takes one call at a time."""
 
 
+def _start_threads() -> None:
+    """Lets numba start its threads. It mostly shares torch's own, whose number it sets to that of the cores then."""
+    num_threads = torch.get_num_threads()
+    numba.get_num_threads()
+    torch.set_num_threads(num_threads)
+
+
+_start_threads()
+
+
 class Kernel:
     """Runs a function that was compiled, on as many threads as torch uses.
 

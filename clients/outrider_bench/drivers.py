@@ -209,7 +209,18 @@ def stack_config(config: BenchConfig, rtt_ms: float) -> StackConfig:
 
 def describe_server(info: verifier_pb2.GetInfoResponse) -> dict[str, dict[str, Any]]:
     """Describe the target model as its server does, for results about a server whose weights are not at hand."""
-    return {"target": {"model_id": info.model.model_id, "dtype": info.model.dtype, "server_version": info.version}}
+    target = {
+        "model_id": info.model.model_id,
+        "dtype": info.model.dtype,
+        "server_version": info.version,
+        "exact_off_reason": info.exact_off_reason,
+    }
+    return {"target": target}
+
+
+def merge_models(served: dict[str, dict[str, Any]], known: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Add what a server says of its models to what a worker, which has their weights, says of them."""
+    return {role: served.get(role, {}) | known.get(role, {}) for role in {**known, **served}}
 
 
 async def _info(stub: verifier_pb2_grpc.VerifierServiceAsyncStub, address: str) -> verifier_pb2.GetInfoResponse:

@@ -316,8 +316,7 @@ EXPERIMENT_CAPTION = (
     "to highest) of the ratio to off in the same repeat. tok/forward: tokens committed by one forward of the target, "
     "its own included. accepted: drafted tokens kept, of those compared with the target's; kept: of all that were "
     "verified. hits: next tokens that the draft tree already had. empty: rounds without a draft. wait: for a draft, "
-    "median of the rounds. same: texts with the very token ids of off; in bfloat16 two texts may part where two tokens "
-    "are equally probable up to rounding, and under the ratio rule they do."
+    "median of the rounds. same: texts with the very token ids of off; under the ratio rule they part."
 )
 
 
@@ -417,7 +416,8 @@ def experiments_environment(results: Mapping[str, Any]) -> list[str]:
     pinning = f"target on core {cores[0]}, all others on core {cores[-1]}, one thread each" if cores else "not pinned"
     return environment_lines(
         results,
-        f"target {config['target']}, {target.get('dtype', 'dtype unknown')}",
+        f"target {config['target']}, {target.get('dtype', 'dtype unknown')}"
+        + (f", rows NOT EXACT: {reason}" if (reason := target.get("exact_off_reason")) else ""),
         f"seed {config['seed']}; {results['duration_s'] / 60:.1f} minutes",
         pinning=pinning,
     )

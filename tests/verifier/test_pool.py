@@ -91,6 +91,16 @@ async def test_the_next_turn_reads_only_what_is_new() -> None:
         assert found < longer.num_prompt_tokens
 
 
+async def test_who_comes_while_another_speaks_finds_its_prompt() -> None:
+    async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
+        prompt = LONG[:600]
+        async with client.generate(prompt, max_tokens=100, ignore_eos=True, method="off") as stream:
+            await anext(aiter(stream))
+            before = state_of(verifier)["found"]
+            await text_of(client, prompt, num_tokens=1)
+            assert state_of(verifier)["found"] - before >= 64
+
+
 @pytest.mark.parametrize(
     ("flags", "rule"),
     [

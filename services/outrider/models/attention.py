@@ -131,7 +131,7 @@ class PartGroup:
         # What lies behind a part's own columns is never written to, and stays hidden.
         self._scores = torch.full((*sizes[:-1], num_columns), float("-inf"), dtype=shape.dtype, device=device)
         self._weights = torch.empty_like(self._scores)
-        self._hidden = self._make_hidden(num_columns, queries_per_key).to(device)
+        self._hidden = self._make_hidden(num_columns).to(device)
         order = self._make_order(num_columns, queries_per_key)
         self._order = None if order is None else order.to(device).expand(-1, num_heads, -1, -1, -1)
         self._reads = [_Reads(part, pool, number, self) for number, part in enumerate(parts)]
@@ -144,7 +144,7 @@ class PartGroup:
         queries, scores, weights, sums = (tensor[number].flatten(1, 2) for tensor in tensors)
         return queries, scores, weights, sums
 
-    def _make_hidden(self, num_columns: int, queries_per_key: int) -> Tensor:
+    def _make_hidden(self, num_columns: int) -> Tensor:
         """Returns what no query may see: bool [P, 1, R, 1, C]."""
         hidden = np.ones((len(self._parts), 1, self._num_rows, 1, num_columns), dtype=np.bool_)
         for part, of_part in zip(self._parts, hidden, strict=True):

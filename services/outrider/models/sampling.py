@@ -39,7 +39,7 @@ long either way at this size, several rows a third. With fewer tokens, blocks of
 NUM_PRESORTED = 256
 """Best tokens of a row that are sorted first. Only if top_p needs more of them is the whole vocabulary sorted."""
 MANY_TOKENS = 8192
-"""Where filters leave more than these, again only those get noise that can win."""
+"""Tokens: where filters leave more than these, only those that can win get noise again."""
 FOLDS = 32
 """Values of which one is compared at first, where only the largest are looked for. More make fewer comparisons, and of
 them a rougher choice."""

@@ -20,6 +20,7 @@ from outrider.core.retrieval.retriever import TierSource
 from outrider.core.tree import Draft, TokenId
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
+from outrider.models.prefill import MIN_PREFILL_ROWS, PrefillTurns
 from outrider.models.ratio import candidates
 from outrider.models.residency import Residency
 from outrider.models.runner import Segment
@@ -51,8 +52,6 @@ class _Growth(NamedTuple):
     expansion: Expansion
 
 
-MIN_PREFILL_ROWS = 64
-"""Least rows of a piece of a prompt, where it has so many left: a forward reads all weights, whatever its rows."""
 WARM_PAUSE_S = 0.0002
 """Pause between two forwards that keep the model warm. Long enough for the event loop to get the interpreter's lock."""
 
@@ -84,7 +83,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
         """Time of a forward of one row, in microseconds; 0 means not measured."""
         self._sampler = Sampler()
         self._max_context_len = model.max_context_len
-        self._prefill_chunk = prefill_chunk
+        self._prefill_turns: PrefillTurns[DraftSession] = PrefillTurns(prefill_chunk)
         self._keep_warm_s = keep_warm_s
         self._scratch = self._runner.new_cache()
         # Now, because there may be no room later.
@@ -189,21 +188,22 @@ class Engine(EngineThread[_Drafting, _Growth]):
             children = [row_found[: expansion.num_children] for row_found in found[row : row + segment.num_logits]]
             row += segment.num_logits
             session.grow(expansion, children, forward_us)
+            session.share_prefix()
             self._send(session, listener)
         self.counts.busy_s += time.perf_counter() - started
 
     def _segments(self, work: list[_Growth]) -> tuple[list[_Growth], list[Segment]]:
         """Makes the rows of a step, and room for them in the pool."""
         chosen, segments = [], []
-        prefill_rows = self._prefill_chunk
+        missing = {session: session.num_missing for session, _, _ in work if session.is_prefilling}
+        prefill_rows = self._prefill_turns.shares(missing)
         # The oldest first: younger ones may lose their room to them.
         for growth in work:
             session = growth.session
-            if self.residency.has(session) and (prefill_rows > 0 or session.num_missing <= MIN_PREFILL_ROWS):
+            if self.residency.has(session) and (session in prefill_rows or not session.is_prefilling):
                 with self.isolated(session.spec.session_id):
-                    segment = session.segment(growth.expansion, max(MIN_PREFILL_ROWS, prefill_rows))
+                    segment = session.segment(growth.expansion, prefill_rows.get(session, MIN_PREFILL_ROWS))
                     if self.residency.reserve(session, len(segment.token_ids)):
-                        prefill_rows -= len(segment.token_ids) - segment.num_logits
                         chosen.append(growth)
                         segments.append(segment)
         # Without its keys and values a tree cannot go on: the caller opens the session again, and waits for room.

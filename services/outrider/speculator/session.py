@@ -22,6 +22,7 @@ from outrider.core.retrieval.plan import draft_plan
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.statistics import RunningMean
 from outrider.core.tree import Draft, DraftTree, Node, NodeState, TokenId
+from outrider.models.prefill import MIN_PREFILL_ROWS
 from outrider.models.ratio import DraftDraw
 from outrider.models.runner import KVCache, Segment
 from outrider.speculator.metrics import DraftCounts
@@ -78,6 +79,7 @@ class DraftSession:
         self.cache = cache
         self.has_begun = False
         """True once it has had room in the pool."""
+        self._is_shared = False
         self._counts = counts or DraftCounts()
         self._policy: GrowthPolicy | None = None if spec.begins_paused else growth_policy(spec.speculation)
         self._claims = PendingClaims(draft_calibration or DraftCalibration(), self.ranking.is_greedy)
@@ -106,6 +108,17 @@ class DraftSession:
     def num_missing(self) -> int:
         """Committed tokens that are not in the cache."""
         return len(self.tree.committed) - self._trunk_len
+
+    @property
+    def is_prefilling(self) -> bool:
+        """True while more of the prompt is missing in the cache than goes into a forward with nodes of the tree."""
+        return self.num_missing > MIN_PREFILL_ROWS
+
+    def share_prefix(self) -> None:
+        """Lets others find what this session has read of its text when it grows for the first time."""
+        if not self._is_shared:
+            self._is_shared = True
+            self.cache.publish(self.known_token_ids)
 
     def enter(self) -> None:
         """Takes in what was found of its prefix: there is room for it in the pool now."""

@@ -46,7 +46,7 @@ class Limits:
     max_prompt_tokens: int = 0
     """Longest prompt; 0 means as many tokens as the context has room for."""
     prefix_scope: PrefixScope = PrefixScope.TENANT
-    """Who finds the keys and values of a generation's beginning again."""
+    """Says who finds the keys and values of a generation's beginning again."""
 
 
 def prompt_token_ids(prompt: verifier_pb2.Prompt, model: LoadedModel, codec: TextCodec) -> tuple[TokenId, ...]:

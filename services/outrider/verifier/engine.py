@@ -19,6 +19,7 @@ from outrider.core.statistics import Statistics
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
 from outrider.models.packing import Segment
+from outrider.models.prefill import PrefillTurns
 from outrider.models.ratio import Round, emitted
 from outrider.models.residency import Residency
 from outrider.models.sampling import Sampler
@@ -27,8 +28,6 @@ from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import GenerationListener, PeerRequests, VerifySession
 from outrider.verifier.timings import EngineTimings
 
-MIN_PREFILL_ROWS = 64
-"""Least rows of a piece of a prompt, where it has so many left: a forward reads all weights, whatever its rows."""
 HOLD_SHARE = 0.25
 """Share of a forward for which a round that would leave out waiting sessions is held back for them: two forwards one
 after the other cost more, as each reads all weights."""
@@ -68,7 +67,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._sampler = Sampler()
         self._stopwatch = stopwatch or stopwatch_for(model.runner.device)
         self._loop = loop
-        self._prefill_chunk = prefill_chunk
+        self._prefill_turns: PrefillTurns[VerifySession] = PrefillTurns(prefill_chunk)
         self._max_rows = max_rows
         self._queue_timeout_s = queue_timeout_s
         self.residency: Residency[VerifySession] = Residency(model.runner.pool, max_num_sessions)
@@ -189,7 +188,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         """Makes the rows of a step, and room for them in the pool: of all sessions that decode, and of some prompts."""
         # Sessions share the rows equally; one row of each is for its last committed token.
         max_num_nodes = max(0, self._max_rows // len(work) - 1)
-        prefill_rows = self._prefill_shares([session for session in work if session.is_prefilling])
+        missing = {session: session.num_missing for session in work if session.is_prefilling}
+        prefill_rows = self._prefill_turns.shares(missing)
         chosen, segments = [], []
         # The oldest first: younger ones may lose their room to them.
         for session in work:
@@ -200,20 +200,6 @@ class Engine(EngineThread[VerifySession, VerifySession]):
                         chosen.append(session)
                         segments.append(segment)
         return chosen, segments
-
-    def _prefill_shares(self, prefilling: list[VerifySession]) -> dict[VerifySession, int]:
-        """Returns the rows of a step for each prompt that has any: equal ones, in turns if they would be too few."""
-        most = max(1, self._prefill_chunk // MIN_PREFILL_ROWS)
-        # Who has read least recently comes first; of those that came together, the oldest.
-        turn = sorted(prefilling, key=lambda session: session.prefilled_at)[:most]
-        shares, left = {}, self._prefill_chunk
-        # The shortest first: what they leave is shared by the others.
-        now = time.perf_counter()
-        for number, session in enumerate(sorted(turn, key=lambda session: session.num_missing)):
-            shares[session] = min(session.num_missing, max(1, left // (len(turn) - number)))
-            left -= shares[session]
-            session.prefilled_at = now
-        return shares
 
     def _segment(self, session: VerifySession, max_prefill_rows: int, max_num_nodes: int) -> Segment | None:
         """Makes a session's rows and room for them; None if it has lost its room."""

@@ -16,6 +16,7 @@ from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import Session, SessionSpec, Verdict
 from outrider.core.statistics import DraftTime, RoundTime, RunningMean, Statistics
 from outrider.core.tree import Draft, Node, StreamNodes, TokenId
+from outrider.models.prefill import MIN_PREFILL_ROWS
 from outrider.models.runner import KVCache, Segment
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.retrieval import Question, SessionRetrieval
@@ -30,8 +31,6 @@ from outrider.verifier.timings import EngineTimings
 MAX_DRAFT_ROUNDS = 4.0
 """Plain rounds that a draft forward may take for an unknown drafter to be tried at once. A slower one can bring a
 quarter at most, and takes several times as long as the target to read a prompt."""
-MAX_DECODE_ROWS = 64
-"""Committed tokens outside the cache that still go into a round with its chain; with more of them it is a prefill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +104,6 @@ class VerifySession:
         self.cache = cache
         self.opened_at = now
         """Time of the opening."""
-        self.prefilled_at = now
-        """Time of the last forward that read a piece of the prompt."""
         self.has_begun = False
         """True once it has had room in the pool."""
         self.is_paused = False
@@ -176,7 +173,7 @@ class VerifySession:
 
     def enter(self, now: float) -> None:
         """Begins a round, or begins it again: there is room now."""
-        self._committed_at = self.prefilled_at = now
+        self._committed_at = now
         self._waiting_since = self.ready_since = None
         self.has_begun = self._is_disturbed = True
 
@@ -311,7 +308,7 @@ class VerifySession:
     @property
     def is_prefilling(self) -> bool:
         """True while more of the prompt is missing in the cache than goes into a round."""
-        return self.num_missing > MAX_DECODE_ROWS
+        return self.num_missing > MIN_PREFILL_ROWS
 
     @property
     def _is_drafting(self) -> bool:
@@ -412,6 +409,9 @@ class VerifySession:
         verdict = session.apply(nodes, draws)
         # Committed tokens fill the slots below `length`; row 0 is the last of them, so row 1 lies at `length`.
         self.cache.keep(length, [length + row - 1 for row in verdict.accepted_rows])
+        if session.statistics.num_rounds == 1:
+            # From now on others find the prompt, while this session goes on behind it.
+            self.cache.publish(session.committed)
         # A retrieved chain in place of a draft says nothing of what a draft that is waited for is worth.
         if nodes and (nodes[0].source is Source.DRAFT or not self._is_drafting):
             self._accepted_per_chain.add(verdict.num_accepted)

@@ -21,8 +21,8 @@ SPEED_CAPTION = (
     "* marks the best of several settings."
 )
 ROUNDING_CAPTION = (
-    "In bfloat16 a forward of several rows rounds differently from one of a single row, so two texts may part where "
-    "two tokens are equally probable up to rounding; in float32 they do not."
+    "Rows are not exact here: a forward of several rows rounds differently from one of a single row, so two texts may "
+    "part where two tokens are equally probable up to rounding."
 )
 LATENCY_CAPTION = (
     "Milliseconds. TTFT: time to the first token, prefill included. TPOT: time per output token after the first "
@@ -48,10 +48,13 @@ def tables_of(results: Mapping[str, Any]) -> list[Table]:
     """Make all tables, in the order in which they are read."""
     rows = results["rows"]
     target = results["environment"]["models"].get("target", {})
-    # A server that runs already does not always say what it computes in; the flag does.
-    dtype = str(target.get("dtype") or results["config"]["dtype"] or "")
     machine = machine_table(results["machine"])
-    tables = [*speed_tables(rows, dtype), *category_tables(rows), *latency_tables(rows), *round_tables(rows)]
+    tables = [
+        *speed_tables(rows, is_exact=not target.get("exact_off_reason")),
+        *category_tables(rows),
+        *latency_tables(rows),
+        *round_tables(rows),
+    ]
     return [*tables, *([machine] if machine else [])]
 
 
@@ -68,15 +71,16 @@ def _environment(results: Mapping[str, Any]) -> list[str]:
     for role, model in environment["models"].items():
         size = f", {model['num_parameters'] / 1e6:.1f} M parameters" if model.get("num_parameters") else ""
         inflated = ", cost inflated" if model.get("inflated") else ""
-        lines.append(f"{role} model: {model['model_id']}{size}, {model.get('dtype', 'dtype unknown')}{inflated}")
+        rows = f", rows NOT EXACT: {reason}" if (reason := model.get("exact_off_reason")) else ""
+        lines.append(f"{role} model: {model['model_id']}{size}, {model.get('dtype', 'dtype unknown')}{inflated}{rows}")
     return environment_lines(results, *lines, pinning=cores)
 
 
-def speed_tables(rows: Sequence[Row], dtype: str) -> list[Table]:
+def speed_tables(rows: Sequence[Row], *, is_exact: bool) -> list[Table]:
     """Make a table of speeds for each temperature, concurrency and round-trip time."""
     columns = ("method", "tok/s", "x off", "tokens/forward", "kept", "hits", "empty", "same")
     tables = [Table(title, columns, [_speed_cells(row) for row in group]) for title, group in _groups(rows)]
-    caption = f"{SPEED_CAPTION} {ROUNDING_CAPTION}" if dtype == "bfloat16" else SPEED_CAPTION
+    caption = SPEED_CAPTION if is_exact else f"{SPEED_CAPTION} {ROUNDING_CAPTION}"
     return _with_caption(tables, caption)
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider_bench.config import BenchConfig
-from outrider_bench.drivers import Driver, GenerationFailed, StackError, describe_server, running_stack
+from outrider_bench.drivers import Driver, GenerationFailed, StackError, describe_server, merge_models, running_stack
 from outrider_bench.environment import DRAFT_ROWS, TARGET_ROWS, Machine, describe_config, describe_environment
 from outrider_bench.experiment import LLAMA_CPP, Contender, contenders_of
 from outrider_bench.llama_cpp import running_llama_cpp
@@ -169,6 +169,6 @@ class GenerationSuite(Suite):
         log("starting the services" if self.config.address is None else f"connecting to {self.config.address}")
         async with running_stack(self.config, rtt_ms, self._security) as (driver, info):
             if not self._models:
-                self._models = describe_server(info)
                 self._machine = Machine({time.num_rows: time.forward_ms for time in info.forward_times})
+            self._models = merge_models(describe_server(info), self._models)
             yield driver

@@ -12,7 +12,7 @@ from typing import Any
 
 from outrider.v1 import verifier_pb2
 from outrider_bench.config import MethodsConfig
-from outrider_bench.drivers import Driver, GenerationFailed, describe_server, running_stack
+from outrider_bench.drivers import Driver, GenerationFailed, describe_server, merge_models, running_stack
 from outrider_bench.environment import describe_environment
 from outrider_bench.experiment import LLAMA_CPP, TARGET, Experiment
 from outrider_bench.llama_cpp import running_llama_cpp
@@ -103,8 +103,7 @@ class MethodsSuite(ExperimentSuite):
         self._loaded = 0.0
         config = self.config_of(experiments[0])
         async with running_stack(config, 0.0) as (driver, info):
-            # A worker, which has the weights, says more of a model than its server: what is known already wins.
-            self.models = describe_server(info) | self.models
+            self.models = merge_models(describe_server(info), self.models)
             for experiment in experiments:
                 log(f"{experiment.name}: {experiment.num_generations} generations, {seconds_of(experiment):.0f} s")
                 await self.attempt(experiment.title, partial(self._run_experiment, experiment, driver, info))

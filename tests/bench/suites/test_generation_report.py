@@ -27,12 +27,14 @@ def test_markdown_says_that_the_model_is_inflated_before_any_number() -> None:
     assert text.index("is inflated") < text.index("tok/s")
 
 
-def test_the_caption_explains_roundings_only_where_they_happen() -> None:
-    in_bfloat16 = results(full_run())
-    target = {**in_bfloat16["environment"]["models"]["target"], "dtype": "float32"}
-    in_float32 = {**in_bfloat16, "environment": {**in_bfloat16["environment"], "models": {"target": target}}}
-    assert "In bfloat16" in report_of(in_bfloat16).to_markdown()
-    assert "In bfloat16" not in report_of(in_float32).to_markdown()
+def test_the_report_says_loudly_where_rows_are_not_exact() -> None:
+    exact = results(full_run())
+    target = {**exact["environment"]["models"]["target"], "exact_off_reason": "chains of 3: other bits"}
+    inexact = {**exact, "environment": {**exact["environment"], "models": {"target": target}}}
+    assert "not exact" not in report_of(exact).to_markdown().lower()
+    text = report_of(inexact).to_markdown()
+    assert "rows NOT EXACT: chains of 3: other bits" in text
+    assert "Rows are not exact here" in text
 
 
 def test_the_machine_stands_beside_the_rounds() -> None:

@@ -1,4 +1,4 @@
-"""What runs between the products of a layer, by the kernels of a CPU."""
+"""The steps between the products of a layer, by the kernels of a CPU."""
 
 from __future__ import annotations
 

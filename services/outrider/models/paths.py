@@ -1,4 +1,4 @@
-"""What each row of a forward sees, laid out for the kernels of a CPU: places in the pool, by position."""
+"""The paths that the rows of a forward see, laid out for the kernels of a CPU: places in the pool, by position."""
 
 from __future__ import annotations
 

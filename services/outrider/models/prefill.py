@@ -1,4 +1,4 @@
-"""Whose prompt is read in a step, and how much of it: a budget of rows, shared fairly."""
+"""The rows of a step that go to prompts: a budget, shared fairly."""
 
 from __future__ import annotations
 

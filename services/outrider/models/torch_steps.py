@@ -1,4 +1,4 @@
-"""What runs between the products of a layer, by torch's operators: for any device."""
+"""The steps between the products of a layer, by torch's operators: for any device."""
 
 from __future__ import annotations
 

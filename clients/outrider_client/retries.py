@@ -233,6 +233,8 @@ class ResumableCall(RetryState):
             self._check_model(response.started.model)
         self.trace.on_message(response)
         self.answered()
+        if response.WhichOneof("event") == "waiting":
+            return  # it is there, and may refuse still
         self._is_admitted = self._was_admitted = True
         if response.WhichOneof("event") == "chunk":
             self._is_excused = True

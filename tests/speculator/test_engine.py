@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from outrider.core.blocks import PrefixScope
 from outrider.core.params import Method, SpeculationParams, Steering
 from outrider.models.engine import MAX_FAILED_STEPS
 from outrider.speculator.engine import Engine
@@ -77,6 +78,35 @@ def test_an_engine_that_fails_every_step_says_so() -> None:
 
 
 PAUSE = Steering(SpeculationParams(Method.OFF))
+
+
+@pytest.mark.parametrize(
+    ("scope", "salts", "is_found"),
+    [
+        (PrefixScope.TENANT, ("a", "a"), True),
+        (PrefixScope.TENANT, ("a", "b"), False),
+        (PrefixScope.TENANT, ("", ""), False),
+        (PrefixScope.GLOBAL, ("a", "b"), True),
+        (PrefixScope.GLOBAL, ("a", ""), False),
+        (PrefixScope.OFF, ("a", "a"), False),
+    ],
+)
+def test_a_prompt_is_found_while_its_session_still_drafts_by_those_who_may(
+    scope: PrefixScope, salts: tuple[str, str], is_found: bool
+) -> None:
+    engine = Engine(draft_model(), prefix_scope=scope)
+    try:
+        before = 0
+        for number, salt in enumerate(salts):
+            before = engine.residency.num_found_tokens
+            sink = Collector()
+            prompt = (*PROMPT[::-1], *PROMPT * 4, number)
+            opening = replace(spec(f"s{number}"), committed_token_ids=prompt, num_prompt_tokens=len(prompt))
+            engine.open(replace(opening, prefix_salt=salt), sink)
+            sink.drafts.get(timeout=30)
+        assert (engine.residency.num_found_tokens > before) == is_found
+    finally:
+        engine.stop()
 
 
 def test_a_session_that_begins_paused_reads_nothing_before_it_is_steered() -> None:

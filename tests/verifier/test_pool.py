@@ -6,13 +6,17 @@ import asyncio
 from functools import cache
 
 import pytest
+from grpc.aio import insecure_channel
 from pydantic import ValidationError
 
+from outrider.core.blocks import PrefixScope
 from outrider.models.loading import LoadedModel, load_model
-from outrider.verifier.admission import PrefixScope
+from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
+from outrider.verifier import generation
 from outrider.verifier.settings import VerifierSettings
 from outrider_client.client import Client
 from outrider_client.errors import OutOfRange, ResourceExhausted
+from outrider_client.requests import generate_request
 from tests.support.services import RunningVerifier, running_verifier
 from tests.support.waiting import until
 
@@ -78,6 +82,24 @@ async def test_who_waits_comes_in_when_another_ends() -> None:
     async with crowd as verifier, Client(verifier.address) as client:
         texts = await asyncio.gather(*(text_of(client, prompt, 20) for prompt in PROMPTS[:3]))
         assert texts == [await text_of(client, prompt, 20) for prompt in PROMPTS[:3]]
+
+
+async def test_who_waits_is_told_so_and_takes_no_server_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "NEWS_S", 0.02)
+    crowd = running_verifier(model=crowded_model(), max_num_sessions=1, max_num_queued=2)
+    async with crowd as verifier, Client(verifier.address) as client, insecure_channel(verifier.address) as channel:
+        running = client.generate("def f(", max_tokens=600, ignore_eos=True)
+        await anext(running)
+        waiting = asyncio.create_task(client.complete("def g(", max_tokens=4, stall_timeout_s=0.3))
+        request = generate_request("def h(", {"max_tokens": 4})
+        events = []
+        async for response in VerifierServiceStub(channel).Generate(request):
+            events.append(response.WhichOneof("event"))
+            if events.count("waiting") == 30:  # for twice as long as the client is patient
+                await running.aclose()
+        assert events[:30] == ["waiting"] * 30
+        assert events[-1] == "finished"
+        assert (await waiting).num_resumes == 0
 
 
 async def test_the_next_turn_reads_only_what_is_new() -> None:

@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from hashlib import blake2b
 
 import numpy as np
@@ -46,6 +47,20 @@ class PoolState:
 
 class OutOfBlocks(Exception):
     """No block is free."""
+
+
+class PrefixScope(Enum):
+    """Says who finds the keys and values of a text's beginning again."""
+
+    TENANT = "tenant"
+    GLOBAL = "global"
+    OFF = "off"
+
+    def salt(self, tenant: str | None) -> str | None:
+        """Returns what the texts of a tenant have in common with those that may find their prefixes, and with no
+        others; None if nobody may."""
+        # A finder can tell by the time that somebody has said the same: so the tenant's name is a part of it.
+        return {"tenant": f"tenant {tenant or ''}", "global": "global", "off": None}[self.value]
 
 
 def first_key(salt: str) -> bytes:

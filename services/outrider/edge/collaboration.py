@@ -129,6 +129,8 @@ class Collaboration:
                 return verifier_pb2.GenerateResponse(chunk=response.chunk)
             case "finished":
                 return verifier_pb2.GenerateResponse(finished=response.finished)
+            case "waiting":
+                return verifier_pb2.GenerateResponse(waiting=response.waiting)
         return None
 
     def _learn(self, response: verifier_pb2.CollaborateResponse) -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from outrider.core.blocks import PoolState
+from outrider.core.blocks import PoolState, PrefixScope
 from outrider.core.params import SamplingParams, SpeculationParams, Steering
 from outrider.core.tree import TokenId
 from outrider.edge.settings import EdgeSettings
+from outrider.security.callers import current_tenant
 from outrider.speculator.metrics import DraftCounts
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.wire.convert import token_ids_from_proto
@@ -112,7 +113,12 @@ class Drafter:
         self._sessions: set[str] = set()
         from outrider.speculator.engine import Engine
 
-        self._engine = Engine(model, prefill_chunk=settings.prefill_chunk, keep_warm_s=settings.keep_warm_s)
+        self._engine = Engine(
+            model,
+            prefill_chunk=settings.prefill_chunk,
+            keep_warm_s=settings.keep_warm_s,
+            prefix_scope=PrefixScope(settings.prefix_scope),
+        )
 
     @property
     def has_room(self) -> bool:
@@ -159,7 +165,15 @@ class Drafter:
             raise OutOfRange(
                 f"{len(token_ids)} tokens leave no room in the draft model's context of {self.model.max_context_len}"
             )
-        spec = DraftSessionSpec(session_id, token_ids, num_prompt_tokens, sampling, speculation, self.model.vocab_size)
+        spec = DraftSessionSpec(
+            session_id,
+            token_ids,
+            num_prompt_tokens,
+            sampling,
+            speculation,
+            self.model.vocab_size,
+            prefix_salt=f"caller {current_tenant() or ''}",
+        )
         self._engine.open(spec, listener)
 
     def commit(self, session_id: str, token_ids: Sequence[TokenId], acknowledged_node_id: int) -> None:

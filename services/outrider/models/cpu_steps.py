@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,13 @@ from outrider.models.kernels import Array, as_array
 from outrider.models.packing import Plan
 from outrider.models.rotary import RotaryTable
 from outrider.models.torch_steps import SILU_TYPES, interleaved_norms, torch_gate
+
+
+class _Buffers(threading.local):
+    """Keeps room for the results of steps, for each thread its own: a model may run in several in tests."""
+
+    def __init__(self) -> None:
+        self.by_size: dict[tuple[str, int], tuple[Tensor, Array]] = {}
 
 
 class CpuSteps:
@@ -32,7 +40,7 @@ class CpuSteps:
         self._dtype = dtype
         # Those of another type are converted: nobody runs float16 on a CPU for speed.
         self._kernel_type = dtype if dtype in kernels.TYPES else torch.float32
-        self._buffers: dict[tuple[str, int], tuple[Tensor, Array]] = {}
+        self._buffers = _Buffers()
 
     def norm(self, module: Any) -> Callable[[Tensor, Tensor | None], Tensor]:
         """Makes the sum and norm of the residual stream."""
@@ -91,15 +99,15 @@ class CpuSteps:
 
     def _buffer(self, name: str, num_rows: int, size: int) -> tuple[Tensor, Array]:
         """Returns room for a step's result: a tensor, and its array."""
-        key = name, num_rows
-        found = self._buffers.get(key)
-        if found is None:
+        buffers, key = self._buffers.by_size, (name, num_rows)
+        if key not in buffers:
             # Those of another number of rows are let go: after a prompt, they are large.
-            self._buffers = {kept: value for kept, value in self._buffers.items() if kept[1] == num_rows}
+            for other in [other for other in buffers if other[1] != num_rows]:
+                del buffers[other]
             # Not empty: rows that are nobody's are read as well, and are better numbers.
             tensor = torch.zeros(num_rows, size, dtype=self._kernel_type)
-            found = self._buffers[key] = tensor, as_array(tensor)
-        return found
+            buffers[key] = tensor, as_array(tensor)
+        return buffers[key]
 
     def _read(self, tensor: Tensor) -> Array:
         return as_array(tensor if tensor.dtype is self._kernel_type else tensor.to(self._kernel_type))

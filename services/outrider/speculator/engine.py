@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import structlog
 
 from outrider.core.acceptance import decides_by_ratio
+from outrider.core.blocks import PrefixScope
 from outrider.core.calibration import DraftCalibration, RetrievalCalibration
 from outrider.core.drafting.policy import Expansion
 from outrider.core.params import Steering
@@ -68,6 +69,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
         tiers: TierSource | None = None,
         max_num_sessions: int = 64,
         forward_us: int = 0,
+        prefix_scope: PrefixScope = PrefixScope.TENANT,
     ) -> None:
         """
         Args:
@@ -77,6 +79,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
             tiers: Copies of a datastore's tiers, for sessions that retrieve; None means there is no datastore.
             max_num_sessions: Most sessions that have room in the pool at a time; others wait.
             forward_us: Time of a forward of one row; 0 means not measured.
+            prefix_scope: Says who finds the beginning of a text again, among the sessions whose callers share any.
         """
         super().__init__("speculator-engine", model.runner)
         self.forward_us = forward_us
@@ -85,6 +88,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
         self._max_context_len = model.max_context_len
         self._prefill_turns: PrefillTurns[DraftSession] = PrefillTurns(prefill_chunk)
         self._keep_warm_s = keep_warm_s
+        self._prefix_scope = prefix_scope
         self._scratch = self._runner.new_cache()
         # Now, because there may be no room later.
         self._scratch.reserve(1)
@@ -120,7 +124,8 @@ class Engine(EngineThread[_Drafting, _Growth]):
         self.post(session_id, lambda drafting: drafting.session.steer(steering))
 
     def _open(self, spec: DraftSessionSpec, listener: DraftListener) -> _Drafting:
-        cache = self._runner.new_cache(spec.prefix_salt or None)
+        # By tenant means as the caller says: it knows the tenants.
+        cache = self._runner.new_cache(self._prefix_scope.salt(spec.prefix_salt) if spec.prefix_salt else None)
         draft_calibration = self._draft_calibrations[decides_by_ratio(spec.sampling, spec.speculation)]
         session = DraftSession(
             spec, cache, self._max_context_len, self._calibration, self._tiers, draft_calibration, self.counts

@@ -6,6 +6,7 @@ import asyncio
 
 import grpc
 
+from outrider.core.blocks import PrefixScope
 from outrider.core.params import RetrievalScope
 from outrider.models.loading import CannotLoadModel, LoadedModel, load_for
 from outrider.models.timing import measure_forward
@@ -71,6 +72,7 @@ class SpeculatorService:
             # The scope of one session has no shared tier, so what is copied is the prior alone.
             tiers=None if self._datastore is None else self._datastore.tiers(RetrievalScope.SESSION),
             forward_us=forward_us,
+            prefix_scope=PrefixScope(settings.prefix_scope),
         )
         self.servicer.ready(model, self.engine)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 import uuid
 from dataclasses import dataclass, replace
-from enum import Enum
 
+from outrider.core.blocks import PrefixScope
 from outrider.core.params import AcceptanceRule, Method, RetrievalScope, SpeculationParams, check
 from outrider.core.session import SessionSpec
 from outrider.core.tree import TokenId
@@ -19,20 +19,6 @@ from outrider.wire.speculation import SpeculationLimits, speculation_from_proto
 
 MAX_TOKEN_LEN = 256
 """Most characters of one token: the longest in use, runs of spaces, have half as many."""
-
-
-class PrefixScope(Enum):
-    """Says who finds the keys and values of a generation's beginning again."""
-
-    TENANT = "tenant"
-    GLOBAL = "global"
-    OFF = "off"
-
-    def salt(self, tenant: str | None) -> str | None:
-        """Returns what the generations of a tenant have in common with those that may find their prefixes, and with no
-        others; None if nobody may."""
-        # A finder can tell by the time that somebody has said the same: so the tenant's name is a part of it.
-        return {"tenant": f"tenant {tenant or ''}", "global": "global", "off": None}[self.value]
 
 
 @dataclass(frozen=True, slots=True)

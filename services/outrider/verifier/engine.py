@@ -148,6 +148,16 @@ class Engine(EngineThread[VerifySession, VerifySession]):
                 left_s = session_left_s if left_s is None else min(left_s, session_left_s)
         return left_s
 
+    @property
+    def num_waiting(self) -> int:
+        """Sessions that wait for room in the pool. May be read in any thread."""
+        return len(self.residency.waiting)
+
+    def is_waiting(self, session_id: str) -> bool:
+        """Returns True if a session waits for room in the pool. May be called in any thread."""
+        session = self.sessions.get(session_id)
+        return session is not None and not self.residency.has(session)
+
     def removed(self, session: VerifySession, *, has_failed: bool) -> None:
         """Gives the session's blocks back; what it has said can be found again."""
         self.residency.discard(session, has_failed=has_failed)

@@ -7,6 +7,7 @@ import asyncio
 import contextvars
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 from outrider.core.auto.strategies import opening_params
 from outrider.core.params import Method, Steering
@@ -24,6 +25,16 @@ from outrider.wire.errors import ResourceExhausted, RpcError, Unavailable
 
 HIGH_WATER = 64
 """Verdicts that a slow reader may be behind before its generation pauses."""
+NEWS_S = 5.0
+"""Pause between two messages to a caller whose generation has no room: it shall not take this server for dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """Says that a generation waits for room in the pool of keys and values."""
+
+    num_waiting: int
+    """Generations that wait, this one included."""
 
 
 class Generation:
@@ -128,28 +139,39 @@ class Generation:
             )
             self._retrieval.look_up()
 
-    async def admitted(self) -> None:
-        """Returns when the engine has room for the generation.
+    async def waits(self) -> AsyncIterator[NoRoom]:
+        """Yields that there is no room, every few seconds until the engine has some for the generation.
 
         Raises:
             RpcError: the one that `fail` was given meanwhile: ResourceExhausted if there was no room in time.
         """
-        await self._has_room.wait()
+        while not self._has_room.is_set():
+            try:
+                async with asyncio.timeout(NEWS_S):
+                    await self._has_room.wait()
+            except TimeoutError:
+                yield NoRoom(self._engine.num_waiting)
         if self._refusal is not None:
             raise self._refusal
 
-    async def events(self) -> AsyncIterator[Verdict | Steering]:
+    async def events(self) -> AsyncIterator[Verdict | Steering | NoRoom]:
         """Yields the rounds' verdicts, until the one with a finish reason.
 
         To a caller that brings the drafts it also yields how to go on with them: once before the first verdict, and
-        whenever that changes.
+        whenever that changes. If the session loses its room to others, it yields that every few seconds.
 
         Raises:
             RpcError: the one that `fail` was given, after the verdicts before it: Unavailable if the engine could not
                 go on.
         """
         while True:
-            item = await self._events.get()
+            try:
+                async with asyncio.timeout(NEWS_S):
+                    item = await self._events.get()
+            except TimeoutError:
+                if self._engine.is_waiting(self.spec.session_id):
+                    yield NoRoom(self._engine.num_waiting)
+                continue
             if isinstance(item, RpcError):
                 raise item
             # Well below the mark at which it pauses, so that it does not stop and go with every verdict.
@@ -209,7 +231,7 @@ class Generation:
             self._set_paused(True)
 
     def on_admitted(self) -> None:
-        """Lets `admitted` return."""
+        """Lets `waits` end."""
         self._has_room.set()
 
     def on_no_room(self) -> None:

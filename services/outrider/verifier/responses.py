@@ -12,12 +12,13 @@ from outrider.verifier.generation import Generation
 from outrider.wire.convert import finish_reason_to_proto, source_to_proto, summary_to_proto
 from outrider.wire.handshake import Model, model_info
 
-Event = verifier_pb2.Started | verifier_pb2.Chunk | verifier_pb2.Finished | types_pb2.Steering
+Event = verifier_pb2.Started | verifier_pb2.Chunk | verifier_pb2.Finished | verifier_pb2.Waiting | types_pb2.Steering
 
 FIELDS: dict[type[Event], str] = {
     verifier_pb2.Started: "started",
     verifier_pb2.Chunk: "chunk",
     verifier_pb2.Finished: "finished",
+    verifier_pb2.Waiting: "waiting",
     types_pb2.Steering: "steering",
 }
 """Fields of the responses by their types, where each response has one."""

@@ -6,6 +6,7 @@ import asyncio
 
 import grpc
 
+from outrider.core.blocks import PrefixScope
 from outrider.core.costs import ForwardTimes
 from outrider.core.params import Method, RetrievalScope, SpeculationParams
 from outrider.models.loading import CannotLoadModel, LoadedModel, load_for
@@ -18,7 +19,7 @@ from outrider.security.quotas import Quotas
 from outrider.server.run import CannotLoad
 from outrider.telemetry.metrics import Metrics, build_info
 from outrider.v1 import verifier_pb2_grpc
-from outrider.verifier.admission import Limits, PrefixScope
+from outrider.verifier.admission import Limits
 from outrider.verifier.engine import Engine
 from outrider.verifier.servicer import Serving, VerifierServicer
 from outrider.verifier.settings import VerifierSettings

@@ -30,7 +30,7 @@ from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 from outrider.verifier.admission import Limits, missing_peer, prompt_token_ids, session_spec
 from outrider.verifier.collaborate import CallerDrafts, opening_of
 from outrider.verifier.engine import Engine
-from outrider.verifier.generation import Generation
+from outrider.verifier.generation import Generation, NoRoom
 from outrider.verifier.metrics import SessionCounts, read_rounds, read_sessions
 from outrider.verifier.observer import SessionObserver
 from outrider.verifier.responses import Event, Responses, in_field
@@ -249,7 +249,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             max_num_rows=limits.speculation.max_num_rows,
             exact_off_reason=serving.model.exactness.reason,
             kv_pool=_pool_info(serving.model.runner.pool),
-            num_queued=len(serving.engine.residency.waiting),
+            num_queued=serving.engine.num_waiting,
         )
 
 
@@ -271,12 +271,16 @@ async def _stream(
 ) -> None:
     """Sends Started, a chunk for each round, and Finished; between them what a caller that drafts should know."""
     with observer:
-        await generation.admitted()
+        async for no_room in generation.waits():
+            await send(verifier_pb2.Waiting(num_waiting=no_room.num_waiting))
         responses = Responses(generation, serving.model, serving.codec)
         await send(responses.started(shows_prompt=shows_prompt))
         async for event in generation.events():
             if isinstance(event, Steering):
                 await send(steering_to_proto(event))
+                continue
+            if isinstance(event, NoRoom):
+                await send(verifier_pb2.Waiting(num_waiting=event.num_waiting))
                 continue
             observer.on_verdict(event)
             acknowledged_node_id = 0 if drafts is None else drafts.last_node_id

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from outrider.models.timing import EventStopwatch, HostStopwatch, stopwatch_for
+from outrider.models import fusion
+from outrider.models.runner import Runner
+from outrider.models.timing import EventStopwatch, HostStopwatch, measure_products, stopwatch_for
+from tests.support.tiny_models import build
 
 
 class Device:
@@ -67,3 +71,13 @@ def test_a_cpu_needs_no_more_than_the_hosts_clock() -> None:
     stopwatch.start()
     stopwatch.stop()
     assert stopwatch.elapsed_ms() >= 0
+
+
+def test_large_products_are_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(build("llama"))
+    assert measure_products(runner, [1, 2]) == {}  # all of them are small
+    monkeypatch.setattr(fusion, "MAX_SMALL_ENTRIES", 0)
+    assert len(runner.large_products()) == 4 * runner.cache_shape.num_layers
+    times_ms = measure_products(runner, [1, 2], num_repeats=1)
+    assert times_ms.keys() == {1, 2}
+    assert min(times_ms.values()) > 0

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
+from statistics import median
 
 import torch
 
 from outrider.models.loading import load_model
-from outrider.models.timing import measure_forward, measure_sessions
+from outrider.models.timing import measure_forward, measure_products, measure_sessions
+
+REPEATS_IN_TURN = 5
 
 
 def main() -> None:
@@ -25,14 +29,27 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     runner = load_model(options.model, dtype=options.dtype, device=options.device).runner
     print(f"{options.model}, {runner.dtype}, {options.device}, {options.threads} threads, context {options.context}")
-    for name, measure, counts in (
-        ("rows of one session", measure_forward, options.rows),
-        ("sessions of one row", measure_sessions, options.sessions),
-    ):
-        numbers = [int(n) for n in counts.split(",")]
-        times = measure(runner, numbers, options.context, num_repeats=options.repeats)
-        print(f"{name:>20}  " + "".join(f"{n:>8}" for n in times))
-        print(f"{'ms':>20}  " + "".join(f"{ms:>8.2f}" for ms in times.values()))
+    rows, sessions = ([int(n) for n in counts.split(",")] for counts in (options.rows, options.sessions))
+    # A few repeats of one, then of the other: so both have the same share of the machine's busy moments.
+    forwards: dict[int, list[float]] = {n: [] for n in rows}
+    products: dict[int, list[float]] = {n: [] for n in rows}
+    for _ in range(max(1, options.repeats // REPEATS_IN_TURN)):
+        for n, ms in measure_forward(runner, rows, options.context, num_repeats=REPEATS_IN_TURN).items():
+            forwards[n].append(ms)
+        for n, ms in measure_products(runner, rows, num_repeats=REPEATS_IN_TURN).items():
+            products[n].append(ms)
+    _print_line("rows of one session", rows, "8d")
+    _print_line("ms", map(median, forwards.values()), "8.2f")
+    if products[rows[0]]:
+        _print_line("large products alone", map(median, products.values()), "8.2f")
+        _print_line("ratio", (median(forwards[n]) / median(products[n]) for n in rows), "8.2f")
+    _print_line("sessions of one row", sessions, "8d")
+    times = measure_sessions(runner, sessions, options.context, num_repeats=options.repeats)
+    _print_line("ms", times.values(), "8.2f")
+
+
+def _print_line(name: str, values: Iterable[float], form: str) -> None:
+    print(f"{name:>20}  " + "".join(format(value, form) for value in values))
 
 
 if __name__ == "__main__":

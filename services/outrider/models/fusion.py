@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from outrider.models.cpu_steps import CpuSteps
 from outrider.models.packing import Plan
-from outrider.models.products import Product, concatenate, make_product
+from outrider.models.products import MAX_SMALL_ENTRIES, Product, concatenate, make_product
 from outrider.models.rotary import RotaryTable, interleave_halves
 from outrider.models.torch_steps import TorchSteps
 
@@ -108,6 +108,15 @@ class FusedStack:
         self._layers = [FusedLayer(index, layers.pop(0), steps, make) for index in range(len(layers))]
         self._norm = steps.norm(inner.norm)
 
+    def large_products(self) -> list[tuple[Product, int]]:
+        """Returns the products of all layers that are not small (`MAX_SMALL_ENTRIES`), each with its inputs."""
+        return [
+            (product, num_inputs)
+            for layer in self._layers
+            for product, num_inputs, num_outputs in layer.products
+            if num_inputs * num_outputs >= MAX_SMALL_ENTRIES
+        ]
+
     def __call__(self, plan: Plan, num_layers: int | None = None) -> Tensor:
         """Computes the normed hidden states of the wanted rows: [num wanted rows, hidden], in the weights' type."""
         hidden = self._embedding.index_select(0, plan.token_ids).to(self._stream)
@@ -134,6 +143,14 @@ class FusedLayer:
         self._gate_up = make(*concatenate([mlp.gate_proj, mlp.up_proj]))
         self._gate = steps.gate(mlp.act_fn)
         self._down = make(mlp.down_proj.weight, mlp.down_proj.bias)
+        size, attended, gated = mlp.gate_proj.in_features, attention.o_proj.in_features, mlp.down_proj.in_features
+        self.products = [
+            (self._qkv, size, attended + attention.k_proj.out_features + attention.v_proj.out_features),
+            (self._output, attended, size),
+            (self._gate_up, size, 2 * gated),
+            (self._down, gated, size),
+        ]
+        """Products of the layer, each with its inputs and outputs, for measurements."""
 
     def __call__(self, hidden: Tensor, summand: Tensor | None, plan: Plan) -> Tensor:
         """Runs the layer.

@@ -14,7 +14,7 @@ from transformers.modeling_utils import AttentionInterface
 from outrider.models.fusion import FusedStack, is_fusable
 from outrider.models.kv_cache import TILE, CacheShape, KVCache, KVPool
 from outrider.models.packing import Plan, Segment
-from outrider.models.products import make_product
+from outrider.models.products import Product, make_product
 
 __all__ = ["KVCache", "Runner", "Segment", "UnsupportedModel"]
 
@@ -113,6 +113,11 @@ class Runner:
         # The head sees the wanted rows alone: most rows of a prompt need no logits.
         logits = self._head(hidden)[: plan.num_wanted]
         return logits if logits.dtype is torch.float32 else logits.float()
+
+    def large_products(self) -> list[tuple[Product, int]]:
+        """Returns the large products of the layers, each with its inputs, for measurements. None of a model that runs
+        as the library has it."""
+        return self._stack.large_products() if isinstance(self._stack, FusedStack) else []
 
     @torch.inference_mode()
     def _check_attention(self) -> None:

@@ -108,6 +108,24 @@ def measure_forward(
     return times_ms
 
 
+@torch.inference_mode()
+def measure_products(runner: Runner, rows: Sequence[int], *, num_repeats: int = 15) -> dict[int, float]:
+    """Measures the median time of the large products of a forward alone, back to back, in milliseconds: the least that
+    a forward can take with these libraries. Empty for a model that runs as the library has it."""
+    products = runner.large_products()
+    times: dict[int, list[float]] = {n: [] for n in rows if products}
+    for repeat in range(num_repeats + 2):
+        for n, samples in times.items():
+            inputs = {size: torch.ones(n, size, dtype=runner.dtype, device=runner.device) for _, size in products}
+            started = time.perf_counter()
+            for product, size in products:
+                out = product(inputs[size])
+            out[-1, -1].item()  # waits for an accelerator
+            if repeat >= 2:
+                samples.append(1e3 * (time.perf_counter() - started))
+    return {n: statistics.median(samples) for n, samples in times.items()}
+
+
 def measure_sessions(
     runner: Runner, num_sessions: Sequence[int], context: int = 200, *, num_repeats: int = 15
 ) -> dict[int, float]:

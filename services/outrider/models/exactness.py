@@ -24,6 +24,7 @@ from torch import Tensor
 
 from outrider.core.params import Source
 from outrider.core.tree import DraftTree, Node
+from outrider.models import kernels
 from outrider.models.kv_cache import TILE
 from outrider.models.packing import Segment
 from outrider.models.runner import Runner
@@ -92,6 +93,7 @@ def numerics_id(runner: Runner, fingerprint: str) -> str:
         str(TILE),
         torch.__version__,
         torch.__config__.show(),
+        kernels.COMPILER,
         str(torch.get_num_threads()),
         _processor(runner.device),
     ]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import llvmlite
 import numba
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,8 @@ from torch import Tensor
 
 Array = npt.NDArray[Any]
 
+COMPILER = f"numba {numba.__version__}, llvmlite {llvmlite.__version__}"
+"""What compiles the kernels, on which their bits depend."""
 TYPES = (torch.float32, torch.bfloat16)
 """Types of activations that the kernels read and write."""
 MAX_NUM_THREADS: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import llvmlite
 import numba
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,7 @@ from torch import Tensor
 
 Array = npt.NDArray[Any]
 
-COMPILER = f"numba {numba.__version__}, llvmlite {llvmlite.__version__}"
+COMPILER = f"numba {numba.__version__}"
 """What compiles the kernels, on which their bits depend."""
 TYPES = (torch.float32, torch.bfloat16)
 """Types of activations that the kernels read and write."""

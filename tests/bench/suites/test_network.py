@@ -210,6 +210,8 @@ def test_the_suite_measures_everything_in_small_sizes(tmp_path: Path) -> None:
     [texts] = [each["rows"] for each in results["experiments"] if each["name"] == "wan-texts"]
     assert {row["identical_to_off"] for row in texts} == {1.0}
     assert "1 Mbit/s from the speculator to the verifier" in results["links"]["wan"]
-    assert all(each["bytes_up"] > 300 and each["bytes_down"] > 100 for each in results["traffic"])
+    # `auto` may go plainly, and then nothing is sent.
+    drafted = [each for each in results["traffic"] if each["label"] != "auto"]
+    assert all(each["bytes_up"] > 300 and each["bytes_down"] > 100 for each in drafted)
     assert [bound["temperature"] for bound in results["bounds"]] == [0.0, 1.0]
     assert {path.name for path in tmp_path.iterdir()} == {"results.json", "results.md", "rtt.png", "bytes.png"}

@@ -76,7 +76,7 @@ def test_a_cpu_needs_no_more_than_the_hosts_clock() -> None:
 def test_large_products_are_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runner(build("llama"))
     assert measure_products(runner, [1, 2]) == {}  # all of them are small
-    monkeypatch.setattr(fusion, "MAX_SMALL_ENTRIES", 0)
+    monkeypatch.setattr(fusion, "MIN_LARGE_ENTRIES", 0)
     assert len(runner.large_products()) == 4 * runner.cache_shape.num_layers
     times_ms = measure_products(runner, [1, 2], num_repeats=1)
     assert times_ms.keys() == {1, 2}

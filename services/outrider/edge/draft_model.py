@@ -13,6 +13,7 @@ from outrider.core.blocks import PoolState, PrefixScope
 from outrider.core.params import SamplingParams, SpeculationParams, Steering
 from outrider.core.tree import TokenId
 from outrider.edge.settings import EdgeSettings
+from outrider.models.threads import in_own_thread
 from outrider.security.callers import current_tenant
 from outrider.speculator.metrics import DraftCounts
 from outrider.v1 import types_pb2, verifier_pb2
@@ -59,7 +60,7 @@ class DraftModel:
 
     async def _load(self) -> None:
         try:
-            loaded = await asyncio.to_thread(_load_model, self._settings)
+            loaded = await in_own_thread(lambda: _load_model(self._settings))
             # Not in that thread, which loads on when `close` cancels this: nobody would stop the engine.
             drafter = loaded if isinstance(loaded, str) else Drafter(loaded, self._settings)
         except Exception as error:
@@ -96,7 +97,6 @@ class DraftModel:
     async def close(self) -> None:
         """Ends the engine's thread. A model that still loads is dropped."""
         if self._task is not None:
-            # The thread of to_thread cannot be cancelled: it loads on, and nobody takes its result.
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if self.drafter is not None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from outrider.models.cpu_steps import CpuSteps
 from outrider.models.packing import Plan
-from outrider.models.products import MAX_SMALL_ENTRIES, Product, concatenate, make_product
+from outrider.models.products import MIN_LARGE_ENTRIES, Product, concatenate, make_product
 from outrider.models.rotary import RotaryTable, interleave_halves
 from outrider.models.torch_steps import TorchSteps
 
@@ -109,12 +109,12 @@ class FusedStack:
         self._norm = steps.norm(inner.norm)
 
     def large_products(self) -> list[tuple[Product, int]]:
-        """Returns the products of all layers that are not small (`MAX_SMALL_ENTRIES`), each with its inputs."""
+        """Returns the products of all layers that are not small (`MIN_LARGE_ENTRIES`), each with its inputs."""
         return [
             (product, num_inputs)
             for layer in self._layers
             for product, num_inputs, num_outputs in layer.products
-            if num_inputs * num_outputs >= MAX_SMALL_ENTRIES
+            if num_inputs * num_outputs >= MIN_LARGE_ENTRIES
         ]
 
     def __call__(self, plan: Plan, num_layers: int | None = None) -> Tensor:

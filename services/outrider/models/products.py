@@ -13,8 +13,10 @@ from outrider.models import kernels
 Product = Callable[[Tensor], Tensor]
 """Maps [rows, in] to [rows, out]."""
 
-MAX_SMALL_ENTRIES = 2**19
+MIN_LARGE_ENTRIES = 2**19
 """Matrices with fewer entries are multiplied by a kernel of this package: a call of oneDNN alone takes some 40 us."""
+MIN_NATIVE_ENTRIES = 2**16
+"""The same in bfloat16 on a CPU that has instructions for it, which oneDNN uses and the kernel does not."""
 MIN_PACKED_ENTRIES = 2**20
 """Matrices of float32 with fewer entries are faster by torch's own products than packed."""
 PACKED_FOR_ROWS = {torch.bfloat16: 1, torch.float32: 8}
@@ -34,7 +36,7 @@ def make_product(
         use_kernels: True if small matrices on a CPU may be multiplied by `outrider.models.kernels`, whose bits do not.
     """
     is_on_cpu = weight.device.type == "cpu"
-    if use_kernels and is_on_cpu and weight.dtype in kernels.TYPES and weight.numel() < MAX_SMALL_ENTRIES:
+    if use_kernels and is_on_cpu and weight.dtype in kernels.TYPES and weight.numel() < _least_entries(weight.dtype):
         return _make_small(weight, bias)
     if is_on_cpu and _can_be_packed(weight.dtype) and (is_exact or _is_worth_packing(weight)):
         return _make_packed(weight, bias)
@@ -82,6 +84,13 @@ def _make_packed(weight: Tensor, bias: Tensor | None) -> Product:
         return product
 
     return prepacked
+
+
+def _least_entries(dtype: torch.dtype) -> int:
+    """Returns how many entries a matrix has at least for which oneDNN is faster than the kernel."""
+    abilities = torch.cpu.get_capabilities()
+    is_native = dtype == torch.bfloat16 and (abilities.get("avx512_bf16") or abilities.get("amx_bf16"))
+    return MIN_NATIVE_ENTRIES if is_native else MIN_LARGE_ENTRIES
 
 
 def _can_be_packed(dtype: torch.dtype) -> bool:

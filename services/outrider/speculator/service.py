@@ -9,6 +9,7 @@ import grpc
 from outrider.core.blocks import PrefixScope
 from outrider.core.params import RetrievalScope
 from outrider.models.loading import CannotLoadModel, LoadedModel, load_for
+from outrider.models.threads import in_own_thread
 from outrider.models.timing import measure_forward
 from outrider.peers.channel import read_peers
 from outrider.peers.datastore import DatastorePeer
@@ -51,8 +52,7 @@ class SpeculatorService:
         security = settings.peer_security()
         try:
             # In a thread: calls that come meanwhile are answered, with the status that the model is loading.
-            model = await asyncio.to_thread(load_for, settings) if self._model is None else self._model
-            forward_us = await asyncio.to_thread(_measure, model)
+            model, forward_us = await in_own_thread(lambda: _measured(self._model or load_for(settings)))
         except CannotLoadModel as error:
             raise CannotLoad(str(error)) from error
         if settings.datastore:
@@ -100,7 +100,7 @@ class SpeculatorService:
             await asyncio.to_thread(self.engine.stop)
 
 
-def _measure(model: LoadedModel) -> int:
-    """Returns the time of a forward of one row, in microseconds."""
+def _measured(model: LoadedModel) -> tuple[LoadedModel, int]:
+    """Returns the model, and the time of a forward of one row in microseconds."""
     context_len = min(200, model.max_context_len // 2)
-    return max(1, int(1e3 * measure_forward(model.runner, [1], context=context_len, num_repeats=7)[1]))
+    return model, max(1, int(1e3 * measure_forward(model.runner, [1], context=context_len, num_repeats=7)[1]))

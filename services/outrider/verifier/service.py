@@ -11,6 +11,7 @@ from outrider.core.costs import ForwardTimes
 from outrider.core.params import Method, RetrievalScope, SpeculationParams
 from outrider.models.loading import CannotLoadModel, LoadedModel, load_for
 from outrider.models.text import TextCodec
+from outrider.models.threads import in_own_thread
 from outrider.models.timing import measure_forward
 from outrider.peers.datastore import DatastorePeer
 from outrider.peers.speculator import SpeculatorPeer
@@ -70,7 +71,7 @@ class VerifierService:
         security = settings.peer_security()
         try:
             # In a thread, because it takes seconds: the loop answers health checks and refuses calls meanwhile.
-            model, forward_times_ms = await asyncio.to_thread(self._load_model)
+            model, forward_times_ms = await in_own_thread(self._load_model)
         except CannotLoadModel as error:
             raise CannotLoad(str(error)) from error
         engine = Engine(

@@ -34,8 +34,8 @@ from tests.core.toy_generation import (
 )
 from tests.support.ratio_rule import draw
 
-NUM_TEXTS, NUM_FULL_TEXTS = 25_000, 100_000
-NUM_WRONG_TEXTS = 12_000
+NUM_TEXTS, NUM_FULL_TEXTS = 10_000, 100_000
+NUM_WRONG_TEXTS = 8_000
 CHAIN = params_of(Method.SPECULATIVE)
 MIN_PROBABILITY = 0.1
 

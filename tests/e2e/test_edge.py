@@ -28,7 +28,7 @@ NUM_TOKENS = 32
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     config = StackConfig(
         target="demo/target",
-        target_dtype="float32",
+        target_dtype="auto",
         edge=True,
         datastore=False,
         link=LinkSettings(delay_ms=2.0),

@@ -73,7 +73,7 @@ class CpuSteps:
             assert paths is not None, "the runner makes such plans for these steps"
             num_rows = heads.shape[0]
             out, out_array = self._buffer("attended", num_rows, num_queries * head_dim)
-            turns = as_array(torch.view_as_real(self._rotary.up_to(plan.last_position)))
+            turns = self._rotary.array_up_to(plan.last_position)
             queries = paths.queries(num_rows, num_keys, num_queries // num_keys)
             given = self._read(heads).reshape(num_rows, num_heads, head_dim)
             data = paths.data[index]

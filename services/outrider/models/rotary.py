@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outrider.models.kernels import Array, as_array
+
 
 class RotaryTable:
     """Holds the rotary embedding of every position, as complex numbers; grown by doubling."""
@@ -13,13 +15,22 @@ class RotaryTable:
         self._inv_freq = inv_freq.float()
         self._scaling = attention_scaling
         self._table = self._compute(1024)
+        self._array: Array | None = None
 
     def up_to(self, last_position: int) -> Tensor:
         """Returns the turns of all positions up to one, and of more: complex64 [positions, head_dim / 2]."""
         if last_position >= self._table.shape[0]:
             # The last position is at least 1024 here, so twice as many positions include it.
-            self._table = self._compute(2 * last_position)
+            self._table, self._array = self._compute(2 * last_position), None
         return self._table
+
+    def array_up_to(self, last_position: int) -> Array:
+        """Returns the same for the kernels of a CPU: float32 [positions, head_dim / 2, 2], cosines and sines."""
+        table = self.up_to(last_position)
+        # Kept: every layer asks for it.
+        if self._array is None:
+            self._array = as_array(torch.view_as_real(table))
+        return self._array
 
     def _compute(self, num_positions: int) -> Tensor:
         positions = torch.arange(num_positions, device=self._inv_freq.device, dtype=torch.float32)

@@ -79,26 +79,54 @@ def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
     assert torch.equal(found[0], values.to(torch.bfloat16))
 
 
+def attended(
+    queries: Tensor, data: Tensor, seen: list[Tensor], dtype: torch.dtype, groups: list[int], shared: list[int]
+) -> Tensor:
+    """Runs the kernel; a last row is nobody's, and filled with 7."""
+    counts = np.array([len(places) for places in seen])
+    found = torch.full((len(seen) + 1, *queries.shape[1:]), 7.0, dtype=dtype)
+    num_columns = int(counts.max()) + queries.shape[-1]
+    kernels.attend(
+        as_array(torch.cat((queries, queries[:1]))),
+        as_array(data),
+        as_array(torch.cat(seen)),
+        np.cumsum(counts) - counts,
+        counts,
+        np.array(groups),
+        np.array(shared),
+        np.empty((torch.get_num_threads(), kernels.GROUP, num_columns), dtype=np.float32),
+        as_array(found),
+    )
+    return found
+
+
 @pytest.mark.parametrize("queries_per_key", [1, 3])
+@pytest.mark.parametrize("head_dim", [24, 7, 128])
 @both_types
-def test_rows_attend_to_the_places_that_they_are_given(dtype: torch.dtype, queries_per_key: int) -> None:
-    num_heads, head_dim = 2, 24
+def test_rows_attend_to_the_places_that_they_are_given(dtype: torch.dtype, head_dim: int, queries_per_key: int) -> None:
+    num_heads = 2
     data = torch.randn(2, num_heads, 300, head_dim)
     data[:, :, 299] = float("nan")  # seen by nobody
-    queries = torch.randn(4, num_heads, queries_per_key, head_dim)
+    queries = torch.randn(4, num_heads, queries_per_key, head_dim) / head_dim**0.5
     seen = [torch.randperm(299)[:count] for count in (1, 7, 64, 131)]
-    counts = np.array([len(places) for places in seen])
-    found = torch.full((5, num_heads, queries_per_key, head_dim), 7.0, dtype=dtype)
-    scores = np.empty((torch.get_num_threads(), int(counts.max()) + head_dim), dtype=np.float32)
-    padded = as_array(torch.cat((queries, queries[:1])))
-    kernels.attend(
-        padded, as_array(data), as_array(torch.cat(seen)), np.cumsum(counts) - counts, counts, scores, as_array(found)
-    )
+    found = attended(queries, data, seen, dtype, [0, 1, 4], [1, 0])
     for row, places in enumerate(seen):
         keys, values = data[:, :, places]
         weights = torch.softmax(queries[row] @ keys.transpose(1, 2), -1)
         assert_close(found[row], weights @ values)
     assert (found[4] == 7).all()  # a row that is nobody's
+
+
+@pytest.mark.parametrize("head_dim", [64, 20])
+@pytest.mark.parametrize("num_shared", [0, 1, 5, 50])
+def test_rows_have_the_same_bits_whether_they_share_their_places_or_not(num_shared: int, head_dim: int) -> None:
+    data, queries = torch.randn(2, 2, 300, head_dim), torch.randn(6, 2, 1, head_dim)
+    places = torch.randperm(300)
+    # Rows of a tree: what they share, and then each its own.
+    seen = [torch.cat((places[:50], places[50 + 30 * row : 51 + 31 * row])) for row in range(6)]
+    alone = attended(queries, data, seen, torch.float32, list(range(7)), [0] * 6)
+    together = attended(queries, data, seen, torch.float32, [0, 4, 6], [num_shared, num_shared])
+    assert torch.equal(together, alone)
 
 
 @pytest.mark.parametrize("are_normed", [False, True])

@@ -12,7 +12,8 @@ Tensors are passed as arrays. What is bfloat16 comes as uint16, its bits: numpy 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,9 @@ import numba
 import numpy as np
 import numpy.typing as npt
 import torch
+from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
@@ -32,6 +35,8 @@ TYPES = (torch.float32, torch.bfloat16)
 """Types of activations that the kernels read and write."""
 MAX_NUM_THREADS: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
 """Threads that numba has: one for each core."""
+GROUP = 4
+"""Rows whose attention is computed together, as far as they see the same places: each key is read once for them."""
 BLOCK = 256
 """Columns of a product that are computed together: their sums stay in a core's first cache."""
 
@@ -177,9 +182,204 @@ def _exp(x: Any) -> Any:
     return y * _float_of_bits(np.int32(power << np.int32(23)))
 
 
+# Attention's own two loops are written in the compiler's language: left to itself it would split the sums of one row
+# otherwise than those of several, and their bits would differ.
+
+_FLOAT, _INDEX, _LANE = ir.FloatType(), ir.IntType(64), ir.IntType(32)
+_NUM_LANES = 8
+_VECTOR = ir.VectorType(_FLOAT, _NUM_LANES)
+
+
+class _Matrix:
+    """Reads and writes an array of float32 [rows, columns], or of int64 [rows], whose last axis is contiguous."""
+
+    def __init__(self, context: Any, builder: Any, kind: Any, value: Any) -> None:
+        array = context.make_array(kind)(context, builder, value=value)
+        self._builder, self._data = builder, array.data
+        shape, strides = (cgutils.unpack_tuple(builder, values) for values in (array.shape, array.strides))
+        self.num_columns = shape[-1]
+        size = _INDEX(kind.dtype.bitwidth // 8)
+        self._stride = builder.sdiv(strides[0], size)
+
+    def row(self, number: Any) -> Any:
+        """Returns the offset at which a row begins."""
+        return self._builder.mul(number, self._stride)
+
+    def at(self, offset: Any) -> Any:
+        """Reads one number."""
+        return self._builder.load(self._builder.gep(self._data, [offset]))
+
+    def lanes_at(self, offset: Any) -> Any:
+        """Reads the numbers of a vector."""
+        loaded = self._builder.load(self._pointer(offset, _VECTOR))
+        loaded.align = 4
+        return loaded
+
+    def put(self, value: Any, offset: Any) -> None:
+        """Writes one number, or those of a vector."""
+        self._builder.store(value, self._pointer(offset, value.type)).align = 4
+
+    def _pointer(self, offset: Any, kind: Any) -> Any:
+        return self._builder.bitcast(self._builder.gep(self._data, [offset]), kind.as_pointer())
+
+
+class _Sum:
+    """Adds up products, in one number or in each lane of a vector. The compiler keeps it in a register."""
+
+    def __init__(self, builder: Any, first: Any) -> None:
+        self._builder, self._kind = builder, first.type
+        self._place = cgutils.alloca_once(builder, first.type)
+        builder.store(first, self._place)
+
+    def add(self, x: Any, y: Any) -> None:
+        """Adds x * y, rounded once."""
+        name = "llvm.fma.f32" if self._kind is _FLOAT else f"llvm.fma.v{_NUM_LANES}f32"
+        kind = ir.FunctionType(self._kind, [self._kind] * 3)
+        fma = cgutils.get_or_insert_function(self._builder.module, kind, name)
+        self._builder.store(self._builder.call(fma, [x, y, self.value]), self._place)
+
+    @property
+    def value(self) -> Any:
+        """The sum so far."""
+        return self._builder.load(self._place)
+
+
+def _totals(builder: Any, vectors: Sequence[Any]) -> Any:
+    """Adds up the lanes of up to 8 vectors, each by itself: lane i of the result is the sum of vector i."""
+    left = list(vectors)
+    evens, odds = (
+        ir.Constant(ir.VectorType(_LANE, _NUM_LANES), list(range(first, 2 * _NUM_LANES, 2))) for first in (0, 1)
+    )
+    for _ in range(_NUM_LANES.bit_length() - 1):
+        # Neighbours are added: of two vectors, or where there is one alone, of it and itself.
+        left = [
+            builder.fadd(builder.shuffle_vector(one, other, evens), builder.shuffle_vector(one, other, odds))
+            for one, other in zip(left[::2], left[1::2] or left[:1], strict=True)
+        ]
+    return left[0]
+
+
+@contextmanager
+def _loop(builder: Any, first: Any, last: Any, step: Any) -> Iterator[Any]:
+    with cgutils.for_range_slice(builder, first, last, step) as (index, _):
+        yield index
+
+
+def _whole(builder: Any, count: Any, size: int) -> Any:
+    """Returns the largest multiple of a size that is not above a count."""
+    return builder.mul(builder.sdiv(count, _INDEX(size)), _INDEX(size))
+
+
+def _make_score(num_rows: int, num_keys: int) -> Any:
+    """Makes the function that computes the scores of queries, `num_keys` keys at a time."""
+
+    @_intrinsic
+    def score(_context: Any, queries: Any, keys: Any, places: Any, first: Any, last: Any, scores: Any) -> Any:
+        """Writes scores[:num_rows, i] = queries[:num_rows] @ keys[places[i]], for i from first to last."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kinds = signature.args
+            asked, kept, listed, found = (_Matrix(context, builder, kinds[n], arguments[n]) for n in (0, 1, 2, 5))
+            rows = [_INDEX(row) for row in range(num_rows)]
+            width = kept.num_columns
+            in_lanes = _whole(builder, width, _NUM_LANES)
+
+            def block(index: Any, count: int) -> None:
+                bases = [kept.row(listed.at(builder.add(index, _INDEX(key)))) for key in range(count)]
+                pairs = [(row, key) for row in range(num_rows) for key in range(count)]
+                sums = [_Sum(builder, ir.Constant(_VECTOR, None)) for _ in pairs]
+                rest = [_Sum(builder, ir.Constant(_FLOAT, None)) for _ in pairs]
+                for some, read, end, begin, step in (
+                    (sums, _Matrix.lanes_at, in_lanes, _INDEX(0), _NUM_LANES),
+                    (rest, _Matrix.at, width, in_lanes, 1),
+                ):
+                    with _loop(builder, begin, end, _INDEX(step)) as d:
+                        theirs = [read(kept, builder.add(base, d)) for base in bases]
+                        own = [read(asked, builder.add(asked.row(row), d)) for row in rows]
+                        for each, (row, key) in zip(some, pairs, strict=True):
+                            each.add(own[row], theirs[key])
+                totals = _totals(builder, [each.value for each in sums])
+                for number, (row, key) in enumerate(pairs):
+                    total = builder.fadd(builder.extract_element(totals, _LANE(number)), rest[number].value)
+                    found.put(total, builder.add(found.row(rows[row]), builder.add(index, _INDEX(key))))
+
+            first, last = arguments[3], arguments[4]
+            whole = builder.add(first, _whole(builder, builder.sub(last, first), num_keys))
+            with _loop(builder, first, whole, _INDEX(num_keys)) as index:
+                block(index, num_keys)
+            with _loop(builder, whole, last, _INDEX(1)) as index:
+                block(index, 1)
+            return context.get_dummy_value()
+
+        return types.void(queries, keys, places, first, last, scores), generate
+
+    return score
+
+
+def _make_weigh(num_rows: int, num_vectors: int) -> Any:
+    """Makes the function that adds up values, `num_vectors` vectors of their columns at a time."""
+
+    @_intrinsic
+    def weigh(_context: Any, weights: Any, values: Any, places: Any, first: Any, last: Any, sums: Any) -> Any:
+        """Adds weights[:num_rows, i] * values[places[i]] to sums[:num_rows], for i from first to last, in order."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kinds = signature.args
+            given, kept, listed, found = (_Matrix(context, builder, kinds[n], arguments[n]) for n in (0, 1, 2, 5))
+            rows = [_INDEX(row) for row in range(num_rows)]
+            width = kept.num_columns
+
+            def spread(number: Any) -> Any:
+                undefined = ir.Constant(_VECTOR, ir.Undefined)
+                lanes = ir.Constant(ir.VectorType(_LANE, _NUM_LANES), [0] * _NUM_LANES)
+                return builder.shuffle_vector(builder.insert_element(undefined, number, _LANE(0)), undefined, lanes)
+
+            def columns(begin: Any, count: int, *, are_lanes: bool) -> None:
+                read = _Matrix.lanes_at if are_lanes else _Matrix.at
+                offsets = [builder.add(begin, _INDEX(column * _NUM_LANES)) for column in range(count)]
+                own = [[builder.add(found.row(row), offset) for offset in offsets] for row in rows]
+                totals = [[_Sum(builder, read(found, place)) for place in of_row] for of_row in own]
+                with _loop(builder, arguments[3], arguments[4], _INDEX(1)) as index:
+                    base = kept.row(listed.at(index))
+                    theirs = [read(kept, builder.add(base, offset)) for offset in offsets]
+                    for row, of_row in zip(rows, totals, strict=True):
+                        weight = given.at(builder.add(given.row(row), index))
+                        for total, value in zip(of_row, theirs, strict=True):
+                            total.add(spread(weight) if are_lanes else weight, value)
+                for places_of_row, of_row in zip(own, totals, strict=True):
+                    for place, total in zip(places_of_row, of_row, strict=True):
+                        found.put(total.value, place)
+
+            in_vectors = _whole(builder, width, num_vectors * _NUM_LANES)
+            in_lanes = _whole(builder, width, _NUM_LANES)
+            with _loop(builder, _INDEX(0), in_vectors, _INDEX(num_vectors * _NUM_LANES)) as begin:
+                columns(begin, num_vectors, are_lanes=True)
+            with _loop(builder, in_vectors, in_lanes, _INDEX(_NUM_LANES)) as begin:
+                columns(begin, 1, are_lanes=True)
+            with _loop(builder, in_lanes, width, _INDEX(1)) as begin:
+                columns(begin, 1, are_lanes=False)
+            return context.get_dummy_value()
+
+        return types.void(weights, values, places, first, last, sums), generate
+
+    return weigh
+
+
+_score_group, _score_row = _make_score(GROUP, 2), _make_score(1, 4)
+_weigh_group, _weigh_row = _make_weigh(GROUP, 2), _make_weigh(1, 4)
+
+
 @Kernel
 def attend(
-    queries: Array, data: Array, slots: Array, starts: Array, counts: Array, scores: Array, out: Array
+    queries: Array,
+    data: Array,
+    slots: Array,
+    starts: Array,
+    counts: Array,
+    groups: Array,
+    shared: Array,
+    scores: Array,
+    out: Array,
 ) -> None:  # pragma: no cover
     """Computes the attention of rows over what each of them sees.
 
@@ -191,55 +391,53 @@ def attend(
         slots: int64: places in the pool, for each row those that it sees, by position.
         starts: int64 [rows]: where the places of each row begin in `slots`.
         counts: int64 [rows that are somebody's]: how many there are; at least 1.
-        scores: float32 [threads, most places of a row + head_dim]: room to work in.
+        groups: int64 [groups + 1]: the first row of each group, and behind them the number of rows.
+        shared: int64 [groups]: how many of their first places all rows of a group of `GROUP` share.
+        scores: float32 [threads, GROUP, most places of a row + head_dim]: room to work in.
         out: [rows, K, G, head_dim]; rows that are nobody's are left as they are.
     """
-    num_rows = len(counts)
     _, num_heads, num_queries, head_dim = queries.shape
+    num_tasks = (len(groups) - 1) * num_heads * num_queries
     num_workers = scores.shape[0]
     for worker in numba.prange(num_workers):
         own = scores[worker]
-        sums = own[len(own) - head_dim :]
+        sums = own[:, own.shape[1] - head_dim :]
         # The last rows of a prompt see the most: workers take turns.
-        for task in range(worker, num_rows * num_heads, num_workers):
-            row, head = task // num_heads, task % num_heads
-            places = slots[starts[row] : starts[row] + counts[row]]
-            count = len(places)
+        for task in range(worker, num_tasks, num_workers):
+            group, head, query = task // (num_heads * num_queries), task // num_queries % num_heads, task % num_queries
+            first, last = groups[group], groups[group + 1]
             keys, values = data[0, head], data[1, head]
-            for query in range(num_queries):
-                asked = queries[row, head, query]
+            asked = queries[first:last, head, query]
+            num_rows = last - first
+            num_shared = shared[group] if num_rows == GROUP else 0
+            if num_shared:
+                _score_group(asked, keys, slots[starts[first] :], 0, num_shared, own)
+            for row in range(num_rows):
+                count = counts[first + row]
+                places = slots[starts[first + row] : starts[first + row] + count]
+                score = own[row]
+                _score_row(asked[row:], keys, places, num_shared, count, own[row:])
+                most = score[0]
                 for i in range(count):
-                    key = keys[places[i]]
-                    score = np.float32(0.0)
-                    for d in range(head_dim):
-                        score += asked[d] * key[d]
-                    own[i] = score
-                most = own[0]
+                    most = max(most, score[i])
                 for i in range(count):
-                    most = max(most, own[i])
-                for i in range(count):
-                    own[i] = _exp(own[i] - most)
+                    score[i] = _exp(score[i] - most)
+                for d in range(head_dim):
+                    sums[row, d] = np.float32(0.0)
+            if num_shared:
+                _weigh_group(own, values, slots[starts[first] :], 0, num_shared, sums)
+            for row in range(num_rows):
+                count = counts[first + row]
+                places = slots[starts[first + row] : starts[first + row] + count]
+                score = own[row]
+                _weigh_row(own[row:], values, places, num_shared, count, sums[row:])
                 total = np.float32(0.0)
                 for i in range(count):
-                    total += own[i]
-                for d in range(head_dim):
-                    sums[d] = np.float32(0.0)
-                # Four at a time: a sum is read and written once for all of them.
-                in_fours = count - count % 4
-                for i in range(0, in_fours, 4):
-                    v0, v1 = values[places[i]], values[places[i + 1]]
-                    v2, v3 = values[places[i + 2]], values[places[i + 3]]
-                    w0, w1, w2, w3 = own[i], own[i + 1], own[i + 2], own[i + 3]
-                    for d in range(head_dim):
-                        sums[d] += w0 * v0[d] + w1 * v1[d] + w2 * v2[d] + w3 * v3[d]
-                for i in range(in_fours, count):
-                    value, weight = values[places[i]], own[i]
-                    for d in range(head_dim):
-                        sums[d] += weight * value[d]
+                    total += score[i]
                 inverse = np.float32(1.0) / total
-                found = out[row, head, query]
+                found = out[first + row, head, query]
                 for d in range(head_dim):
-                    _put(found, d, sums[d] * inverse)
+                    _put(found, d, sums[row, d] * inverse)
 
 
 @Kernel

@@ -28,6 +28,7 @@ class Paths:
         self._lists: list[npt.NDArray[np.int64]] = []
         self._starts: list[npt.NDArray[np.int64]] = []
         self._counts: list[npt.NDArray[np.int64]] = []
+        self._leads: list[npt.NDArray[np.int64]] = []
         self._length = 0
         self._queries: npt.NDArray[np.float32] | None = None
 
@@ -38,6 +39,7 @@ class Paths:
             cache.places(np.arange(end)),
             np.zeros(num_rows, dtype=np.int64),
             np.arange(cache.length + 1, end + 1),
+            np.arange(cache.length + 1, end + 1),
         )
 
     def add_tree(self, cache: KVCache, visible: npt.NDArray[np.bool_]) -> None:
@@ -45,9 +47,19 @@ class Paths:
         # Row by row, and within a row by slot. That is by position too: parents stand before their children.
         slots = np.nonzero(visible)[1]
         counts = visible.sum(1)
-        self._add(cache.places(slots), np.cumsum(counts) - counts, counts)
+        # Up to the first slot that a row does not see: all tokens that are committed, at least.
+        leads = np.where(visible.all(1), visible.shape[1], visible.argmin(1))
+        self._add(cache.places(slots), np.cumsum(counts) - counts, counts, leads)
 
-    def _add(self, places: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> None:
+    def _add(
+        self,
+        places: npt.NDArray[np.int64],
+        starts: npt.NDArray[np.int64],
+        counts: npt.NDArray[np.int64],
+        leads: npt.NDArray[np.int64],
+    ) -> None:
+        """Adds the rows of a session. `leads` says how many of its first slots each row sees without a gap."""
+        self._leads.append(leads)
         self._lists.append(places)
         self._starts.append(starts + self._length)
         self._counts.append(counts)
@@ -57,9 +69,22 @@ class Paths:
         """Puts the rows together, once all were added."""
         self._slots = np.concatenate(self._lists)
         self._all_starts, self._all_counts = np.concatenate(self._starts), np.concatenate(self._counts)
+        self._groups, self._shared = self._grouped()
         most = int(self._all_counts.max())
         # Behind the scores a worker sums values, as many as a head is wide.
-        self._scores = np.empty((torch.get_num_threads(), most + self._head_dim), dtype=np.float32)
+        num_workers = torch.get_num_threads()
+        self._scores = np.empty((num_workers, kernels.GROUP, most + self._head_dim), dtype=np.float32)
+
+    def _grouped(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Puts rows of the same session together; returns where each group begins and how many places it shares."""
+        groups, shared, first = [0], [], 0
+        for leads in self._leads:
+            for begin in range(0, len(leads), kernels.GROUP):
+                some = leads[begin : begin + kernels.GROUP]
+                groups.append(first + begin + len(some))
+                shared.append(int(some.min()))
+            first += len(leads)
+        return np.array(groups), np.array(shared)
 
     def queries(self, num_rows: int, num_heads: int, queries_per_key: int) -> npt.NDArray[np.float32]:
         """Returns room for the queries of a layer: [rows, key-value heads, queries per key, head_dim]."""
@@ -78,4 +103,14 @@ class Paths:
             out: [rows, query heads * head_dim], written. Rows behind those that were added are left as they are.
         """
         found = out.reshape(queries.shape)
-        kernels.attend(queries, data, self._slots, self._all_starts, self._all_counts, self._scores, found)
+        kernels.attend(
+            queries,
+            data,
+            self._slots,
+            self._all_starts,
+            self._all_counts,
+            self._groups,
+            self._shared,
+            self._scores,
+            found,
+        )

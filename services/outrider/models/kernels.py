@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
@@ -184,6 +184,8 @@ def _exp(x: Any) -> Any:
 
 # Attention's own two loops are written in the compiler's language: left to itself it would split the sums of one row
 # otherwise than those of several, and their bits would differ.
+
+cgutils: Any = untyped_cgutils
 
 _FLOAT, _INDEX, _LANE = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 _NUM_LANES = 8

@@ -319,8 +319,7 @@ async def test_a_draft_model_that_is_closed_while_it_loads_leaves_no_engine(monk
     await until(is_loading.is_set)
     await model.close()
     may_end.set()
-    await asyncio.get_running_loop().shutdown_default_executor()  # waits for the thread that loads
-    assert not [thread.name for thread in threading.enumerate() if thread not in before]
+    await until(lambda: not [thread for thread in threading.enumerate() if thread not in before])
 
 
 def test_torch_is_not_imported_before_the_port_is_served() -> None:

@@ -11,10 +11,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from outrider.core.noise import gumbel, gumbel_of_words, hash_rows, row_key
+from outrider.core.noise import gumbel, gumbel_of_words, hash_rows, hashed, row_key
 from outrider.core.params import SamplingParams
 from outrider.models import contenders, sampling
-from outrider.models.contenders import NUM_LOUD_WORDS, QUIET, Contenders
+from outrider.models.contenders import NUM_LOUD_WORDS, QUIET, Contenders, hash_columns
 from outrider.models.sampling import Sampler, tempered_and_filtered
 
 Floats = npt.NDArray[np.float32]
@@ -207,3 +207,14 @@ def test_draws_and_candidates_are_those_of_all_noise_whatever_the_filters(
         # Which of equals are among the eight, `topk` leaves open.
         if kind_and_params[0] in ("peaky", "wide") and kind_and_params[1].temperature in (0.3, 0.7, 1.0):
             assert one == other
+
+
+def test_columns_are_hashed_as_tokens_are_and_high_words_found() -> None:
+    starts, columns = np.array([0, 700, 151_000], np.uint32), np.array([3, 699, 12], np.uint32)
+    keys = np.array([row_key(seed, 5) for seed in (1, 1, 2**63)], np.uint32)
+    expected = hashed(starts + columns[:, None], keys[:, :1], keys[:, 1:])
+    least = np.array([0, expected[1, 1], 2**32 - 1], np.uint32)
+    words, is_found = np.empty((3, 3), np.uint32), np.empty((3, 3), np.bool_)
+    hash_columns(starts, columns, keys[:, 0], keys[:, 1], least, words, is_found)
+    assert np.array_equal(words, expected)
+    assert np.array_equal(is_found, expected >= least[:, None])

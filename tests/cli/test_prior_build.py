@@ -282,7 +282,7 @@ def test_services_of_its_own_end_with_it_however_it_ends(prompts: Path, out: Pat
     assert list(out.parent.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.suite
 def test_services_that_cannot_start_are_explained(prompts: Path, out: Path) -> None:
     models = ["--target", "demo/target", "--target-dtype", "float7"]
     program = [sys.executable, "-m", "outrider_cli", *command(prompts, out, *models)]

@@ -77,6 +77,7 @@ def test_no_process_outlives_the_command(up: subprocess.Popen[str], number: sign
                 selector.unregister(key.fileobj)
 
 
+@pytest.mark.suite
 def test_it_generates_the_same_text_with_and_without_drafts(up: subprocess.Popen[str]) -> None:
     address = addresses(up)["verifier"]
     with BlockingClient(address) as client:

@@ -93,7 +93,7 @@ async def test_random_faults_of_the_speculator_change_no_text(stack: LocalStack,
             speculator.restart()
 
 
-@pytest.mark.parametrize("method", ["speculative", "pearl"])
+@pytest.mark.parametrize("method", ["speculative", pytest.param("pearl", marks=pytest.mark.suite)])
 async def test_a_killed_speculator_changes_nothing_and_is_found_again(
     stack: LocalStack, client: Client, method: str
 ) -> None:

@@ -45,7 +45,7 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     # Also the time that one attempt to connect may take: handshakes over a long path outlast the first backoff.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # A new client finds a server that is back at once: it would share the pause of an older client's attempts otherwise
+    # A new client finds a server that is back at once: else it shares the pause of an older client's attempts.
     ("grpc.use_local_subchannel_pool", 1),
     # A server whose name means another address now is found there; gRPC's own default resolves at most every 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),

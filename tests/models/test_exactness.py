@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from outrider.core.params import Source
 from outrider.core.tree import DraftTree, Node
-from outrider.models import attention
+from outrider.models import attention, exactness
 from outrider.models.exactness import NotExact, check_rows, make_exact
 from outrider.models.runner import Runner, Segment
 from tests.support.tiny_models import VOCAB_SIZE, build, text
@@ -134,6 +135,14 @@ def test_the_self_test_sees_sums_that_go_by_slots(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(attention.PartGroup, "_make_order", lambda self, num_columns, group: None)
     with pytest.raises(NotExact, match="trees of depth"):
         check_rows(runner)
+
+
+def test_another_version_of_the_arithmetic_has_another_numerics_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = a_runner("llama", torch.float32)
+    before = exactness.numerics_id(runner, "weights")
+    read_text = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path: read_text(path) + "# new" * (path.name == "kernels.py"))
+    assert exactness.numerics_id(runner, "weights") != before
 
 
 def test_equal_models_on_one_machine_have_one_numerics_id() -> None:

@@ -37,6 +37,8 @@ NUM_READINGS = 8
 """Times that a self-test costs what it costs to read its text once, about."""
 PADDINGS = (1, 2, 4)
 """Least rows of a forward that are tried: single rows take other ways through some libraries than several do."""
+ARITHMETIC = ("attention", "cpu_steps", "fusion", "kernels", "paths", "products", "rotary", "runner", "torch_steps")
+"""Modules of this package that the bits of the logits depend on: replicas with others do not go on with a text."""
 MIN_GAIN = 0.05
 """Share of a single row's time that more padding must save to be worth it where exactness does not need it."""
 
@@ -94,6 +96,7 @@ def numerics_id(runner: Runner, fingerprint: str) -> str:
         torch.__version__,
         torch.__config__.show(),
         kernels.COMPILER,
+        *(Path(__file__).with_name(f"{module}.py").read_text() for module in ARITHMETIC),
         str(torch.get_num_threads()),
         _processor(runner.device),
     ]
@@ -240,7 +243,7 @@ def _pad_to_the_fastest(runner: Runner, num_repeats: int = 5) -> None:
     medians = {n: statistics.median(samples) for n, samples in times.items()}
     chosen = least
     for n, median in medians.items():
-        # Each must gain over the one before: a busy moment of the machine is not to choose the larger of two alike.
+        # Each must gain over the one chosen before: a busy moment is not to choose the larger of two alike.
         if median < (1 - MIN_GAIN) * medians[chosen]:
             chosen = n
     runner.min_rows = chosen

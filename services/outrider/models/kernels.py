@@ -225,6 +225,12 @@ class _Matrix:
         return self._builder.bitcast(self._builder.gep(self._data, [offset]), kind.as_pointer())
 
 
+def _matrices(context: Any, builder: Any, signature: Any, arguments: Any) -> list[_Matrix]:
+    """Returns the arguments that are arrays."""
+    pairs = zip(signature.args, arguments, strict=True)
+    return [_Matrix(context, builder, kind, value) for kind, value in pairs if isinstance(kind, types.Array)]
+
+
 class _Sum:
     """Adds up products, in one number or in each lane of a vector. The compiler keeps it in a register."""
 
@@ -280,8 +286,7 @@ def _make_score(num_rows: int, num_keys: int) -> Any:
         """Writes scores[:num_rows, i] = queries[:num_rows] @ keys[places[i]], for i from first to last."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            kinds = signature.args
-            asked, kept, listed, found = (_Matrix(context, builder, kinds[n], arguments[n]) for n in (0, 1, 2, 5))
+            asked, kept, listed, found = _matrices(context, builder, signature, arguments)
             rows = [_INDEX(row) for row in range(num_rows)]
             width = kept.num_columns
             in_lanes = _whole(builder, width, _NUM_LANES)
@@ -326,8 +331,7 @@ def _make_weigh(num_rows: int, num_vectors: int) -> Any:
         """Adds weights[:num_rows, i] * values[places[i]] to sums[:num_rows], for i from first to last, in order."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            kinds = signature.args
-            given, kept, listed, found = (_Matrix(context, builder, kinds[n], arguments[n]) for n in (0, 1, 2, 5))
+            given, kept, listed, found = _matrices(context, builder, signature, arguments)
             rows = [_INDEX(row) for row in range(num_rows)]
             width = kept.num_columns
 

@@ -35,12 +35,8 @@ class Paths:
     def add_chain(self, cache: KVCache, num_rows: int) -> None:
         """Adds rows that continue a chain: each sees all slots up to its own."""
         end = cache.length + num_rows
-        self._add(
-            cache.places(np.arange(end)),
-            np.zeros(num_rows, dtype=np.int64),
-            np.arange(cache.length + 1, end + 1),
-            np.arange(cache.length + 1, end + 1),
-        )
+        counts = np.arange(cache.length + 1, end + 1)
+        self._add(cache.places(np.arange(end)), np.zeros(num_rows, dtype=np.int64), counts, counts)
 
     def add_tree(self, cache: KVCache, visible: npt.NDArray[np.bool_]) -> None:
         """Adds rows that see what `visible` says: bool [rows, cache.length + rows], over slots."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -20,6 +21,7 @@ async def in_own_thread(load: Callable[[], Loaded]) -> Loaded:
     """
     pool = ThreadPoolExecutor(1, "loading")
     try:
-        return await asyncio.get_running_loop().run_in_executor(pool, load)
+        # In the caller's context, which says whose log lines these are.
+        return await asyncio.get_running_loop().run_in_executor(pool, contextvars.copy_context().run, load)
     finally:
         pool.shutdown(wait=False)

@@ -9,7 +9,7 @@ from typing import Protocol
 from outrider.core.auto.controller import Controller
 from outrider.core.auto.strategies import PLAIN, opening_params, params_of, strategies_of
 from outrider.core.costs import DraftTimings, Waiting, patience_ms, waiting_of
-from outrider.core.params import Method, Source, Steering
+from outrider.core.params import Method, Rows, Source, Steering
 from outrider.core.retrieval.ngrams import Continuation
 from outrider.core.retrieval.plan import target_plan
 from outrider.core.retrieval.retriever import TierSource
@@ -344,7 +344,9 @@ class VerifySession:
     def _next_nodes(self) -> list[Node]:
         if self._strategy.is_plain:
             return []
-        return select_nodes(self.session, self._next_chain(), self._strategy.rows, self._timings)
+        # Of a sub-tree the chain is not asked, but it puts what is retrieved into the tree.
+        is_needed = self._strategy.rows is Rows.CHAIN or self._retrieval is not None
+        return select_nodes(self.session, self._next_chain() if is_needed else [], self._strategy.rows, self._timings)
 
     def _next_chain(self) -> list[Node]:
         """Returns the mirror's chain, with what is retrieved in process behind it."""

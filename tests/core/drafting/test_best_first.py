@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.drafting.best_first import MIN_CHILD, MIN_EXPANDED, READY, BestFirstGrowth
+from outrider.core.drafting.best_first import LEAST_CHILD, MIN_CHILD, MIN_EXPANDED, READY, BestFirstGrowth
 from outrider.core.drafting.policy import Candidate, Expansion
 from outrider.core.params import BestFirstParams, Method, Source, SpeculationParams
 from outrider.core.tree import DraftTree, Node, NodeState
@@ -202,3 +203,21 @@ def test_a_probable_candidate_behind_an_improbable_one_is_not_lost() -> None:
     session = ToySpeculator(policy(), lambda context, count: found[:count])
     session.forward()
     assert set(session.tree.root.children) == {2, 4}  # calibrated, the third is more probable than the second
+
+
+@pytest.mark.parametrize(("stale_tokens", "is_kept"), [(0, False), (6, True)])
+def test_a_candidate_is_as_probable_as_where_it_begins_to_count(stale_tokens: float, *, is_kept: bool) -> None:
+    # Six tokens of probability .74 later, what is behind them is six times as probable.
+    found = [Candidate(2, math.log(0.74)), Candidate(3, math.log(MIN_CHILD / 2))]
+    session = ToySpeculator(policy(), lambda context, count: found[:count])
+    session.policy.foresee(stale_tokens)
+    session.forward()
+    assert (3 in session.tree.root.children) is is_kept
+
+
+def test_nothing_less_probable_than_the_least_becomes_a_node_however_far_the_target() -> None:
+    found = [Candidate(2, math.log(0.1)), Candidate(3, math.log(LEAST_CHILD / 2))]
+    session = ToySpeculator(policy(), lambda context, count: found[:count])
+    session.policy.foresee(50)
+    session.forward()
+    assert set(session.tree.root.children) == {2}

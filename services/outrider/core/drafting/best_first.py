@@ -23,10 +23,15 @@ from outrider.core.tree import DraftTree, Node, NodeState
 
 MIN_EXPANDED = 0.01
 """A node whose path is less probable is not expanded before a commit makes it more probable."""
-MIN_CHILD = 0.001
-"""A candidate whose path is less probable does not become a node before a commit makes it more probable."""
+MIN_CHILD = 0.03
+"""A candidate whose path is less probable where it begins to count does not become a node before a commit makes it more
+probable: it would not be worth a row of the target, and a target takes in every node between two forwards."""
+LEAST_CHILD = 0.001
+"""The same wherever it begins to count."""
 READY = 0.3
 """Once all more probable paths have ended, the target has what it would verify: it is told at once."""
+FIRST_LOGPROB = -0.3
+"""Log-probability of the best child of a node until one is measured: a probability of .74."""
 FIRST_CHAIN = 16
 """Nodes that are a first message, however probable what comes behind them."""
 NUM_EXPANDED_WAITING = 1
@@ -133,7 +138,9 @@ class BestFirstGrowth:
 
     def _choose(self, tree: DraftTree, node: Node, candidates: Sequence[Candidate]) -> list[Child]:
         """Returns the candidates that are probable enough now, and keeps the others."""
-        least = tree.root.path_logprob + math.log(MIN_CHILD) - node.path_logprob
+        # By the time that it arrives, the target has accepted what is probable, and all behind that has become more so.
+        foreseen = math.log(MIN_CHILD) + self._stale_tokens * self._best_logprob.get(FIRST_LOGPROB)
+        least = tree.root.path_logprob + max(foreseen, math.log(LEAST_CHILD)) - node.path_logprob
         # One by one: calibrated, a lower rank may be the more probable one.
         improbable = [candidate for candidate in candidates if candidate.logprob < least]
         if improbable:
@@ -163,7 +170,6 @@ class BestFirstGrowth:
     def _push(self, tree: DraftTree, node: Node) -> None:
         """Adds a node to the frontier, ordered by the log-probability of its path where it begins to count."""
         missing = max(0.0, self._stale_tokens - (node.position - tree.root.position))
-        # -0.3 until one is measured: a best child of probability .74.
-        worth = node.path_logprob + missing * self._best_logprob.get(-0.3)
+        worth = node.path_logprob + missing * self._best_logprob.get(FIRST_LOGPROB)
         # The rank breaks ties, because nodes cannot be compared.
         heapq.heappush(self._frontier, (-worth, next(self._ranks), node))

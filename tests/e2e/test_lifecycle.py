@@ -14,7 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from outrider_cli.local.stack import ANY_PORT, LocalStack, Service
+from outrider_cli.local.stack import ANY_PORT, Service
 from outrider_client.client import Client
 from outrider_client.errors import Unavailable
 
@@ -111,13 +111,3 @@ def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("error: --model demo/nope: there is no demo model")
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core cannot be divided")
-def test_the_target_has_a_core_that_nothing_else_of_its_service_runs_on(stack: LocalStack) -> None:
-    assert stack.verifier is not None
-    target_core, other_core = sorted(os.sched_getaffinity(0))[:2]
-    threads = [int(task.name) for task in Path(f"/proc/{stack.verifier.pid}/task").iterdir()]
-    cores = {thread: os.sched_getaffinity(thread) for thread in threads}
-    assert cores.pop(stack.verifier.pid) == {other_core}  # the event loop
-    assert list(cores.values()).count({target_core}) == 1

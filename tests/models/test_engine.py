@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -36,8 +35,8 @@ class FakeRunner:
 class CountingEngine(EngineThread[list[int], list[int]]):
     """A session is a list of numbers. A step takes one number of each that has any, and fails at a negative one."""
 
-    def __init__(self, runner: Any, cores: Collection[int] = ()) -> None:
-        super().__init__("counting-engine", runner, cores)
+    def __init__(self, runner: Any) -> None:
+        super().__init__("counting-engine", runner)
         self.steps: queue.Queue[list[int]] = queue.Queue()
         self.removed_sessions: list[list[int]] = []
         self.start()
@@ -222,13 +221,3 @@ def test_a_plan_without_work_says_how_long_to_wait(runner: FakeRunner) -> None:
     for _ in range(3):
         ticks.get(timeout=WAIT_S)
     engine.stop()
-
-
-def test_the_thread_runs_on_the_cores_that_it_is_given(runner: FakeRunner) -> None:
-    core = max(os.sched_getaffinity(0))
-    running = CountingEngine(runner, {core})
-    found: queue.Queue[set[int]] = queue.Queue()
-    running.begin_with("a")
-    running.post("a", lambda _: found.put(os.sched_getaffinity(0)))
-    assert found.get(timeout=WAIT_S) == {core}
-    running.stop()

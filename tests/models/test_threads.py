@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from contextvars import ContextVar
 
@@ -28,10 +27,3 @@ async def test_what_it_raises_is_raised() -> None:
 
     with pytest.raises(OSError, match="no such file"):
         await in_own_thread(load)
-
-
-async def test_it_runs_on_the_cores_that_it_is_given_and_leaves_the_callers_as_they_were() -> None:
-    before = os.sched_getaffinity(0)
-    core = max(before)
-    assert await in_own_thread(lambda: os.sched_getaffinity(0), {core}) == {core}
-    assert os.sched_getaffinity(0) == before

@@ -59,7 +59,7 @@ class StackConfig:
     listen: str = ANY_PORT
     """Address of the verifier."""
     cores: tuple[int, ...] | None = None
-    """The target model's core, then that of everything else; one stands for both; () means not pinned, None the first
+    """The verifier's core, then that of everything else; one stands for both; () means not pinned, None the first
     two."""
     link: LinkSettings | None = None
     """The link between verifier and speculator (or edge), which can then be controlled; None means no proxy."""
@@ -174,7 +174,7 @@ class LocalStack:
         # Entered first, so it goes last: logs are there until everything has ended.
         self.log_folder = config.log_folder or Path(self._exits.enter_context(TemporaryDirectory(prefix="outrider-")))
         self.log_folder.mkdir(parents=True, exist_ok=True)
-        target_core, other_core = _cores(config.cores)
+        verifier_core, other_core = _cores(config.cores)
         model_arguments = ("--device", config.device, "--num-threads", str(config.num_threads))
         peers: tuple[str, ...] = ()
         if config.datastore:
@@ -197,11 +197,7 @@ class LocalStack:
             flags += ("--peer-insecure",)
         # Without an edge nobody must know the port beforehand, and 0 leaves the choice to the kernel, free of races.
         listen = _chosen(config.listen) if config.edge else config.listen
-        # What the verifier says and hears would interrupt the target on a core that they share. The draft model's core
-        # takes it: drafts may come a little later.
-        if target_core != other_core:
-            flags += ("--engine-cpu", ",".join(map(str, target_core)))
-        self.verifier = self._spawn("verifier", flags, target_core | other_core, listen)
+        self.verifier = self._spawn("verifier", flags, verifier_core, listen)
         if config.draft is not None and config.edge:
             upstream = self._behind_proxy(self.verifier.address, other_core)
             flags = ("--upstream", upstream, *draft_flags, *config.edge_arguments)
@@ -301,7 +297,7 @@ def wait_drafting(edge: Service, timeout_s: float = LOAD_TIMEOUT_S) -> None:
 
 
 def _cores(wanted: tuple[int, ...] | None) -> tuple[set[int], set[int]]:
-    """Returns the cores of the target model, and of everything else. Empty means any: one core cannot be divided.
+    """Returns the cores of the verifier, and of everything else. Empty means any: one core cannot be divided.
 
     One each, even where there are more: nodes that share caches and memory anyway should at least not take turns.
     """

@@ -60,7 +60,7 @@ class DraftModel:
 
     async def _load(self) -> None:
         try:
-            loaded = await in_own_thread(lambda: _load_model(self._settings), self._settings.engine_cores)
+            loaded = await in_own_thread(lambda: _load_model(self._settings))
             # Not in that thread, which loads on when `close` cancels this: nobody would stop the engine.
             drafter = loaded if isinstance(loaded, str) else Drafter(loaded, self._settings)
         except Exception as error:
@@ -118,7 +118,6 @@ class Drafter:
             prefill_chunk=settings.prefill_chunk,
             keep_warm_s=settings.keep_warm_s,
             prefix_scope=PrefixScope(settings.prefix_scope),
-            cores=settings.engine_cores,
         )
 
     @property

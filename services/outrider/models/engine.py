@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Generic, TypeVar
@@ -19,7 +19,6 @@ import structlog
 
 from outrider.models.packing import Segment
 from outrider.models.runner import Runner
-from outrider.models.threads import run_on
 
 log = structlog.get_logger(__name__)
 
@@ -37,17 +36,15 @@ class EngineThread(ABC, Generic[Session, Work]):
     A subclass defines a step by `plan` and `step`, and calls `start` as the last thing in its constructor.
     """
 
-    def __init__(self, name: str, runner: Runner, cores: Collection[int] = ()) -> None:
+    def __init__(self, name: str, runner: Runner) -> None:
         """
         Args:
             name: Name of the thread.
             runner: Runs the forwards, on this thread only.
-            cores: Cores of the thread. Empty means those of the thread that starts it.
         """
         self.sessions: dict[str, Session] = {}
         """All sessions, by id. Changed by the engine's thread alone."""
         self._runner = runner
-        self._cores = cores
         self._on_failure: dict[str, Callable[[], object]] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._posted_at = 0.0
@@ -141,7 +138,6 @@ class EngineThread(ABC, Generic[Session, Work]):
             action()
 
     def _run(self) -> None:
-        run_on(self._cores)
         wait_s: float | None = None
         # A step may take posted actions too, and the end among them: asked before every wait, which may have no end.
         while not self._is_over:

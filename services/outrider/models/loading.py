@@ -51,11 +51,11 @@ class ModelFlags(Protocol):
 
     @property
     def num_threads(self) -> int:
-        """Threads of a forward on a CPU; 0 means one for each core in `engine_cores`."""
+        """Threads of a forward on a CPU; 0 means one for each core in `cores`."""
 
     @property
-    def engine_cores(self) -> set[int]:
-        """Cores that the model runs on; empty means all."""
+    def cores(self) -> set[int]:
+        """Cores that the process is bound to; empty means all."""
 
     @property
     def exact(self) -> str:
@@ -169,7 +169,7 @@ def load_for(settings: ModelFlags) -> LoadedModel:
             fetched, which may pass.
     """
     # Comes to 0 where neither is given: torch chooses.
-    set_num_threads(settings.num_threads or len(settings.engine_cores))
+    set_num_threads(settings.num_threads or len(settings.cores))
     try:
         return load_model(
             settings.model,

@@ -1,36 +1,25 @@
-"""Threads in which models are loaded and run. Imports no torch: whoever calls this may not want to wait for that."""
+"""Threads in which models are loaded. Imports no torch: whoever calls this may not want to wait for that."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 Loaded = TypeVar("Loaded")
 
 
-def run_on(cores: Collection[int]) -> None:
-    """Keeps the calling thread, and those that it starts from here on, on these cores. None means no change."""
-    if cores:
-        os.sched_setaffinity(0, cores)
-
-
-async def in_own_thread(load: Callable[[], Loaded], cores: Collection[int] = ()) -> Loaded:
+async def in_own_thread(load: Callable[[], Loaded]) -> Loaded:
     """Runs what loads and measures a model in a thread that ends with it, not in one that is kept.
 
     OpenMP holds helpers for every thread that has computed. With more of them than cores it puts all to sleep between
     two operators instead of letting them wait awake, and a forward on two threads takes 1.6 times as long.
 
     A caller that is cancelled does not end the thread: it loads on, and nobody takes its result.
-
-    Args:
-        load: Loads the model.
-        cores: Cores of the thread: those on which the model will run, as they are measured. Empty means the caller's.
     """
-    pool = ThreadPoolExecutor(1, "loading", initializer=run_on, initargs=(cores,))
+    pool = ThreadPoolExecutor(1, "loading")
     try:
         # In the caller's context, which says whose log lines these are.
         return await asyncio.get_running_loop().run_in_executor(pool, contextvars.copy_context().run, load)

@@ -80,7 +80,7 @@ def launch(name: str, settings_class: type[Settings], load: Callable[[], Callabl
     """
     settings = parse_settings(settings_class)
     configure_logs(settings.log_level, settings.log_format, name)
-    pin(settings.service_cores)
+    pin(settings.cores)
     traces = start_traces(f"outrider-{name}", settings)
     try:
         asyncio.run(_make_and_serve(load(), settings))

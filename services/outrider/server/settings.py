@@ -96,18 +96,22 @@ class ServiceSettings(ListenSecuritySettings):
 
     @field_validator("cpu")
     @classmethod
-    def _cpu_names_cores(cls, value: str) -> str:
-        return _checked_cores(value)
+    def _cpu_is_a_list(cls, value: str) -> str:
+        if not value:
+            return value
+        if not all(part.isdecimal() for part in value.split(",")):
+            raise ValueError("must be core numbers separated by commas, like 0 or 2,3")
+        if not hasattr(os, "sched_setaffinity"):
+            raise ValueError("must be empty: this system does not let a process choose its cores")
+        usable = os.sched_getaffinity(0)
+        if not {int(part) for part in value.split(",")} <= usable:
+            raise ValueError(f"must be among the cores that this process may use, {','.join(map(str, sorted(usable)))}")
+        return value
 
     @property
     def cores(self) -> set[int]:
         """The cores of `cpu`; an empty set means all."""
-        return _cores_of(self.cpu)
-
-    @property
-    def service_cores(self) -> set[int]:
-        """Cores for everything but an engine; an empty set means all."""
-        return self.cores
+        return {int(part) for part in self.cpu.split(",")} if self.cpu else set()
 
 
 class DialingSettings(ServiceSettings, PeerSecuritySettings):
@@ -120,14 +124,7 @@ class ModelSettings(DialingSettings):
     model: str = Field("", description="Model: a demo name, a folder or a Hugging Face name.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Numbers of the model.")
     device: str = Field("cpu", description="Device of the model, like cpu or cuda:0.")
-    num_threads: int = Field(
-        0, ge=0, description="Threads of a forward on a CPU; 0 = one for each core in --engine-cpu, else --cpu."
-    )
-    engine_cpu: str = Field(
-        "",
-        description="Cores of --cpu for the model alone; everything else of the service leaves them. Empty = none are "
-        "set apart: then its messages interrupt the model where no core is idle.",
-    )
+    num_threads: int = Field(0, ge=0, description="Threads of a forward on a CPU; 0 = one for each core in --cpu.")
     exact: Literal["auto", "off", "require"] = Field(
         "off", description="Whether the bits of a row may depend on what runs beside it."
     )
@@ -144,32 +141,6 @@ class ModelSettings(DialingSettings):
     )
     max_num_sessions: int = Field(64, ge=1, description="Most sessions at a time.")
 
-    @field_validator("engine_cpu")
-    @classmethod
-    def _engine_cpu_names_cores(cls, value: str) -> str:
-        return _checked_cores(value)
-
-    @model_validator(mode="after")
-    def _engine_leaves_a_core(self) -> Self:
-        all_cores = self.cores or _usable_cores()
-        if not _cores_of(self.engine_cpu) < all_cores:
-            raise ValueError(
-                f"--engine-cpu must be some of the cores {','.join(map(str, sorted(all_cores)))} and leave one of them "
-                f"to the rest of the service, got {self.engine_cpu}"
-            )
-        return self
-
-    @property
-    def engine_cores(self) -> set[int]:
-        """Cores of the engine's thread; an empty set means those of the service."""
-        return _cores_of(self.engine_cpu) or self.cores
-
-    @property
-    def service_cores(self) -> set[int]:
-        """Cores for everything but the engine; an empty set means all."""
-        set_apart = _cores_of(self.engine_cpu)
-        return (self.cores or _usable_cores()) - set_apart if set_apart else self.cores
-
     @model_validator(mode="after")
     def _pool_has_blocks(self) -> Self:
         least = MIN_NUM_BLOCKS * self.kv_block_size
@@ -179,28 +150,6 @@ class ModelSettings(DialingSettings):
                 f"{self.kv_cache_tokens}"
             )
         return self
-
-
-def _usable_cores() -> set[int]:
-    """Returns the cores that this process may run on."""
-    # Other systems than Linux do not say.
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-
-
-def _cores_of(value: str) -> set[int]:
-    return {int(part) for part in value.split(",")} if value else set()
-
-
-def _checked_cores(value: str) -> str:
-    """Returns a list of cores. Raises ValueError if it is none, or names one that this process may not run on."""
-    if value and not all(part.isdecimal() for part in value.split(",")):
-        raise ValueError("must be core numbers separated by commas, like 0 or 2,3")
-    if value and not hasattr(os, "sched_setaffinity"):
-        raise ValueError("must be empty: this system does not let a process choose its cores")
-    usable = _usable_cores()
-    if not _cores_of(value) <= usable:
-        raise ValueError(f"must be among the cores that this process may use, {','.join(map(str, sorted(usable)))}")
-    return value
 
 
 def parse_settings(cls: type[Settings], arguments: list[str] | None = None) -> Settings:

@@ -7,7 +7,6 @@ has anything to grow.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -71,7 +70,6 @@ class Engine(EngineThread[_Drafting, _Growth]):
         max_num_sessions: int = 64,
         forward_us: int = 0,
         prefix_scope: PrefixScope = PrefixScope.TENANT,
-        cores: Collection[int] = (),
     ) -> None:
         """
         Args:
@@ -82,9 +80,8 @@ class Engine(EngineThread[_Drafting, _Growth]):
             max_num_sessions: Most sessions that have room in the pool at a time; others wait.
             forward_us: Time of a forward of one row; 0 means not measured.
             prefix_scope: Says who finds the beginning of a text again, among the sessions whose callers share any.
-            cores: Cores of the engine's thread. Empty means those of the thread that makes it.
         """
-        super().__init__("speculator-engine", model.runner, cores)
+        super().__init__("speculator-engine", model.runner)
         self.forward_us = forward_us
         """Time of a forward of one row, in microseconds; 0 means not measured."""
         self._sampler = Sampler()

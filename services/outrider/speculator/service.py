@@ -52,9 +52,7 @@ class SpeculatorService:
         security = settings.peer_security()
         try:
             # In a thread: calls that come meanwhile are answered, with the status that the model is loading.
-            model, forward_us = await in_own_thread(
-                lambda: _measured(self._model or load_for(settings)), settings.engine_cores
-            )
+            model, forward_us = await in_own_thread(lambda: _measured(self._model or load_for(settings)))
         except CannotLoadModel as error:
             raise CannotLoad(str(error)) from error
         if settings.datastore:
@@ -75,7 +73,6 @@ class SpeculatorService:
             tiers=None if self._datastore is None else self._datastore.tiers(RetrievalScope.SESSION),
             forward_us=forward_us,
             prefix_scope=PrefixScope(settings.prefix_scope),
-            cores=settings.engine_cores,
         )
         self.servicer.ready(model, self.engine)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Collection
 from functools import partial
 
 from outrider.core.blocks import OutOfBlocks
@@ -49,7 +48,6 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         max_num_sessions: int = 64,
         queue_timeout_s: float = 30.0,
         stopwatch: Stopwatch | None = None,
-        cores: Collection[int] = (),
     ) -> None:
         """
         Args:
@@ -62,9 +60,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             max_num_sessions: Most sessions that have room in the pool at a time; others wait.
             queue_timeout_s: Longest that a new session waits for room.
             stopwatch: Times the forwards. None means the one for the target's device.
-            cores: Cores of the engine's thread. Empty means those of the thread that makes it.
         """
-        super().__init__("verifier-engine", model.runner, cores)
+        super().__init__("verifier-engine", model.runner)
         self.counts = RoundCounts()
         self._timings = EngineTimings(forward_times, max_num_rows)
         self._sampler = Sampler()

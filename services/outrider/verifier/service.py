@@ -71,7 +71,7 @@ class VerifierService:
         security = settings.peer_security()
         try:
             # In a thread, because it takes seconds: the loop answers health checks and refuses calls meanwhile.
-            model, forward_times_ms = await in_own_thread(self._load_model, settings.engine_cores)
+            model, forward_times_ms = await in_own_thread(self._load_model)
         except CannotLoadModel as error:
             raise CannotLoad(str(error)) from error
         engine = Engine(
@@ -83,7 +83,6 @@ class VerifierService:
             max_num_rows=settings.max_num_rows,
             max_num_sessions=settings.max_num_sessions,
             queue_timeout_s=settings.queue_timeout_s,
-            cores=settings.engine_cores,
         )
         self.serving = Serving(
             model=model,

@@ -344,7 +344,7 @@ class VerifySession:
     def _next_nodes(self) -> list[Node]:
         if self._strategy.is_plain:
             return []
-        # Of a sub-tree the chain is not asked, but it puts what is retrieved into the tree.
+        # A sub-tree needs no chain, but making one puts what is retrieved into the tree.
         is_needed = self._strategy.rows is Rows.CHAIN or self._retrieval is not None
         return select_nodes(self.session, self._next_chain() if is_needed else [], self._strategy.rows, self._timings)
 

@@ -207,7 +207,7 @@ def test_a_probable_candidate_behind_an_improbable_one_is_not_lost() -> None:
 
 @pytest.mark.parametrize(("stale_tokens", "is_kept"), [(0, False), (6, True)])
 def test_a_candidate_is_as_probable_as_where_it_begins_to_count(stale_tokens: float, *, is_kept: bool) -> None:
-    # Six tokens of probability .74 later, what is behind them is six times as probable.
+    # Behind six accepted tokens of probability .74, everything is six times as probable.
     found = [Candidate(2, math.log(0.74)), Candidate(3, math.log(MIN_CHILD / 2))]
     session = ToySpeculator(policy(), lambda context, count: found[:count])
     session.policy.foresee(stale_tokens)

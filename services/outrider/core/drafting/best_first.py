@@ -27,7 +27,7 @@ MIN_CHILD = 0.03
 """A candidate whose path is less probable where it begins to count does not become a node before a commit makes it more
 probable: it would not be worth a row of the target, and a target takes in every node between two forwards."""
 LEAST_CHILD = 0.001
-"""The same wherever it begins to count."""
+"""A candidate whose path is less probable now does not become a node, wherever it begins to count."""
 READY = 0.3
 """Once all more probable paths have ended, the target has what it would verify: it is told at once."""
 FIRST_LOGPROB = -0.3

@@ -13,7 +13,7 @@ import pytest
 from outrider.core.params import CardParams, FanOut, Method, Rows, SaguaroParams, SamplingParams, SpeculationParams
 from outrider.models.demo.training.corpus import code_prompts, load_corpus
 from outrider.models.loading import load_model
-from tests.simulation.pair import Costs, Outcome, Simulation, text_of
+from outrider_bench.workers.simulated_pair import Costs, Outcome, Simulation, text_of
 from tests.support.services import draft_model, target_model
 
 pytestmark = pytest.mark.slow

@@ -1,8 +1,9 @@
 """Both services' insides under a simulated clock: what a method is worth where time is the same on every machine.
 
-Real are the draft model, the policies that grow the tree, and the verifier's jobs with their waiting and their rows.
-The times of forwards and messages are made up. What the target says does not depend on drafts, so its text is computed
-beforehand, and its forwards only take their time.
+Real are the draft model, the policies that grow the tree, and the verifier's sessions with their waiting and their
+rows. The times of forwards and messages are made up. Under the match rule what the target says does not depend on
+drafts, so its text is computed beforehand, and its forwards only take their time; under the ratio rule, and where its
+logits are looked at, a target is given and runs.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from typing import Any
 
 import torch
 
+from outrider.core.acceptance import decides_by_ratio
 from outrider.core.auto.strategies import opening_params
 from outrider.core.calibration import DraftCalibration
 from outrider.core.costs import ForwardTimes
 from outrider.core.params import SamplingParams, SpeculationParams
+from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec
 from outrider.core.statistics import Statistics
 from outrider.core.tree import Node
 from outrider.models.kv_cache import CacheShape, KVPool
 from outrider.models.loading import LoadedModel
-from outrider.models.ratio import candidates
-from outrider.models.runner import Segment
+from outrider.models.ratio import Round, candidates, emitted
+from outrider.models.runner import KVCache, Segment
 from outrider.models.sampling import Sampler
 from outrider.speculator.session import DraftSession, DraftSessionSpec
 from outrider.verifier.metrics import RoundCounts
@@ -163,11 +166,20 @@ class Speculator:
 class Simulation:
     """A verifier and a speculator that live through many generations, one after the other."""
 
-    def __init__(self, draft: LoadedModel, costs: Costs) -> None:
-        self._draft, self._costs = draft, costs
+    def __init__(
+        self, draft: LoadedModel, costs: Costs, target: LoadedModel | None = None, tiers: TierSource | None = None
+    ) -> None:
+        """
+        Args:
+            draft: The draft model.
+            costs: Times of forwards and messages.
+            target: Runs where drafts decide the text, which is under the ratio rule. None means that they never do.
+            tiers: Copies of a datastore's tiers, for both sides. None means that there is no datastore.
+        """
+        self._draft, self._costs, self._target, self._tiers = draft, costs, target, tiers
         self._times = ForwardTimes(costs.target_ms)
         self._timings = EngineTimings(ForwardTimes(costs.target_ms))
-        self._claims = DraftCalibration()
+        self._claims, self._sampler = DraftCalibration(), Sampler()
         self.num_draft_forwards = 0
         """Forwards of the draft model for the latest generation."""
 
@@ -176,16 +188,15 @@ class Simulation:
     ) -> tuple[float, Statistics]:
         """One generation of `text`, prefill left out; returns its time in milliseconds, and what happened.
 
-        `text` has a few tokens more than are generated, for what is drafted beyond the end.
+        `text` has a few tokens more than are generated, for what is drafted beyond the end. Under the ratio rule only
+        its length counts.
         """
         num_tokens = len(text) - params.num_speculative_tokens - 1
         spec = SessionSpec("s", tuple(prompt), sampling, params, self._draft.vocab_size, num_tokens)
-        cache = NO_CONTENT.new_cache()
-        if len(prompt) > 1:
-            cache.reserve(len(prompt) - 1)
-            cache.append(range(len(prompt) - 1))
+        cache = self._target_cache(spec)
         self._timings.set_num_sessions(1)
-        job = VerifySession(spec, _Silent(), cache, self._timings, RoundCounts(), None, 0.0)
+        job = VerifySession(spec, _Silent(), cache, self._timings, RoundCounts(), self._tiers, 0.0)
+        is_real = job.session.decides_by_ratio
         commits, drafts = Mail(self._costs.one_way_ms), Mail(self._costs.one_way_ms)
         speculator = None
         if params.method.has_draft_model:
@@ -200,11 +211,14 @@ class Simulation:
             segment = job.segment(4096, 4096)
             end = now + self._times.of(len(segment.token_ids))
             _run(job, speculator, drafts, end)
-            cache.reserve(cache.length + len(segment.token_ids))
-            cache.append(segment.position_ids or range(cache.length, cache.length + len(segment.token_ids)))
-            draws = _draws(job.session.tree.root, job.nodes, text[position:])
+            if is_real:
+                draws = self._emitted(job, segment)
+            else:
+                cache.reserve(cache.length + len(segment.token_ids))
+                cache.append(segment.position_ids or range(cache.length, cache.length + len(segment.token_ids)))
+                draws = _draws(job.session.tree.root, job.nodes, text[position:])
             verdict = job.apply(draws, end - now, now / 1e3, end / 1e3)
-            assert list(verdict.token_ids) == list(text[position : position + len(verdict.token_ids)])
+            assert is_real or list(verdict.token_ids) == list(text[position : position + len(verdict.token_ids)])
             commits.send(end, verdict.token_ids)
             if (steering := job.peer_requests().steering) is not None:
                 commits.send(end, steering)
@@ -212,12 +226,38 @@ class Simulation:
         self.num_draft_forwards = 0 if speculator is None else speculator.num_forwards
         return now, job.session.statistics
 
+    def _target_cache(self, spec: SessionSpec) -> KVCache:
+        """Returns a cache that has the prompt but for its last token: without content where no target runs."""
+        prompt = spec.prompt_token_ids
+        if decides_by_ratio(spec.sampling, spec.speculation):
+            if self._target is None:
+                raise ValueError("a target must be given for the ratio rule, under which drafts decide the text")
+            cache = self._target.runner.new_cache()
+            if len(prompt) > 1:
+                self._target.runner.forward([Segment(cache, prompt[:-1], num_logits=0)])
+            return cache
+        cache = NO_CONTENT.new_cache()
+        if len(prompt) > 1:
+            cache.reserve(len(prompt) - 1)
+            cache.append(range(len(prompt) - 1))
+        return cache
+
+    def _emitted(self, job: VerifySession, segment: Segment) -> list[int]:
+        """Runs the target, and returns what the round emits."""
+        assert self._target is not None
+        generation = job.session
+        first = generation.num_output_tokens
+        wanted = Round(generation.spec.sampling, range(first, first + 1 + len(job.nodes)), job.nodes)
+        return emitted(self._sampler, self._target.runner.forward([segment]), [wanted])[0]
+
     def _drafting(self, spec: SessionSpec, *, begins_paused: bool) -> DraftSession:
         prompt = spec.prompt_token_ids
         params = opening_params(spec.speculation)
         drafting = DraftSessionSpec("s", prompt, len(prompt), spec.sampling, params, spec.vocab_size, begins_paused)
         cache = self._draft.runner.new_cache()
-        return DraftSession(drafting, cache, self._draft.max_context_len, draft_calibration=self._claims)
+        return DraftSession(
+            drafting, cache, self._draft.max_context_len, tiers=self._tiers, draft_calibration=self._claims
+        )
 
 
 class _Silent:
@@ -234,7 +274,7 @@ class _Silent:
 
 def text_of(model: LoadedModel, prompt: Sequence[int], sampling: SamplingParams, num_tokens: int) -> list[int]:
     """What a target says: plain decoding."""
-    cache, sampler = model.runner.new_cache(len(prompt) + num_tokens), Sampler()
+    cache, sampler = model.runner.new_cache(), Sampler()
     pending, text = list(prompt), list[int]()
     for index in range(num_tokens):
         pending = sampler.draw(model.runner.forward([Segment(cache, pending, 1)]), [sampling], [index])

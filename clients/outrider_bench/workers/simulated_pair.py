@@ -58,7 +58,7 @@ class Costs:
 
 @dataclass(slots=True)
 class Outcome:
-    """Of all generations of a simulation."""
+    """Sums up all generations of a simulation."""
 
     num_tokens: int = 0
     time_ms: float = 0.0
@@ -66,22 +66,22 @@ class Outcome:
 
     @property
     def throughput(self) -> float:
-        """Tokens a second."""
+        """The tokens of a second."""
         return 1e3 * self.num_tokens / self.time_ms
 
     @property
     def hit_rate(self) -> float:
-        """Rounds after which the mirror had the next token."""
+        """Share of the rounds after which the mirror had the next token."""
         return sum(each.num_hits for each in self.rounds) / sum(each.num_rounds for each in self.rounds)
 
     @property
     def tokens_per_forward(self) -> float:
-        """Of the target."""
+        """Tokens by forwards of the target."""
         return self.num_tokens / sum(each.num_rounds for each in self.rounds)
 
 
 class Mail:
-    """Messages on their way."""
+    """Holds messages on their way."""
 
     def __init__(self, one_way_ms: float) -> None:
         self._one_way_ms = one_way_ms
@@ -94,11 +94,11 @@ class Mail:
 
     @property
     def next_at(self) -> float:
-        """When the next one arrives; infinity = there is none."""
+        """Time at which the next one arrives; infinity where there is none."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def take(self, until: float) -> list[tuple[float, Any]]:
-        """What has arrived, with its time."""
+        """Takes what has arrived, with its time."""
         taken = []
         while self._heap and self._heap[0][0] <= until:
             at, _, item = heapq.heappop(self._heap)
@@ -107,7 +107,7 @@ class Mail:
 
 
 class Speculator:
-    """One session: forwards one after the other, commits between two of them."""
+    """Runs one session: forwards one after the other, commits between two of them."""
 
     def __init__(self, drafting: DraftSession, model: LoadedModel, costs: Costs, inbox: Mail, outbox: Mail) -> None:
         self._drafting, self._runner, self._costs = drafting, model.runner, costs
@@ -118,7 +118,7 @@ class Speculator:
         self._running: tuple[float, Any, Any, float] | None = None
 
     def run_until(self, until: float) -> None:
-        """Everything that happens up to a moment; a forward that ends later goes on."""
+        """Lets everything happen up to a moment; a forward that ends later goes on."""
         while True:
             if self._running is not None:
                 end, expansion, found, forward_ms = self._running
@@ -186,7 +186,7 @@ class Simulation:
     def generate(
         self, prompt: Sequence[int], text: Sequence[int], sampling: SamplingParams, params: SpeculationParams
     ) -> tuple[float, Statistics]:
-        """One generation of `text`, prefill left out; returns its time in milliseconds, and what happened.
+        """Runs one generation of `text`, prefill left out; returns its time in milliseconds, and what happened.
 
         `text` has a few tokens more than are generated, for what is drafted beyond the end. Under the ratio rule only
         its length counts.
@@ -261,7 +261,7 @@ class Simulation:
 
 
 class _Silent:
-    """Nobody listens."""
+    """Is told, and does nothing."""
 
     def on_begun(self, steering: object, max_forward_us: int) -> None: ...
     def on_verdict(self, verdict: object, statistics: object, requests: object) -> None: ...
@@ -273,7 +273,7 @@ class _Silent:
 
 
 def text_of(model: LoadedModel, prompt: Sequence[int], sampling: SamplingParams, num_tokens: int) -> list[int]:
-    """What a target says: plain decoding."""
+    """Returns what a target says, by plain decoding."""
     cache, sampler = model.runner.new_cache(), Sampler()
     pending, text = list(prompt), list[int]()
     for index in range(num_tokens):
@@ -290,7 +290,7 @@ def _run(job: VerifySession, speculator: Speculator | None, drafts: Mail, until:
 
 
 def _wait(job: VerifySession, speculator: Speculator | None, drafts: Mail, now: float) -> float:
-    """When the next round begins."""
+    """Returns the time at which the next round begins."""
     _run(job, speculator, drafts, now)
     while not job.is_ready(now / 1e3):
         now += STEP_MS
@@ -299,7 +299,7 @@ def _wait(job: VerifySession, speculator: Speculator | None, drafts: Mail, now: 
 
 
 def _draws(root: Node, nodes: Sequence[Node], text: Sequence[int]) -> list[int]:
-    """The target's draw for the root and for each node; of those that are not on the text's path nobody asks."""
+    """Returns the target's draw for the root and for each node; of those that are not on the text's path nobody asks."""
     depths, draws = {root: 0}, [text[0]]
     for node in nodes:
         parent_depth = depths.get(node.parent) if node.parent is not None else None

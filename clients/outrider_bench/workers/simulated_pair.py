@@ -299,7 +299,7 @@ def _wait(job: VerifySession, speculator: Speculator | None, drafts: Mail, now: 
 
 
 def _draws(root: Node, nodes: Sequence[Node], text: Sequence[int]) -> list[int]:
-    """Returns the target's draw for the root and for each node; of those that are not on the text's path nobody asks."""
+    """Returns the target's draw for the root and for each node; nobody asks for those that leave the text's path."""
     depths, draws = {root: 0}, [text[0]]
     for node in nodes:
         parent_depth = depths.get(node.parent) if node.parent is not None else None

@@ -114,14 +114,14 @@ def test_a_verdict_keeps_the_tokens_that_equal_the_draws_and_adds_the_first_that
     verdict = session.apply(session.next_chain(), [1, 2, 0, 3])
     assert verdict.token_ids == (1, 2, 0)
     assert verdict.sources == (Source.DRAFT, Source.DRAFT, Source.TARGET)
-    assert (verdict.num_accepted, verdict.num_drafted, verdict.rejected_token_id) == (2, 3, 3)
+    assert (verdict.num_accepted, verdict.num_drafted, verdict.rejected_token_ids) == (2, 3, (3,))
 
 
 def test_a_whole_chain_is_followed_by_the_draw_after_it() -> None:
     session = chain_session(1, 2)
     verdict = session.apply(session.next_chain(), [1, 2, 3])
     assert verdict.token_ids == (1, 2, 3)
-    assert verdict.rejected_token_id is None
+    assert verdict.rejected_token_ids == ()
 
 
 def test_a_hit_is_a_next_token_that_the_tree_has() -> None:

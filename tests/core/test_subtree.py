@@ -108,5 +108,5 @@ def test_the_refused_token_is_the_most_probable_one_at_the_place_of_the_next_tok
     draws = {0: 1, 1: 0}
     verdict = session.apply(nodes, [draws.get(row, 0) for row in range(1 + len(nodes))])
     assert verdict.token_ids == (1, 0)
-    assert verdict.rejected_token_id == 3
+    assert verdict.rejected_token_ids == (3,)
     assert nodes[(verdict.rejected_row or 0) - 1].token_id == 3

@@ -79,7 +79,7 @@ async def readable(store, scope: Scope) -> set[Source]:
 async def test_the_ngram_tiers_answer_only_those_who_may_ask(store, scope):
     for number, writer in enumerate(WRITERS):
         corner = replace(scope, corpus=f"corner {number}")
-        await store.record(writer.scope(corner), 0, [1, 2, 3], [Rejection([5], [6], [7])])
+        await store.record(writer.scope(corner), 0, [1, 2, 3], [Rejection([5], [6, 7])])
         for reader in READERS:
             expected = {tier for tier in TIERS[1:-1] if may_read(reader, writer, tier)}
             assert await readable(store, reader.scope(corner)) == expected, (reader, writer)
@@ -128,7 +128,7 @@ async def test_watchers_see_nothing_but_what_they_may_ask_for(store, scope):
 async def test_what_is_not_contributed_is_neither_shared_nor_in_a_ring(store, scope, redis_url):
     for retrieval_scope in RetrievalScope:
         quiet = replace(scope, retrieval_scope=retrieval_scope, contribute=False)
-        await store.record(quiet, 0, [1, 2, 3], [Rejection([1], [2], [3])])
+        await store.record(quiet, 0, [1, 2, 3], [Rejection([1], [2, 3])])
         kinds = {key.rpartition(":")[2] for key in await keys_of(redis_url, scope.tokenizer_hash)}
         assert kinds == {"dynamic", "rejected", "tokens"}
         await store.end_session(quiet, 3)
@@ -166,7 +166,7 @@ async def test_names_cannot_reach_into_another_scope(store, scope, redis_url):
         seen: set[bytes] = set()
         for number, each in enumerate(scopes):
             is_first = first_of[each.corpus_id(each.tenant)] is each
-            await store.record(each, 0, [1, 100 + number], [Rejection([5], [6], [100 + number])])
+            await store.record(each, 0, [1, 100 + number], [Rejection([5], [100 + number])])
             if is_first:
                 await load(store, each, [1, 100 + number], tenant=each.tenant)
             found = await redis.keys(full_keys(scope.tokenizer_hash))
@@ -184,7 +184,7 @@ async def test_names_cannot_reach_into_another_scope(store, scope, redis_url):
 
 
 async def test_the_scope_of_one_session_leaves_no_key_at_all(store, scope, redis_url):
-    await store.record(scope, 0, [1, 2, 3], [Rejection([5], [6], [7])])
+    await store.record(scope, 0, [1, 2, 3], [Rejection([5], [6, 7])])
     assert len(await keys_of(redis_url, scope.tokenizer_hash)) == 3
     await store.end_session(scope, 3)
     assert await keys_of(redis_url, scope.tokenizer_hash) == []
@@ -192,7 +192,7 @@ async def test_the_scope_of_one_session_leaves_no_key_at_all(store, scope, redis
 
 async def test_everything_but_priors_expires(store, scope, redis_url):
     shared = replace(scope, retrieval_scope=TENANT, contribute=True)
-    await store.record(shared, 0, [1, 2, 3], [Rejection([5], [6], [7])])
+    await store.record(shared, 0, [1, 2, 3], [Rejection([5], [6, 7])])
     await store.record(replace(shared, session_id="ended"), 0, [1, 2], [])
     await store.end_session(replace(shared, session_id="ended"), 2)
     await load(store, scope, [1, 2])

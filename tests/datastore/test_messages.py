@@ -58,7 +58,7 @@ def recording(**fields) -> pb.RecordRequest:
 
 
 def rejecting(**fields) -> pb.RecordRequest:
-    lists = {"context_token_ids": [1], "rejected_token_ids": [2], "continuation_token_ids": [3], **fields}
+    lists = {"context_token_ids": [1], "rejected_token_ids": [2], **fields}
     return recording(rejections=[pb.Rejection(**lists)])
 
 
@@ -127,7 +127,7 @@ LONG = "x" * 257
         ),
         *(
             (rejecting(**{field: token_ids}), f"rejections[0].{field} must be {rule}")
-            for field in ("context_token_ids", "rejected_token_ids", "continuation_token_ids")
+            for field in ("context_token_ids", "rejected_token_ids")
             for token_ids, rule in (
                 ([], "1 to 256 tokens long"),
                 ([1] * 257, "1 to 256 tokens long"),

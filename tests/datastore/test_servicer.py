@@ -57,11 +57,11 @@ async def test_a_continuation_is_a_tree_with_alternatives(stub, named):
     assert list(result.counts) == [3, 2, 1, 1, 1, 1]
 
 
-async def test_a_rejection_is_found_with_what_the_target_said_instead(stub, named):
-    rejection = pb.Rejection(context_token_ids=[1, 2], rejected_token_ids=[3], continuation_token_ids=[4])
+async def test_a_rejection_is_found_again_behind_its_context(stub, named):
+    rejection = pb.Rejection(context_token_ids=[1, 2], rejected_token_ids=[3, 4])
     assert await record(stub, pb.RecordRequest(scope=named, rejections=[rejection])) == [0]
     [response] = await look_up(stub, pb.LookupRequest(scope=named, queries=[query(1, 2)]))
-    assert (response.results[0].tier, list(response.results[0].token_ids)) == (types_pb2.SOURCE_REJECTED, [4])
+    assert (response.results[0].tier, list(response.results[0].token_ids)) == (types_pb2.SOURCE_REJECTED, [3, 4])
 
 
 async def test_only_the_tiers_that_were_asked_for_are_searched(stub, named):

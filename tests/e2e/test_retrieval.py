@@ -153,6 +153,12 @@ def test_double_has_a_tail_from_the_prior_and_the_targets_text(stack: LocalStack
         return result
 
     until_true(lambda: Source.PRIOR in accepted(double(max_match_len=8, max_phrase_len=1)))
+    short = {"num_speculative_tokens": 2, "lookahead": 2}
+    behind_drafts = generate(
+        stack.address, method="double", temperature=0, double={"draft_retrieval": False, "max_match_len": 8}, **short
+    )
+    assert behind_drafts.token_ids == plain.token_ids
+    assert behind_drafts.summary.num_tail_tokens > 0, "behind drafts, not in their place alone"
     for ablation in ({"target_retrieval": False}, {"tiers": ["dynamic", "rejected"]}):
         assert Source.PRIOR not in accepted(double(**ablation))
     assert accepted(double(target_retrieval=False)).keys() == {Source.DRAFT}

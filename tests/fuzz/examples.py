@@ -226,9 +226,7 @@ def _datastore(model: types.ModelInfo) -> Iterator[Rpc]:
         return data.LookupRequest(scope=scope(random), queries=queries, max_match_len=random.randrange(5))
 
     def record(random: Random, number: int = 0) -> Message:
-        rejection = data.Rejection(
-            context_token_ids=_tokens(random, 3), rejected_token_ids=[1], continuation_token_ids=_tokens(random, 2)
-        )
+        rejection = data.Rejection(context_token_ids=_tokens(random, 3), rejected_token_ids=_tokens(random, 2))
         return data.RecordRequest(
             scope=scope(random) if number == 0 or random.random() < 0.3 else None,
             base_len=4 * number,

@@ -66,12 +66,12 @@ def saguaro_params(draw: st.DrawFn, gamma: int, is_ratio: bool) -> SaguaroParams
 
 @st.composite
 def double_params(draw: st.DrawFn) -> DoubleParams:
-    phrases = draw(st.booleans())
+    on_draft_side, on_target_side = draw(st.booleans()), draw(st.booleans())
     return DoubleParams(
         max_match_len=draw(st.integers(1, 10)),
-        max_phrase_len=draw(st.integers(1, 16)) if phrases else 10,
-        draft_retrieval=phrases,
-        target_retrieval=draw(st.booleans()),
+        max_phrase_len=draw(st.integers(1, 16)) if on_draft_side or on_target_side else 10,
+        draft_retrieval=on_draft_side,
+        target_retrieval=on_target_side,
         tiers=tuple(draw(st.lists(st.sampled_from(TIERS), min_size=1, unique=True))),
         serial=draw(st.booleans()),
     )
@@ -260,7 +260,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": SAGUARO, "acceptance_rule": RATIO, "saguaro": {"num_biased": 3}}, "num_biased must be unset where"),
     ({"method": Method.DOUBLE, "double": {"max_match_len": 11}}, r"double.max_match_len must be in \[1, 10\], got 11"),
     ({"method": Method.DOUBLE, "double": {"tiers": [3, 1]}}, r"double.tiers\[1\] must be one of SOURCE_PRIOR, "),
-    ({"method": Method.DOUBLE, "double": {"draft_retrieval": False, "max_phrase_len": 3}}, "max_phrase_len must be un"),
+    (
+        {
+            "method": Method.DOUBLE,
+            "double": {"draft_retrieval": False, "target_retrieval": False, "max_phrase_len": 3},
+        },
+        "max_phrase_len must be un",
+    ),
     ({"method": Method.SPACELIKE, "spacelike": {"max_match_len": 0}}, r"spacelike.max_match_len must be in \[1, 10\]"),
     ({"method": Method.BEST_FIRST, "best_first": {"num_expanded": 65}}, r"best_first.num_expanded must be in \[0, 64"),
 ]  # fmt: skip

@@ -41,8 +41,8 @@ class Proposer(Protocol):
     def propose(self, text: Sequence[TokenId], max_len: int) -> Sequence[TokenId]:
         """Propose up to `max_len` tokens that come next."""
 
-    def commit(self, text: Sequence[TokenId], token_ids: Sequence[TokenId], refused: TokenId | None) -> None:
-        """Behind `text` came these tokens; the last of them stands where one was refused."""
+    def commit(self, text: Sequence[TokenId], token_ids: Sequence[TokenId], refused: Sequence[TokenId]) -> None:
+        """Learn what came behind `text`; the last of these tokens stands where the first of `refused` did, if any."""
 
 
 class OurTiers:
@@ -72,10 +72,10 @@ class OurTiers:
         # At equal length the ring comes last, as in the datastore.
         return (in_ring if in_ring.match_len > found.match_len else found).chain()
 
-    def commit(self, text: Sequence[TokenId], token_ids: Sequence[TokenId], refused: TokenId | None) -> None:
-        if refused is not None:
+    def commit(self, text: Sequence[TokenId], token_ids: Sequence[TokenId], refused: Sequence[TokenId]) -> None:
+        if refused:
             context = [*text[-MAX_MATCH_LEN:], *token_ids[:-1]]
-            self._tiers.reject(context[-MAX_MATCH_LEN:], [refused], token_ids[-1:])
+            self._tiers.reject(context[-MAX_MATCH_LEN:], refused)
         self._tiers.record(token_ids)
 
 
@@ -113,7 +113,7 @@ class ArcticCache:
         token_ids: list[TokenId] = draft.token_ids
         return token_ids
 
-    def commit(self, text: Sequence[TokenId], token_ids: Sequence[TokenId], refused: TokenId | None) -> None:
+    def commit(self, text: Sequence[TokenId], token_ids: Sequence[TokenId], refused: Sequence[TokenId]) -> None:
         self._cache.add_active_response(self._name, list(token_ids))
 
 
@@ -161,9 +161,9 @@ class _Tally:
             rest = document[done : done + len(proposed)]
             pairs = enumerate(zip(proposed, rest, strict=False))
             accepted = next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(proposed), len(rest)))
-            # None where all of the proposal was accepted: `rest` is never longer than it. At the end of the document it
-            # may be shorter, and what was proposed beyond is neither right nor wrong.
-            refused = proposed[accepted] if accepted < len(rest) else None
+            # Empty where all of the proposal was accepted: `rest` is never longer than it. At the end of the document
+            # it may be shorter, and what was proposed beyond is neither right nor wrong.
+            refused = proposed[accepted:] if accepted < len(rest) else ()
             self._num_proposed += len(proposed)
             self._num_accepted += accepted
             self._num_empty += not proposed

@@ -253,11 +253,11 @@ class DoubleParams:
     max_match_len: int = 4
     """Longest n-gram that is looked up (n of Algorithm 3)."""
     max_phrase_len: int = 10
-    """Most retrieved tokens that one draft forward verifies (d)."""
+    """Most retrieved tokens that one forward verifies, behind what was drafted (d)."""
     draft_retrieval: bool = True
     """Lets the draft model verify retrieved phrases."""
     target_retrieval: bool = True
-    """Puts retrieved tokens behind the chain that the target verifies."""
+    """Puts retrieved tokens behind the drafted chain in every forward of the target, as many as pay."""
     tiers: tuple[Source, ...] = TIERS
     """Tiers that are looked up."""
     serial: bool = False

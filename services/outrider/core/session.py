@@ -44,10 +44,11 @@ class Verdict:
     begins with a stop."""
     sources: tuple[Source, ...]
     """Origin of each token."""
-    rejected_token_id: TokenId | None
-    """The most probable drafted token at the place of the next token, if there was one: it was refused."""
+    rejected_token_ids: tuple[TokenId, ...]
+    """The most probable drafted path that begins at the place of the next token: its first token was refused. Empty
+    where nothing was drafted there."""
     rejected_row: int | None
-    """Its row."""
+    """Row of the refused token."""
     finish_reason: FinishReason | None
     stop_token_id: TokenId | None
     """The token that ended the generation, if one did."""
@@ -86,7 +87,7 @@ def ending_of(spec: SessionSpec) -> Verdict | None:
         base_len=len(spec.prompt_token_ids) + num_resumed,
         token_ids=(),
         sources=(),
-        rejected_token_id=None,
+        rejected_token_ids=(),
         rejected_row=None,
         finish_reason=FinishReason.LENGTH,
         stop_token_id=None,
@@ -156,8 +157,8 @@ class Session:
             path.append(child)
             node, row = child, rows[child]
         num_accepted = len(path)
-        # Found before the commit, which takes their parents from the nodes. The first one is the most probable.
-        refused = next((other for other in nodes if other.parent is node), None)
+        # Found before the commit, which takes their parents from the nodes.
+        refused = _path_below(node, nodes)
         sources = [accepted.source for accepted in path] + [Source.TARGET]
         reason, stop_token_id = None, None
         for index, token_id in enumerate(token_ids):
@@ -182,8 +183,19 @@ class Session:
             base_len=base_len,
             token_ids=tuple(token_ids),
             sources=tuple(sources),
-            rejected_token_id=None if refused is None else refused.token_id,
-            rejected_row=None if refused is None else rows[refused],
+            rejected_token_ids=tuple(each.token_id for each in refused),
+            rejected_row=rows[refused[0]] if refused else None,
             finish_reason=reason,
             stop_token_id=stop_token_id,
         )
+
+
+def _path_below(node: Node, nodes: Sequence[Node]) -> list[Node]:
+    """Returns the path below a node that follows the first child among `nodes`, in their order, parents first."""
+    path: list[Node] = []
+    tip = node
+    for other in nodes:
+        if other.parent is tip:
+            path.append(other)
+            tip = other
+    return path

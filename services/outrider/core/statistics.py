@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import dropwhile
 from statistics import median
 
 from outrider.core.auto.strategies import Decision
@@ -98,6 +99,15 @@ class Counts:
     num_hits: int = count(
         "Rounds after which the tree had the committed next token.", metric="outrider_hit_rounds_total"
     )
+    num_tail_tokens: int = count(
+        "Retrieved tokens that were kept behind drafted ones, in the same round.", metric="outrider_tail_tokens_total"
+    )
+    num_draft_forwards: int = count(
+        "Forwards of the draft model whose nodes have arrived.", metric="outrider_arrived_draft_forwards_total"
+    )
+    num_phrase_tokens: int = count(
+        "Retrieved tokens that these forwards have kept.", metric="outrider_arrived_phrase_tokens_total"
+    )
     num_speculator_losses: int = count(
         "Times that a session lost its drafter: the speculator's stream, or the drafts of its caller.",
         metric="outrider_speculator_losses_total",
@@ -130,6 +140,8 @@ class Counts:
             num_empty_rounds=num_drafted == 0,
             num_hits=is_hit,
         )
+        behind_draft = dropwhile(lambda source: source is not Source.DRAFT, accepted_sources)
+        self.add(num_tail_tokens=sum(source is not Source.DRAFT for source in behind_draft))
         # Counter.update adds to what is there, unlike dict.update.
         self.accepted_by_source.update(accepted_sources)
         if self.totals is not None:

@@ -91,6 +91,10 @@ class Draft:
     """Distributions that the tokens were drawn from. Empty means that all tokens were picked."""
     forward_us: int = 0
     """Time of the draft model's forwards for these nodes, in microseconds."""
+    num_forwards: int = 0
+    """Forwards of the draft model for these nodes. 0 means not known."""
+    num_phrase_tokens: int = 0
+    """Retrieved tokens that these forwards have verified and kept (DOUBLE, section 4.1)."""
     retrieval_us: int = 0
     """Time of looking up continuations for these nodes, learning from commits included, in microseconds."""
 

@@ -204,13 +204,10 @@ def _rejections(request: pb.RecordRequest, scope: Scope, settings: DatastoreSett
     limit, num_rejections = settings.max_num_rejections, len(request.rejections)
     check(num_rejections <= limit, "rejections", f"at most {limit} in one message", num_rejections)
     for index, each in enumerate(request.rejections):
-        for field in ("context_token_ids", "rejected_token_ids", "continuation_token_ids"):
+        for field in ("context_token_ids", "rejected_token_ids"):
             token_ids, name = getattr(each, field), f"rejections[{index}].{field}"
             _check_tokens(token_ids, name, settings.max_rejection_len, scope.vocab_size)
-    return [
-        Rejection(each.context_token_ids, each.rejected_token_ids, each.continuation_token_ids)
-        for each in request.rejections
-    ]
+    return [Rejection(each.context_token_ids, each.rejected_token_ids) for each in request.rejections]
 
 
 def _accepted_by_tier(request: pb.RecordRequest) -> list[tuple[Source, int]]:

@@ -99,13 +99,12 @@ class LookupCommand:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A draft that the target refused. No list is empty."""
+    """Drafted tokens, the first of which the target refused. No list is empty."""
 
     context: Sequence[TokenId]
     """The last tokens before the refused one, oldest first."""
     rejected: Sequence[TokenId]
-    continuation: Sequence[TokenId]
-    """Tokens that the target emitted instead, as far as known."""
+    """Drafted tokens in a row, the refused one first."""
 
 
 @dataclass(frozen=True, slots=True)

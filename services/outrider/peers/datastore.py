@@ -139,20 +139,18 @@ class RetrievalStream:
         self._recording = recorder.open(asker.scope, committed)
         self._lookups, self._asker, self._plan = lookups, asker, plan
 
-    def commit(self, sources: Sequence[Source], rejected: TokenId | None = None) -> None:
+    def commit(self, sources: Sequence[Source], rejected: Sequence[TokenId] = ()) -> None:
         """Records the tokens that a round has added to the committed ones: accepted draft tokens, and the target's own
         token after them.
 
         Args:
             sources: Source of each of these tokens.
-            rejected: The drafted token in whose place the last of them stands; None means that there is none.
+            rejected: Drafted tokens in a row, in whose place the last of them stands; empty means that there are none.
         """
         rejection, plan = None, self._plan
-        if rejected is not None and plan is not None and Source.REJECTED in plan.tiers:
-            *context, instead = self._recording.committed[-plan.context_len - 1 :]
-            rejection = pb.Rejection(
-                context_token_ids=context, rejected_token_ids=[rejected], continuation_token_ids=[instead]
-            )
+        if rejected and plan is not None and Source.REJECTED in plan.tiers:
+            context = self._recording.committed[-plan.context_len - 1 : -1]
+            rejection = pb.Rejection(context_token_ids=context, rejected_token_ids=rejected)
         accepted = Counter(source for source in sources if source in RETRIEVED)
         self._recording.commit(len(sources), rejection, accepted)
 

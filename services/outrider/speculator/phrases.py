@@ -24,6 +24,9 @@ MIN_PHRASE_PROBABILITY = 0.2
 """A phrase ends where its path is less probable. One more row in a forward costs about a fifth of another forward, so
 a token pays only if it is accepted at least that often."""
 
+MAX_REJECTED_LEN = 16
+"""Tokens of a refuted path that are recorded; what follows is drafted ever farther from the text."""
+
 
 class Phrases:
     """Looks phrases up for one session, and learns how long they should be. Owned by the engine's thread."""
@@ -66,7 +69,7 @@ class Phrases:
             self._retriever_plan = plan
 
     def commit(self, token_ids: Sequence[TokenId]) -> None:
-        """Records committed tokens in the tiers, and the drafted token that they refute, before the tree takes them."""
+        """Records committed tokens in the tiers, and the drafted path that they refute, before the tree takes them."""
         # Even while no plan is in use: tiers that have missed a commit could not be taken up again.
         if self._retriever is None:
             return
@@ -75,8 +78,11 @@ class Phrases:
         while known < len(token_ids) and token_ids[known] in node.children:
             node = node.children[token_ids[known]]
             known += 1
-        is_refused = known < len(token_ids) and bool(node.children)
-        self._retriever.commit(token_ids, next(iter(node.children)) if is_refused else None, known)
+        rejected: list[TokenId] = []
+        while known < len(token_ids) and node.children and len(rejected) < MAX_REJECTED_LEN:
+            node = next(iter(node.children.values()))
+            rejected.append(node.token_id)
+        self._retriever.commit(token_ids, rejected, known)
         self._spent_s += time.perf_counter() - started
 
     def behind(self, tip: Node, room: int) -> tuple[TokenId, ...]:

@@ -92,6 +92,7 @@ class DraftSession:
         self._next_node_id = 1  # not 0, which as an acknowledgement means that the caller does not say
         self._unsent: list[Node] = []
         self._unsent_forward_us = 0.0
+        self._unsent_forwards = self._unsent_phrase_tokens = 0
         self._send_budget = SendBudget()
         self._phrase_slot = 0
         self._phrases = Phrases(
@@ -256,6 +257,7 @@ class DraftSession:
     def grow(self, expansion: Expansion, found: Sequence[Sequence[Candidate]], forward_us: float) -> None:
         """Adds what a forward found: the candidates of each expanded node, best first."""
         self._unsent_forward_us += forward_us
+        self._unsent_forwards += 1
         # Even if nothing comes of it: their keys and values are in the cache from here on.
         for node in expansion.nodes:
             node.is_expanded = True
@@ -289,6 +291,7 @@ class DraftSession:
         # The refused tokens of the phrase have the last slots, so nothing must be moved.
         self.cache.truncate(self._phrase_slot + num_accepted)
         self._phrases.judge(num_accepted)
+        self._unsent_phrase_tokens += num_accepted
 
     def _add(self, parent: Node, candidate: Candidate) -> Node | None:
         before = self.tree.num_nodes
@@ -336,7 +339,10 @@ class DraftSession:
             source=Source.DRAFT,
             q_rows=[node.q for node in sent] if self.spec.speculation.is_ratio else (),
             forward_us=int(self._unsent_forward_us),
+            num_forwards=self._unsent_forwards,
+            num_phrase_tokens=self._unsent_phrase_tokens,
             retrieval_us=self._phrases.take_spent_us(),
         )
         self._unsent_forward_us = 0.0
+        self._unsent_forwards = self._unsent_phrase_tokens = 0
         return draft

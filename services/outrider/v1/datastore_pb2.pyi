@@ -96,14 +96,12 @@ class RecordRequest(_message.Message):
     def __init__(self, scope: _Optional[_Union[Scope, _Mapping]] = ..., accepted_token_ids: _Optional[_Iterable[int]] = ..., rejections: _Optional[_Iterable[_Union[Rejection, _Mapping]]] = ..., end_session: _Optional[bool] = ..., base_len: _Optional[int] = ..., accepted_by_tier: _Optional[_Iterable[_Union[_types_pb2.SourceCount, _Mapping]]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Rejection(_message.Message):
-    __slots__ = ("context_token_ids", "rejected_token_ids", "continuation_token_ids")
+    __slots__ = ("context_token_ids", "rejected_token_ids")
     CONTEXT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     REJECTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    CONTINUATION_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     context_token_ids: _containers.RepeatedScalarFieldContainer[int]
     rejected_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    continuation_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, context_token_ids: _Optional[_Iterable[int]] = ..., rejected_token_ids: _Optional[_Iterable[int]] = ..., continuation_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, context_token_ids: _Optional[_Iterable[int]] = ..., rejected_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RecordResponse(_message.Message):
     __slots__ = ("session_id", "num_tokens")

@@ -30,13 +30,12 @@ class DatastoreServiceStub:
     """Serves continuations of contexts.
 
     Tiers. *Prior*: built offline, persistent, one of each name. *Dynamic*: tokens accepted in a session. *Shared*: tokens accepted in all
-    sessions of a wider scope. *Rejected*: where a session's draft was refused, and what the target said instead. *Ring*: the whole prompts
-    and outputs of the sessions of a wider scope that have ended, the latest ones.
+    sessions of a wider scope. *Rejected*: drafts that a session's target refused. *Ring*: the whole prompts and outputs of the sessions of a
+    wider scope that have ended, the latest ones.
 
     A lookup finds the longest suffix of a context that a tier knows, and returns what followed it. At equal length the order is prior,
     dynamic, shared, rejected, ring (DOUBLE, Algorithm 3, and the tiers that it does not have). The n-gram tiers know at most `max_match_len`
-    tokens, the ring knows `max_ring_match_len`. A continuation of the prior tier is passed over where this session's target has refused it
-    after the same tokens.
+    tokens, the ring knows `max_ring_match_len`.
 
     Everything lives under (tokenizer, corpus, tenant, session). A session sees the prior, what it has recorded itself, and what the sessions
     of its `retrieval_scope` have contributed. A tenant never sees what another has recorded, unless both asked for
@@ -108,13 +107,12 @@ class DatastoreServiceAsyncStub(DatastoreServiceStub):
     """Serves continuations of contexts.
 
     Tiers. *Prior*: built offline, persistent, one of each name. *Dynamic*: tokens accepted in a session. *Shared*: tokens accepted in all
-    sessions of a wider scope. *Rejected*: where a session's draft was refused, and what the target said instead. *Ring*: the whole prompts
-    and outputs of the sessions of a wider scope that have ended, the latest ones.
+    sessions of a wider scope. *Rejected*: drafts that a session's target refused. *Ring*: the whole prompts and outputs of the sessions of a
+    wider scope that have ended, the latest ones.
 
     A lookup finds the longest suffix of a context that a tier knows, and returns what followed it. At equal length the order is prior,
     dynamic, shared, rejected, ring (DOUBLE, Algorithm 3, and the tiers that it does not have). The n-gram tiers know at most `max_match_len`
-    tokens, the ring knows `max_ring_match_len`. A continuation of the prior tier is passed over where this session's target has refused it
-    after the same tokens.
+    tokens, the ring knows `max_ring_match_len`.
 
     Everything lives under (tokenizer, corpus, tenant, session). A session sees the prior, what it has recorded itself, and what the sessions
     of its `retrieval_scope` have contributed. A tenant never sees what another has recorded, unless both asked for
@@ -182,13 +180,12 @@ class DatastoreServiceServicer(metaclass=_abc_1.ABCMeta):
     """Serves continuations of contexts.
 
     Tiers. *Prior*: built offline, persistent, one of each name. *Dynamic*: tokens accepted in a session. *Shared*: tokens accepted in all
-    sessions of a wider scope. *Rejected*: where a session's draft was refused, and what the target said instead. *Ring*: the whole prompts
-    and outputs of the sessions of a wider scope that have ended, the latest ones.
+    sessions of a wider scope. *Rejected*: drafts that a session's target refused. *Ring*: the whole prompts and outputs of the sessions of a
+    wider scope that have ended, the latest ones.
 
     A lookup finds the longest suffix of a context that a tier knows, and returns what followed it. At equal length the order is prior,
     dynamic, shared, rejected, ring (DOUBLE, Algorithm 3, and the tiers that it does not have). The n-gram tiers know at most `max_match_len`
-    tokens, the ring knows `max_ring_match_len`. A continuation of the prior tier is passed over where this session's target has refused it
-    after the same tokens.
+    tokens, the ring knows `max_ring_match_len`.
 
     Everything lives under (tokenizer, corpus, tenant, session). A session sees the prior, what it has recorded itself, and what the sessions
     of its `retrieval_scope` have contributed. A tenant never sees what another has recorded, unless both asked for

@@ -221,7 +221,7 @@ class Generation:
             else:
                 self._speculation.commit()
         if self._retrieval is not None and verdict.token_ids:
-            self._retrieval.commit(verdict.sources, verdict.rejected_token_id)
+            self._retrieval.commit(verdict.sources, verdict.rejected_token_ids)
             if requests.question is not None and not is_over:
                 self._retrieval.look_up(requests.question)
         self._events.put_nowait(verdict)

@@ -58,6 +58,8 @@ class SessionRetrieval:
         self._barren: Node | None = None
         """The end of a chain behind which nothing is known in process."""
         self._match_len = 0
+        self._tail: tuple[Node, list[Node]] | None = None
+        """The end of a chain, and what is known in process behind it."""
 
         # Questions to the datastore.
         self._has_datastore = tiers is not None
@@ -96,6 +98,25 @@ class SessionRetrieval:
         self.spent_s += time.perf_counter() - started
         return bool(tip.children)
 
+    @property
+    def max_tail_len(self) -> int:
+        """See `RetrievalPlan`."""
+        return self._plan.max_tail_len
+
+    def tail(self, chain: Sequence[Node], max_len: int) -> list[Node]:
+        """Returns at most `max_len` nodes in a row behind a chain, adding what is known in process there."""
+        if not self._plan.is_in_process or max_len <= 0:
+            return []
+        tip = chain[-1] if chain else self._tree.root
+        # A round is considered again and again while it waits; one lookup behind each end is enough.
+        if self._tail is None or self._tail[0] is not tip:
+            started = time.perf_counter()
+            guess = self._retriever.guess([node.token_id for node in chain], self._plan.max_tail_len)
+            self._tail = tip, [] if guess is None else self._retriever.plant(self._tree, tip, guess)
+            self._match_len = 0 if guess is None else guess.match_len
+            self.spent_s += time.perf_counter() - started
+        return self._tail[1][:max_len]
+
     def learn(self, judged: Sequence[Node], verdict: Verdict) -> None:
         """Learns from a verdict. `judged` are the nodes that were kept, and the one that was refused, if any."""
         started = time.perf_counter()
@@ -103,12 +124,12 @@ class SessionRetrieval:
             self._retriever.observe(verdict.base_len, verdict.token_ids[0])
         # After `observe`, which wants the guesses that `judge` forgets because the commit has decided them.
         self._retriever.judge(judged, verdict.num_accepted)
-        self._retriever.commit(verdict.token_ids, verdict.rejected_token_id)
+        self._retriever.commit(verdict.token_ids, verdict.rejected_token_ids)
         self.spent_s += time.perf_counter() - started
 
     def begin_round(self) -> None:
         """Forgets what was found out about the round before."""
-        self.spent_s, self._barren, self._match_len = 0.0, None, 0
+        self.spent_s, self._barren, self._match_len, self._tail = 0.0, None, 0, None
         self._question, self._awaits = None, False
 
     # From the datastore.

@@ -25,17 +25,24 @@ def select_nodes(session: Session, chain: list[Node], rows: Rows, timings: Engin
     those behind a drafted one, are verified as far as they pay, which may be nowhere: a short match is a weak guess.
     """
     if rows is Rows.CHAIN or session.max_chain_len < 1:
-        num_drafted = next((i for i, node in enumerate(chain) if node.source is not Source.DRAFT), len(chain))
-        # Under the ratio rule samples may stand behind a retrieved node, and which samples are judged must not depend
-        # on their values: that would change the distribution of the text.
-        if num_drafted == len(chain) or session.spec.speculation.is_ratio:
-            return chain
-        # The drafted part is verified whole: `best_chain` has ended it where its path becomes improbable.
-        return chain[: max(num_drafted, _num_worth(session, chain, timings))]
+        num_whole = _num_whole(session, chain)
+        return chain if num_whole == len(chain) else chain[: max(num_whole, _num_worth(session, chain, timings))]
     num_requested = session.spec.speculation.max_rows
     nodes = session.next_subtree(num_requested or timings.max_num_rows)
     # Every beginning of these nodes is connected, too (`best_subtree`).
     return nodes if num_requested else nodes[: max(1, _num_worth(session, nodes, timings))]
+
+
+def _num_whole(session: Session, chain: Sequence[Node]) -> int:
+    """Returns the number of nodes of a chain, from the first, that are verified whatever they are worth."""
+    if session.spec.speculation.is_ratio:
+        # Samples may stand behind a retrieved node, and which samples are judged must not depend on their values: that
+        # would change the distribution of the text. What was picked behind them may be judged or not.
+        return next((index for index in range(len(chain), 0, -1) if chain[index - 1].q is not None), 0)
+    # The drafted part: `best_chain` has ended it where its path becomes improbable. Where a tail agrees with what is
+    # drafted beyond the greatest length of a chain, it must pay like any other.
+    num_drafted = next((index for index, node in enumerate(chain) if node.source is not Source.DRAFT), len(chain))
+    return min(num_drafted, session.max_chain_len)
 
 
 def _num_worth(session: Session, nodes: Sequence[Node], timings: EngineTimings) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol
 
 from outrider.core.auto.controller import Controller
@@ -241,6 +242,7 @@ class VerifySession:
     def add_draft(self, draft: Draft, now: float) -> None:
         """Adds new nodes to the mirror of the draft tree."""
         self._stream_nodes.add(draft)
+        self.session.statistics.add(num_draft_forwards=draft.num_forwards, num_phrase_tokens=draft.num_phrase_tokens)
         self._num_timeouts = 0
         self._is_listening = self._is_listening or draft.base_len >= self._listens_from
         self._mark_answered(draft.base_len)
@@ -353,9 +355,26 @@ class VerifySession:
         chain = self.session.next_chain()
         if self._retrieval is None or not self._strategy.retrieval:
             return chain
+        if self._retrieval.max_tail_len:
+            return self._with_tail(chain, self._retrieval)
         missing = self.session.max_chain_len - len(chain)
         # What was retrieved may have another path overtake the chain: it is chosen again.
         return self.session.next_chain() if self._retrieval.extend(chain, missing) else chain
+
+    def _with_tail(self, chain: list[Node], retrieval: SessionRetrieval) -> list[Node]:
+        """Returns what is drafted of a chain, and behind that what is retrieved, wherever the chain was cut (DOUBLE,
+        section 4.2 and Algorithm 1)."""
+        drafted = list(takewhile(lambda node: node.source is Source.DRAFT, chain))
+        # Without a draft, what the datastore has answered is as good a beginning.
+        beginning = drafted or chain
+        retrieved = len(beginning) - len(drafted)
+        room = min(retrieval.max_tail_len - retrieved, self.session.num_wanted - 1 - len(beginning))
+        tip = beginning[-1] if beginning else self.session.tree.root
+        if self.session.decides_by_ratio and any(child.q is not None for child in tip.children.values()):
+            # A sample of the draft model stands there already. If the tail took it in where the two agree, its value
+            # would decide whether it is judged now, and the text would not have the target's distribution any more.
+            return beginning
+        return beginning + retrieval.tail(beginning, room)
 
     # The round.
 

@@ -72,6 +72,8 @@ def draft_from_proto(message: types_pb2.Draft, forward_us: int = 0, retrieval_us
         q_rows=[_sparse_row(row) for row in message.q_rows],
         forward_us=forward_us,
         retrieval_us=retrieval_us,
+        num_forwards=message.num_forwards,
+        num_phrase_tokens=message.num_phrase_tokens,
     )
 
 
@@ -116,6 +118,8 @@ def draft_to_proto(draft: Draft) -> types_pb2.Draft:
             types_pb2.SparseRow(token_ids=row.token_ids, weights=row.weights) if row else types_pb2.SparseRow()
             for row in draft.q_rows
         ],
+        num_forwards=draft.num_forwards,
+        num_phrase_tokens=draft.num_phrase_tokens,
     )
 
 

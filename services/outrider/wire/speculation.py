@@ -352,8 +352,9 @@ def _double_from_proto(message: types_pb2.DoubleParams) -> DoubleParams:
     prefix, tiers = "speculation.double", {tier.value: tier for tier in TIERS}
     for index, number in enumerate(message.tiers):
         check(number in tiers, f"{prefix}.tiers[{index}]", f"one of {_names_of(types_pb2.Source, tiers)}", number)
-    if message.HasField("draft_retrieval") and not message.draft_retrieval:
-        _check_unset(message, "max_phrase_len", prefix, "unset where draft_retrieval is false")
+    sides = ("draft_retrieval", "target_retrieval")
+    if all(message.HasField(side) and not getattr(message, side) for side in sides):
+        _check_unset(message, "max_phrase_len", prefix, "unset where draft_retrieval and target_retrieval are false")
     # Each tier once, however often the message names it.
     requested_tiers = tuple(dict.fromkeys(tiers[number] for number in message.tiers))
     return DoubleParams(**scalars_from_proto(message, DoubleParams) | {"tiers": requested_tiers or TIERS})
@@ -372,7 +373,7 @@ def method_params_to_proto(params: SpeculationParams, message: types_pb2.Specula
         _saguaro_to_proto(params.saguaro, own, params.is_ratio)
     elif params.method is Method.DOUBLE:
         own.tiers.extend(tier.value for tier in params.double.tiers)
-        if not params.double.draft_retrieval:
+        if not (params.double.draft_retrieval or params.double.target_retrieval):
             own.ClearField("max_phrase_len")
 
 

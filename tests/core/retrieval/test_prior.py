@@ -83,21 +83,6 @@ def test_the_table_walks_as_a_tier_does_that_has_learned_the_same_documents(docu
         assert table.walk(match_len, node, max_len) == tier.walk(Source.PRIOR, ngram, followers, max_len)
 
 
-@settings(max_examples=150)
-@given(documents, st.integers(1, 4), st.integers(1, 12), st.sets(st.integers(0, 3)), st.data())
-def test_refused_tokens_are_passed_over_at_the_first_step_only(documents, max_match_len, max_len, refused, data):
-    table, tier = PriorTable.build(documents, max_match_len), tier_of(documents, max_match_len)
-    tail = tuple(data.draw(st.lists(st.integers(0, 2), max_size=max_match_len)))
-    suffixes = [tail[first:] for first in range(len(tail))]
-    kept = [(ngram, [pair for pair in tier.followers(ngram) if pair[0] not in refused]) for ngram in suffixes]
-    ngram, followers = next((found for found in kept if found[1]), ((), []))
-    match_len, node = table.longest(tail, refused)
-    assert match_len == len(ngram)
-    if followers:
-        expected = tier.walk(Source.PRIOR, ngram, followers, max_len)
-        assert table.walk_past(refused, ngram, node, max_len) == expected
-
-
 def test_every_ngram_of_a_large_table_is_found_and_no_other():
     documents = random_documents(0, 20_000)
     table, known = PriorTable.build(documents, 4), followers_of(documents, 4)

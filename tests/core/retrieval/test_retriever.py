@@ -49,23 +49,16 @@ def test_the_shared_tier_is_asked_as_well() -> None:
     assert [key[0] for key in guess.keys] == [Source.SHARED]
 
 
-def test_where_the_prior_was_refused_the_target_s_own_token_is_guessed() -> None:
-    session = retriever([5, 6, 7, 8], tiers=prior_of([5, 6, 7, 8, 1], [5, 6, 7, 8, 1]))
-    assert path_of(session.guess((), 1)) == [1]
-    session.commit([2], 1)
-    session.commit([5, 6, 7, 8], None)
-    assert path_of(session.guess((), 1)) == [2]
-
-
-def test_a_token_that_was_refused_in_the_middle_of_a_commit_is_marked_where_it_stood() -> None:
-    documents = [[1, 2, 3, 4, 5], [2, 3, 4, 6, 7]]
-    in_one = retriever([1, 2, 3], tiers=prior_of(*documents))
-    in_one.commit([4, 6, 7, 1, 2, 3, 4], 5, 1)
-    in_two = retriever([1, 2, 3], tiers=prior_of(*documents))
-    in_two.commit([4, 6], 5)
-    in_two.commit([7, 1, 2, 3, 4], None)
-    assert path_of(in_one.guess((), 1)) == path_of(in_two.guess((), 1)) == [6]
-    assert path_of(retriever([1, 2, 3, 4], tiers=prior_of(*documents)).guess((), 1)) == [5]
+def test_tokens_that_were_refused_in_the_middle_of_a_commit_stand_behind_what_came_before_them() -> None:
+    in_one = retriever([1, 2, 3])
+    in_one.commit([4, 6, 7, 9, 4, 5], [5, 8], 1)
+    in_two = retriever([1, 2, 3])
+    in_two.commit([4, 6], [5, 8])
+    in_two.commit([7, 9, 4, 5])
+    for session in (in_one, in_two):
+        guess = session.guess((), 4)
+        assert guess is not None
+        assert (path_of(guess), guess.match_len, guess.keys[0][0]) == ([8], 2, Source.REJECTED)
 
 
 def test_nothing_is_known_of_an_unseen_context() -> None:
@@ -208,20 +201,29 @@ def test_a_continuation_may_be_shorter_than_a_phrase() -> None:
     assert path_of(retriever([7, 8], tiers=Tiers(shared=shared)).guess((), 10)) == [1], "one token is all there is"
 
 
-def test_the_rejected_tier_finds_what_the_target_said_instead() -> None:
-    session = retriever([5, 6, 7, 8], plan=without(Source.DYNAMIC))
-    session.commit([2], 1)
-    session.commit([5, 6, 7, 8], None)
+def test_a_refused_draft_is_offered_again_where_the_text_comes_to_its_tokens() -> None:
+    session = retriever([5, 6, 7, 8])
+    session.commit([2], [1, 3, 4])
+    session.commit([7, 8, 1])
     guess = session.guess((), 10)
-    assert path_of(guess) == [2], "one token of a refused draft was known when it was stored"
     assert guess is not None
+    assert path_of(guess) == [3, 4]
     assert guess.keys[0][0] is Source.REJECTED
+    assert session.guess((), 10) is not None, "and again"
+    assert path_of(retriever([5, 6, 7, 8, 2, 7, 8]).guess((), 1)) == [2]
+
+
+def test_without_the_rejected_tier_refused_drafts_are_forgotten() -> None:
+    session = retriever([5, 6, 7, 8], plan=without(Source.REJECTED))
+    session.commit([2], [1, 3, 4])
+    session.commit([7, 8, 1])
+    assert session.guess((), 10) is None
 
 
 def test_tokens_that_come_in_pieces_are_one_stream() -> None:
     session = retriever([4])
     for piece in ([5, 6], [7], [8, 9, 4], [5]):
-        session.commit(piece, None)
+        session.commit(piece)
     guess = session.guess((), 3)
     assert path_of(guess) == [6, 7, 8]
     assert guess is not None
@@ -262,13 +264,6 @@ def test_a_tier_that_is_switched_off_is_neither_asked_nor_fed() -> None:
     assert path_of(retriever(text, tiers=tiers, plan=without(Source.PRIOR, Source.DYNAMIC)).guess((), 1)) == [3]
     local = (Source.PRIOR, Source.DYNAMIC, Source.SHARED)
     assert retriever(text, tiers=tiers, plan=without(*local)).guess((), 1) is None
-
-
-def test_without_the_rejected_tier_the_prior_is_believed_against_the_evidence() -> None:
-    session = retriever([5, 6, 7, 8], tiers=prior_of([5, 6, 7, 8, 1]), plan=without(Source.REJECTED))
-    session.commit([2], 1)
-    session.commit([5, 6, 7, 8], None)
-    assert path_of(session.guess((), 1)) == [1]
 
 
 @pytest.mark.parametrize("seed", range(10))

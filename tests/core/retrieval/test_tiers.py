@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.params import Source
-from outrider.core.retrieval.ngrams import FANOUT, MAX_FOLLOWERS, NOTHING, Continuation, NgramTier
+from outrider.core.retrieval.ngrams import FANOUT, NOTHING, Continuation, NgramTier
 from outrider.core.retrieval.prior import PriorTable
-from outrider.core.retrieval.tiers import LocalTiers
+from outrider.core.retrieval.tiers import MAX_REJECTED_NGRAMS, LocalTiers
 
 N = 3
 """max_match_len of the tiers in the property tests."""
@@ -20,17 +20,16 @@ N = 3
 # Few different tokens, so that n-grams come again.
 runs = st.lists(st.integers(0, 2), max_size=25)
 contexts = st.lists(st.integers(0, 2), min_size=1, max_size=5)
-rejections = st.lists(st.tuples(contexts, contexts, contexts), max_size=5)
+rejections = st.lists(st.tuples(contexts, contexts), max_size=5)
 
 
 @dataclass
 class Searched:
-    """What each tier was told, as (tokens, first position that counts), and what was refused after which tokens."""
+    """What each tier was told, as (tokens, first position that counts)."""
 
     tiers: dict[Source, list[tuple[list[int], int]]] = field(default_factory=dict)
-    refused: list[tuple[list[int], int]] = field(default_factory=list)
 
-    def followers(self, tier: Source, ngram: list[int], passed_over: list[int]) -> list[tuple[int, int]]:
+    def followers(self, tier: Source, ngram: list[int]) -> list[tuple[int, int]]:
         seen = [
             tokens[end]
             for tokens, start in self.tiers.get(tier, [])
@@ -39,15 +38,13 @@ class Searched:
         ]
         latest = {token: index for index, token in enumerate(seen)}
         ranked = sorted(latest, key=lambda token: (-seen.count(token), -latest[token]))
-        return [(token, seen.count(token)) for token in ranked if token not in passed_over]
+        return [(token, seen.count(token)) for token in ranked]
 
     def lookup(self, context: list[int], max_match_len: int, max_len: int) -> Continuation:
         tail = context[-max_match_len:]
-        refused = [token for after, token in self.refused if after == tail]
         for match_len in range(len(tail), 0, -1):
             for tier in (Source.PRIOR, Source.DYNAMIC, Source.SHARED, Source.REJECTED):
-                passed_over = refused if tier is Source.PRIOR else []
-                followers = self.followers(tier, tail[-match_len:], passed_over)
+                followers = self.followers(tier, tail[-match_len:])
                 if followers:
                     return self.walk(tier, tail[-match_len:], followers, max_len)
         return NOTHING
@@ -61,7 +58,7 @@ class Searched:
             path.append(followers[0])
             known.append(followers[0][0])
             suffixes = [known[-n:] for n in range(min(N, len(known)), len(ngram) - 1, -1)]
-            followers = next((found for suffix in suffixes if (found := self.followers(tier, suffix, []))), [])
+            followers = next((found for suffix in suffixes if (found := self.followers(tier, suffix))), [])
         parents = [*range(len(path)), *(place for place, _ in others)]  # numbered from 1; 0 = the context
         nodes = path + [follower for _, follower in others]
         offsets = tuple(number - parent if parent else 0 for number, parent in enumerate(parents, 1))
@@ -89,11 +86,10 @@ def test_a_lookup_answers_as_a_search_of_all_that_the_tiers_were_told(
         tiers.record(accepted[cut : cut + 4])
     model.tiers[Source.DYNAMIC] = [(accepted, 0)]
     model.tiers[Source.REJECTED] = []
-    for after, refused, said in rejections:
-        tiers.reject(after, refused, said)
+    for after, refused in rejections:
+        tiers.reject(after, refused)
         tail = after[-N:]
-        model.tiers[Source.REJECTED].append((tail + said, len(tail)))
-        model.refused.append((tail, refused[0]))
+        model.tiers[Source.REJECTED].append((tail + refused, len(tail)))
     assert tiers.lookup(context, max_match_len, max_len) == model.lookup(context, max_match_len, max_len)
 
 
@@ -105,7 +101,7 @@ def test_the_longest_match_wins_over_the_order_of_the_tiers():
 
 def test_at_equal_length_the_order_is_prior_dynamic_shared_rejected():
     tiers = LocalTiers(3)
-    tiers.reject([1, 2], [70], [71])
+    tiers.reject([1, 2], [70, 71])
     assert tiers.lookup([1, 2], 3, 1).tier is Source.REJECTED
     tiers.shared = NgramTier(3)
     tiers.shared.learn([1, 2, 80])
@@ -124,56 +120,37 @@ def test_the_prior_and_the_shared_tier_may_be_taken_away_again():
     assert tiers.lookup([1], 3, 1) is NOTHING
 
 
-def test_what_the_target_refused_is_not_taken_from_the_prior_again():
-    tiers = LocalTiers(2, PriorTable.build([[1, 2, 50]]))
-    tiers.reject([1, 2], [50], [60, 61])
-    assert tiers.lookup([1, 2], 2, 4) == Continuation(2, Source.REJECTED, (0, 1), (60, 61), (1, 1))
-    # After other tokens the prior is as good as before.
-    assert tiers.lookup([3, 2], 2, 1).token_ids == (50,)
-
-
-def test_the_walk_goes_on_from_the_follower_that_was_not_refused():
-    tiers = LocalTiers(2, PriorTable.build([[1, 2, 3], [1, 2, 3], [1, 2, 3], [1, 4, 5, 6], [1, 4, 5, 7], [1, 8]]))
-    assert tiers.lookup([1], 2, 4).chain() == (2, 3)
-    tiers.reject([1], [2], [9])
-    assert tiers.lookup([1], 2, 4) == Continuation(1, Source.PRIOR, (0, 1, 1, 0), (4, 5, 7, 8), (2, 2, 1, 1))
-
-
-def test_the_latest_refusals_count():
-    tokens = range(10, 10 + MAX_FOLLOWERS + 1)
-    tiers = LocalTiers(1, PriorTable.build([[1, 10], [2, 10]]))
-    for token in tokens:
-        tiers.reject([1], [token], [99])
-    # The first refusal is forgotten: so many came after it.
-    assert tiers.lookup([1], 1, 1).tier is Source.PRIOR
-    tiers.reject([2], [10], [99])
-    assert tiers.lookup([2], 1, 1).tier is Source.REJECTED
-
-
-def test_a_token_refused_again_and_again_takes_one_place():
-    tiers = LocalTiers(1, PriorTable.build([[1, 10]]))
-    for token in (10, *[11] * MAX_FOLLOWERS):
-        tiers.reject([1], [token], [99])
-    assert tiers.lookup([1], 1, 1).tier is Source.REJECTED
-
-
-def test_refusals_count_however_long_a_match_is_asked_for():
-    tiers = LocalTiers(2, PriorTable.build([[1, 2, 50]]))
-    tiers.reject([0, 1, 2], [50], [60])
-    assert tiers.lookup([0, 1, 2], 9, 1).token_ids == (60,)
-
-
-def test_the_fanout_is_of_the_followers_that_were_not_refused():
-    tiers = LocalTiers(1, PriorTable.build([[1, token] for token in range(10, 10 + MAX_FOLLOWERS)]))
-    tiers.reject([1], [17], [99])
-    assert tiers.lookup([1], 1, 1).token_ids == (16, 15, 14, 13)
+def test_what_the_target_refused_is_offered_again_where_its_own_tokens_came_before():
+    tiers = LocalTiers(3)
+    tiers.record([5, 6, 7, 1])
+    tiers.reject([5, 6, 7], [8, 9, 10])
+    # Where the target has spoken, its own token is offered; behind a refused token it has not.
+    assert tiers.lookup([5, 6, 7], 3, 2) == Continuation(3, Source.DYNAMIC, (0,), (1,), (1,))
+    assert tiers.lookup([6, 7, 8], 3, 4) == Continuation(3, Source.REJECTED, (0, 1), (9, 10), (1, 1))
+    # In another place, too, as far as it looks alike.
+    assert tiers.lookup([3, 7, 8], 3, 4).token_ids == (9, 10)
 
 
 def test_a_rejection_of_one_token_is_found_again():
     """A tier that only answers with full-length continuations never hits: a rejection is shorter than that."""
     tiers = LocalTiers(3)
-    tiers.reject([5, 6, 7], [8], [9])
-    assert tiers.lookup([5, 6, 7], 3, 10).token_ids == (9,)
+    tiers.reject([5, 6, 7], [8])
+    assert tiers.lookup([5, 6, 7], 3, 10) == Continuation(3, Source.REJECTED, (0,), (8,), (1,))
+
+
+def test_what_was_refused_twice_comes_before_what_was_refused_later():
+    tiers = LocalTiers(1)
+    for token in (10, 11, 10, 12):
+        tiers.reject([1], [token])
+    assert tiers.lookup([1], 1, 1).token_ids == (10, 12, 11)
+
+
+def test_the_rejected_tier_is_bounded():
+    tiers = LocalTiers(2)
+    for number in range(MAX_REJECTED_NGRAMS):
+        tiers.reject([number], [number + 1, 0])
+    assert len(tiers.rejected) == MAX_REJECTED_NGRAMS
+    assert tiers.lookup([0], 2, 1) is NOTHING
 
 
 def test_a_short_match_limits_the_first_step_only():

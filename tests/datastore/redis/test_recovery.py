@@ -55,7 +55,7 @@ async def test_functions_that_were_deleted_are_loaded_again(own_redis, open_stor
 async def test_functions_of_another_release_are_replaced(own_redis, open_store, scope):
     async with Redis.from_url(own_redis.url) as redis:
         await redis.function_load(
-            "#!lua name=outrider_ngrams_2\nredis.register_function('outrider_record_2', function() return {7, 0} end)"
+            "#!lua name=outrider_ngrams_3\nredis.register_function('outrider_record_3', function() return {7, 0} end)"
         )
     assert await open_store(own_redis.url).record(scope, 0, [1, 2], []) == 2
 
@@ -102,7 +102,7 @@ async def test_a_full_redis_refuses_records_but_answers_and_ends_sessions(own_re
     async with Redis.from_url(own_redis.url) as redis:
         await redis.config_set("maxmemory", "1")
         with pytest.raises(StoreFull, match="maxmemory"):
-            await store.record(scope, 2, [3, 4], [Rejection([1], [2], [3])])
+            await store.record(scope, 2, [3, 4], [Rejection([1], [2, 3])])
         with pytest.raises(StoreFull, match="maxmemory"):
             await load(store, scope, [8, 9])
         found = await store.lookup(scope, [[1], [5]], LIMITS)

@@ -29,7 +29,7 @@ tiers = st.just(frozenset(NGRAM_TIERS)) | st.frozensets(st.sampled_from(NGRAM_TI
 step = (
     # How far the tokens begin before the end of the stream (a request sent again) or behind it (one that got lost).
     st.tuples(st.just("accept"), st.integers(-6, 3), st.lists(token, max_size=20))
-    | st.tuples(st.just("reject"), run, run, run)
+    | st.tuples(st.just("reject"), run, run)
     | st.tuples(st.just("other"), run)
     | st.tuples(st.just("lookup"), st.lists(run, max_size=3), st.integers(1, MAX_MATCH_LEN), st.integers(1, 8), tiers)
 )
@@ -51,9 +51,8 @@ class Reference:
         self.stream += added
 
     def lookup(self, context, max_match_len, max_continuation_len, searched):
-        """Looks up as if the tiers that are not searched were empty; what was refused still counts."""
+        """Looks up as if the tiers that are not searched were empty."""
         all_tiers = LocalTiers(MAX_MATCH_LEN, self.tiers.prior, self.shared)
-        all_tiers._refused = self.tiers._refused
         empty = NgramTier(MAX_MATCH_LEN)
         all_tiers.prior = self.tiers.prior if Source.PRIOR in searched else None
         all_tiers.shared = self.shared if Source.SHARED in searched else None
@@ -103,12 +102,12 @@ async def test_answers_as_the_reference_does_whatever_was_recorded(store, scope,
 
 async def test_a_record_longer_than_one_call_is_one_stream(store, scope):
     stream = [i * i % 97 for i in range(3 * TOKENS_PER_CALL + 5)]
-    rejections = [Rejection([i], [1], [200 + i]) for i in range(2 * REJECTIONS_PER_CALL + 1)]
+    rejections = [Rejection([i], [200 + i]) for i in range(2 * REJECTIONS_PER_CALL + 1)]
     tiers = LocalTiers(MAX_MATCH_LEN)
     assert await store.record(scope, 0, stream, rejections) == len(stream)
     tiers.record(stream)
     for rejection in rejections:
-        tiers.reject(rejection.context, rejection.rejected, rejection.continuation)
+        tiers.reject(rejection.context, rejection.rejected)
     contexts = [stream[end - 3 : end] for end in range(3, len(stream))]
     assert len(contexts) > CONTEXTS_PER_CALL
     found = await store.lookup(scope, contexts, LIMITS)
@@ -118,7 +117,7 @@ async def test_a_record_longer_than_one_call_is_one_stream(store, scope):
 
 
 async def test_a_request_that_is_repeated_whole_changes_nothing(store, scope, redis_url):
-    rejections = [Rejection([1, 2], [9], [3])] * (REJECTIONS_PER_CALL + 1)
+    rejections = [Rejection([1, 2], [9, 3])] * (REJECTIONS_PER_CALL + 1)
     stream = list(range(TOKENS_PER_CALL + 1))
     await store.record(scope, 0, stream, rejections)
     before = await contents(redis_url, scope)
@@ -130,7 +129,7 @@ async def test_a_request_that_is_repeated_whole_changes_nothing(store, scope, re
 async def test_a_request_with_a_gap_stores_nothing_and_returns_the_position(store, scope, redis_url):
     assert await store.record(scope, 0, [1, 2], []) == 2
     before = await contents(redis_url, scope)
-    assert await store.record(scope, 3, [4] * 200, [Rejection([1], [2], [3])]) == 2
+    assert await store.record(scope, 3, [4] * 200, [Rejection([1], [2, 3])]) == 2
     assert await contents(redis_url, scope) == before
     assert await store.record(scope, 2, [3], []) == 3
 
@@ -159,20 +158,16 @@ async def test_more_followers_than_are_kept_push_out_the_least_counted(store, sc
         assert len(await redis.hget(key, bytes(4))) == 8 * MAX_FOLLOWERS
 
 
-async def test_what_the_target_refused_is_not_taken_from_the_prior(store, scope):
-    limits = Limits(3, 1)
-    await load(store, scope, [3, 1, 2, 50], [3, 1, 2, 50], [3, 1, 2, 60])
-    assert (await store.lookup(scope, [[1, 2]], limits)).continuations[0].token_ids == (50, 60)
-    await store.record(scope, 0, [], [Rejection([4, 4, 3, 1, 2], [50, 51], [70])])
-    refused, elsewhere = (await store.lookup(scope, [[9, 3, 1, 2], [9, 1, 2]], limits)).continuations
-    assert (refused.tier, refused.token_ids) == (Source.PRIOR, (60,))
-    assert elsewhere.token_ids == (50, 60)
-    await store.record(scope, 0, [], [Rejection([3, 1, 2], [60], [71])])
-    [refused] = (await store.lookup(scope, [[3, 1, 2]], limits)).continuations
-    assert (refused.tier, refused.token_ids) == (Source.REJECTED, (71, 70))
-    # Marks count even if the tier that they came with is not searched.
-    [refused] = (await store.lookup(scope, [[3, 1, 2]], replace(limits, tiers=frozenset({Source.PRIOR})))).continuations
-    assert refused == NOTHING
+async def test_what_the_target_refused_is_offered_again_behind_all_that_was_said_there(store, scope):
+    limits = Limits(3, 2)
+    await load(store, scope, [1, 2, 50])
+    await store.record(scope, 0, [4, 3, 1, 2, 60], [Rejection([4, 3, 1, 2], [70, 71])])
+    said, refused = (await store.lookup(scope, [[3, 1, 2], [1, 2, 70]], limits)).continuations
+    assert (said.tier, said.token_ids) == (Source.DYNAMIC, (60,))
+    assert (refused.tier, refused.match_len, refused.token_ids) == (Source.REJECTED, 3, (71,))
+    alone = replace(limits, tiers=frozenset({Source.REJECTED}))
+    [refused] = (await store.lookup(scope, [[3, 1, 2]], alone)).continuations
+    assert (refused.tier, refused.token_ids) == (Source.REJECTED, (70, 71))
 
 
 async def test_a_long_corpus_is_counted_whole(store, scope):
@@ -190,8 +185,8 @@ async def test_a_long_corpus_is_counted_whole(store, scope):
 async def test_a_session_learns_up_to_its_cap_and_its_position_goes_on(open_store, redis_url, scope):
     store = open_store(redis_url, max_session_tokens=4)
     assert await store.record(scope, 0, [1, 2, 3], []) == 3
-    assert await store.record(scope, 3, [4, 5, 6], [Rejection([1], [2], [3])]) == 6
-    assert await store.record(scope, 6, [7], [Rejection([1], [2], [3])]) == 7
+    assert await store.record(scope, 3, [4, 5, 6], [Rejection([1], [2, 3])]) == 6
+    assert await store.record(scope, 6, [7], [Rejection([1], [2, 3])]) == 7
     found = await store.lookup(scope, [[1], [3], [4], [5], [6]], Limits(3, 1))
     assert [continuation.token_ids for continuation in found.continuations] == [(2,), (4,), (), (), ()]
     assert [key.rpartition(":")[2] for key in await keys_of(redis_url, scope.tokenizer_hash)] == ["dynamic", "tokens"]
@@ -200,7 +195,7 @@ async def test_a_session_learns_up_to_its_cap_and_its_position_goes_on(open_stor
 async def test_refused_drafts_alone_cannot_fill_the_memory(open_store, redis_url, scope):
     store = open_store(redis_url, max_session_tokens=2)
     for number in range(10):
-        await store.record(scope, 0, [], [Rejection([number], [1], [2])])
+        await store.record(scope, 0, [], [Rejection([number], [1])])
     found = await store.lookup(scope, [[number] for number in range(10)], LIMITS)
     assert 1 < sum(continuation != NOTHING for continuation in found.continuations) < 10
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.core.params import TIERS, Method, Source, SpeculationParams
 
@@ -27,6 +27,9 @@ class RetrievalPlan:
     """Tiers that are looked up, here and in the datastore."""
     max_phrase_len: int = MAX_PHRASE_LEN
     """Most retrieved tokens that one draft forward verifies."""
+    max_tail_len: int = 0
+    """Most retrieved tokens that one target forward verifies behind the whole chain. 0 means as many as the chain
+    lacks of its greatest length."""
     is_ranked_by_noise: bool = True
     """Ranks tokens that followed the same n-gram with the target's noise."""
     looks_ahead: bool = False
@@ -43,7 +46,8 @@ def target_plan(params: SpeculationParams) -> RetrievalPlan | None:
     by_noise = _is_ranked_by_noise(params)
     match params.method:
         case Method.DOUBLE:
-            return _double_plan(params, by_noise) if params.double.target_retrieval else None
+            plan = _double_plan(params, by_noise)
+            return replace(plan, max_tail_len=plan.max_phrase_len) if params.double.target_retrieval else None
         case Method.SPACELIKE:
             length = params.spacelike.max_match_len
             return RetrievalPlan(length, length, (Source.RING,), is_ranked_by_noise=by_noise, looks_ahead=True)
@@ -63,7 +67,7 @@ def draft_plan(params: SpeculationParams) -> RetrievalPlan | None:
 def _double_plan(params: SpeculationParams, by_noise: bool) -> RetrievalPlan:
     double = params.double
     length = double.max_match_len
-    return RetrievalPlan(length, length, double.tiers, double.max_phrase_len, by_noise)
+    return RetrievalPlan(length, length, double.tiers, double.max_phrase_len, is_ranked_by_noise=by_noise)
 
 
 def _is_ranked_by_noise(params: SpeculationParams) -> bool:

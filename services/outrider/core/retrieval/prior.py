@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
@@ -118,8 +118,8 @@ class PriorTable:
         match_len, node = self.longest(ngram)
         return self._followers_at(node) if ngram and match_len == len(ngram) else ()
 
-    def longest(self, tail: Ngram, refused: Container[TokenId] = ()) -> tuple[int, int]:
-        """Finds the longest n-gram that the tail ends with and that has a follower which is not refused.
+    def longest(self, tail: Ngram) -> tuple[int, int]:
+        """Finds the longest known n-gram that the tail ends with.
 
         Returns:
             Its length, and its node for `walk`; 0 and -1 if there is no such n-gram.
@@ -131,7 +131,7 @@ class PriorTable:
             words.append(word)
         for n in range(len(words), 0, -1):
             node = self._find(words[n - 1], n)
-            if node >= 0 and not (refused and all(token_id in refused for token_id, _ in self._followers_at(node))):
+            if node >= 0:
                 return n, node
         return 0, -1
 
@@ -143,29 +143,12 @@ class PriorTable:
             node: Its node.
             max_len: Tokens on the most counted path, at least 1.
         """
-        return self._walk(match_len, node, max_len, [], [], [])
-
-    def walk_past(self, refused: Container[TokenId], ngram: Ngram, node: int, max_len: int) -> Continuation:
-        """Does the same as `walk`, but passes over some tokens at the first step. The n-gram must have another
-        follower."""
-        (token_id, count), *others = (pair for pair in self._followers_at(node) if pair[0] not in refused)
-        alternatives = [(0, follower) for follower in others[: FANOUT[0] - 1]]
-        # Searched for, because a node knows only where its first follower leads, and that may be refused.
-        _, node = self.longest((*ngram, token_id))
-        return self._walk(len(ngram), node, max_len, [token_id], [count], alternatives)
-
-    def _walk(
-        self,
-        match_len: int,
-        node: int,
-        max_len: int,
-        token_ids: list[TokenId],
-        counts: list[int],
-        alternatives: list[tuple[int, Follower]],
-    ) -> Continuation:
+        token_ids: list[TokenId] = []
+        counts: list[int] = []
+        alternatives: list[tuple[int, Follower]] = []
         nodes, others = self._nodes, self._others
         least = self._first_nodes[match_len]  # nodes before it are of shorter n-grams; -1, too, is less
-        for place in range(len(token_ids), max_len):
+        for place in range(max_len):
             if node < least:
                 break
             if place < len(FANOUT):

@@ -1,9 +1,8 @@
 """One session's retrieval in process: guesses from its tiers, with the probability that the target agrees.
 
 No message is sent for any of it. The prior and the shared tier are copies that others keep up to date (`TierSource`);
-the dynamic tier learns from the session's own commits, as its original in the datastore does. So it knows what the
-target said instead of a refused token, and nothing is left for a rejected tier but to pass that token over. (Without a
-dynamic tier, which DOUBLE's ablation takes away, the rejected tier learns what was said, too.)
+the dynamic tier learns from the session's own commits, and the rejected tier from the drafts that they refute, as their
+originals in the datastore do.
 
 A count says how often a token followed, not how often the target will agree. `RetrievalCalibration` measures that, over
 all sessions of a process. Above temperature 0 the target's draw is known but for its logits: tokens that followed the
@@ -79,36 +78,26 @@ class Retriever:
         self._tail: list[TokenId] = []
         self._length = 0
         self._pending: dict[Node, RetrievalKey] = {}
-        self.commit(committed, None)
+        self.commit(committed)
 
-    def commit(self, token_ids: Sequence[TokenId], rejected: TokenId | None, rejected_at: int = -1) -> None:
-        """Learns what the target said.
+    def commit(self, token_ids: Sequence[TokenId], rejected: Sequence[TokenId] = (), rejected_at: int = -1) -> None:
+        """Learns what the target said, and what was drafted in its place.
 
         Args:
             token_ids: The committed tokens.
-            rejected: The token that the target refused, if there was one.
-            rejected_at: Index in token_ids of the token that it said instead.
+            rejected: Drafted tokens in a row, the first of which the target refused; empty where it refused none.
+            rejected_at: Index in token_ids of the token that it said instead of that one.
         """
         known = [*self._tail, *token_ids]
-        if rejected is not None and token_ids:
-            # token_ids are the end of `known`. At place 0 there is no context to remember the refusal by.
+        if rejected and token_ids and Source.REJECTED in self._plan.tiers:
+            # token_ids are the end of `known`. At place 0 there is no context to remember the refused tokens by.
             place = len(known) - (len(token_ids) - rejected_at if rejected_at >= 0 else -rejected_at)
             if place > 0:
-                self._reject(known, place, rejected)
+                self._tiers.reject(known[max(0, place - self._plan.max_match_len) : place], rejected)
         if Source.DYNAMIC in self._plan.tiers:
             self._tiers.record(token_ids)
         self._tail = known[-CONTEXT_LEN:]
         self._length += len(token_ids)
-
-    def _reject(self, known: list[TokenId], place: int, rejected: TokenId) -> None:
-        """Learns that the target said known[place] and refused a token in its place."""
-        context = known[max(0, place - self._plan.max_match_len) : place]
-        if Source.REJECTED not in self._plan.tiers:
-            return
-        if Source.DYNAMIC in self._plan.tiers:
-            self._tiers.refuse(context, rejected)
-        else:
-            self._tiers.reject(context, [rejected], known[place:])
 
     def guess(self, behind: Sequence[TokenId], max_len: int) -> Guess | None:
         """Guesses what follows the committed tokens and the tokens `behind` them: at most max_len tokens in a row.
@@ -137,8 +126,9 @@ class Retriever:
         self.plant(tree, tip, guess)
         return guess.match_len
 
-    def plant(self, tree: DraftTree, tip: Node, guess: Guess) -> None:
-        """Adds the tokens of a guess below a node."""
+    def plant(self, tree: DraftTree, tip: Node, guess: Guess) -> list[Node]:
+        """Adds the tokens of a guess below a node. Returns the nodes of its most probable path, as far as the tree has
+        room for them."""
         nodes: list[Node | None] = []
         for parent, token_id, key in zip(guess.parents, guess.token_ids, guess.keys, strict=True):
             above = tip if parent < 0 else nodes[parent]
@@ -147,6 +137,9 @@ class Retriever:
             # Where a draft model's node stands already, a verdict will be on that, not on this guess.
             if node is not None and node.source is key[0]:
                 self._pending[node] = key
+        path = (nodes[index] for index in guess.path_indices())
+        # A full tree has taken the first ones only.
+        return [node for node in path if node is not None]
 
     def from_datastore(self, continuation: Continuation, base_len: int) -> Guess | None:
         """Returns a datastore's answer for position base_len as a guess, or None if it found nothing."""
@@ -318,10 +311,14 @@ class Guess:
 
     def path(self) -> list[TokenId]:
         """Returns the most probable tokens in a row."""
-        path: list[TokenId] = []
+        return [self.token_ids[index] for index in self.path_indices()]
+
+    def path_indices(self) -> list[int]:
+        """Returns the places of these tokens in the lists."""
+        indices: list[int] = []
         tip = -1
         for index, parent in enumerate(self.parents):
             if parent == tip:
-                path.append(self.token_ids[index])
+                indices.append(index)
                 tip = index
-        return path
+        return indices

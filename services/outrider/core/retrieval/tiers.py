@@ -9,16 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.core.params import Source
-from outrider.core.retrieval.ngrams import MAX_FOLLOWERS, NOTHING, Continuation, Ngram, NgramTier, TokenId
+from outrider.core.retrieval.ngrams import NOTHING, Continuation, NgramTier, TokenId
 from outrider.core.retrieval.prior import PriorTable
+
+MAX_REJECTED_NGRAMS = 2**14
+"""N-grams of the rejected tier, of some hundred bytes each: unlike the text, refused drafts have no bound."""
 
 
 class LocalTiers:
     """Looks up the tiers of one session. The longest match counts; at equal length prior, dynamic, shared, then
     rejected.
 
-    A follower in the prior tier is passed over where this session's target has refused it, after the same max_match_len
-    tokens: what others said must not be guessed again and again after the target has refused it.
+    What the target refused is near what it says: the rejected tier offers it again behind the same tokens (DOUBLE,
+    sections 4.3 and D.5). Behind tokens that it knows as well as the dynamic tier it does not answer, since there the
+    target has said something else; it does behind the refused tokens themselves, which no other tier knows.
 
     The dynamic and the rejected tier are the session's own. `prior` and `shared` are kept by others, may be replaced at
     any time, and `shared` may grow meanwhile in another thread. The methods are called by one thread.
@@ -29,28 +33,16 @@ class LocalTiers:
         self.prior = prior
         self.shared = shared
         self.dynamic = NgramTier(max_match_len)
-        self.rejected = NgramTier(max_match_len)
-        self._refused: dict[Ngram, tuple[TokenId, ...]] = {}
+        self.rejected = NgramTier(max_match_len, MAX_REJECTED_NGRAMS)
 
     def record(self, accepted: Sequence[TokenId]) -> None:
         """Adds the next accepted tokens to the dynamic tier."""
         self.dynamic.record(accepted)
 
-    def reject(self, context: Sequence[TokenId], rejected: Sequence[TokenId], continuation: Sequence[TokenId]) -> None:
-        """Adds what the target said instead of a refused draft, and marks the token that it refused.
-
-        Only the first rejected token is marked: the target never judged those behind it.
-        """
+    def reject(self, context: Sequence[TokenId], rejected: Sequence[TokenId]) -> None:
+        """Adds drafted tokens in a row, the first of which the target refused, to the rejected tier."""
         tail = tuple(context[-self.max_match_len :])
-        self.rejected.learn((*tail, *continuation), len(tail))
-        self.refuse(tail, rejected[0])
-
-    def refuse(self, context: Sequence[TokenId], token_id: TokenId) -> None:
-        """Marks a token that the target refused. Enough where the dynamic tier learns what it said instead."""
-        tail = tuple(context[-self.max_match_len :])
-        others = (other for other in self._refused.get(tail, ()) if other != token_id)
-        # The latest first: where there are too many, the oldest is forgotten.
-        self._refused[tail] = (token_id, *others)[:MAX_FOLLOWERS]
+        self.rejected.learn((*tail, *rejected), len(tail))
 
     def lookup(self, context: Sequence[TokenId], max_match_len: int, max_continuation_len: int) -> Continuation:
         """Returns what followed the longest suffix of the context that a tier knows, `NOTHING` if none knows one.
@@ -64,8 +56,7 @@ class LocalTiers:
             return NOTHING
         tail = tuple(context[-min(max_match_len, self.max_match_len) :])
         prior, shared = self.prior, self.shared  # read once: they may be replaced meanwhile
-        refused = self._refused.get(tail, ())
-        match_len, node = (0, -1) if prior is None else prior.longest(tail, refused)
+        match_len, node = (0, -1) if prior is None else prior.longest(tail)
         best = None
         # Each of these counts only with a longer match than all before it.
         for source, tier in ((Source.DYNAMIC, self.dynamic), (Source.SHARED, shared), (Source.REJECTED, self.rejected)):
@@ -78,6 +69,4 @@ class LocalTiers:
             return tier.walk(source, ngram, followers, max_continuation_len)
         if prior is None or not match_len:
             return NOTHING
-        if refused:
-            return prior.walk_past(refused, tail[-match_len:], node, max_continuation_len)
         return prior.walk(match_len, node, max_continuation_len)

@@ -13,7 +13,7 @@ of one Function call must share a slot, so a session lives where its prior does.
     loading:UUID:documents     string  10 min  likewise
     s:X:S:tokens               string  session the stream so far, 4 bytes a token: its length is the position
     s:X:S:dynamic              hash    session n-gram -> followers, of the session's own stream
-    s:X:S:rejected             hash    session n-gram -> followers; "!" + n-gram -> tokens refused after it
+    s:X:S:rejected             hash    session n-gram of refused drafts -> followers
     t:X:shared, g:shared       hash    shared  n-gram -> followers, of a tenant's contributing sessions, or of all
     t:X:changes, g:changes     stream  shared  context, tokens: what was added to the shared tier. The last few thousand
     t:X:ring, g:ring           stream  shared  end, open, tokens: the streams of ended sessions, one entry a document
@@ -24,9 +24,9 @@ of one Function call must share a slot, so a session lives where its prior does.
 the policy volatile-lfu evicts keys that expire, the least used first, and never a key that does not.
 
 Token ids are 4 bytes, counts are 4 bytes, both little-endian. An n-gram is its tokens. Followers are token id and
-count, the most counted first, then the latest; refused tokens are tokens, the latest first. An entry of a ring has the
-number of tokens that were ever added as `end`, itself included: the tokens of a ring are the end of its last entry less
-the beginning of its first. A document of more than RING_ENTRY_TOKENS is several entries, all but the last `open`.
+count, the most counted first, then the latest. An entry of a ring has the number of tokens that were ever added as
+`end`, itself included: the tokens of a ring are the end of its last entry less the beginning of its first. A document
+of more than RING_ENTRY_TOKENS is several entries, all but the last `open`.
 
 The number in the names is the version of layout and Functions: servers of two versions can share a Redis.
 """
@@ -49,7 +49,7 @@ from outrider.datastore.types import CorpusId, Scope
 
 ROOT = "outrider:2:"
 CORPORA = ROOT + "corpora"
-LIBRARY = "outrider_ngrams_2"
+LIBRARY = "outrider_ngrams_3"
 
 # Redis serves no other caller during a command or a call of a Function: these bound how long it takes.
 TOKENS_PER_CALL = 64

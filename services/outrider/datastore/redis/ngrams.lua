@@ -1,4 +1,4 @@
-#!lua name=outrider_ngrams_2
+#!lua name=outrider_ngrams_3
 -- The Functions that keep the tiers inside Redis. layout.py has the keys, fields and values;
 -- outrider.core.retrieval.tiers.LocalTiers defines what a lookup finds, and the tests compare the two.
 --
@@ -10,28 +10,11 @@
 -- in the names, here and in layout.py, so that servers of two versions can share a Redis.
 
 local ENTRY = 8            -- bytes of a follower: token id and count, 4 bytes each
-local REFUSED = '!'        -- prefix of the fields that list refused tokens; n-grams have a multiple of 4 bytes
 local MAX_EVICTED = 256    -- n-grams dropped in one call
 local SAMPLE = 3           -- n-grams looked at for each that is dropped
 local MAX_TRIMMED = 256    -- entries of a ring dropped in one call
 
 -- Reading ------------------------------------------------------------------------------------------------------------
-
--- Bytes without those entries, of `size` bytes each, that begin with one of `tokens`.
-local function without(entries, size, tokens)
-  local kept = {}
-  for at = 1, #entries, size do
-    local token = entries:sub(at, at + 3)
-    local found = false
-    for other = 1, #tokens, 4 do
-      found = found or tokens:sub(other, other + 3) == token
-    end
-    if not found then
-      kept[#kept + 1] = entries:sub(at, at + size - 1)
-    end
-  end
-  return table.concat(kept)
-end
 
 -- Follows the most counted tokens within one tier. Returns the answer as layout.continuation_from reads it.
 local function walk(key, tier, ngram, followers, longest, max_len, fanout)
@@ -63,22 +46,15 @@ local function walk(key, tier, ngram, followers, longest, max_len, fanout)
   return string.char(least / 4, tier, length, num_others[1], num_others[2]) .. table.concat(nodes)
 end
 
--- Looks one context up. `keys` are those of the tiers in order, `tiers` their numbers, `rejected` the key of the
--- rejected tier.
-local function lookup_one(keys, tiers, rejected, context, max_match_len, longest, max_len, fanout)
+-- Looks one context up. `keys` are those of the tiers in order, `tiers` their numbers.
+local function lookup_one(keys, tiers, context, max_match_len, longest, max_len, fanout)
   local call, tail = redis.call, context:sub(-4 * max_match_len)
-  local refused = rejected and call('HGET', rejected, REFUSED .. tail)
   for n = #tail / 4, 1, -1 do
     local ngram = tail:sub(-4 * n)
     for i = 1, #keys do
       local followers = call('HGET', keys[i], ngram)
       if followers then
-        if refused and tiers[i] == 3 then
-          followers = without(followers, ENTRY, refused)
-        end
-        if #followers > 0 then
-          return walk(keys[i], tiers[i], ngram, followers, longest, max_len, fanout)
-        end
+        return walk(keys[i], tiers[i], ngram, followers, longest, max_len, fanout)
       end
     end
   end
@@ -86,13 +62,12 @@ local function lookup_one(keys, tiers, rejected, context, max_match_len, longest
 end
 
 -- KEYS: the tenant's prior, the prior of all, then the session's and the scope's tiers. ARGV: one digit for each key,
--- the number of its tier, or 0 = not searched; which key is the rejected tier's, or 0 (its marks count even if it is not
--- searched); max_match_len; longest n-gram recorded; longest continuation; fanout, a digit each; then the contexts.
+-- the number of its tier, or 0 = not searched; max_match_len; longest n-gram recorded; longest continuation; fanout, a
+-- digit each; then the contexts.
 -- Returns which prior there is ('1' the tenant's, '2' that of all, '' none), then one answer for each context.
 local function lookup(keys, args)
-  local digits, rejected = args[1], keys[tonumber(args[2])]
-  local max_match_len, longest, max_len = tonumber(args[3]), tonumber(args[4]), tonumber(args[5])
-  local fanout = {tonumber(args[6]:sub(1, 1)), tonumber(args[6]:sub(2, 2))}
+  local digits, max_match_len, longest, max_len = args[1], tonumber(args[2]), tonumber(args[3]), tonumber(args[4])
+  local fanout = {tonumber(args[5]:sub(1, 1)), tonumber(args[5]:sub(2, 2))}
   local prior = redis.call('EXISTS', keys[1]) == 1 and 1 or redis.call('EXISTS', keys[2]) == 1 and 2 or 0
   local found, tiers = {}, {}
   for i = 1, #keys do
@@ -101,10 +76,9 @@ local function lookup(keys, args)
       found[#found + 1], tiers[#tiers + 1] = keys[i], tier
     end
   end
-  rejected = rejected and redis.call('EXISTS', rejected) == 1 and rejected or nil
   local answers = {prior == 0 and '' or tostring(prior)}
-  for i = 7, #args do
-    answers[i - 5] = lookup_one(found, tiers, rejected, args[i], max_match_len, longest, max_len, fanout)
+  for i = 6, #args do
+    answers[i - 4] = lookup_one(found, tiers, args[i], max_match_len, longest, max_len, fanout)
   end
   return answers
 end
@@ -169,8 +143,8 @@ end
 
 -- KEYS: tokens, dynamic, rejected; if the session contributes also shared, changes. ARGV: position of the first token,
 -- tokens, max_match_len, max_followers, seconds a session lives, most tokens that a session learns, seconds the shared
--- tier lives, most n-grams in it, most entries of its changes; then context, rejected and continuation for each refused
--- draft. Returns the session's position, and 1 if all tokens were there already: then nothing is stored.
+-- tier lives, most n-grams in it, most entries of its changes; then the context and the tokens of each refused draft.
+-- Returns the session's position, and 1 if all tokens were there already: then nothing is stored.
 local function record(keys, args)
   local base, tokens = 4 * tonumber(args[1]), args[2]
   local max_match_len, max_followers, max_len = tonumber(args[3]), tonumber(args[4]), 4 * tonumber(args[6])
@@ -203,12 +177,9 @@ local function record(keys, args)
     stored = size
   end
   if stored <= max_len and redis.call('HLEN', keys[3]) <= max_len then  -- four fields a token are plenty
-    for i = 10, #args, 3 do
-      local context, token = args[i]:sub(-4 * max_match_len), args[i + 1]:sub(1, 4)
-      learn(keys[3], context .. args[i + 2], #context + 1, max_match_len, max_followers)
-      local refused = redis.call('HGET', keys[3], REFUSED .. context) or ''
-      refused = token .. without(refused, 4, token)
-      redis.call('HSET', keys[3], REFUSED .. context, refused:sub(1, 4 * max_followers))
+    for i = 10, #args, 2 do
+      local context = args[i]:sub(-4 * max_match_len)
+      learn(keys[3], context .. args[i + 1], #context + 1, max_match_len, max_followers)
     end
   end
   for i = 1, 3 do
@@ -278,9 +249,9 @@ local function delete_prior(keys, args)
   return 1
 end
 
-redis.register_function{function_name = 'outrider_lookup_2', callback = lookup, flags = {'no-writes'}}
-redis.register_function('outrider_record_2', record)
-redis.register_function('outrider_switch_prior_2', switch_prior)
+redis.register_function{function_name = 'outrider_lookup_3', callback = lookup, flags = {'no-writes'}}
+redis.register_function('outrider_record_3', record)
+redis.register_function('outrider_switch_prior_3', switch_prior)
 -- These two make room: they must work when there is none.
-redis.register_function{function_name = 'outrider_end_session_2', callback = end_session, flags = {'allow-oom'}}
-redis.register_function{function_name = 'outrider_delete_prior_2', callback = delete_prior, flags = {'allow-oom'}}
+redis.register_function{function_name = 'outrider_end_session_3', callback = end_session, flags = {'allow-oom'}}
+redis.register_function{function_name = 'outrider_delete_prior_3', callback = delete_prior, flags = {'allow-oom'}}

@@ -139,7 +139,7 @@ class RedisStore:
             # that are missing show that it has to be sent again; the drafts alone would leave no trace.
             first = (number + 1 - len(starts)) * layout.REJECTIONS_PER_CALL
             refused = rejections[first : first + layout.REJECTIONS_PER_CALL] if first >= 0 else ()
-            runs = (tokens, *(run for r in refused for run in (r.context, r.rejected, r.continuation)))
+            runs = (tokens, *(run for r in refused for run in (r.context, r.rejected)))
             packed_tokens, *packed_lists = map(layout.pack, runs)
             arguments = (base_len + start, packed_tokens, *limits, *packed_lists)
             position, is_repeated = await self._client.call(*head, *arguments)
@@ -162,7 +162,7 @@ class RedisStore:
             keys.append(shared.ring)
         entry_tokens = min(layout.RING_ENTRY_TOKENS, settings.ring_capacity)
         ring = (settings.ring_capacity, entry_tokens, settings.shared_ttl_s)
-        return int(await self._client.call("FCALL", "outrider_end_session_2", len(keys), *keys, base_len, *ring))
+        return int(await self._client.call("FCALL", "outrider_end_session_3", len(keys), *keys, base_len, *ring))
 
     @property
     def _record_limits(self) -> tuple[int, ...]:
@@ -202,7 +202,7 @@ class RedisStore:
             keys = (loading, loading + ":documents", *layout.prior_keys(corpus))
             num_tokens, version = sum(map(len, documents)), uuid.uuid4().hex
             numbers = (table.num_ngrams, num_tokens, version, layout.NUM_PRIOR_CHANGES)
-            switch = ("FCALL", "outrider_switch_prior_2", len(keys), *keys, *numbers)
+            switch = ("FCALL", "outrider_switch_prior_3", len(keys), *keys, *numbers)
             # In one transaction: the index may name what does not exist, but must never lack what does, and a deletion
             # could come in between. Not in the Function itself, whose keys must share a slot.
             is_there, _ = await client.call_all(
@@ -221,7 +221,7 @@ class RedisStore:
         """Deletes a prior. Raises CorpusNotFound."""
         keys = layout.prior_keys(corpus)
         ttl_s = self._settings.shared_ttl_s
-        delete = ("FCALL", "outrider_delete_prior_2", len(keys), *keys, ttl_s)
+        delete = ("FCALL", "outrider_delete_prior_3", len(keys), *keys, ttl_s)
         # In this order: what a load puts there in between is deleted as well, behind the Function it would lose its
         # entry alone. Not as a transaction, which a full Redis refuses.
         _, was_there = await self._client.call_all([("SREM", layout.CORPORA, layout.corpus_entry(corpus)), delete])
@@ -324,7 +324,7 @@ def _record_head(scope: Scope) -> tuple[str | int, ...]:
     keys: tuple[str, ...] = layout.session_keys(scope)
     if scope.contribute and (shared := layout.shared_keys(scope)):
         keys = (*keys, shared.ngrams, shared.changes)
-    return ("FCALL", "outrider_record_2", len(keys), *keys)
+    return ("FCALL", "outrider_record_3", len(keys), *keys)
 
 
 @lru_cache(4096)
@@ -334,7 +334,6 @@ def _lookup_head(scope: Scope, limits: Limits, longest: int) -> Command:
     # is not asked for: the reply says which of them exists.
     keys = [layout.prior_key(corpus) for corpus in scope.corpus_ids]
     tiers = [Source.PRIOR, Source.PRIOR]
-    rejected_index = 0
     if scope.session_id:
         keys.append(layout.session_keys(scope).dynamic)
         tiers.append(Source.DYNAMIC)
@@ -344,10 +343,9 @@ def _lookup_head(scope: Scope, limits: Limits, longest: int) -> Command:
     if scope.session_id:
         keys.append(layout.session_keys(scope).rejected)
         tiers.append(Source.REJECTED)
-        rejected_index = len(keys)  # Lua counts from 1, so that 0 means none
     digits = "".join(str(tier.value if tier in limits.tiers else 0) for tier in tiers)
     lengths = (limits.max_match_len, longest, limits.max_continuation_len)
-    return ("FCALL_RO", "outrider_lookup_2", len(keys), *keys, digits, rejected_index, *lengths, FANOUT_DIGITS)
+    return ("FCALL_RO", "outrider_lookup_3", len(keys), *keys, digits, *lengths, FANOUT_DIGITS)
 
 
 def _store_commands(loading: str, table: PriorTable) -> Iterator[tuple[list[Command], int]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -47,9 +48,11 @@ MIN_PROBABILITY = 0.1
         params_of(Method.SPECULATIVE, MIN_PROBABILITY),
         params_of(Method.PEARL, MIN_PROBABILITY),
         params_of(Method.DOUBLE),
+        # Chains of one token: more is drafted behind them, where the tail begins.
+        replace(params_of(Method.DOUBLE), num_speculative_tokens=1),
         params_of(Method.SAGUARO, MIN_PROBABILITY, bias=0.5, num_biased=2),
     ],
-    ids=lambda params: params.method.value,
+    ids=lambda params: f"{params.method.value} {params.num_speculative_tokens}",
 )
 def test_texts_have_the_targets_distribution(params: SpeculationParams, full: bool) -> None:
     assert p_value(texts(Rules(params), NUM_FULL_TEXTS if full else NUM_TEXTS)) > 1e-4

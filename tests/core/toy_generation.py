@@ -146,12 +146,14 @@ class ToyGeneration:
     def _with_tail(self, chain: list[Node]) -> list[Node]:
         tree = self.session.tree
         tip = chain[-1] if chain else tree.root
-        if tip.children:
+        if any(child.q is not None for child in tip.children.values()):
             return chain
-        node: Node | None = tip
-        for token_id in retrieved(self._context(tree, tip)):
-            node = None if node is None else tree.add(node, token_id, -0.7, Source.PRIOR)
-        return self.session.next_chain()
+        tail: list[Node] = []
+        for token_id in retrieved(self._context(tree, tip))[: self.session.num_wanted - 1 - len(chain)]:
+            node = tree.add(tail[-1] if tail else tip, token_id, -0.7, Source.PRIOR)
+            assert node is not None
+            tail.append(node)
+        return chain + tail
 
     def _context(self, tree: DraftTree, node: Node) -> Context:
         parent = node.parent

@@ -9,8 +9,10 @@ logits are looked at, a target is given and runs.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,7 +21,8 @@ from outrider.core.acceptance import decides_by_ratio
 from outrider.core.auto.strategies import opening_params
 from outrider.core.calibration import DraftCalibration
 from outrider.core.costs import ForwardTimes
-from outrider.core.params import SamplingParams, SpeculationParams
+from outrider.core.drafting.policy import Candidate, Expansion
+from outrider.core.params import SamplingParams, SpeculationParams, Steering
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec
 from outrider.core.statistics import Statistics
@@ -30,15 +33,18 @@ from outrider.models.ratio import Round, candidates, emitted
 from outrider.models.runner import KVCache, Segment
 from outrider.models.sampling import Sampler
 from outrider.speculator.session import DraftSession, DraftSessionSpec
+from outrider.verifier.engine import ready_sessions
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import VerifySession
 from outrider.verifier.timings import EngineTimings
 
 NO_CONTENT = KVPool(
-    CacheShape(num_layers=1, num_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu")), num_blocks=256
+    CacheShape(num_layers=1, num_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu")), num_blocks=1024
 )
 STEP_MS = 0.05
 """How often a waiting target looks around."""
+MAX_ROWS = 256
+"""Most rows of a target forward, which sessions share equally: the default of a verifier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,32 +113,32 @@ class Mail:
 
 
 class Speculator:
-    """Runs one session: forwards one after the other, commits between two of them."""
+    """Runs the draft model: one packed forward after the other, commits between two of them."""
 
-    def __init__(self, drafting: DraftSession, model: LoadedModel, costs: Costs, inbox: Mail, outbox: Mail) -> None:
-        self._drafting, self._runner, self._costs = drafting, model.runner, costs
+    def __init__(self, model: LoadedModel, costs: Costs, inbox: Mail, outbox: Mail) -> None:
+        self.sessions: dict[str, DraftSession] = {}
+        """Sessions that are drafted for."""
+        self.num_forwards = 0
+        self._runner, self._costs = model.runner, costs
         self._inbox, self._outbox = inbox, outbox
         self._sampler = Sampler()
-        self.num_forwards = 0
         self._now = 0.0
-        self._running: tuple[float, Any, Any, float] | None = None
+        self._running: tuple[float, float, list[_Growth]] | None = None
 
     def run_until(self, until: float) -> None:
         """Lets everything happen up to a moment; a forward that ends later goes on."""
         while True:
             if self._running is not None:
-                end, expansion, found, forward_ms = self._running
+                end, forward_ms, growths = self._running
                 if end > until:
                     return
                 self._now, self._running = end, None
-                self._drafting.grow(expansion, found, 1e3 * forward_ms)
-                self._send()
-            for _, item in self._inbox.take(self._now):
-                if isinstance(item, tuple):
-                    self._drafting.commit(item)
-                    self._send()
-                else:
-                    self._drafting.steer(item)
+                for session_id, expansion, found in growths:
+                    if session_id in self.sessions:
+                        self.sessions[session_id].grow(expansion, found, 1e3 * forward_ms)
+                        self._send(session_id)
+            for _, (session_id, item) in self._inbox.take(self._now):
+                self._take(session_id, item)
             if not self._begin_forward():
                 if self._inbox.next_at > until:
                     self._now = max(self._now, until)
@@ -141,30 +147,53 @@ class Speculator:
             elif self._now > until:
                 return
 
+    def _take(self, session_id: str, item: tuple[int, ...] | Steering) -> None:
+        drafting = self.sessions.get(session_id)
+        if drafting is None:
+            return  # its generation has ended meanwhile
+        if isinstance(item, Steering):
+            drafting.steer(item)
+        else:
+            drafting.commit(item)
+            self._send(session_id)
+
     def _begin_forward(self) -> bool:
-        drafting = self._drafting
-        expansion = drafting.next_expansion()
-        if expansion is None:
+        wanted = [(session_id, one, one.next_expansion()) for session_id, one in self.sessions.items()]
+        growing = [(session_id, one, one.with_phrase(each)) for session_id, one, each in wanted if each is not None]
+        if not growing:
             return False
         self.num_forwards += 1
-        expansion = drafting.with_phrase(expansion)
-        segment = drafting.segment(expansion, 4096)
-        logits = self._runner.forward([segment])
-        indices, draws = drafting.output_indices(expansion), drafting.draws(expansion)
-        params = [drafting.ranking] * len(indices)
-        found = candidates(self._sampler, logits, params, indices, draws, expansion.num_children)
-        forward_ms = self._costs.draft_ms + self._costs.draft_row_ms * len(expansion.nodes)
-        self._running = self._now + forward_ms, expansion, found, forward_ms
+        logits = self._runner.forward([one.segment(expansion, 4096) for _, one, expansion in growing])
+        indices = [one.output_indices(expansion) for _, one, expansion in growing]
+        found = candidates(
+            self._sampler,
+            logits,
+            [one.ranking for (_, one, _), own in zip(growing, indices, strict=True) for _ in own],
+            [index for own in indices for index in own],
+            [draw for _, one, expansion in growing for draw in one.draws(expansion)],
+            max(expansion.num_children for _, _, expansion in growing),
+        )
+        rows = iter(found)
+        growths: list[_Growth] = [
+            (session_id, expansion, [row[: expansion.num_children] for row in islice(rows, len(own))])
+            for (session_id, _, expansion), own in zip(growing, indices, strict=True)
+        ]
+        forward_ms = self._costs.draft_ms + self._costs.draft_row_ms * len(found)
+        self._running = self._now + forward_ms, forward_ms, growths
         return True
 
-    def _send(self) -> None:
-        message = self._drafting.take_message(is_idle=self._drafting.next_expansion() is None)
+    def _send(self, session_id: str) -> None:
+        drafting = self.sessions[session_id]
+        message = drafting.take_message(is_idle=drafting.next_expansion() is None)
         if message is not None:
-            self._outbox.send(self._now, message)
+            self._outbox.send(self._now, (session_id, message))
+
+
+_Growth = tuple[str, Expansion, Sequence[Sequence[Candidate]]]
 
 
 class Simulation:
-    """A verifier and a speculator that live through many generations, one after the other."""
+    """A verifier and a speculator that live through many generations."""
 
     def __init__(
         self, draft: LoadedModel, costs: Costs, target: LoadedModel | None = None, tiers: TierSource | None = None
@@ -180,8 +209,17 @@ class Simulation:
         self._times = ForwardTimes(costs.target_ms)
         self._timings = EngineTimings(ForwardTimes(costs.target_ms))
         self._claims, self._sampler = DraftCalibration(), Sampler()
-        self.num_draft_forwards = 0
-        """Forwards of the draft model for the latest generation."""
+        self._commits, self._drafts = Mail(costs.one_way_ms), Mail(costs.one_way_ms)
+        self._speculator = Speculator(draft, costs, self._commits, self._drafts)
+        self._now = 0.0
+        self._jobs: dict[str, VerifySession] = {}
+        self._texts: dict[str, Sequence[int]] = {}
+        self._num_begun = 0
+
+    @property
+    def num_draft_forwards(self) -> int:
+        """Forwards of the draft model so far."""
+        return self._speculator.num_forwards
 
     def generate(
         self, prompt: Sequence[int], text: Sequence[int], sampling: SamplingParams, params: SpeculationParams
@@ -191,40 +229,99 @@ class Simulation:
         `text` has a few tokens more than are generated, for what is drafted beyond the end. Under the ratio rule only
         its length counts.
         """
+        time_ms, (statistics,) = self.run([(prompt, text)], sampling, params)
+        return time_ms, statistics
+
+    def run(
+        self,
+        requests: Sequence[tuple[Sequence[int], Sequence[int]]],
+        sampling: SamplingParams,
+        params: SpeculationParams,
+        num_at_once: int = 1,
+    ) -> tuple[float, list[Statistics]]:
+        """Runs generations, so many at once as `generate` does one; the next begins where one ends.
+
+        Returns:
+            The time of all together, in milliseconds, and the statistics of each.
+        """
+        started, statistics = self._now, dict[str, Statistics]()
+        waiting = deque(requests)
+        while waiting or self._jobs:
+            while waiting and len(self._jobs) < num_at_once:
+                session_id = self._begin(*waiting.popleft(), sampling, params)
+                statistics[session_id] = self._jobs[session_id].session.statistics
+            self._step(self._wait())
+        return self._now - started, list(statistics.values())
+
+    def _begin(
+        self, prompt: Sequence[int], text: Sequence[int], sampling: SamplingParams, params: SpeculationParams
+    ) -> str:
+        self._num_begun += 1
+        session_id = str(self._num_begun)
         num_tokens = len(text) - params.num_speculative_tokens - 1
-        spec = SessionSpec("s", tuple(prompt), sampling, params, self._draft.vocab_size, num_tokens)
+        spec = SessionSpec(session_id, tuple(prompt), sampling, params, self._draft.vocab_size, num_tokens)
+        self._timings.set_num_sessions(len(self._jobs) + 1)
         cache = self._target_cache(spec)
-        self._timings.set_num_sessions(1)
-        job = VerifySession(spec, _Silent(), cache, self._timings, RoundCounts(), self._tiers, 0.0)
-        is_real = job.session.decides_by_ratio
-        commits, drafts = Mail(self._costs.one_way_ms), Mail(self._costs.one_way_ms)
-        speculator = None
+        job = VerifySession(spec, _Silent(), cache, self._timings, RoundCounts(), self._tiers, self._now / 1e3)
+        self._jobs[session_id], self._texts[session_id] = job, text
         if params.method.has_draft_model:
             opening = job.opening()
             is_wanted = opening is None or not opening[0].is_pause
-            drafting = self._drafting(spec, begins_paused=not is_wanted)
-            speculator = Speculator(drafting, self._draft, self._costs, commits, drafts)
-        now = 0.0
-        while job.session.finish_reason is None:
-            now = _wait(job, speculator, drafts, now)
-            position = job.session.num_output_tokens
-            segment = job.segment(4096, 4096)
-            end = now + self._times.of(len(segment.token_ids))
-            _run(job, speculator, drafts, end)
-            if is_real:
-                draws = self._emitted(job, segment)
-            else:
-                cache.reserve(cache.length + len(segment.token_ids))
-                cache.append(segment.position_ids or range(cache.length, cache.length + len(segment.token_ids)))
-                draws = _draws(job.session.tree.root, job.nodes, text[position:])
-            verdict = job.apply(draws, end - now, now / 1e3, end / 1e3)
-            assert is_real or list(verdict.token_ids) == list(text[position : position + len(verdict.token_ids)])
-            commits.send(end, verdict.token_ids)
+            self._speculator.sessions[session_id] = self._drafting(spec, begins_paused=not is_wanted)
+        return session_id
+
+    def _wait(self) -> list[VerifySession]:
+        """Moves on to the next round; returns the sessions that take part in it."""
+        while True:
+            self._run_until(self._now)
+            ready, _ = ready_sessions(self._jobs.values(), self._now / 1e3, self._timings.forward_ms.get(0.0))
+            if ready:
+                return ready
+            self._now += STEP_MS
+
+    def _run_until(self, until: float) -> None:
+        self._speculator.run_until(until)
+        for at, (session_id, draft) in self._drafts.take(until):
+            if session_id in self._jobs:
+                self._jobs[session_id].add_draft(draft, at / 1e3)
+
+    def _step(self, work: Sequence[VerifySession]) -> None:
+        """One forward of the target for these sessions."""
+        max_num_nodes = max(0, MAX_ROWS // len(work) - 1)
+        segments = [job.segment(4096, max_num_nodes) for job in work]
+        started = self._now
+        end = started + self._times.of(sum(len(segment.token_ids) for segment in segments))
+        self._run_until(end)
+        for job, segment in zip(work, segments, strict=True):
+            verdict = job.apply(self._draws_of(job, segment), end - started, started / 1e3, end / 1e3)
+            session_id = job.session.spec.session_id
+            if verdict.finish_reason is not None:
+                self._end(session_id)
+                continue
+            self._commits.send(end, (session_id, verdict.token_ids))
             if (steering := job.peer_requests().steering) is not None:
-                commits.send(end, steering)
-            now = end + self._costs.overhead_ms
-        self.num_draft_forwards = 0 if speculator is None else speculator.num_forwards
-        return now, job.session.statistics
+                self._commits.send(end, (session_id, steering))
+        self._timings.set_num_sessions(len(self._jobs))
+        self._now = end + self._costs.overhead_ms
+
+    def _end(self, session_id: str) -> None:
+        self._jobs.pop(session_id).cache.clear()
+        del self._texts[session_id]
+        drafting = self._speculator.sessions.pop(session_id, None)
+        if drafting is not None:
+            drafting.cache.clear()
+
+    def _draws_of(self, job: VerifySession, segment: Segment) -> list[int]:
+        """Returns the target's draw for each row with logits."""
+        generation, cache = job.session, job.cache
+        first = generation.num_output_tokens
+        if generation.decides_by_ratio:
+            assert self._target is not None
+            wanted = Round(generation.spec.sampling, range(first, first + 1 + len(job.nodes)), job.nodes)
+            return emitted(self._sampler, self._target.runner.forward([segment]), [wanted])[0]
+        cache.reserve(cache.length + len(segment.token_ids))
+        cache.append(segment.position_ids or range(cache.length, cache.length + len(segment.token_ids)))
+        return _draws(generation.tree.root, job.nodes, self._texts[generation.spec.session_id][first:])
 
     def _target_cache(self, spec: SessionSpec) -> KVCache:
         """Returns a cache that has the prompt but for its last token: without content where no target runs."""
@@ -242,18 +339,12 @@ class Simulation:
             cache.append(range(len(prompt) - 1))
         return cache
 
-    def _emitted(self, job: VerifySession, segment: Segment) -> list[int]:
-        """Runs the target, and returns what the round emits."""
-        assert self._target is not None
-        generation = job.session
-        first = generation.num_output_tokens
-        wanted = Round(generation.spec.sampling, range(first, first + 1 + len(job.nodes)), job.nodes)
-        return emitted(self._sampler, self._target.runner.forward([segment]), [wanted])[0]
-
     def _drafting(self, spec: SessionSpec, *, begins_paused: bool) -> DraftSession:
-        prompt = spec.prompt_token_ids
+        prompt, vocab_size = spec.prompt_token_ids, spec.vocab_size
         params = opening_params(spec.speculation)
-        drafting = DraftSessionSpec("s", prompt, len(prompt), spec.sampling, params, spec.vocab_size, begins_paused)
+        drafting = DraftSessionSpec(
+            spec.session_id, prompt, len(prompt), spec.sampling, params, vocab_size, begins_paused
+        )
         cache = self._draft.runner.new_cache()
         return DraftSession(
             drafting, cache, self._draft.max_context_len, tiers=self._tiers, draft_calibration=self._claims
@@ -280,22 +371,6 @@ def text_of(model: LoadedModel, prompt: Sequence[int], sampling: SamplingParams,
         pending = sampler.draw(model.runner.forward([Segment(cache, pending, 1)]), [sampling], [index])
         text += pending
     return text
-
-
-def _run(job: VerifySession, speculator: Speculator | None, drafts: Mail, until: float) -> None:
-    if speculator is not None:
-        speculator.run_until(until)
-    for at, draft in drafts.take(until):
-        job.add_draft(draft, at / 1e3)
-
-
-def _wait(job: VerifySession, speculator: Speculator | None, drafts: Mail, now: float) -> float:
-    """Returns the time at which the next round begins."""
-    _run(job, speculator, drafts, now)
-    while not job.is_ready(now / 1e3):
-        now += STEP_MS
-        _run(job, speculator, drafts, now)
-    return now
 
 
 def _draws(root: Node, nodes: Sequence[Node], text: Sequence[int]) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Iterable
 from functools import partial
 
 from outrider.core.blocks import OutOfBlocks
@@ -118,21 +119,12 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         until_refused = self._refuse_those_that_waited_too_long(now)
         residents = self.residency.residents
         self._timings.set_num_sessions(len(residents))
-        ready: list[VerifySession] = []
-        waiting: list[VerifySession] = []
-        for session in residents:
-            if not session.is_paused:
-                (ready if session.is_ready(now) else waiting).append(session)
         # Paused sessions need no deadline: their reader's progress is posted.
-        if not waiting:
-            return ready, until_refused
-        until = min(session.deadline for session in waiting)
-        if ready:
-            held_since = min(session.ready_since or now for session in ready)
-            until = min(until, held_since + HOLD_SHARE * self._timings.forward_ms.get(0.0) / 1e3)
-            if until <= now:
-                return ready, None
-        return [], max(0.0, min(until - now, math.inf if until_refused is None else until_refused))
+        running = [session for session in residents if not session.is_paused]
+        ready, wait_s = ready_sessions(running, now, self._timings.forward_ms.get(0.0))
+        if wait_s is None:
+            return ready, None if ready else until_refused
+        return [], min(wait_s, math.inf if until_refused is None else until_refused)
 
     def _refuse_those_that_waited_too_long(self, now: float) -> float | None:
         """Ends new sessions for which there was no room in time; returns when that is to be asked again."""
@@ -240,6 +232,34 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         if all(len(segment.token_ids) == segment.num_logits for segment in segments):
             self._timings.forward_ms.add(forward_ms)
             self._timings.forward_times.observe(num_rows, forward_ms)
+
+
+def ready_sessions(
+    sessions: Iterable[VerifySession], now: float, forward_ms: float
+) -> tuple[list[VerifySession], float | None]:
+    """Returns the sessions whose round begins now.
+
+    Args:
+        sessions: Those that may take part.
+        now: The time, in seconds, as `VerifySession` is told it.
+        forward_ms: Time of a forward, in milliseconds: rounds that are ready are held for the others for a share of it.
+
+    Returns:
+        The sessions, and None; or no session, and how many seconds others are worth waiting for.
+    """
+    ready: list[VerifySession] = []
+    waiting: list[VerifySession] = []
+    for session in sessions:
+        (ready if session.is_ready(now) else waiting).append(session)
+    if not waiting:
+        return ready, None
+    until = min(session.deadline for session in waiting)
+    if ready:
+        held_since = min(session.ready_since or now for session in ready)
+        until = min(until, held_since + HOLD_SHARE * forward_ms / 1e3)
+        if until <= now:
+            return ready, None
+    return [], max(0.0, until - now)
 
 
 def _round(session: VerifySession) -> Round:

@@ -116,6 +116,10 @@ class GenerationFlags:
         bool | None,
         _speculation("--shared-noise/--no-shared-noise", text="Ranks drafts with the target's noise."),
     ]
+    calibration: Annotated[
+        bool | None,
+        _speculation("--calibration/--no-calibration", text="Scores drafts by how often the target has agreed."),
+    ]
     allow_fallback: Annotated[
         bool | None, _speculation("--allow-fallback", text="Takes another method if a peer is missing.")
     ]

@@ -69,6 +69,9 @@ class GenerateOptions(TypedDict, total=False):
     distribution does not."""
     shared_noise: bool | None
     """Has the speculator rank its guesses with the target's own noise."""
+    calibration: bool | None
+    """Scores drafts by how often the target has agreed with such drafts. False: by the draft model's own probabilities,
+    as the papers have it."""
     allow_fallback: bool | None
     """Lets the server replace a method whose peer it does not have. The summary names the method that ran."""
     card: Mapping[str, Any] | None

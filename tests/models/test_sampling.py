@@ -219,6 +219,19 @@ def test_greedy_candidates_are_sharpened_logits_beside_sampled_ones() -> None:
     assert [sum(math.exp(c.logprob) for c in row) for row in rows] == pytest.approx([1, 1])
 
 
+def test_raw_candidates_are_ranked_alike_and_carry_the_models_own_probabilities() -> None:
+    logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(4))
+    params = [SamplingParams(seed=1, temperature=0.7), SamplingParams(temperature=0.0), SamplingParams(seed=2)]
+    arguments = logits, params, [0, 3, 5], 50
+    usual, raw = Sampler().candidates(*arguments), Sampler().candidates(*arguments, [True, True, False])
+    own = logits.log_softmax(-1)
+    for row in range(3):
+        assert [each.token_id for each in raw[row]] == [each.token_id for each in usual[row]]
+    for row in range(2):
+        assert [each.logprob for each in raw[row]] == pytest.approx([float(own[row, c.token_id]) for c in raw[row]])
+    assert raw[2] == usual[2]
+
+
 def test_candidates_are_only_tokens_that_can_be_drawn() -> None:
     row = Sampler().candidates(random_rows(1), [SamplingParams(top_k=2)], [0], 5)[0]
     assert len(row) == 2

@@ -49,6 +49,13 @@ def test_a_phrase_is_at_most_as_long_as_was_asked_for(length: int) -> None:
     assert phrases.behind(tree.root, 0) == ()
 
 
+def test_without_calibration_every_phrase_is_as_long_as_it_may_be_and_none_is_left_out() -> None:
+    phrases, tree = phrases_of(replace(PLAN, max_phrase_len=10, is_calibrated=False))
+    for _ in range(2 * MAX_SKIPPED):
+        assert phrases.behind(tree.root, 100) == tuple(TEXT[3:13])
+        phrases.judge(0)
+
+
 def test_phrases_get_longer_as_they_are_accepted() -> None:
     phrases, tree = phrases_of(replace(PLAN, max_phrase_len=16))
     first = phrases.behind(tree.root, 100)

@@ -37,6 +37,12 @@ def test_a_retrieved_chain_is_verified_as_far_as_it_pays(probability: float, len
     assert len(select_nodes(session, session.next_chain(), Rows.CHAIN, timings)) == length
 
 
+def test_without_calibration_a_retrieved_chain_is_verified_whole() -> None:
+    session = Session(spec_of(Method.RETRIEVAL, calibration=False))
+    add_path(session.tree, 3, range(10, 18), math.log(0.05), Source.RING)
+    assert len(select_nodes(session, session.next_chain(), Rows.CHAIN, EngineTimings(DEAR_ROWS))) == 8
+
+
 def test_the_draft_model_s_chain_is_verified_as_it_is() -> None:
     session = Session(spec_of(Method.PEARL))
     add_path(session.tree, 3, range(10, 18), math.log(0.5), Source.DRAFT)

@@ -86,7 +86,9 @@ def speculation_params(draw: st.DrawFn) -> SpeculationParams:
     rows = draw(st.sampled_from(Rows)) if may_branch else Rows.CHAIN
     own: dict[str, Any] = {}
     if method is Method.CARD:
-        own["card"] = CardParams(draw(st.integers(1, 100)), draw(st.integers(1, 8)), draw(st.booleans()))
+        own["card"] = CardParams(
+            draw(st.integers(1, 100)), draw(st.integers(1, 256)), draw(st.booleans()), draw(st.booleans())
+        )
     elif method is Method.SAGUARO:
         own["saguaro"] = draw(saguaro_params(gamma, is_ratio))
     elif method is Method.DOUBLE:
@@ -111,6 +113,7 @@ def speculation_params(draw: st.DrawFn) -> SpeculationParams:
         max_rows=draw(st.integers(0, 24)) if rows is Rows.TREE else 0,
         acceptance_rule=AcceptanceRule.RATIO if is_ratio else AcceptanceRule.MATCH,
         shared_noise=not is_ratio and (method is Method.OFF or draw(st.booleans())),
+        calibration=method in (Method.OFF, Method.AUTO) or draw(st.booleans()),
         retrieval=retrieves,
         retrieval_scope=scope,
         contribute=scope is not RetrievalScope.SESSION and draw(st.booleans()),
@@ -242,7 +245,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": Method.PEARL, "card": {}}, "speculation.card must be unset for method pearl"),
     ({"method": Method.CARD, "saguaro": {"budget": 4}}, "speculation.saguaro must be unset for method card"),
     ({"method": Method.CARD, "card": {"beam_width": 101}}, r"card.beam_width must be in \[1, 100\], this server's"),
-    ({"method": Method.CARD, "card": {"num_children": 9}}, r"card.num_children must be in \[1, 8\], got 9"),
+    ({"method": Method.CARD, "card": {"num_children": 257}}, r"card.num_children must be in \[1, 256\], got 257"),
+    ({"method": Method.OFF, "calibration": True}, "calibration must be unset with method off or auto"),
+    ({"method": Method.AUTO, "calibration": False}, "calibration must be unset with method off or auto"),
     ({"method": SAGUARO, "saguaro": {"fan_out": 4}}, "saguaro.fan_out must be one of FAN_OUT_GEOMETRIC, "),
     ({"method": SAGUARO, "saguaro": {"fallback": 5}}, "saguaro.fallback must be one of FALLBACK_AUTO, "),
     ({"method": SAGUARO, "saguaro": {"fallback": 3}}, "saguaro.fallback must be another than FALLBACK_RETRIEVAL where"),

@@ -172,6 +172,7 @@ class Speculator:
             [index for own in indices for index in own],
             [draw for _, one, expansion in growing for draw in one.draws(expansion)],
             max(expansion.num_children for _, _, expansion in growing),
+            [one.has_raw_scores for (_, one, _), own in zip(growing, indices, strict=True) for _ in own],
         )
         rows = iter(found)
         growths: list[_Growth] = [

@@ -134,7 +134,8 @@ class PendingClaims:
     """Holds the claims of one session on which the target has not spoken yet. Every candidate passes through here
     between the model and the tree."""
 
-    def __init__(self, calibration: DraftCalibration, is_greedy: bool) -> None:
+    def __init__(self, calibration: DraftCalibration | None, is_greedy: bool) -> None:
+        """`calibration` None means that claims are neither corrected nor judged."""
         self._calibration = calibration
         self._is_greedy = is_greedy
         self._open: dict[Node, tuple[list[TokenId], list[tuple[DraftKey, float]]]] = {}
@@ -142,6 +143,8 @@ class PendingClaims:
     def corrected(self, tree: DraftTree, node: Node, found: Sequence[Candidate]) -> list[Candidate]:
         """Returns the candidates of a node with corrected log-probabilities, and keeps the claimed ones."""
         calibration, depth = self._calibration, node.position + 1 - tree.root.position
+        if calibration is None:
+            return list(found)
         claims, corrected = [], []
         for rank, candidate in enumerate(found):
             key = calibration.key(self._is_greedy, rank, depth, candidate.logprob)
@@ -156,7 +159,7 @@ class PendingClaims:
         """Counts a commit against the claims. Call it before the tree is re-rooted."""
         node: Node | None = tree.root
         for token_id in token_ids:
-            if node is None:
+            if node is None or self._calibration is None:
                 break
             # Taken out: the target speaks only once behind a node.
             claimed = self._open.pop(node, None)

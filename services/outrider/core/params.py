@@ -173,14 +173,16 @@ class CardParams:
     beam_width: int = 16
     """Candidates kept for each layer (K, the size of a layer of the primary cache)."""
     num_children: int = 8
-    """Children considered for each candidate (top-k)."""
+    """Children considered for each candidate (k). The paper has as many as K."""
     correction: bool = True
     """Lets commits redirect the beam, and a miss restart it at once. False is the paper's ablation, query without
     correction (section 3.3)."""
+    refill: bool = True
+    """Gives the places that a commit has freed to the best candidates that had been cut. The paper does not."""
 
     def __post_init__(self) -> None:
         _check_range("card.beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
-        _check_range("card.num_children", self.num_children, 1, MAX_CHILDREN)
+        _check_range("card.num_children", self.num_children, 1, MAX_BEAM_WIDTH)
 
 
 class FanOut(Enum):
@@ -326,6 +328,10 @@ class SpeculationParams:
     shared_noise: bool = True
     """Lets the speculator rank tokens with the target's own noise (Daliri, Musco, Suresh 2024). False means by its own
     probabilities alone, for comparison."""
+    calibration: bool = True
+    """Scores drafts by how often the target has agreed with such drafts, and verifies as many as pay. False means as
+    the papers have it, for comparison: the draft model's own probabilities, phrases of fixed length, chains and tails
+    verified whole."""
     retrieval: bool = False
     """Puts retrieved continuations behind the chain, and in its place when it is empty."""
     retrieval_scope: RetrievalScope = RetrievalScope.SESSION
@@ -364,6 +370,8 @@ class SpeculationParams:
         check(is_ratio or self.saguaro.bias == 1, "speculation.saguaro.bias", rule, self.saguaro.bias)
         rule = "false with method off"
         check(not (self.retrieval and method is Method.OFF), "speculation.retrieval", rule, self.retrieval)
+        rule = "true with method off or auto, which chooses by calibrated scores"
+        check(self.calibration or method not in (Method.OFF, Method.AUTO), "speculation.calibration", rule, False)
         check(
             not (self.contribute and self.retrieval_scope is RetrievalScope.SESSION),
             "speculation.retrieval_params.contribute",

@@ -85,16 +85,17 @@ def candidates(
     output_indices: Sequence[int],
     draws: Sequence[DraftDraw | None],
     k: int,
+    is_raw: Sequence[bool] = (),
 ) -> list[list[Candidate]]:
     """Finds what may follow each row: `draft_candidates` where it is drawn from, `Sampler.candidates` where `draws` has
-    None.
+    None. `is_raw` is as there.
 
     The lists have one entry for each row of the logits.
     """
     drawn = [(row, draw) for row, draw in enumerate(draws) if draw is not None]
     ranked = [row for row, draw in enumerate(draws) if draw is None]
     if not drawn:
-        return sampler.candidates(logits, params, output_indices, k) if ranked else []
+        return sampler.candidates(logits, params, output_indices, k, is_raw) if ranked else []
     found = dict(
         zip(
             (row for row, _ in drawn),
@@ -104,7 +105,8 @@ def candidates(
     )
     if ranked:
         of_ranked = [params[row] for row in ranked], [output_indices[row] for row in ranked]
-        found.update(zip(ranked, sampler.candidates(logits[ranked], *of_ranked, k), strict=True))
+        raw_ranked = [is_raw[row] for row in ranked] if is_raw else ()
+        found.update(zip(ranked, sampler.candidates(logits[ranked], *of_ranked, k, raw_ranked), strict=True))
     return [found[row] for row in range(len(draws))]
 
 

@@ -73,9 +73,22 @@ class Sampler:
 
     @torch.inference_mode()
     def candidates(
-        self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int], k: int
+        self,
+        logits: Tensor,
+        params: Sequence[SamplingParams],
+        output_indices: Sequence[int],
+        k: int,
+        is_raw: Sequence[bool] = (),
     ) -> list[list[Candidate]]:
         """Guesses from a draft model's logits which tokens the target will most probably draw.
+
+        Args:
+            logits: float32 [rows, vocab].
+            params: One for each row.
+            output_indices: For each row, how many tokens the generation put out before the one drawn here.
+            k: Most candidates of a row.
+            is_raw: True for rows whose candidates are scored by the model's own probabilities, without temperature.
+                Empty means that no row is.
 
         Returns:
             For each row at most k candidates, best first. The log-probability is that of the
@@ -91,10 +104,14 @@ class Sampler:
             best = self._lazy_best(logits, params, output_indices, count)
         else:
             best = _topk(self._perturbed(logits, params, output_indices), count)
-        return [
+        found = [
             _ranked(token_ids, scores, GREEDY_SHARPNESS if greedy else SAMPLED_SHARPNESS)[:k]
             for (token_ids, scores), greedy in zip(best, is_greedy, strict=True)
         ]
+        if any(is_raw):
+            own = logits.log_softmax(-1)
+            found = [_rescored(each, row) if raw else each for each, row, raw in zip(found, own, is_raw, strict=True)]
+        return found
 
     @torch.inference_mode()
     def draw_weighted(self, weights: Tensor, seed: int, output_index: int) -> int:
@@ -248,6 +265,12 @@ def _ranked(token_ids: Sequence[int], scores: Sequence[float], sharpness: float)
     # `topk` promises no order between equals.
     pairs.sort(key=lambda pair: (-pair[1], pair[0]))
     return pairs
+
+
+def _rescored(candidates: Sequence[Candidate], logprobs: Tensor) -> list[Candidate]:
+    """Returns candidates in their order with the log-probabilities of a row: float32 [vocab]."""
+    own = logprobs[[candidate.token_id for candidate in candidates]].tolist()
+    return [Candidate(each.token_id, logprob) for each, logprob in zip(candidates, own, strict=True)]
 
 
 def _allowed(tempered: Tensor, params: Sequence[SamplingParams]) -> Tensor | None:

@@ -183,6 +183,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
             # As many for every row as the widest wants; the others are cut below. No row wants any while all sessions
             # read their prompts.
             max((expansion.num_children for _, expansion in drawing), default=1),
+            [session.has_raw_scores for session, expansion in drawing for _ in session.output_indices(expansion)],
         )
         forward_us = (time.perf_counter() - started) * 1e6
         self.counts.steps.add(forward_us / 1e6)

@@ -89,16 +89,18 @@ class Phrases:
         """Looks up at most `room` tokens that may follow a node; returns none where phrases do not pay at present."""
         if self._plan is None or self._retriever is None:
             return ()
-        if self._num_skipped < self._num_refused:
-            self._num_skipped += 1
-            return ()
-        worth = int(MIN_PHRASE_LEN + 3 * self._num_accepted.get(1.0))
-        max_len = min(worth, self._plan.max_phrase_len, room)
+        max_len, least = min(self._plan.max_phrase_len, room), 0.0
+        if self._plan.is_calibrated:
+            if self._num_skipped < self._num_refused:
+                self._num_skipped += 1
+                return ()
+            max_len = min(max_len, int(MIN_PHRASE_LEN + 3 * self._num_accepted.get(1.0)))
+            least = MIN_PHRASE_PROBABILITY
         if max_len < 1:
             return ()
         started = time.perf_counter()
         # One set of keys is enough: a session has one forward at a time, and `judge` is about the last phrase.
-        phrase, self._keys = self._retriever.phrase(tip, max_len, MIN_PHRASE_PROBABILITY)
+        phrase, self._keys = self._retriever.phrase(tip, max_len, least)
         self._spent_s += time.perf_counter() - started
         return tuple(phrase)
 

@@ -75,6 +75,8 @@ class DraftSession:
         # Without shared noise the draft model ranks as if nothing were drawn. The ratio rule is right only without.
         shares_noise = spec.speculation.shared_noise and not is_sampled
         self.ranking = spec.sampling if shares_noise else replace(spec.sampling, temperature=0.0)
+        self.has_raw_scores = not spec.speculation.calibration
+        """True if candidates are scored by the draft model's own probabilities."""
         self.tree = DraftTree(spec.committed_token_ids, spec.vocab_size)
         self.cache = cache
         self.has_begun = False
@@ -82,7 +84,8 @@ class DraftSession:
         self._is_shared = False
         self._counts = counts or DraftCounts()
         self._policy: GrowthPolicy | None = None if spec.begins_paused else growth_policy(spec.speculation)
-        self._claims = PendingClaims(draft_calibration or DraftCalibration(), self.ranking.is_greedy)
+        calibration_of_claims = None if self.has_raw_scores else draft_calibration or DraftCalibration()
+        self._claims = PendingClaims(calibration_of_claims, self.ranking.is_greedy)
         self._tokens_per_round = RunningMean()
         self._forward_us = self._round_trip_us = 0
         self._max_context_len = max_context_len

@@ -125,7 +125,7 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
 
 class SpeculationParams(_message.Message):
-    __slots__ = ("method", "num_speculative_tokens", "lookahead", "min_path_probability", "retrieval", "retrieval_params", "rows", "max_rows", "acceptance_rule", "shared_noise", "allow_fallback", "card", "saguaro", "double", "spacelike", "best_first")
+    __slots__ = ("method", "num_speculative_tokens", "lookahead", "min_path_probability", "retrieval", "retrieval_params", "rows", "max_rows", "acceptance_rule", "shared_noise", "allow_fallback", "card", "saguaro", "double", "spacelike", "best_first", "calibration")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,7 @@ class SpeculationParams(_message.Message):
     DOUBLE_FIELD_NUMBER: _ClassVar[int]
     SPACELIKE_FIELD_NUMBER: _ClassVar[int]
     BEST_FIRST_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     method: Method
     num_speculative_tokens: int
     lookahead: int
@@ -158,17 +159,20 @@ class SpeculationParams(_message.Message):
     double: DoubleParams
     spacelike: SpacelikeParams
     best_first: BestFirstParams
-    def __init__(self, method: _Optional[_Union[Method, str]] = ..., num_speculative_tokens: _Optional[int] = ..., lookahead: _Optional[int] = ..., min_path_probability: _Optional[float] = ..., retrieval: _Optional[bool] = ..., retrieval_params: _Optional[_Union[RetrievalParams, _Mapping]] = ..., rows: _Optional[_Union[Rows, str]] = ..., max_rows: _Optional[int] = ..., acceptance_rule: _Optional[_Union[AcceptanceRule, str]] = ..., shared_noise: _Optional[bool] = ..., allow_fallback: _Optional[bool] = ..., card: _Optional[_Union[CardParams, _Mapping]] = ..., saguaro: _Optional[_Union[SaguaroParams, _Mapping]] = ..., double: _Optional[_Union[DoubleParams, _Mapping]] = ..., spacelike: _Optional[_Union[SpacelikeParams, _Mapping]] = ..., best_first: _Optional[_Union[BestFirstParams, _Mapping]] = ...) -> None: ...
+    calibration: bool
+    def __init__(self, method: _Optional[_Union[Method, str]] = ..., num_speculative_tokens: _Optional[int] = ..., lookahead: _Optional[int] = ..., min_path_probability: _Optional[float] = ..., retrieval: _Optional[bool] = ..., retrieval_params: _Optional[_Union[RetrievalParams, _Mapping]] = ..., rows: _Optional[_Union[Rows, str]] = ..., max_rows: _Optional[int] = ..., acceptance_rule: _Optional[_Union[AcceptanceRule, str]] = ..., shared_noise: _Optional[bool] = ..., allow_fallback: _Optional[bool] = ..., card: _Optional[_Union[CardParams, _Mapping]] = ..., saguaro: _Optional[_Union[SaguaroParams, _Mapping]] = ..., double: _Optional[_Union[DoubleParams, _Mapping]] = ..., spacelike: _Optional[_Union[SpacelikeParams, _Mapping]] = ..., best_first: _Optional[_Union[BestFirstParams, _Mapping]] = ..., calibration: _Optional[bool] = ...) -> None: ...
 
 class CardParams(_message.Message):
-    __slots__ = ("beam_width", "num_children", "correction")
+    __slots__ = ("beam_width", "num_children", "correction", "refill")
     BEAM_WIDTH_FIELD_NUMBER: _ClassVar[int]
     NUM_CHILDREN_FIELD_NUMBER: _ClassVar[int]
     CORRECTION_FIELD_NUMBER: _ClassVar[int]
+    REFILL_FIELD_NUMBER: _ClassVar[int]
     beam_width: int
     num_children: int
     correction: bool
-    def __init__(self, beam_width: _Optional[int] = ..., num_children: _Optional[int] = ..., correction: _Optional[bool] = ...) -> None: ...
+    refill: bool
+    def __init__(self, beam_width: _Optional[int] = ..., num_children: _Optional[int] = ..., correction: _Optional[bool] = ..., refill: _Optional[bool] = ...) -> None: ...
 
 class SaguaroParams(_message.Message):
     __slots__ = ("fan_out", "budget", "exponent", "fan_outs", "fallback", "bias", "num_biased")

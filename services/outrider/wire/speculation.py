@@ -114,6 +114,9 @@ def speculation_from_proto(
         "retrieval_scope": scope,
         "contribute": contribute,
     }
+    if method in (Method.OFF, Method.AUTO):
+        without = "unset with method off or auto, which chooses by calibrated scores"
+        _check_unset(message, "calibration", "speculation", without)
     own = method_params_from_proto(message, method, gamma, is_ratio, limits)
     # `resolved` replaces plain fields of the same names: it knows the limits and the method's own defaults.
     params = SpeculationParams(**scalars_from_proto(message, SpeculationParams) | resolved | own)
@@ -226,6 +229,8 @@ def speculation_to_proto(params: SpeculationParams) -> types_pb2.SpeculationPara
 def _meaningless(params: SpeculationParams) -> Iterator[str]:
     """Yields the plain fields that have no meaning here. The other side refuses a message that sets one of them."""
     method = params.method
+    if method in (Method.OFF, Method.AUTO):
+        yield "calibration"
     if method is Method.BEST_FIRST and params.rows is Rows.TREE:
         yield "min_path_probability"
     if not method.drafts_ahead or (method is Method.DOUBLE and params.double.serial):

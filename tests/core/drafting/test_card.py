@@ -33,9 +33,10 @@ def policy(
     gamma: int = 3,
     lookahead: int = 6,
     correction: bool = True,
+    refill: bool = True,
     min_path_probability: float = 0.0,
 ) -> CardGrowth:
-    card = CardParams(beam_width, num_children, correction)
+    card = CardParams(beam_width, num_children, correction, refill)
     return CardGrowth(SpeculationParams(Method.CARD, gamma, lookahead, min_path_probability, card=card))
 
 
@@ -310,7 +311,7 @@ def test_a_root_that_went_through_a_forward_in_vain_goes_through_another() -> No
 
 
 def test_without_correction_the_places_of_what_a_commit_contradicts_stay_lost() -> None:
-    session = ToySpeculator(policy(6, 3, correction=False), toy_model(0.3))
+    session = ToySpeculator(policy(6, 3, gamma=6, correction=False), toy_model(0.3))
     session.grow(4)
     deepest = layers(session.tree)[-1]
     followed = path_of(session.tree, deepest[0])[0]
@@ -322,7 +323,7 @@ def test_without_correction_the_places_of_what_a_commit_contradicts_stay_lost() 
 
 
 def test_without_correction_a_miss_is_corrected_only_when_no_layer_lies_ahead() -> None:
-    session = ToySpeculator(policy(4, 3, correction=False), toy_model())
+    session = ToySpeculator(policy(4, 3, gamma=6, correction=False), toy_model())
     session.grow(3)
     missing = a_missing_token(session.tree)
     session.commit([missing])
@@ -339,11 +340,42 @@ def test_without_correction_a_miss_is_corrected_only_when_no_layer_lies_ahead() 
 
 def test_without_correction_what_is_left_above_a_dead_beam_can_still_be_queried() -> None:
     corrected, _ = diverged_session()
-    session = ToySpeculator(policy(4, 3, correction=False), corrected.model)
+    session = ToySpeculator(policy(4, 3, gamma=6, correction=False), corrected.model)
     session.grow()
     assert session.commit(corrected.tree.committed[1:]) == 1
     assert session.tree.num_nodes > 0
     assert session.forward() is None
+
+
+@pytest.mark.parametrize("lookahead", [3, 6, 60])
+def test_without_correction_the_beam_is_as_deep_as_the_target_queries_at_once(lookahead: int) -> None:
+    session = ToySpeculator(policy(4, 3, gamma=3, lookahead=lookahead, correction=False), toy_model())
+    session.grow()
+    assert len(layers(session.tree)) == 3
+    session.commit([a_missing_token(session.tree), 0, 0])
+    expansion = session.forward()
+    assert expansion is not None, "it begins again when the target has said as many tokens, however far it may look"
+    assert expansion.nodes == (session.tree.root,)
+
+
+def test_without_refill_freed_places_stay_empty() -> None:
+    grown = []
+    for refill in (True, False):
+        session = ToySpeculator(policy(refill=refill), toy_model(0.3))
+        session.grow()
+        session.commit([path_of(session.tree, layers(session.tree)[-1][0])[0]])
+        grown.append([len(layer) for layer in layers(session.tree)])
+        session.grow()
+        assert len(layers(session.tree)) == 6, "the beam goes on all the same"
+    refilled, empty = grown
+    assert sum(refilled) > sum(empty)
+
+
+def test_as_many_children_are_considered_as_are_asked_for() -> None:
+    session = ToySpeculator(policy(50, 50), toy_model())
+    expansion = session.forward()
+    assert expansion is not None
+    assert expansion.num_children == 50
 
 
 # Messages.

@@ -1,10 +1,12 @@
 """CARD: the draft model keeps a beam of candidates, the target queries it and its verdicts correct it (Zhou et al.).
 
-Words of the paper: the primary cache C(l) is the layer of nodes at depth l, the path score of eq. 3 is
-`Node.path_logprob`, and the secondary cache B(l) is what a forward found for a layer. A forward expands a layer (eqs. 1
-and 2), scores all its candidates by the probability of their path (eqs. 3 to 5) and makes the K best the next layer
-(eqs. 6 to 9). The target's query is `DraftTree.best_chain`; section 2.4's correction is `DraftTree.commit`, which drops
-what the target has contradicted, and `committed` here.
+Words of the paper: the primary cache C(l) is the layer of nodes at depth l, and the secondary cache B(l) is what a
+forward found for a layer. A forward expands a layer (eqs. 1 and 2), scores all its candidates by their path (eqs. 3 to
+5) and makes the K best the next layer (eqs. 6 to 9). The score is `Node.path_logprob`: with
+`SpeculationParams.calibration` the probability that the target says the path, as far as that can be told; without it
+the product of the draft model's own conditional probabilities, which is eq. 3. The target's query is
+`DraftTree.best_chain`; section 2.4's correction is `DraftTree.commit`, which drops what the target has contradicted,
+and `committed` here.
 """
 
 from __future__ import annotations
@@ -36,13 +38,15 @@ class CardGrowth:
     few stand above the new root, and what would have stood beside them was cut. So after a commit the places that have
     become free are given to the most probable candidates of the secondary cache. They cost no forward, and go through
     one of their own before the beam goes deeper, all layers at once; their children have the next layers' free places.
+    That is not in the paper; `CardParams.refill` switches it off.
 
     **Without correction** (`CardParams.correction`, the ablation of section 3.3: the target queries, the draft model is
-    not told where to go) a commit still drops what it contradicts, because nothing else can be queried; but the beam
-    does not react. The places of contradicted candidates are lost: later layers have at most as many nodes as survived
-    of the layer at which the beam stood. If none survived, the beam stands still, as if it went on below candidates
-    that cannot be used, and the target gets along with what is left above. Only when the committed tokens have come to
-    the beam's last layer, so that no layer lies ahead, does it start again from the root, with all its places.
+    not told where to go) the beam is as deep as the target queries at once, and a commit still drops what it
+    contradicts, because nothing else can be queried; but the beam does not react. The places of contradicted candidates
+    are lost: later layers have at most as many nodes as survived of the layer at which the beam stood. If none
+    survived, the beam stands still, as if it went on below candidates that cannot be used, and the target gets along
+    with what is left above. Only when the committed tokens have come to the beam's last layer, so that no layer lies
+    ahead, does it start again from the root, with all its places.
 
     **Messages.** A layer is a message: a sibling is of use only if the target's side has it when the verdict comes.
     But a target that has nothing, or whose chain breaks off while it is probable, may be waiting, and takes the first
@@ -53,10 +57,13 @@ class CardGrowth:
     def __init__(self, params: SpeculationParams) -> None:
         self._min_chain_logprob = params.min_path_logprob
         self._chain_len = params.num_speculative_tokens
-        self._lookahead = self._max_depth = params.lookahead
+        # Without correction the moment of the restart must not hang on how far ahead a draft may be.
+        self._lookahead = params.lookahead if params.card.correction else params.num_speculative_tokens
+        self._max_depth = self._lookahead
         self._beam_width = params.card.beam_width
         self._num_children = params.card.num_children
         self._is_corrected = params.card.correction
+        self._is_refilled = params.card.correction and params.card.refill
         self._num_places = self._beam_width
         """Most nodes of the next layer."""
         self._layer: list[Node] | None = None
@@ -101,7 +108,7 @@ class CardGrowth:
         """Returns the K best of the secondary cache where the beam has diverged, and what comes back into layers."""
         kept = [Child(node, candidate) for node in self._diverged for candidate in self._secondary.get(node, ())]
         chosen = self._choose(kept) if kept else []
-        if self._is_corrected:
+        if self._is_refilled:
             # A layer that was chosen just now is not in the tree yet: its places would all seem free.
             self._cut = self._best_cut(tree, self._secondary, self._last_position - bool(chosen))
         return chosen + self._cut
@@ -205,5 +212,5 @@ def _is_open(node: Node, tree: DraftTree) -> bool:
 
 
 def _path_logprob(child: Child) -> float:
-    """Returns the path score of eq. 3 as a logarithm."""
+    """Returns the score of a candidate's path."""
     return child.parent.path_logprob + child.candidate.logprob

@@ -30,6 +30,9 @@ class RetrievalPlan:
     max_tail_len: int = 0
     """Most retrieved tokens that one target forward verifies behind the whole chain. 0 means as many as the chain
     lacks of its greatest length."""
+    is_calibrated: bool = True
+    """Ends phrases where they become improbable, and makes them as long as has paid so far. False means that they are
+    as long as they may be."""
     is_ranked_by_noise: bool = True
     """Ranks tokens that followed the same n-gram with the target's noise."""
     looks_ahead: bool = False
@@ -43,33 +46,37 @@ class RetrievalPlan:
 
 def target_plan(params: SpeculationParams) -> RetrievalPlan | None:
     """Returns the verifier's plan. None means that it looks nothing up."""
-    by_noise = _is_ranked_by_noise(params)
+    plan = _target_plan(params)
+    return None if plan is None else _as_asked(plan, params)
+
+
+def _target_plan(params: SpeculationParams) -> RetrievalPlan | None:
     match params.method:
         case Method.DOUBLE:
-            plan = _double_plan(params, by_noise)
+            plan = _double_plan(params)
             return replace(plan, max_tail_len=plan.max_phrase_len) if params.double.target_retrieval else None
         case Method.SPACELIKE:
             length = params.spacelike.max_match_len
-            return RetrievalPlan(length, length, (Source.RING,), is_ranked_by_noise=by_noise, looks_ahead=True)
-    return RetrievalPlan(is_ranked_by_noise=by_noise) if params.retrieves else None
+            return RetrievalPlan(length, length, (Source.RING,), looks_ahead=True)
+    return RetrievalPlan() if params.retrieves else None
 
 
 def draft_plan(params: SpeculationParams) -> RetrievalPlan | None:
     """Returns the speculator's plan. None means that it looks nothing up."""
-    by_noise = _is_ranked_by_noise(params)
     if params.method is Method.DOUBLE:
-        return _double_plan(params, by_noise) if params.double.draft_retrieval else None
-    if not params.method.has_draft_model:
+        return _as_asked(_double_plan(params), params) if params.double.draft_retrieval else None
+    if not params.method.has_draft_model or not params.retrieves:
         return None
-    return RetrievalPlan(is_ranked_by_noise=by_noise) if params.retrieves else None
+    return _as_asked(RetrievalPlan(), params)
 
 
-def _double_plan(params: SpeculationParams, by_noise: bool) -> RetrievalPlan:
+def _double_plan(params: SpeculationParams) -> RetrievalPlan:
     double = params.double
-    length = double.max_match_len
-    return RetrievalPlan(length, length, double.tiers, double.max_phrase_len, is_ranked_by_noise=by_noise)
+    return RetrievalPlan(double.max_match_len, double.max_match_len, double.tiers, double.max_phrase_len)
 
 
-def _is_ranked_by_noise(params: SpeculationParams) -> bool:
+def _as_asked(plan: RetrievalPlan, params: SpeculationParams) -> RetrievalPlan:
+    """Returns a plan with what holds for all methods."""
     # Under the ratio rule a guess that knew the noise of the target's next token would bend the text.
-    return params.shared_noise and not params.is_ratio
+    by_noise = params.shared_noise and not params.is_ratio
+    return replace(plan, is_ranked_by_noise=by_noise, is_calibrated=params.calibration)

@@ -7,7 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from outrider.core.calibration import MAX_ACCEPTANCE_RATE, MIN_ACCEPTANCE_RATE, AcceptanceRate, DraftCalibration
+from outrider.core.calibration import (
+    MAX_ACCEPTANCE_RATE,
+    MAX_COUNTED_RANK,
+    MIN_ACCEPTANCE_RATE,
+    AcceptanceRate,
+    DraftCalibration,
+    MissExponent,
+)
 
 
 def test_without_evidence_a_claim_stands() -> None:
@@ -101,3 +108,29 @@ def test_a_verdict_on_nothing_changes_nothing() -> None:
     before = measured.value
     measured.add(0, is_refused=False)
     assert measured.value == before
+
+
+@pytest.mark.parametrize("exponent", [0.1, 0.5, 1.0, 2.0])
+def test_the_exponent_of_misses_that_follow_a_power_law_is_found(exponent: float) -> None:
+    measured, rng = MissExponent(), np.random.default_rng(1)
+    found = []
+    for uniform in rng.random(4000):
+        # The F best are missed with probability (F + 1) ** -r.
+        rank = int(min(1e9, max(uniform, 1e-12) ** (-1 / exponent))) - 1
+        measured.add(rank if rank < MAX_COUNTED_RANK else None)
+        found.append(measured.value)
+    # It sees some sixty outcomes at a time, and is drawn towards 1.
+    assert np.mean(found[1000:]) == pytest.approx((8 + 64 * exponent) / 72, rel=0.12)
+
+
+def test_without_outcomes_the_exponent_is_one_and_few_do_not_move_it_far() -> None:
+    measured = MissExponent()
+    assert measured.value == 1.0
+    measured.add(None)
+    assert 0.8 < measured.value < 1.0
+    for _ in range(500):
+        measured.add(None)
+    assert measured.value < 0.25
+    for _ in range(500):
+        measured.add(0)
+    assert measured.value > 1.0

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.costs import (
+    HOLD_SHARE,
     STUCK_AFTER_TIMEOUTS,
     DraftTimings,
     ForwardTimes,
     Waiting,
+    critical_batch,
     num_worth,
     patience_ms,
     waiting_of,
@@ -153,6 +158,23 @@ def test_nobody_waits_for_a_stuck_drafter() -> None:
     assert patience_ms(Waiting.WORTH, STUCK) == 0
 
 
+def test_a_miss_is_worth_a_wait_below_the_critical_batch_and_none_from_there_on() -> None:
+    # A wait of a fifth of a forward brings 2 - 0.2 tokens, and takes a fifth of 3 tokens from each of the others.
+    assert critical_batch(NEAR) == pytest.approx(1 + 1.8 / 0.6)
+    for num_sessions in range(1, 9):
+        waits = patience_ms(Waiting.BY_BATCH, replace(NEAR, num_sessions=num_sessions)) > 0
+        assert waits == (num_sessions < 4)
+        assert patience_ms(Waiting.WORTH, replace(NEAR, num_sessions=num_sessions)) > 0
+
+
+def test_the_critical_batch_falls_as_drafts_come_later_and_counts_no_more_than_others_are_held() -> None:
+    batches = [critical_batch(replace(NEAR, latency_ms=latency_ms)) for latency_ms in (0.5, 1.0, 2.0, 4.0, 8.0)]
+    assert batches == sorted(batches, reverse=True)
+    assert critical_batch(FAR) < 1, "it brings less than it costs the session itself"
+    assert critical_batch(replace(NEAR, latency_ms=8.0)) == pytest.approx(1 + (2 - 0.8) / (HOLD_SHARE * 3))
+    assert critical_batch(replace(NEAR, forward_ms=0.0)) == math.inf
+
+
 def test_an_unknown_drafter_gets_a_chance() -> None:
     assert patience_ms(Waiting.WORTH, DraftTimings(None, 10.0, 1.0, 0)) > 0
 
@@ -168,10 +190,11 @@ def test_only_draft_then_verify_waits_whatever_a_draft_is_worth() -> None:
 @pytest.mark.parametrize(
     ("fallback", "expected"),
     [
-        (Fallback.AUTO, Waiting.WORTH),
+        (Fallback.AUTO, Waiting.BY_BATCH),
         (Fallback.DRAFT, Waiting.ALWAYS),
         (Fallback.RETRIEVAL, Waiting.NEVER),
         (Fallback.PLAIN, Waiting.NEVER),
+        (Fallback.RANDOM, Waiting.NEVER),
     ],
 )
 def test_saguaros_fallback_says_what_a_miss_is_worth(fallback: Fallback, expected: Waiting) -> None:

@@ -90,7 +90,7 @@ def test_a_parameter_outside_its_range_is_refused_by_name(field: str, values: di
         ("card.beam_width", lambda: CardParams(beam_width=257)),
         ("card.num_children", lambda: CardParams(num_children=257)),
         ("saguaro.budget", lambda: SaguaroParams(budget=0)),
-        ("saguaro.exponent", lambda: SaguaroParams(exponent=0.0)),
+        ("saguaro.exponent", lambda: SaguaroParams(exponent=-0.1)),
         ("saguaro.exponent", lambda: SaguaroParams(exponent=math.nan)),
         ("saguaro.fan_outs", lambda: SaguaroParams(fan_outs=(1, 2))),
         ("saguaro.fan_outs", lambda: SaguaroParams(fan_out=FanOut.GIVEN)),

@@ -132,6 +132,14 @@ def test_a_hit_is_a_next_token_that_the_tree_has() -> None:
     assert session.statistics.num_hits == 1
 
 
+def test_a_hit_is_ready_if_more_was_drafted_behind_the_next_token() -> None:
+    session = chain_session(1, 2, 3)
+    session.apply(session.next_chain()[:1], [1, 2])
+    assert (session.statistics.num_hits, session.statistics.num_ready_hits) == (1, 1), "the third token stands behind"
+    session.apply([], [3])
+    assert (session.statistics.num_hits, session.statistics.num_ready_hits) == (2, 1), "nothing does"
+
+
 def test_a_stop_token_inside_the_accepted_run_ends_the_text_before_it() -> None:
     session = chain_session(1, 2, 3, stop_token_ids=frozenset({2}))
     verdict = session.apply(session.next_chain(), [1, 2, 3, 0])

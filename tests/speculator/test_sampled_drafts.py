@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -36,14 +36,16 @@ def spec(session_id: str, speculation: SpeculationParams = SPECULATION, seed: in
     return DraftSessionSpec(session_id, PROMPT, len(PROMPT), sampling, speculation, draft_model().vocab_size)
 
 
-def drawn_chain(committed: tuple[int, ...], seed: int = 9, bias: float = 1.0, num_biased: int = 0) -> list[Candidate]:
+def drawn_chain(
+    committed: tuple[int, ...], seed: int = 9, bias: float = 1.0, num_biased: Sequence[int] = (0, 0, 0)
+) -> list[Candidate]:
     """Three drawn tokens, each from a fresh forward over everything before it."""
     model, tokens, chain = draft_model(), list(committed), []
-    for _ in range(3):
+    for count in num_biased:
         logits = model.runner.forward([Segment(model.runner.new_cache(), tokens, 1)])
         tree = DraftTree(tokens, model.vocab_size)
         (word,) = DraftNoise(seed).words(tree, Expansion((tree.root,), 1))
-        draw = DraftDraw(SAMPLING, word, model.vocab_size, bias, num_biased)
+        draw = DraftDraw(SAMPLING, word, model.vocab_size, bias, count)
         chain.append(draft_candidates(logits, [draw], 1)[0][0])
         tokens.append(chain[-1].token_id)
     return chain
@@ -83,8 +85,10 @@ def test_sessions_under_both_rules_share_forwards(engine: Engine) -> None:
         assert_is(sinks[f"ratio {seed}"].drafts.get(timeout=30), drawn_chain(PROMPT, seed))
 
 
-@pytest.mark.parametrize(("num_biased", "expected"), [(2, 2), (0, 5)], ids=["as given", "as many as outcomes"])
-def test_saguaros_bias_is_in_the_rows(engine: Engine, num_biased: int, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("num_biased", "expected"), [(2, (2, 2, 2)), (0, (5, 4, 4))], ids=["as given", "as many as outcomes"]
+)
+def test_saguaros_bias_is_in_the_rows(engine: Engine, num_biased: int, expected: Sequence[int]) -> None:
     saguaro = SaguaroParams(budget=18, bias=0.25, num_biased=num_biased)
     sink = Collector()
     engine.open(spec("s", replace(SPECULATION, method=Method.SAGUARO, saguaro=saguaro)), sink)

@@ -209,3 +209,55 @@ class AcceptanceRate:
         for outcome in (*(1.0,) * num_accepted, *(0.0,) * is_refused):
             self._num_judged = ACCEPTANCE_DECAY * self._num_judged + 1.0
             self._num_accepted = ACCEPTANCE_DECAY * self._num_accepted + outcome
+
+
+FIRST_EXPONENT = 1.0
+"""Exponent before the first miss: that of a draft model that shares the target's noise (measured: .95 to .99). Without
+shared noise it is less than half of that."""
+FIRST_EXPONENT_WEIGHT = 8.0
+"""Outcomes that the first exponent is worth."""
+MAX_COUNTED_RANK = 8
+"""Ranks from this one on count as missed by all guesses: a node's forward finds about as many candidates."""
+MIN_EXPONENT, MAX_EXPONENT = 0.02, 4.0
+"""Bounds of the measured exponent."""
+
+
+class MissExponent:
+    """Measures how fast misses become fewer with the number of guesses (r of SAGUARO's Theorem 12): the target's token
+    is none of the F best with a probability that falls like F ** -r, here (F + 1) ** -r.
+
+    Belongs to one session. Old outcomes count less.
+    """
+
+    def __init__(self) -> None:
+        self._counts = [0.0] * (MAX_COUNTED_RANK + 1)
+        self._value: float | None = FIRST_EXPONENT
+
+    @property
+    def value(self) -> float:
+        """The exponent, in [MIN_EXPONENT, MAX_EXPONENT]."""
+        if self._value is None:
+            self._value = self._fitted()
+        return self._value
+
+    def add(self, rank: int | None) -> None:
+        """Counts an outcome: the rank of the target's token among the guesses, from 0; None = it was none of them."""
+        self._counts = [ACCEPTANCE_DECAY * count for count in self._counts]
+        self._counts[MAX_COUNTED_RANK if rank is None else min(rank, MAX_COUNTED_RANK)] += 1.0
+        self._value = None
+
+    def _fitted(self) -> float:
+        """Returns minus the slope of log misses over log (F + 1) through the origin, since no guess misses always, by
+        least squares; drawn towards FIRST_EXPONENT."""
+        total = missed = sum(self._counts)
+        products = squares = 0.0
+        for num_guesses, hits in enumerate(self._counts[:-1], start=1):
+            missed -= hits
+            x = math.log(num_guesses + 1)
+            # Never 0: outcomes are few, and a logarithm is taken.
+            products += x * math.log((missed + 0.5) / (total + 0.5))
+            squares += x * x
+        exponent = (FIRST_EXPONENT_WEIGHT * FIRST_EXPONENT - total * products / squares) / (
+            FIRST_EXPONENT_WEIGHT + total
+        )
+        return float(min(MAX_EXPONENT, max(MIN_EXPONENT, exponent)))

@@ -136,6 +136,8 @@ class Waiting(Enum):
     NEVER = 0
     WORTH = 1
     """The target waits while the draft is expected to be worth more than the time."""
+    BY_BATCH = 3
+    """As WORTH, unless so many sessions share the forwards that a wait costs the others more (`critical_batch`)."""
     ALWAYS = 2
     """Draft-then-verify: the target waits whatever the draft is worth, but not for a drafter that is stuck."""
 
@@ -145,14 +147,14 @@ def waiting_of(method: Method, params: SpeculationParams) -> Waiting:
 
     `speculative` is draft-then-verify, the baseline that the other methods are measured against; so is `double` where
     draft and target take turns. SAGUARO's fallback after a miss decides for itself: draft now (always), what costs
-    least (while that pays), or something else than a draft (never).
+    least (while that pays in a batch of this size), or something else than a draft (never).
     """
     if method is Method.OFF:
         return Waiting.NEVER
     if method is Method.SPECULATIVE or (method is Method.DOUBLE and params.double.serial):
         return Waiting.ALWAYS
     if method is Method.SAGUARO:
-        return {Fallback.AUTO: Waiting.WORTH, Fallback.DRAFT: Waiting.ALWAYS}.get(
+        return {Fallback.AUTO: Waiting.BY_BATCH, Fallback.DRAFT: Waiting.ALWAYS}.get(
             params.saguaro.fallback, Waiting.NEVER
         )
     return Waiting.WORTH
@@ -170,6 +172,32 @@ class DraftTimings:
     """Usual number of tokens accepted of a chain that is not empty."""
     num_timeouts: int
     """Waits in vain since the drafter last answered."""
+    num_sessions: int = 1
+    """Sessions that share the forwards."""
+
+
+HOLD_SHARE = 0.25
+"""Share of a forward for which a round that would leave out waiting sessions is held back for them: two forwards one
+after the other cost more, as each reads all weights."""
+
+
+def critical_batch(timings: DraftTimings) -> float:
+    """Returns the number of sessions from which on none of them should wait for a draft after a miss (b* of SAGUARO's
+    fallback by batch size).
+
+    One that waits for L brings the tokens that are kept of a chain, less those of the plain rounds that it leaves out;
+    meanwhile each of the others stands still for L, or for HOLD_SHARE of a forward, after which they go without it.
+    """
+    latency_ms = _latency_ms(timings)
+    if not timings.forward_ms or not latency_ms:
+        return math.inf
+    gained = timings.accepted_per_chain - latency_ms / timings.forward_ms
+    lost_by_each = min(latency_ms / timings.forward_ms, HOLD_SHARE) * (1 + timings.accepted_per_chain)
+    return 1 + gained / lost_by_each
+
+
+def _latency_ms(timings: DraftTimings) -> float:
+    return 0.2 * timings.forward_ms if timings.latency_ms is None else timings.latency_ms
 
 
 def patience_ms(waiting: Waiting, timings: DraftTimings) -> float:
@@ -182,6 +210,8 @@ def patience_ms(waiting: Waiting, timings: DraftTimings) -> float:
         return 0.0
     if waiting is Waiting.ALWAYS:
         return 250.0 if timings.latency_ms is None else max(20.0, 4 * timings.latency_ms)
-    latency_ms = 0.2 * timings.forward_ms if timings.latency_ms is None else timings.latency_ms
+    if waiting is Waiting.BY_BATCH and timings.num_sessions >= critical_batch(timings):
+        return 0.0
+    latency_ms = _latency_ms(timings)
     worth_ms = timings.accepted_per_chain * timings.forward_ms
     return 2 * latency_ms + 1 if latency_ms < worth_ms else 0.0

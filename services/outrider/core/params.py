@@ -139,6 +139,8 @@ class Source(Enum):
     # 6 is reserved in the proto.
     SHARED = 7
     RING = 8
+    # 9 and 10 are reserved in the proto.
+    RANDOM = 11
 
 
 class RetrievalScope(Enum):
@@ -208,6 +210,8 @@ class Fallback(Enum):
     """A retrieved chain."""
     PLAIN = 4
     """One plain token."""
+    RANDOM = 5
+    """Random tokens, to compare: what is verified in vain costs no wait (the paper's fast backup)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +221,9 @@ class SaguaroParams:
     fan_out: FanOut = FanOut.GEOMETRIC
     budget: int = 16
     """Outcomes that are drafted for at a time (B, the sum of the F_k)."""
-    exponent: float = 1.0
-    """Rate at which misses become fewer with the fan-out: their probability falls like F ** -exponent (r)."""
+    exponent: float = 0.0
+    """Rate at which misses become fewer with the fan-out: their probability falls like F ** -exponent (r). 0 means as
+    measured in this session."""
     fan_outs: tuple[int, ...] = ()
     """F_k for k = 0, 1, ...; the last one holds for all later positions. Only for GIVEN."""
     fallback: Fallback = Fallback.AUTO
@@ -226,11 +231,11 @@ class SaguaroParams:
     """Factor of the probabilities of the most probable draft tokens before sampling (C of SAGUARO sampling, section
     4.2): below 1, the token after a refusal is more often among the outcomes. Only under the ratio rule."""
     num_biased: int = 0
-    """Tokens that are scaled by the bias (F). 0 means the fan-out after the first position."""
+    """Tokens that are scaled by the bias (F). 0 means at each position the fan-out there."""
 
     def __post_init__(self) -> None:
         _check_range("saguaro.budget", self.budget, 1, MAX_BUDGET)
-        check(0 < self.exponent <= 10, "speculation.saguaro.exponent", "in (0, 10]", self.exponent)
+        _check_range("saguaro.exponent", self.exponent, 0, 10)
         is_given = self.fan_out is FanOut.GIVEN
         check(
             bool(self.fan_outs) == is_given,

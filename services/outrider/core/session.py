@@ -9,11 +9,13 @@ ratio rule the caller decides what is emitted (`outrider.core.acceptance`), and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from outrider.core.acceptance import decides_by_ratio
+from outrider.core.noise import row_key
 from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
 from outrider.core.statistics import Counts, Statistics
 from outrider.core.tree import DraftTree, Node, TokenId
@@ -137,6 +139,15 @@ class Session:
         """Returns the sub-tree for the next round, possibly empty: parents before children, the most probable first."""
         return self.tree.best_subtree(max_num_nodes, self.max_chain_len)
 
+    def add_random_chain(self) -> None:
+        """Adds a chain of random tokens, which says what verifying drafts costs (the fast backup of SAGUARO)."""
+        node: Node | None = self.tree.root
+        for _ in range(self.max_chain_len):
+            if node is not None:
+                # Any hash will do that has nothing to do with the seed's noise.
+                token_id = row_key(0, node.position)[0] % self.spec.vocab_size
+                node = self.tree.add(node, token_id, -math.log(self.spec.vocab_size), Source.RANDOM)
+
     def apply(self, nodes: Sequence[Node], draws: Sequence[TokenId]) -> Verdict:
         """Takes the target's draws, one for each row of [last committed token] + nodes, and commits what they decide.
 
@@ -171,10 +182,11 @@ class Session:
             reason = FinishReason.LENGTH
         base_len = len(self.tree.committed)
         num_known = self.tree.commit(token_ids)
+        is_hit = num_known == num_accepted + 1
         # A hit needs the next token, too, among the known ones. After a stop none is committed, so there is no hit.
-        self.statistics.count_round(
-            len(nodes), [source for source in sources if source is not Source.TARGET], num_known == num_accepted + 1
-        )
+        accepted_sources = [source for source in sources if source is not Source.TARGET]
+        self.statistics.count_round(len(nodes), accepted_sources, is_hit)
+        self.statistics.add(num_ready_hits=is_hit and bool(self.tree.root.children))
         self.finish_reason, self.stop_token_id = reason, stop_token_id
         return Verdict(
             num_drafted=len(nodes),

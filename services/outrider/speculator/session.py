@@ -16,7 +16,7 @@ from outrider.core.acceptance import DraftNoise, decides_by_ratio
 from outrider.core.calibration import DraftCalibration, PendingClaims, RetrievalCalibration
 from outrider.core.drafting.methods import growth_policy
 from outrider.core.drafting.policy import Candidate, Expansion, GrowthPolicy
-from outrider.core.drafting.saguaro import num_biased
+from outrider.core.drafting.saguaro import SaguaroGrowth
 from outrider.core.params import Method, SamplingParams, Source, SpeculationParams, Steering
 from outrider.core.retrieval.plan import draft_plan
 from outrider.core.retrieval.retriever import TierSource
@@ -248,11 +248,16 @@ class DraftSession:
         """Returns the draw for each row of an expansion's logits; None means that the row is ranked."""
         if self._noise is None:
             return [None] * (len(expansion.nodes) + len(expansion.phrase))
-        speculation = self.spec.speculation
-        bias, count = speculation.saguaro.bias, num_biased(speculation)
+        words = self._noise.words(self.tree, expansion)
+        bias, counts = 1.0, [0] * len(words)
+        if isinstance(self._policy, SaguaroGrowth):
+            bias, counts = (
+                self.spec.speculation.saguaro.bias,
+                list(map(self._policy.num_biased_behind, expansion.nodes)),
+            )
         return [
             DraftDraw(self.spec.sampling, word, self.spec.vocab_size, bias, count)
-            for word in self._noise.words(self.tree, expansion)
+            for word, count in zip(words, counts, strict=True)
         ]
 
     # What a forward found.

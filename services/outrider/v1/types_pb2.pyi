@@ -47,6 +47,7 @@ class Fallback(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FALLBACK_DRAFT: _ClassVar[Fallback]
     FALLBACK_RETRIEVAL: _ClassVar[Fallback]
     FALLBACK_PLAIN: _ClassVar[Fallback]
+    FALLBACK_RANDOM: _ClassVar[Fallback]
 
 class RetrievalScope(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -65,6 +66,7 @@ class Source(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SOURCE_REJECTED: _ClassVar[Source]
     SOURCE_SHARED: _ClassVar[Source]
     SOURCE_RING: _ClassVar[Source]
+    SOURCE_RANDOM: _ClassVar[Source]
 METHOD_UNSPECIFIED: Method
 METHOD_OFF: Method
 METHOD_SPECULATIVE: Method
@@ -91,6 +93,7 @@ FALLBACK_AUTO: Fallback
 FALLBACK_DRAFT: Fallback
 FALLBACK_RETRIEVAL: Fallback
 FALLBACK_PLAIN: Fallback
+FALLBACK_RANDOM: Fallback
 RETRIEVAL_SCOPE_UNSPECIFIED: RetrievalScope
 RETRIEVAL_SCOPE_SESSION: RetrievalScope
 RETRIEVAL_SCOPE_TENANT: RetrievalScope
@@ -103,6 +106,7 @@ SOURCE_DYNAMIC: Source
 SOURCE_REJECTED: Source
 SOURCE_SHARED: Source
 SOURCE_RING: Source
+SOURCE_RANDOM: Source
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop_token_ids", "ignore_eos")

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from outrider.core.blocks import OutOfBlocks
-from outrider.core.costs import ForwardTimes
+from outrider.core.costs import HOLD_SHARE, ForwardTimes
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
@@ -28,10 +28,6 @@ from outrider.models.timing import Stopwatch, stopwatch_for
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import GenerationListener, PeerRequests, VerifySession
 from outrider.verifier.timings import EngineTimings
-
-HOLD_SHARE = 0.25
-"""Share of a forward for which a round that would leave out waiting sessions is held back for them: two forwards one
-after the other cost more, as each reads all weights."""
 
 
 class Engine(EngineThread[VerifySession, VerifySession]):

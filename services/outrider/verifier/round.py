@@ -35,7 +35,7 @@ def select_nodes(session: Session, chain: list[Node], rows: Rows, timings: Engin
 
 def _num_whole(session: Session, chain: Sequence[Node]) -> int:
     """Returns the number of nodes of a chain, from the first, that are verified whatever they are worth."""
-    if not session.spec.speculation.calibration:
+    if not session.spec.speculation.calibration or (chain and chain[0].source is Source.RANDOM):
         return len(chain)
     if session.spec.speculation.is_ratio:
         # Samples may stand behind a retrieved node, and which samples are judged must not depend on their values: that

@@ -10,7 +10,7 @@ from typing import Protocol
 from outrider.core.auto.controller import Controller
 from outrider.core.auto.strategies import PLAIN, opening_params, params_of, strategies_of
 from outrider.core.costs import DraftTimings, Waiting, patience_ms, waiting_of
-from outrider.core.params import Method, Rows, Source, Steering
+from outrider.core.params import Fallback, Method, Rows, Source, Steering
 from outrider.core.retrieval.ngrams import Continuation
 from outrider.core.retrieval.plan import target_plan
 from outrider.core.retrieval.retriever import TierSource
@@ -338,17 +338,29 @@ class VerifySession:
         if self._is_drafting:
             latency_ms, forward_ms = self._timings.speculator_ms.value, self._timings.forward_ms.get(0.0)
             accepted = self._accepted_per_chain.get(1.0)
-            return patience_ms(self._waiting, DraftTimings(latency_ms, forward_ms, accepted, self._num_timeouts))
+            num_sessions = self._timings.num_sessions
+            timings = DraftTimings(latency_ms, forward_ms, accepted, self._num_timeouts, num_sessions)
+            return patience_ms(self._waiting, timings)
         if self._retrieval is not None and self._strategy.retrieval:
             return self._retrieval.patience_ms()
         return 0.0
 
     def _next_nodes(self) -> list[Node]:
-        if self._strategy.is_plain:
+        fallback = self._fallback()
+        if self._strategy.is_plain or fallback is Fallback.PLAIN:
             return []
+        if fallback is Fallback.RANDOM:
+            self.session.add_random_chain()
         # A sub-tree needs no chain, but making one puts what is retrieved into the tree.
         is_needed = self._strategy.rows is Rows.CHAIN or self._retrieval is not None
         return select_nodes(self.session, self._next_chain() if is_needed else [], self._strategy.rows, self._timings)
+
+    def _fallback(self) -> Fallback | None:
+        """Returns what stands in for a draft after a miss of SAGUARO; None where there is one, or another method."""
+        if self._strategy.method is not Method.SAGUARO:
+            return None
+        is_missed = all(child.source is not Source.DRAFT for child in self.session.tree.root.children.values())
+        return self.session.spec.speculation.saguaro.fallback if is_missed else None
 
     def _next_chain(self) -> list[Node]:
         """Returns the mirror's chain, with what is retrieved in process behind it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -38,7 +39,11 @@ def policy(
 ) -> SaguaroGrowth:
     """With a budget, or with given fan-outs."""
     is_budget = isinstance(fan_out, int)
-    saguaro = SaguaroParams(budget=fan_out) if is_budget else SaguaroParams(FanOut.GIVEN, fan_outs=tuple(fan_out))
+    saguaro = (
+        SaguaroParams(budget=fan_out, exponent=1.0)
+        if is_budget
+        else SaguaroParams(FanOut.GIVEN, fan_outs=tuple(fan_out))
+    )
     rule = AcceptanceRule.RATIO if is_ratio else AcceptanceRule.MATCH
     return SaguaroGrowth(
         SpeculationParams(Method.SAGUARO, gamma, lookahead, min_path_probability, acceptance_rule=rule, saguaro=saguaro)
@@ -95,7 +100,7 @@ def test_the_geometric_fan_out_spends_its_budget() -> None:
     session = ToySpeculator(policy(12), toy_model())
     session.grow()
     counts = num_outcomes(session.tree, GAMMA)
-    assert counts == fan_outs(SaguaroParams(budget=12), GAMMA, 0.7)
+    assert counts == fan_outs(SaguaroParams(budget=12), GAMMA, 0.7, 1.0)
     assert sum(counts) == 12
 
 
@@ -341,7 +346,7 @@ def test_a_chain_that_was_never_sent_says_nothing_about_the_acceptance_rate() ->
         session.grow(2)
         session.commit([a_missing_token(session.tree)])
     session.grow()
-    assert num_outcomes(session.tree, GAMMA) == fan_outs(SaguaroParams(budget=12), GAMMA, 0.7)
+    assert num_outcomes(session.tree, GAMMA) == fan_outs(SaguaroParams(budget=12), GAMMA, 0.7, 1.0)
 
 
 # The ratio rule.
@@ -464,24 +469,24 @@ def test_the_shares_are_those_of_the_theorem() -> None:
 
 def test_whole_numbers_follow_from_the_largest_remainders() -> None:
     # 10 * (1, .5, .25, .144) / 1.894 = 5.28, 2.64, 1.32, 0.76: one short each for the second and the last.
-    assert fan_outs(SaguaroParams(budget=10), 3, 0.25) == [5, 3, 1, 1]
+    assert fan_outs(SaguaroParams(budget=10), 3, 0.25, 1.0) == [5, 3, 1, 1]
     # a = .64: the root is .8; 16 * (1, .8, .64, .512 / .6) / 3.293 = 4.86, 3.89, 3.11, 4.15.
-    assert fan_outs(SaguaroParams(budget=16), 3, 0.64) == [5, 4, 3, 4]
+    assert fan_outs(SaguaroParams(budget=16), 3, 0.64, 1.0) == [5, 4, 3, 4]
 
 
 def test_equal_remainders_go_to_the_earlier_positions() -> None:
-    assert fan_outs(SaguaroParams(FanOut.UNIFORM, budget=10), 3, 0.5) == [3, 3, 2, 2]
+    assert fan_outs(SaguaroParams(FanOut.UNIFORM, budget=10), 3, 0.5, 1.0) == [3, 3, 2, 2]
     assert apportioned(2, [1.0, 1.0, 1.0]) == [1, 1, 0]
 
 
 def test_given_fan_outs_are_taken_as_they_are_and_the_last_one_stands_for_the_rest() -> None:
     params = SaguaroParams(FanOut.GIVEN, fan_outs=(5, 3, 1))
-    assert fan_outs(params, 4, 0.5) == [5, 3, 1, 1, 1]
-    assert fan_outs(params, 1, 0.5) == [5, 3]
+    assert fan_outs(params, 4, 0.5, 1.0) == [5, 3, 1, 1, 1]
+    assert fan_outs(params, 1, 0.5, 1.0) == [5, 3]
 
 
 def test_a_surer_draft_model_gets_more_outcomes_after_later_positions() -> None:
-    doubtful, sure = (fan_outs(SaguaroParams(budget=32), 8, rate) for rate in (0.3, 0.9))
+    doubtful, sure = (fan_outs(SaguaroParams(budget=32), 8, rate, 1.0) for rate in (0.3, 0.9))
     assert doubtful[0] > sure[0]
     assert sum(doubtful[4:]) < sum(sure[4:])
     assert sure[8] > sure[0]
@@ -497,7 +502,7 @@ def test_a_rate_that_gives_all_to_one_end_is_refused(rate: float) -> None:
 def test_the_sum_is_the_budget_and_later_positions_before_the_last_get_no_more(
     budget: int, chain_len: int, rate: float, exponent: float
 ) -> None:
-    counts = fan_outs(SaguaroParams(budget=budget, exponent=exponent), chain_len, rate)
+    counts = fan_outs(SaguaroParams(budget=budget), chain_len, rate, exponent)
     assert len(counts) == chain_len + 1
     assert sum(counts) == budget
     assert min(counts) >= 0
@@ -548,7 +553,7 @@ def allocations(budget: int, num_positions: int) -> Iterator[tuple[int, ...]]:
 def test_no_allocation_has_a_higher_hit_probability_but_for_rounding(
     budget: int, chain_len: int, rate: float, exponent: float
 ) -> None:
-    counts = fan_outs(SaguaroParams(budget=budget, exponent=exponent), chain_len, rate)
+    counts = fan_outs(SaguaroParams(budget=budget), chain_len, rate, exponent)
     shares = geometric_shares(chain_len, rate, exponent)
     exact = [budget * share / sum(shares) for share in shares]
     best = max(allocations(budget, chain_len + 1), key=lambda found: hit_probability(found, rate, exponent))
@@ -556,5 +561,55 @@ def test_no_allocation_has_a_higher_hit_probability_but_for_rounding(
     if min(exact) >= 1:  # the theorem's solution is one: nothing in whole numbers is better
         assert hit_probability(exact, rate, exponent) >= most
     assert hit_probability(counts, rate, exponent) >= most - 0.01
-    uniform = fan_outs(SaguaroParams(FanOut.UNIFORM, budget=budget), chain_len, rate)
+    uniform = fan_outs(SaguaroParams(FanOut.UNIFORM, budget=budget), chain_len, rate, exponent)
     assert hit_probability(counts, rate, exponent) >= hit_probability(uniform, rate, exponent) - 0.01
+
+
+def ranked_session(rank: int | None, exponent: float = 0.0, *, num_rounds: int = 60) -> ToySpeculator:
+    """After rounds in which the target has always refused the chain's first token and said the outcome of that rank;
+    None = it said another token."""
+    params = SpeculationParams(Method.SAGUARO, GAMMA, 16, saguaro=SaguaroParams(budget=12, exponent=exponent))
+    session = ToySpeculator(SaguaroGrowth(params), toy_model())
+    for _ in range(num_rounds):
+        session.grow()
+        candidates = session.candidates(session.tree.root, 8)
+        said = a_missing_token(session.tree) if rank is None else candidates[1 + rank].token_id
+        session.commit([said])
+    return session
+
+
+def test_the_exponent_is_learnt_where_the_target_leaves_the_chain() -> None:
+    near, far = (ranked_session(rank).policy for rank in (0, None))
+    assert isinstance(near, SaguaroGrowth)
+    assert isinstance(far, SaguaroGrowth)
+    assert near._exponent.value > 1.2 > 0.5 > far._exponent.value
+
+
+def test_the_learnt_exponent_shapes_the_fan_out_and_a_given_one_does_not_move() -> None:
+    learnt, given_one = ranked_session(0), ranked_session(0, exponent=0.2)
+    for session, exponent in ((learnt, None), (given_one, 0.2)):
+        growth = session.policy
+        assert isinstance(growth, SaguaroGrowth)
+        rate = growth._acceptance_rate.value
+        used = growth._exponent.value if exponent is None else exponent
+        assert growth._next_fan_outs(GAMMA) == fan_outs(SaguaroParams(budget=12), GAMMA, rate, used)
+    assert learnt.policy._next_fan_outs(GAMMA) != given_one.policy._next_fan_outs(GAMMA)  # type: ignore[attr-defined]
+
+
+def test_as_many_tokens_are_biased_at_each_position_as_are_outcomes_there() -> None:
+    rule = AcceptanceRule.RATIO
+    saguaro = SaguaroParams(budget=12, bias=0.5)
+    params = SpeculationParams(Method.SAGUARO, GAMMA, 16, acceptance_rule=rule, shared_noise=False, saguaro=saguaro)
+    growth = SaguaroGrowth(params)
+    session = ToySpeculator(growth, toy_model())
+    expected = fan_outs(saguaro, GAMMA, 0.7, 1.0)
+    for depth in range(GAMMA):
+        expansion = growth.next_expansion(session.tree)
+        assert expansion is not None
+        assert [growth.num_biased_behind(node) for node in expansion.nodes] == [expected[depth]]
+        session.forward()
+    session.grow()
+    for outcome in session.tree.root.children.values():
+        assert growth.num_biased_behind(outcome) in expected
+    fixed = SaguaroGrowth(replace(params, saguaro=replace(saguaro, num_biased=3)))
+    assert fixed.num_biased_behind(session.tree.root) == 3

@@ -19,10 +19,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.core.calibration import FIRST_ACCEPTANCE_RATE, AcceptanceRate
+from outrider.core.calibration import AcceptanceRate, MissExponent
 from outrider.core.drafting.policy import Candidate, Child, Expansion, reach
 from outrider.core.params import FanOut, SaguaroParams, SpeculationParams
-from outrider.core.tree import DraftTree, Node, NodeState
+from outrider.core.tree import DraftTree, Node, NodeState, TokenId
 
 OPEN_PROBABILITY = 0.25
 """The target may wait for more of a chain that breaks off at a path at least so probable."""
@@ -51,9 +51,9 @@ class SaguaroGrowth:
     **Which outcomes.** After position k < K of a chain of K tokens those F_k candidates that are the most probable
     beside the chain's own next token; after position K the F_K most probable, of which the chain's own is one: there
     the chain simply goes on, as one more rail. It does so even if F_K is 0. F_k is `fan_outs`, by Theorem 12 with the
-    acceptance rate that this session has shown. A node's forward finds enough candidates for its outcomes; those are
-    kept until the node stands on a chain under verification, so outcomes cost no forward of their own, neither those
-    of the first chain nor those of a rail that has become the chain.
+    acceptance rate and the exponent that this session has shown. A node's forward finds enough candidates for its
+    outcomes; those are kept until the node stands on a chain under verification, so outcomes cost no forward of their
+    own, neither those of the first chain nor those of a rail that has become the chain.
 
     **How far.** A rail has as many tokens as the target verifies at once, fewer where its path below the outcome
     becomes improbable, and none deeper than `lookahead` below the root. Where there are more rails than a forward has
@@ -77,6 +77,11 @@ class SaguaroGrowth:
         self._is_ratio = params.is_ratio
         self._params = params.saguaro
         self._acceptance_rate = AcceptanceRate()
+        self._exponent = MissExponent()
+        self._fan_outs = self._next_fan_outs(self._max_chain_len)
+        """F_k for the chain under verification."""
+        self._found: dict[Node, tuple[int, ...]] = {}
+        """Tokens that a forward found behind a node, that of the chain first, then the best."""
         self._chain: list[Node] = []
         """The root, and below it the chain under verification as far as it exists. Empty until the first look at the
         tree."""
@@ -113,6 +118,7 @@ class SaguaroGrowth:
             ranked = sorted(candidates, key=_rank)
             grown += [Child(node, candidate) for candidate in ranked[:1]]
             self._unused[node] = ranked[1:]
+            self._found[node] = tuple(candidate.token_id for candidate in ranked)
         if self._is_alone and grown:
             self._end_chain(tree, grown[-1])
         end = self._chain[-1] if len(self._chain) > self._chain_len else None
@@ -132,17 +138,47 @@ class SaguaroGrowth:
         return outcomes
 
     def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
-        """Learns the acceptance rate, and takes what has survived for the chain under verification."""
+        """Learns what the verdict tells, and takes what has survived for the chain under verification."""
         if not self._is_alone and self._chain:
-            chain = self._chain[1:]
-            # Only nodes of the chain: a committed outcome beside it is a hit, and its chain token was refused.
-            num_accepted = sum(node.state is NodeState.COMMITTED for node in chain)
-            self._acceptance_rate.add(num_accepted, is_refused=num_accepted < min(len(chain), num_tokens))
+            self._learn(tree.committed[-num_tokens:])
         root = tree.root
         self._unused = {
             node: unused for node, unused in self._unused.items() if node is root or node.state is NodeState.LIVE
         }
+        self._found = {node: found for node, found in self._found.items() if node in self._unused}
         self._begin(tree)
+
+    def _learn(self, token_ids: Sequence[TokenId]) -> None:
+        """Learns the acceptance rate, and how good the guesses are where the target has left the chain."""
+        chain = self._chain[1 : 1 + self._chain_len]
+        # Only nodes of the chain: a committed outcome beside it is a hit, and its chain token was refused.
+        num_accepted = sum(node.state is NodeState.COMMITTED for node in chain)
+        is_refused = num_accepted < min(len(chain), len(token_ids))
+        self._acceptance_rate.add(num_accepted, is_refused=is_refused)
+        found = self._found.get(self._chain[num_accepted], ())
+        if num_accepted >= len(token_ids) or not found:
+            return
+        # Where the chain goes on, its own token is no outcome; at its end it is the best of them.
+        outcomes = found[1:] if is_refused else found
+        said = token_ids[num_accepted]
+        self._exponent.add(outcomes.index(said) if said in outcomes else None)
+
+    def num_biased_behind(self, node: Node) -> int:
+        """Returns how many of the most probable tokens SAGUARO sampling scales for the draw behind a node: as many as
+        are outcomes there, F_k (section 4.2). What their scaling takes from q is left to the residual, so that the
+        token after a refusal is more often among them.
+
+        It follows from verdicts and from the place in the tree, never from the token that is drawn.
+        """
+        if self._params.num_biased or self._params.bias >= 1:
+            return self._params.num_biased
+        rail = next((rail for rail in self._rails if rail.tip is node), None)
+        first = rail.outcome if rail is not None else self._chain[0] if self._chain else node
+        return self._fan_outs[min(max(0, node.position - first.position), len(self._fan_outs) - 1)]
+
+    def _next_fan_outs(self, chain_len: int) -> list[int]:
+        exponent = self._params.exponent or self._exponent.value
+        return fan_outs(self._params, chain_len, self._acceptance_rate.value, exponent)
 
     def foresee(self, stale_tokens: float) -> None:
         """Limits the depth of the chain and of the rails. The outcomes stay those of the chain under verification,
@@ -209,7 +245,8 @@ class SaguaroGrowth:
     def _plan(self, chain_len: int) -> None:
         """Decides how many outcomes a chain of this length wants, beside those that there are."""
         self._chain_len = chain_len
-        counts = fan_outs(self._params, chain_len, self._acceptance_rate.value)
+        self._fan_outs = self._next_fan_outs(chain_len)
+        counts = list(self._fan_outs)
         # One more than the outcomes, because the chain's own next token is a candidate, too.
         self._num_candidates = max(MIN_CANDIDATES, 1 + max(counts))
         # After the whole chain, that token is itself one of the F_K outcomes.
@@ -262,11 +299,11 @@ def _rank(candidate: Candidate) -> tuple[bool, float, int]:
     return candidate.q is None, -candidate.logprob, candidate.token_id
 
 
-def fan_outs(params: SaguaroParams, chain_len: int, acceptance_rate: float) -> list[int]:
+def fan_outs(params: SaguaroParams, chain_len: int, acceptance_rate: float, exponent: float) -> list[int]:
     """Returns F_k for k = 0..chain_len. Their sum is the budget, unless the parameters give them."""
     match params.fan_out:
         case FanOut.GEOMETRIC:
-            return apportioned(params.budget, geometric_shares(chain_len, acceptance_rate, params.exponent))
+            return apportioned(params.budget, geometric_shares(chain_len, acceptance_rate, exponent))
         case FanOut.UNIFORM:
             return apportioned(params.budget, [1.0] * (chain_len + 1))
         case FanOut.GIVEN:
@@ -302,15 +339,3 @@ def apportioned(budget: int, shares: Sequence[float]) -> list[int]:
     for k in by_remainder[: budget - sum(counts)]:
         counts[k] += 1
     return counts
-
-
-def num_biased(params: SpeculationParams) -> int:
-    """Returns how many of the most probable tokens SAGUARO sampling scales by its bias (F of section 4.2).
-
-    By default these are the outcomes after the first position: what their scaling takes from q is left to the residual,
-    so that the token after a refusal is more often among them.
-    """
-    saguaro = params.saguaro
-    if saguaro.num_biased or saguaro.bias >= 1:
-        return saguaro.num_biased
-    return fan_outs(saguaro, params.num_speculative_tokens, FIRST_ACCEPTANCE_RATE)[0]

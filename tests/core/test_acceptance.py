@@ -300,3 +300,30 @@ def test_the_noise_is_uniform() -> None:
         word_after([number % 10, number // 10 % 10], [number // 100 % 10], number // 1000) for number in range(5000)
     ]
     assert stats.kstest(np.array(words) / 2.0**64, "uniform").pvalue > 1e-3
+
+
+def traded(p: np.ndarray, q: np.ndarray, bias: float, num_biased: int) -> tuple[float, float]:
+    """Probability that a drafted token is kept, and that the one after a refusal is among the most probable drafts."""
+    best = np.argsort(-q)
+    row = sparse_row(best.tolist(), q[best].tolist(), bias, num_biased)
+    drawn = np.array([row.probability(token_id) for token_id in range(len(q))])
+    residual = np.maximum(p - drawn, 0)
+    return float(np.minimum(p, drawn).sum()), float(residual[best[:num_biased]].sum() / residual.sum())
+
+
+@pytest.mark.parametrize("num_biased", [1, 4])
+def test_a_lower_bias_trades_acceptance_for_hits_after_a_refusal(num_biased: int) -> None:
+    # SAGUARO, section 4.2: a draft model that is near its target, over all pairs of a fixed set.
+    rng = np.random.default_rng(2)
+    pairs = []
+    for _ in range(50):
+        p = rng.dirichlet([0.3] * 16)
+        pairs.append((p, 0.8 * p + 0.2 * rng.dirichlet([0.3] * 16)))
+    found = [
+        np.mean([traded(p, q, bias, num_biased) for p, q in pairs], axis=0) for bias in (1.0, 0.75, 0.5, 0.25, 0.0)
+    ]
+    acceptances, hits = zip(*found, strict=True)
+    assert list(acceptances) == sorted(acceptances, reverse=True)
+    assert list(hits) == sorted(hits)
+    assert acceptances[0] > 1.3 * acceptances[-1]
+    assert hits[-1] > 1.2 * hits[0]

@@ -94,7 +94,7 @@ def speculation_params(draw: st.DrawFn) -> SpeculationParams:
     elif method is Method.DOUBLE:
         own["double"] = draw(double_params())
     elif method is Method.SPACELIKE:
-        own["spacelike"] = SpacelikeParams(draw(st.integers(1, 10)))
+        own["spacelike"] = SpacelikeParams(draw(st.integers(1, 10)), draw(st.booleans()))
     elif method is Method.BEST_FIRST:
         own["best_first"] = BestFirstParams(draw(st.integers(0, 64)), draw(st.integers(1, 8)))
     takes_turns = method is Method.DOUBLE and own["double"].serial

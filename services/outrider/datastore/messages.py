@@ -181,7 +181,7 @@ def _contexts(request: pb.LookupRequest, scope: Scope, settings: DatastoreSettin
 
 
 def _limits(request: pb.LookupRequest, settings: DatastoreSettings) -> Limits:
-    if not (request.max_match_len or request.max_continuation_len or request.tiers):
+    if not (request.max_match_len or request.max_continuation_len or request.tiers or request.whole_runs):
         return _default_limits(settings.max_match_len, settings.max_continuation_len)
     for field in ("max_match_len", "max_continuation_len"):
         value, limit = getattr(request, field), getattr(settings, field)
@@ -192,6 +192,7 @@ def _limits(request: pb.LookupRequest, settings: DatastoreSettings) -> Limits:
         request.max_match_len or settings.max_match_len,
         request.max_continuation_len or settings.max_continuation_len,
         frozenset(_TIERS_BY_VALUE[number] for number in request.tiers) or _ALL_TIERS,
+        request.whole_runs,
     )
 
 

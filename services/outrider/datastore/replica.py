@@ -108,7 +108,8 @@ class Replica:
             for index, context in enumerate(contexts):
                 # At equal length the n-gram tiers come first; a context that is no longer cannot match more.
                 if len(context) > continuations[index].match_len:
-                    other = ring.lookup(context, self._max_ring_match_len, limits.max_continuation_len)
+                    lengths = self._max_ring_match_len, limits.max_continuation_len
+                    other = ring.lookup(context, *lengths, whole_runs=limits.whole_runs)
                     if other.match_len > continuations[index].match_len:
                         continuations[index] = other
         self.statistics.add_lookup(continuations, is_local, time.perf_counter() - began)

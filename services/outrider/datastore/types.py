@@ -85,6 +85,8 @@ class Limits:
     # Hashable, as a scope is: the store caches the head of a lookup command by both.
     tiers: frozenset[Source] = frozenset(TIERS)
     """Tiers to search."""
+    whole_runs: bool = False
+    """Has the ring compare continuations as a whole."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,8 @@ class DatastorePeer:
         """
         session_scope = self._scope_of(retrieval_scope_to_proto(scope), tenant, session_id, contribute)
         tiers = tiers_to_proto(() if plan is None else plan.tiers)
-        asker = Asker(session_scope, on_answer, on_lost, tiers, current_span().trace_budget())
+        run_len = 0 if plan is None else plan.whole_run_len
+        asker = Asker(session_scope, on_answer, on_lost, tiers, run_len, current_span().trace_budget())
         return RetrievalStream(self._recorder, self._lookups, asker, committed, plan)
 
     def _scope_of(

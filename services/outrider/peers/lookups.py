@@ -44,6 +44,8 @@ class Asker:
     on_lost: Callable[[], None]
     tiers: Sequence[types_pb2.Source] = ()
     """Tiers that are asked; empty means all."""
+    whole_run_len: int = 0
+    """See `RetrievalPlan`."""
     trace_budget: TraceBudget = field(default_factory=TraceBudget)
     """Names the session's trace in its first lookups."""
     next_query: pb.Query | None = None
@@ -94,7 +96,13 @@ class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
             query, asker.next_query = asker.next_query, None
             if query is None:
                 continue
-            request = pb.LookupRequest(queries=[query], tiers=asker.tiers, traceparent=asker.trace_budget.next())
+            request = pb.LookupRequest(
+                queries=[query],
+                tiers=asker.tiers,
+                max_continuation_len=asker.whole_run_len,
+                whole_runs=asker.whole_run_len > 0,
+                traceparent=asker.trace_budget.next(),
+            )
             # The scope of a message holds for those after it, so it is sent only when it changes.
             if asker.scope is not scope:
                 scope = asker.scope

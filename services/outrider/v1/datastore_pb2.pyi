@@ -36,20 +36,22 @@ class Query(_message.Message):
     def __init__(self, query_id: _Optional[int] = ..., base_len: _Optional[int] = ..., context_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LookupRequest(_message.Message):
-    __slots__ = ("scope", "queries", "max_match_len", "max_continuation_len", "tiers", "traceparent")
+    __slots__ = ("scope", "queries", "max_match_len", "max_continuation_len", "tiers", "traceparent", "whole_runs")
     SCOPE_FIELD_NUMBER: _ClassVar[int]
     QUERIES_FIELD_NUMBER: _ClassVar[int]
     MAX_MATCH_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTINUATION_LEN_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_RUNS_FIELD_NUMBER: _ClassVar[int]
     scope: Scope
     queries: _containers.RepeatedCompositeFieldContainer[Query]
     max_match_len: int
     max_continuation_len: int
     tiers: _containers.RepeatedScalarFieldContainer[_types_pb2.Source]
     traceparent: str
-    def __init__(self, scope: _Optional[_Union[Scope, _Mapping]] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., max_match_len: _Optional[int] = ..., max_continuation_len: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[_types_pb2.Source, str]]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    whole_runs: bool
+    def __init__(self, scope: _Optional[_Union[Scope, _Mapping]] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., max_match_len: _Optional[int] = ..., max_continuation_len: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[_types_pb2.Source, str]]] = ..., traceparent: _Optional[str] = ..., whole_runs: _Optional[bool] = ...) -> None: ...
 
 class LookupResult(_message.Message):
     __slots__ = ("query_id", "base_len", "match_len", "tier", "parent_offsets", "token_ids", "counts")

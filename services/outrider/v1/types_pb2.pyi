@@ -213,10 +213,12 @@ class DoubleParams(_message.Message):
     def __init__(self, max_match_len: _Optional[int] = ..., max_phrase_len: _Optional[int] = ..., draft_retrieval: _Optional[bool] = ..., target_retrieval: _Optional[bool] = ..., tiers: _Optional[_Iterable[_Union[Source, str]]] = ..., serial: _Optional[bool] = ...) -> None: ...
 
 class SpacelikeParams(_message.Message):
-    __slots__ = ("max_match_len",)
+    __slots__ = ("max_match_len", "whole_runs")
     MAX_MATCH_LEN_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_RUNS_FIELD_NUMBER: _ClassVar[int]
     max_match_len: int
-    def __init__(self, max_match_len: _Optional[int] = ...) -> None: ...
+    whole_runs: bool
+    def __init__(self, max_match_len: _Optional[int] = ..., whole_runs: _Optional[bool] = ...) -> None: ...
 
 class BestFirstParams(_message.Message):
     __slots__ = ("num_expanded", "num_children")

@@ -45,6 +45,8 @@ def test_each_side_of_double_can_do_without() -> None:
 
 
 def test_spacelike_asks_the_ring_alone_and_looks_ahead() -> None:
+    whole = target_plan(SpeculationParams(Method.SPACELIKE, 7, 7, spacelike=SpacelikeParams(6, whole_runs=True)))
+    assert whole == RetrievalPlan(6, 6, (Source.RING,), whole_run_len=7, looks_ahead=True)
     plan = target_plan(SpeculationParams(Method.SPACELIKE, spacelike=SpacelikeParams(6)))
     assert plan == RetrievalPlan(6, 6, (Source.RING,), looks_ahead=True)
     assert not plan.is_in_process

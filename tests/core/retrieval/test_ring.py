@@ -212,7 +212,7 @@ def test_however_often_a_token_repeats_few_matches_are_looked_at():
     found = ring.lookup([5] * 20, 10, 8)
     assert (found.match_len, found.chain(), found.counts[0]) == (10, (5,) * 8, MAX_MATCHES)
     assert index.num_looked_at == MAX_MATCHES
-    ring.append([5] * 50)
+    ring.append([5] * 2 * MAX_MATCHES)
     found = ring.lookup([5] * 20, 10, 8)
     assert (found.match_len, found.chain(), found.counts[0]) == (10, (5,) * 8, 2 * MAX_MATCHES)
     assert index.num_looked_at == 2 * MAX_MATCHES
@@ -298,3 +298,24 @@ def test_an_empty_ring_knows_nothing_and_an_empty_document_changes_nothing(is_in
 def test_what_is_out_of_its_range_is_refused(field, call):
     with pytest.raises(InvalidParameter, match=field):
         call()
+
+
+def test_what_follows_most_often_as_a_whole_may_be_another_than_token_by_token():
+    ring = TokenRing(1000, 10)
+    for run in ([1, 2, 3], [1, 2, 4], [1, 5, 6], [7, 8, 9], [7, 8, 9]):
+        ring.append([50, 51, *run])
+    assert ring.lookup([50, 51], 10, 3).chain()[:2] == (1, 2), "three of five begin so"
+    assert ring.lookup([50, 51], 10, 3, whole_runs=True) == Continuation(
+        2, Source.RING, (0, 1, 1), (7, 8, 9), (2, 2, 2)
+    )
+    assert ring.lookup([50, 51], 10, 2, whole_runs=True).chain() == (7, 8), "cut to two, two of each: the latest"
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8), st.integers(1, 5))
+def test_the_whole_run_is_the_most_frequent_of_all_that_followed(runs, max_len):
+    ring = TokenRing(1000, 10)
+    for run in runs:
+        ring.append([9, *run])
+    followed = [tuple(run[:max_len]) for run in runs]
+    found = ring.lookup([9], 1, max_len, whole_runs=True)
+    assert followed.count(found.chain()) == max(map(followed.count, followed)) == found.counts[0]

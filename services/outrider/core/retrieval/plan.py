@@ -14,6 +14,9 @@ CONTEXT_LEN = 16
 MAX_PHRASE_LEN = 10
 """Retrieved tokens that one draft forward verifies, unless the session wants another number."""
 
+MAX_RUN_LEN = 16
+"""Tokens of a continuation that a datastore returns at most, by its default settings."""
+
 
 @dataclass(frozen=True, slots=True)
 class RetrievalPlan:
@@ -30,6 +33,8 @@ class RetrievalPlan:
     max_tail_len: int = 0
     """Most retrieved tokens that one target forward verifies behind the whole chain. 0 means as many as the chain
     lacks of its greatest length."""
+    whole_run_len: int = 0
+    """Has the ring compare continuations as a whole, cut to so many tokens. 0 means token by token."""
     is_calibrated: bool = True
     """Ends phrases where they become improbable, and makes them as long as has paid so far. False means that they are
     as long as they may be."""
@@ -57,7 +62,8 @@ def _target_plan(params: SpeculationParams) -> RetrievalPlan | None:
             return replace(plan, max_tail_len=plan.max_phrase_len) if params.double.target_retrieval else None
         case Method.SPACELIKE:
             length = params.spacelike.max_match_len
-            return RetrievalPlan(length, length, (Source.RING,), looks_ahead=True)
+            run_len = min(params.num_speculative_tokens, MAX_RUN_LEN) if params.spacelike.whole_runs else 0
+            return RetrievalPlan(length, length, (Source.RING,), whole_run_len=run_len, looks_ahead=True)
     return RetrievalPlan() if params.retrieves else None
 
 

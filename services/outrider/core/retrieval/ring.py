@@ -14,6 +14,7 @@ Pure. One owner, such as an event loop, calls everything in this module; only `C
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -132,12 +133,25 @@ class TokenRing:
         self._index = index
         self._index_start, self._index_end = snapshot.start, snapshot.end
 
-    def lookup(self, context: Sequence[TokenId], max_match_len: int, max_continuation_len: int) -> Continuation:
-        """The most frequent continuation of the longest suffix of a context, of at most max_match_len tokens.
+    def lookup(
+        self,
+        context: Sequence[TokenId],
+        max_match_len: int,
+        max_continuation_len: int,
+        *,
+        whole_runs: bool = False,
+    ) -> Continuation:
+        """Returns what most frequently followed the longest suffix of a context.
 
-        max_match_len: what is beyond the ring's own counts as that. max_continuation_len: tokens of the chain; it is
-        shorter where the documents end. Counts are numbers of matches: MAX_MATCHES in the index at most (an even
-        sample) and as many fresh ones (the latest).
+        Args:
+            context: The last tokens.
+            max_match_len: Longest suffix, in tokens; what is beyond the ring's own counts as that.
+            max_continuation_len: Tokens of the chain; it is shorter where the documents end.
+            whole_runs: Takes what followed most often as a whole, cut to this length (spacelike speculative decoding,
+                Doubleword 2025), not what does token by token.
+
+        Counts are numbers of matches: MAX_MATCHES in the index at most (an even sample) and as many fresh ones (the
+        latest).
         """
         check(max_match_len >= 1, "max_match_len", ">= 1", max_match_len)
         check(max_continuation_len >= 1, "max_continuation_len", ">= 1", max_continuation_len)
@@ -155,7 +169,9 @@ class TokenRing:
             runs += [index.following(position, max_continuation_len) for position in sorted(indexed.positions)]
         for position in reversed(fresh):
             runs.append(decode_run(self._read(position, min(position + max_continuation_len, self._end))))
-        return _most_frequent(runs, match_len) if runs else NOTHING
+        if not runs:
+            return NOTHING
+        return _most_frequent_run(runs, match_len) if whole_runs else _most_frequent(runs, match_len)
 
     def _fresh_matches(self, tail: Sequence[TokenId], min_match_len: int) -> tuple[int, list[int]]:
         """The longest match of at least min_match_len tokens that is not indexed, and its positions, latest first."""
@@ -276,6 +292,14 @@ class _FreshContexts:
             if length in self.KEY_LENS:
                 places[length] = (total & 0xFFFFFFFFFFFFFFFF) >> self._shift
         return places
+
+
+def _most_frequent_run(runs: Sequence[tuple[TokenId, ...]], match_len: int) -> Continuation:
+    """The run that followed most often, the latest one among equals, oldest first."""
+    latest = {run: index for index, run in enumerate(runs)}
+    counts = Counter(runs)
+    best = max(latest, key=lambda run: (counts[run], latest[run]))
+    return continuation_of(match_len, Source.RING, best, [counts[best]] * len(best), ())
 
 
 def _most_frequent(runs: Sequence[tuple[TokenId, ...]], match_len: int) -> Continuation:

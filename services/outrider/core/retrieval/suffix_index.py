@@ -28,7 +28,7 @@ SEPARATOR = -1
 INDEX_DEPTH = 16
 """Longest match, tokens: the text is sorted no deeper, which bounds the sort where one symbol repeats."""
 
-MAX_MATCHES = 16
+MAX_MATCHES = 64
 """Positions returned at most. Where there are more, a sample: the answer to a frequent context costs no more."""
 
 MAX_TOKEN_ID = 2**31 - 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from itertools import chain, repeat
 from statistics import median
 from typing import Any
@@ -48,9 +49,7 @@ class Measured:
         Experiments with the same prompts get the same draw: what is claimed of two of them is claimed of the same
         prompts. Where generations share the machine they have no times of their own, and repeats are drawn instead.
         """
-        found = object.__new__(Measured)
-        found._blocks, found._generations = self._blocks, self._generations
-        found._strata, found._sharing = self._strata, self._sharing
+        found = copy(self)  # what was measured stays the same; how much each counts does not
         draws = {strata: draw(strata, random) for strata in dict.fromkeys(self._strata.values())}
         found._drawn = {name: draws[strata] for name, strata in self._strata.items()}
         return found
@@ -106,6 +105,19 @@ class Measured:
         best = min(known, key=lambda other: known[other])
         missing = ", ".join(ratios.keys() - known.keys())
         return known[best], f"best of them: {best}" + (f"; not measured: {missing}" if missing else "")
+
+    def the_best(
+        self, experiment: str, labels: Iterable[str], base: str, temperature: float
+    ) -> tuple[float | None, str]:
+        """Divide the tokens a second of the fastest of several contenders by those of another.
+
+        Returns:
+            The ratio, None if none of them was measured; and a remark that names the fastest.
+        """
+        ratios = {label: self.ratio(experiment, label, base, temperature) for label in labels}
+        known = {label: ratio for label, ratio in ratios.items() if ratio is not None}
+        best = max(known, key=lambda label: known[label], default="")
+        return known.get(best), f"best: {best}" if best else ""
 
     def throughput(self, experiment: str, label: str, temperature: float) -> float | None:
         """Return the tokens a second, prefill included."""

@@ -344,7 +344,8 @@ def experiment_table(experiment: Mapping[str, Any]) -> Table:
     # With several kinds, a row over all of them would be a mean of what is shown apart.
     shown = [row for row in rows if (row["category"] == ALL_CATEGORIES) == (not categories)]
     if not categories:
-        return Table(experiment["title"], EXPERIMENT_COLUMNS, [_experiment_cells(row) for row in shown])
+        columns, cells = _with_concurrency(EXPERIMENT_COLUMNS, [_experiment_cells(row) for row in shown], shown)
+        return Table(experiment["title"], columns, cells)
     # Kinds apart, each with its temperatures.
     shown = sorted(shown, key=lambda row: (row["category"], row["temperature"]))
     columns = ("prompts", *EXPERIMENT_COLUMNS)
@@ -373,7 +374,20 @@ def _shares_table(experiment: Mapping[str, Any], field: str, title: str) -> Tabl
         total = sum(row[field].values())
         shares = [percent_cell(row[field][name] / total) if name in row[field] else NONE for name in names]
         cells.append([label_of(row), f"{row['temperature']:g}", *shares])
-    return Table(f"{experiment['title']}: {title}", ("method", "T", *names), cells)
+    columns, cells = _with_concurrency(("method", "T", *names), cells, rows)
+    return Table(f"{experiment['title']}: {title}", columns, cells)
+
+
+def _with_concurrency(
+    columns: Sequence[str], cells: Sequence[Sequence[str]], rows: Sequence[Row]
+) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Put the number of generations at once in front of each row where it varies."""
+    if len({row["concurrency"] for row in rows}) < 2:
+        return columns, cells
+    return (
+        ("at once", *columns),
+        [[str(row["concurrency"]), *line] for row, line in zip(rows, cells, strict=True)],
+    )
 
 
 def degraded_notes(experiment: Mapping[str, Any]) -> list[str]:

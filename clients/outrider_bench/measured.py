@@ -169,28 +169,29 @@ class Measured:
             }
         return rows
 
-    def generations(self, experiment: str) -> list[dict[str, Any]]:
-        """Return what was counted and timed of each generation that was finished: what intervals are drawn from."""
-        return [
-            {
-                "contender": block.condition.label,
-                "temperature": block.condition.temperature,
-                "concurrency": block.condition.concurrency,
-                "repeat": sample.repeat,
-                "prompt": sample.prompt_index,
-                "category": sample.category,
-                "output_tokens": len(sample.generation.token_ids),
-                "duration_s": sample.generation.duration_s,
-                "turn_s": block.duration_s,
-                "rounds": sample.generation.rounds.num_rounds,
-                "accepted": sample.generation.rounds.num_accepted,
-                "judged": sample.generation.rounds.num_judged,
-                "hits": sample.generation.rounds.num_hits,
-            }
+    def generations(self, experiment: str) -> dict[str, list[Any]]:
+        """Return what was counted and timed of each finished generation, by column: what intervals are drawn from."""
+        found = [
+            (block, sample, sample.generation)
             for block in self._blocks.get(experiment, ())
             for sample in block.samples
             if sample.generation is not None
         ]
+        return {
+            "contender": [block.condition.label for block, _, _ in found],
+            "temperature": [block.condition.temperature for block, _, _ in found],
+            "concurrency": [block.condition.concurrency for block, _, _ in found],
+            "repeat": [sample.repeat for _, sample, _ in found],
+            "prompt": [sample.prompt_index for _, sample, _ in found],
+            "category": [sample.category for _, sample, _ in found],
+            "output_tokens": [len(generation.token_ids) for _, _, generation in found],
+            "duration_s": [generation.duration_s for _, _, generation in found],
+            "turn_s": [block.duration_s for block, _, _ in found],
+            "rounds": [generation.rounds.num_rounds for _, _, generation in found],
+            "accepted": [generation.rounds.num_accepted for _, _, generation in found],
+            "judged": [generation.rounds.num_judged for _, _, generation in found],
+            "hits": [generation.rounds.num_hits for _, _, generation in found],
+        }
 
     def _rounds(self, experiment: str, label: str, temperature: float, category: str = "") -> list[Rounds]:
         """Return the rounds of each generation, as often as its prompt was drawn."""

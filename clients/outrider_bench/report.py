@@ -374,8 +374,8 @@ def _shares_table(experiment: Mapping[str, Any], field: str, title: str) -> Tabl
         total = sum(row[field].values())
         shares = [percent_cell(row[field][name] / total) if name in row[field] else NONE for name in names]
         cells.append([label_of(row), f"{row['temperature']:g}", *shares])
-    columns, cells = _with_concurrency(("method", "T", *names), cells, rows)
-    return Table(f"{experiment['title']}: {title}", columns, cells)
+    columns, lines = _with_concurrency(("method", "T", *names), cells, rows)
+    return Table(f"{experiment['title']}: {title}", columns, lines)
 
 
 def _with_concurrency(

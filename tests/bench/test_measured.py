@@ -145,6 +145,8 @@ def test_a_draw_holds_for_all_experiments_with_the_same_prompts() -> None:
     for _ in range(20):
         drawn = Measured(blocks).resampled(random)
         assert drawn.kept("there", "here", "auto", 0.0) == pytest.approx(1 / 3)
+        here, there = (drawn.throughput(name, "auto", 0.0) for name in times)
+        assert there == pytest.approx(here / 3)
 
 
 def test_prompts_are_drawn_among_their_own_kind() -> None:

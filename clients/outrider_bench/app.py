@@ -147,7 +147,11 @@ def generation(
         float | None, typer.Option(help="Where a chain ends. Default: the server's.")
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help='JSONL with {"prompt": ..., "category": ...}. Default: 24 prompts of our own.')
+        Path | None,
+        typer.Option(
+            help='JSONL with {"prompt": ..., "category": ...}, or the file of HumanEval, GSM8K or MT-Bench (first '
+            "turns). Default: 24 prompts of our own."
+        ),
     ] = None,
     categories: Annotated[str, typer.Option(help="Categories of prompts to use. Default: all.")] = "",
     num_prompts: Annotated[int | None, typer.Option(help="Prompts to use, the categories taking turns.")] = None,

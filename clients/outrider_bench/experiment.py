@@ -42,6 +42,15 @@ class Experiment:
     """Number format of the target."""
     rtt_ms: float = 0.0
     """Round trip that is added between verifier and speculator."""
+    concurrencies: tuple[int, ...] = (1,)
+    """Generations at once; everything is measured at each."""
+    shares_core: bool = False
+    """True for a target and a draft model that share one core, as models on one device do."""
+
+    @property
+    def services(self) -> tuple[str, bool]:
+        """The draft model, and if it shares the target's core: experiments with the same ones share their services."""
+        return self.draft, self.shares_core
 
     @property
     def draft_dtype(self) -> str:
@@ -54,7 +63,8 @@ class Experiment:
         # The prompts come once, so neither repeats nor temperatures multiply them.
         if self.off_at is not None:
             return len(self.off_at) + len(self.prompts) * sum(one.method != OFF for one in self.contenders)
-        return len(self.contenders) * len(self.temperatures) * len(self.prompts) * self.repeats
+        each = len(self.contenders) * len(self.temperatures) * len(self.prompts) * self.repeats
+        return each * len(self.concurrencies)
 
     def config(self, seed: int, cores: tuple[int, ...]) -> BenchConfig:
         """Return the benchmark that this is, for the machinery that takes turns and starts services."""
@@ -66,10 +76,11 @@ class Experiment:
             # Not the contenders': a server that lacks one of their methods fails that contender, not the experiment.
             methods=(OFF,),
             temperatures=self.temperatures,
+            concurrencies=self.concurrencies,
             max_tokens=self.max_tokens,
             repeats=self.repeats,
             seed=seed,
-            cores=cores,
+            cores=cores[:1] * 2 if self.shares_core else cores,
             prompts=self.prompts,
         )
 
@@ -104,6 +115,8 @@ def contender(method: str, setting: str = "", **fields: Any) -> Contender:
 
 
 PLAIN = contender(OFF)
+AS_PUBLISHED = "as published"
+"""Setting of a contender that does what its paper says, and nothing of what this project adds to all methods."""
 
 
 def contenders_of(config: BenchConfig) -> list[Contender]:

@@ -1,17 +1,24 @@
 """Blocks to ratios and rates: what the claims are about. Pure.
 
 Two contenders are compared repeat by repeat, on the prompts that both have finished; the median of the repeats counts.
-None means that a value was not measured.
+None means that a value was not measured. `Measured.resampled` is the same with other prompts drawn from those that
+there are: what an interval is estimated from.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from itertools import chain, repeat
 from statistics import median
+from typing import Any
 
+import numpy as np
+
+from outrider_bench.bootstrap import Multiplicities, draw
 from outrider_bench.experiment import OFF
-from outrider_bench.samples import Block, GenerationSample, Rounds
+from outrider_bench.samples import Block, GenerationSample, Rounds, Sample
 from outrider_bench.statistics import Row, rows_of
 from outrider_cli.prompts import ALL_CATEGORIES
 
@@ -24,6 +31,28 @@ class Measured:
 
     def __init__(self, blocks: Mapping[str, Sequence[Block]]) -> None:
         self._blocks = blocks
+        self._generations = {name: _by_condition(found) for name, found in blocks.items()}
+        self._strata = {name: _strata_of(found) for name, found in blocks.items()}
+        self._sharing = frozenset(name for name, found in blocks.items() if _share_the_machine(found))
+        """Experiments whose repeats are drawn, not their prompts."""
+        self._drawn: Mapping[str, Multiplicities] = {}
+        """How often each unit was drawn, by experiment; units that are not named count once."""
+
+    @property
+    def can_vary(self) -> bool:
+        """True if another draw can have other values: there is more than one prompt of a kind somewhere."""
+        return any(len(stratum) > 1 for strata in self._strata.values() for stratum in strata)
+
+    def resampled(self, random: np.random.Generator) -> Measured:
+        """Return the same measurements, as if other prompts of the same kinds had been asked.
+
+        Experiments with the same prompts get the same draw: what is claimed of two of them is claimed of the same
+        prompts. Where generations share the machine they have no times of their own, and repeats are drawn instead.
+        """
+        found = copy(self)  # what was measured stays the same; how much each counts does not
+        draws = {strata: draw(strata, random) for strata in dict.fromkeys(self._strata.values())}
+        found._drawn = {name: draws[strata] for name, strata in self._strata.items()}
+        return found
 
     def labels(self, experiment: str) -> list[str]:
         """Name the contenders that have finished something, in the order of the first turns."""
@@ -37,12 +66,24 @@ class Measured:
     def ratio(self, experiment: str, label: str, base: str, temperature: float, category: str = "") -> float | None:
         """Divide the tokens a second of one contender by those of another, prefill included."""
         ours = self._finished(experiment, label, temperature, category)
-        return _ratio(ours, self._finished(experiment, base, temperature, category))
+        return self._ratio(experiment, ours, self._finished(experiment, base, temperature, category))
+
+    def batch_ratio(self, experiment: str, label: str, base: str, temperature: float, concurrency: int) -> float | None:
+        """Divide the tokens a second of one contender by those of another, so many generations running at once.
+
+        The time is that of all generations of a turn together; the median of the repeats counts.
+        """
+        ours = self._turns(experiment, label, temperature, concurrency)
+        theirs = self._turns(experiment, base, temperature, concurrency)
+        drawn = self._drawn.get(experiment, {}) if experiment in self._sharing else {}
+        ratios = [[ours[key] / theirs[key]] * drawn.get(key, 1) for key in sorted(ours.keys() & theirs.keys())]
+        found = list(chain.from_iterable(ratios))
+        return median(found) if found else None
 
     def kept(self, experiment: str, base_experiment: str, label: str, temperature: float) -> float | None:
         """Divide the tokens a second of a contender by those it has in another experiment with the same prompts."""
         ours = self._finished(experiment, label, temperature)
-        return _ratio(ours, self._finished(base_experiment, label, temperature))
+        return self._ratio(experiment, ours, self._finished(base_experiment, label, temperature))
 
     def speedup(self, experiment: str, label: str, temperature: float, category: str = "") -> float | None:
         """Divide the tokens a second by those of `off`."""
@@ -65,16 +106,31 @@ class Measured:
         missing = ", ".join(ratios.keys() - known.keys())
         return known[best], f"best of them: {best}" + (f"; not measured: {missing}" if missing else "")
 
+    def the_best(
+        self, experiment: str, labels: Iterable[str], base: str, temperature: float
+    ) -> tuple[float | None, str]:
+        """Divide the tokens a second of the fastest of several contenders by those of another.
+
+        Returns:
+            The ratio, None if none of them was measured; and a remark that names the fastest.
+        """
+        ratios = {label: self.ratio(experiment, label, base, temperature) for label in labels}
+        known = {label: ratio for label, ratio in ratios.items() if ratio is not None}
+        best = max(known, key=lambda label: known[label], default="")
+        return known.get(best), f"best: {best}" if best else ""
+
     def throughput(self, experiment: str, label: str, temperature: float) -> float | None:
         """Return the tokens a second, prefill included."""
         found = self._finished(experiment, label, temperature)
-        values = [_throughput(found, keys) for keys in _by_repeat(found.keys()).values()]
+        values = [self._throughput(experiment, found, keys) for keys in self._by_repeat(experiment, found)]
         return median(values) if values else None
 
     def first_token_s(self, experiment: str, label: str, temperature: float) -> float | None:
         """Return the seconds until the first token, median of all generations."""
-        found = self._finished(experiment, label, temperature)
-        return median(each.ttft_s for each in found.values()) if found else None
+        found, drawn = self._finished(experiment, label, temperature), self._prompts_drawn(experiment)
+        times = [repeat(each.ttft_s, drawn.get(prompt, 1)) for (_, prompt), each in found.items()]
+        seconds = list(chain.from_iterable(times))
+        return median(seconds) if seconds else None
 
     def tokens_per_forward(self, experiment: str, label: str, temperature: float) -> float | None:
         """Return the tokens that one forward of the target commits, the one it draws itself included."""
@@ -90,9 +146,7 @@ class Measured:
 
     def acceptance(self, experiment: str, label: str, temperature: float, category: str = "") -> float | None:
         """Return the share of chain tokens kept, of those that were compared with the target's."""
-        rounds = self._rounds(experiment, label, temperature, category)
-        num_judged = sum(each.num_judged or 0 for each in rounds)
-        return sum(each.num_accepted for each in rounds) / num_judged if num_judged else None
+        return _acceptance(self._rounds(experiment, label, temperature, category))
 
     def rows(self, experiment: str, num_prompts: int, repeats: int, num_off: int | None = None) -> list[Row]:
         """Return the rows of the generation suite, with what this suite asks beside them.
@@ -101,58 +155,143 @@ class Measured:
             num_off: How many prompts `off` takes part in; None means all.
         """
         blocks = self._blocks.get(experiment, ())
-        conditions = {
-            (block.condition.method, block.condition.setting, block.condition.temperature): block.condition.label
-            for block in blocks
-        }
         rows = rows_of(blocks, num_prompts, repeats)
         num_of_off = sum(len(block.samples) for block in blocks if block.condition.method == OFF)
         for row in rows:
             # `rows_of` expects every contender at every prompt.
             if row["method"] == OFF and num_off is not None:
                 row["partial"] = num_of_off < num_off
-            label, temperature = conditions[row["method"], row["setting"], row["temperature"]], row["temperature"]
-            category = "" if row["category"] == ALL_CATEGORIES else row["category"]
-            rounds = self._rounds(experiment, label, temperature, category)
+            rounds = [sample.generation.rounds for sample in _samples_of(row, blocks) if sample.generation is not None]
             row |= {
-                "acceptance": self.acceptance(experiment, label, temperature, category),
+                "acceptance": _acceptance(rounds),
                 "accepted_by_source": _summed(each.accepted_by_source for each in rounds),
                 "decisions": _summed(each.decisions for each in rounds),
             }
         return rows
 
-    def _rounds(self, experiment: str, label: str, temperature: float, category: str = "") -> list[Rounds]:
-        found = self._finished(experiment, label, temperature, category)
-        return [generation.rounds for generation in found.values()]
-
-    def _finished(self, experiment: str, label: str, temperature: float, category: str = "") -> Finished:
-        return {
-            (sample.repeat, sample.prompt_index): sample.generation
+    def generations(self, experiment: str) -> dict[str, list[Any]]:
+        """Return what was counted and timed of each finished generation, by column: what intervals are drawn from."""
+        found = [
+            (block, sample, sample.generation)
             for block in self._blocks.get(experiment, ())
-            if block.condition.label == label and block.condition.temperature == temperature
             for sample in block.samples
-            if sample.generation is not None and category in ("", sample.category)
+            if sample.generation is not None
+        ]
+        return {
+            "contender": [block.condition.label for block, _, _ in found],
+            "temperature": [block.condition.temperature for block, _, _ in found],
+            "concurrency": [block.condition.concurrency for block, _, _ in found],
+            "repeat": [sample.repeat for _, sample, _ in found],
+            "prompt": [sample.prompt_index for _, sample, _ in found],
+            "category": [sample.category for _, sample, _ in found],
+            "output_tokens": [len(generation.token_ids) for _, _, generation in found],
+            "duration_s": [generation.duration_s for _, _, generation in found],
+            "turn_s": [block.duration_s for block, _, _ in found],
+            "rounds": [generation.rounds.num_rounds for _, _, generation in found],
+            "accepted": [generation.rounds.num_accepted for _, _, generation in found],
+            "judged": [generation.rounds.num_judged for _, _, generation in found],
+            "hits": [generation.rounds.num_hits for _, _, generation in found],
         }
 
+    def _rounds(self, experiment: str, label: str, temperature: float, category: str = "") -> list[Rounds]:
+        """Return the rounds of each generation, as often as its prompt was drawn."""
+        found, drawn = self._finished(experiment, label, temperature, category), self._prompts_drawn(experiment)
+        times = (repeat(generation.rounds, drawn.get(prompt, 1)) for (_, prompt), generation in found.items())
+        return list(chain.from_iterable(times))
 
-def _ratio(ours: Finished, theirs: Finished) -> float | None:
-    # The same prompts in the same repeats: a text that only one has finished would compare easy with hard ones. Ratios
-    # within a repeat, since the machine changes more from one repeat to the next than most methods differ.
-    common = ours.keys() & theirs.keys()
-    ratios = [_throughput(ours, keys) / _throughput(theirs, keys) for keys in _by_repeat(common).values()]
-    return median(ratios) if ratios else None
+    def _prompts_drawn(self, experiment: str) -> Multiplicities:
+        return {} if experiment in self._sharing else self._drawn.get(experiment, {})
+
+    def _finished(self, experiment: str, label: str, temperature: float, category: str = "") -> Finished:
+        found = self._generations.get(experiment, {}).get((label, temperature), {})
+        return found.get(category, {})
+
+    def _turns(self, experiment: str, label: str, temperature: float, concurrency: int) -> dict[int, float]:
+        """Return the tokens a second of each repeat in which every generation came to its end."""
+        tokens: Counter[int] = Counter()
+        seconds: dict[int, float] = defaultdict(float)
+        failed: set[int] = set()
+        for block in self._blocks.get(experiment, ()):
+            condition = block.condition
+            if (condition.label, condition.temperature, condition.concurrency) != (label, temperature, concurrency):
+                continue
+            seconds[block.repeat] += block.duration_s
+            for sample in block.samples:
+                if sample.generation is None:
+                    failed.add(block.repeat)
+                else:
+                    tokens[block.repeat] += len(sample.generation.token_ids)
+        return {number: tokens[number] / seconds[number] for number in tokens if number not in failed}
+
+    def _ratio(self, experiment: str, ours: Finished, theirs: Finished) -> float | None:
+        # The same prompts in the same repeats: a text that only one has finished would compare easy with hard ones.
+        # Ratios within a repeat, since the machine changes more from one repeat to the next than most methods differ.
+        groups = self._by_repeat(experiment, [key for key in ours if key in theirs])
+        ratios = [
+            self._throughput(experiment, ours, keys) / self._throughput(experiment, theirs, keys) for keys in groups
+        ]
+        return median(ratios) if ratios else None
+
+    def _by_repeat(self, experiment: str, keys: Iterable[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+        """Group generations by repeat, without those whose prompts were not drawn."""
+        drawn = self._prompts_drawn(experiment)
+        groups: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for key in sorted(keys):
+            if drawn.get(key[1], 1):
+                groups[key[0]].append(key)
+        return list(groups.values())
+
+    def _throughput(self, experiment: str, found: Finished, keys: Sequence[tuple[int, int]]) -> float:
+        drawn = self._prompts_drawn(experiment)
+        times = [drawn.get(prompt, 1) for _, prompt in keys]
+        num_tokens = sum(len(found[key].token_ids) * count for key, count in zip(keys, times, strict=True))
+        return num_tokens / sum(found[key].duration_s * count for key, count in zip(keys, times, strict=True))
 
 
-def _by_repeat(keys: Iterable[tuple[int, int]]) -> dict[int, list[tuple[int, int]]]:
-    groups: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for repeat, prompt in sorted(keys):
-        groups[repeat].append((repeat, prompt))
-    return groups
+def _by_condition(blocks: Iterable[Block]) -> Mapping[tuple[str, float], Mapping[str, Finished]]:
+    """Return generations that ran alone, by contender and temperature, then by category; the category "" has all."""
+    found: dict[tuple[str, float], dict[str, Finished]] = defaultdict(lambda: defaultdict(dict))
+    for block in blocks:
+        if block.condition.concurrency > 1:
+            continue
+        of_condition = found[block.condition.label, block.condition.temperature]
+        for sample in block.samples:
+            if sample.generation is not None:
+                for category in {"", sample.category}:
+                    of_condition[category][sample.repeat, sample.prompt_index] = sample.generation
+    return found
 
 
-def _throughput(found: Finished, keys: Sequence[tuple[int, int]]) -> float:
-    num_tokens = sum(len(found[key].token_ids) for key in keys)
-    return num_tokens / sum(found[key].duration_s for key in keys)
+def _strata_of(blocks: Sequence[Block]) -> tuple[tuple[int, ...], ...]:
+    """Return the units that can be drawn: prompts by category, or repeats where generations share the machine."""
+    if _share_the_machine(blocks):
+        return (tuple(sorted({block.repeat for block in blocks})),)
+    prompts: dict[str, set[int]] = defaultdict(set)
+    for sample in chain.from_iterable(block.samples for block in blocks):
+        prompts[sample.category].add(sample.prompt_index)
+    return tuple(tuple(sorted(indices)) for _, indices in sorted(prompts.items()))
+
+
+def _share_the_machine(blocks: Iterable[Block]) -> bool:
+    return any(block.condition.concurrency > 1 for block in blocks)
+
+
+def _samples_of(row: Row, blocks: Iterable[Block]) -> list[Sample]:
+    """Return the samples that a row is about."""
+    names = ("method", "setting", "temperature", "concurrency", "rtt_ms")
+    return [
+        sample
+        for block in blocks
+        if all(getattr(block.condition, name) == row[name] for name in names)
+        for sample in block.samples
+        if row["category"] in (ALL_CATEGORIES, sample.category)
+    ]
+
+
+def _acceptance(rounds: Iterable[Rounds]) -> float | None:
+    rounds = list(rounds)
+    num_judged = sum(each.num_judged or 0 for each in rounds)
+    return sum(each.num_accepted for each in rounds) / num_judged if num_judged else None
 
 
 def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

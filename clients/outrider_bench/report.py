@@ -20,13 +20,13 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from outrider_bench.experiment import OFF
-from outrider_bench.result import MET, MISSED, NOT_MEASURED, counts_of
+from outrider_bench.result import INCONCLUSIVE, MET, MISSED, NOT_MEASURED, counts_of
 from outrider_bench.statistics import Row, label_of
 from outrider_cli.prompts import ALL_CATEGORIES
 
 NONE = "–"
 QUICK_NOTE = "Small sizes (--quick): this shows that everything works, not how fast it is."
-_STYLES = {MET: "green", MISSED: "red", NOT_MEASURED: "yellow"}
+_STYLES = {MET: "green", MISSED: "red", INCONCLUSIVE: "yellow", NOT_MEASURED: "yellow"}
 _SYMBOLS = {">=": "≥", "<=": "≤"}
 
 
@@ -197,6 +197,8 @@ def measurements_table(
 ) -> Table:
     """Make a table of measurements as results.json keeps them: value, unit, target, verdict.
 
+    An interval and the paper's figure have columns of their own where a measurement has them.
+
     Args:
         measurements: One row each.
         title: Of the table; empty where the chapter's is enough.
@@ -207,16 +209,23 @@ def measurements_table(
     """
     shows_units = any(one["unit"] for one in measurements)
     shows_remarks = any(one["remark"] for one in measurements)
-    columns = [first, "value", *([spread] if spread else []), *(["unit"] if shows_units else [])]
-    columns += ["target", "verdict", *(["remark"] if shows_remarks else [])]
+    # Results of older releases have neither.
+    shows_intervals = any(one.get("interval") for one in measurements)
+    shows_papers = any(one.get("paper") for one in measurements)
+    columns = [first, "value", *([spread] if spread else []), *(["95 %"] if shows_intervals else [])]
+    columns += [*(["unit"] if shows_units else []), "target", "verdict"]
+    columns += [*(["paper"] if shows_papers else []), *(["remark"] if shows_remarks else [])]
     rows = []
     for one in measurements:
         cells = [one["name"], _value_cell(one["value"], digits)]
         cells += [spread_of(one)] if spread_of is not None else []
+        cells += [_interval_cell(one.get("interval"))] if shows_intervals else []
         cells += [one["unit"]] if shows_units else []
         cells += [target_of(one), one["verdict"]]
+        cells += [one.get("paper", "")] if shows_papers else []
         rows.append(cells + ([one["remark"]] if shows_remarks else []))
-    return Table(title, columns, rows, "", frozenset({"unit", "verdict", "remark"}), frozenset({first, "remark"}))
+    words = frozenset({"unit", "verdict", "paper", "remark"})
+    return Table(title, columns, rows, "", words, frozenset({first, "paper", "remark"}))
 
 
 def section_chapters(
@@ -250,11 +259,15 @@ def summary_of_sections(sections: Sequence[Mapping[str, Any]]) -> str:
 
 
 def summary_of_claims(claims: Sequence[Mapping[str, Any]]) -> str:
-    """Count claims that were met, missed and not measured in one line, and name the parts of the missed ones."""
+    """Count claims by their verdicts in one line, and name the parts of the missed ones."""
     counts = counts_of(claims)
     parts = Counter(one["part"] for one in claims if one["verdict"] == MISSED)
     named = f" ({', '.join(f'{part}: {count}' for part, count in parts.items())})" if parts else ""
-    return f"{counts[MET]} claims met, {counts[MISSED]} missed{named}, {counts[NOT_MEASURED]} not measured."
+    found = f"{counts[MET]} claims met, {counts[MISSED]} missed{named}"
+    # Without intervals nothing can be inconclusive, and that there is no such claim says nothing.
+    if any(one.get("interval") for one in claims):
+        found += f", {counts[INCONCLUSIVE]} inconclusive"
+    return f"{found}, {counts[NOT_MEASURED]} not measured."
 
 
 def target_of(measurement: Mapping[str, Any]) -> str:
@@ -278,6 +291,10 @@ def _value_cell(value: float | None, digits: int | None) -> str:
         return shown(value)
     # Of a claim that is just missed, the digits must show that it is.
     return number_cell(value, digits or 0)
+
+
+def _interval_cell(interval: Sequence[float] | None) -> str:
+    return NONE if interval is None else f"{shown(interval[0])}–{shown(interval[1])}"
 
 
 def number_cell(value: float | None, digits: int, unit: str = "") -> str:
@@ -327,7 +344,8 @@ def experiment_table(experiment: Mapping[str, Any]) -> Table:
     # With several kinds, a row over all of them would be a mean of what is shown apart.
     shown = [row for row in rows if (row["category"] == ALL_CATEGORIES) == (not categories)]
     if not categories:
-        return Table(experiment["title"], EXPERIMENT_COLUMNS, [_experiment_cells(row) for row in shown])
+        columns, cells = _with_concurrency(EXPERIMENT_COLUMNS, [_experiment_cells(row) for row in shown], shown)
+        return Table(experiment["title"], columns, cells)
     # Kinds apart, each with its temperatures.
     shown = sorted(shown, key=lambda row: (row["category"], row["temperature"]))
     columns = ("prompts", *EXPERIMENT_COLUMNS)
@@ -356,7 +374,20 @@ def _shares_table(experiment: Mapping[str, Any], field: str, title: str) -> Tabl
         total = sum(row[field].values())
         shares = [percent_cell(row[field][name] / total) if name in row[field] else NONE for name in names]
         cells.append([label_of(row), f"{row['temperature']:g}", *shares])
-    return Table(f"{experiment['title']}: {title}", ("method", "T", *names), cells)
+    columns, lines = _with_concurrency(("method", "T", *names), cells, rows)
+    return Table(f"{experiment['title']}: {title}", columns, lines)
+
+
+def _with_concurrency(
+    columns: Sequence[str], cells: Sequence[Sequence[str]], rows: Sequence[Row]
+) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Put the number of generations at once in front of each row where it varies."""
+    if len({row["concurrency"] for row in rows}) < 2:
+        return columns, cells
+    return (
+        ("at once", *columns),
+        [[str(row["concurrency"]), *line] for row, line in zip(rows, cells, strict=True)],
+    )
 
 
 def degraded_notes(experiment: Mapping[str, Any]) -> list[str]:

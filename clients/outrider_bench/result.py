@@ -15,7 +15,7 @@ import numpy as np
 
 FORMAT_VERSION = 2
 """The format of results.json. Version 1 had `numbers` of sections apart from `claims`, with other names of fields."""
-MET, MISSED, NOT_MEASURED = "met", "missed", "not measured"
+MET, MISSED, INCONCLUSIVE, NOT_MEASURED = "met", "missed", "inconclusive", "not measured"
 PLOTTED_PERCENTILES = (*range(1, 100), 99.5, 99.9)
 """Percentiles of a distribution that are kept, for the pictures."""
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
@@ -54,6 +54,10 @@ class Measurement:
     remark: str = ""
     part: str = ""
     """The part of the suite that it belongs to, where that has claims of several parts."""
+    paper: str = ""
+    """The figure of the paper that claims the same, with its place there; empty where papers are not spoken of."""
+    interval: tuple[float, float] | None = None
+    """Where the value lies with 95 % confidence, lowest and highest; None means that it was not estimated."""
 
     @property
     def value(self) -> float | None:
@@ -62,12 +66,19 @@ class Measurement:
 
     @property
     def verdict(self) -> str:
-        """MET, MISSED or NOT_MEASURED; empty where there is a value but no target."""
+        """MET, MISSED, INCONCLUSIVE or NOT_MEASURED; empty where there is a value but no target.
+
+        A claim is inconclusive where the limit lies within the interval: other prompts might have decided otherwise.
+        """
         value = self.value
         if value is None or (self.target is not None and self.target.value is None):
             return NOT_MEASURED
         if self.target is None:
             return ""
+        if self.interval is not None and self.target.value is not None:
+            low, high = self.interval
+            if low <= self.target.value <= high:
+                return INCONCLUSIVE
         return MET if self.target.is_met_by(value) else MISSED
 
     def to_json(self) -> dict[str, Any]:
@@ -81,36 +92,50 @@ class Measurement:
             "values": list(self.values),
             "target": target,
             "verdict": self.verdict,
+            "interval": None if self.interval is None else list(self.interval),
+            "paper": self.paper,
             "remark": self.remark,
         }
 
 
 def claim(
-    part: str, name: str, value: float | None, comparison: str, limit: float | None, remark: str = ""
+    part: str,
+    name: str,
+    value: float | None,
+    comparison: str,
+    limit: float | None,
+    remark: str = "",
+    paper: str = "",
 ) -> Measurement:
     """Hold one value against a limit. None means that the value, or what the limit depends on, was not measured."""
     values = () if value is None else (value,)
-    return Measurement(name, "", values, Target(comparison, limit), remark, part)
+    return Measurement(name, "", values, Target(comparison, limit), remark, part, paper)
 
 
-def at_least(part: str, name: str, value: float | None, limit: float | None, remark: str = "") -> Measurement:
+def at_least(
+    part: str, name: str, value: float | None, limit: float | None, remark: str = "", paper: str = ""
+) -> Measurement:
     """Claim that a value reaches a limit."""
-    return claim(part, name, value, ">=", limit, remark)
+    return claim(part, name, value, ">=", limit, remark, paper)
 
 
-def at_most(part: str, name: str, value: float | None, limit: float | None, remark: str = "") -> Measurement:
+def at_most(
+    part: str, name: str, value: float | None, limit: float | None, remark: str = "", paper: str = ""
+) -> Measurement:
     """Claim that a value does not exceed a limit."""
-    return claim(part, name, value, "<=", limit, remark)
+    return claim(part, name, value, "<=", limit, remark, paper)
 
 
-def above(part: str, name: str, value: float | None, limit: float | None, remark: str = "") -> Measurement:
+def above(
+    part: str, name: str, value: float | None, limit: float | None, remark: str = "", paper: str = ""
+) -> Measurement:
     """Claim that a value exceeds a limit."""
-    return claim(part, name, value, ">", limit, remark)
+    return claim(part, name, value, ">", limit, remark, paper)
 
 
-def reported(part: str, name: str, value: float | None, remark: str = "") -> Measurement:
+def reported(part: str, name: str, value: float | None, remark: str = "", paper: str = "") -> Measurement:
     """Report a value that nothing is claimed about."""
-    return Measurement(name, "", () if value is None else (value,), None, remark, part)
+    return Measurement(name, "", () if value is None else (value,), None, remark, part, paper)
 
 
 @dataclass(slots=True)
@@ -202,4 +227,4 @@ def share_of(value: float | None, whole: float | None) -> float | None:
 def counts_of(measurements: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Count verdicts of measurements that come from results.json."""
     verdicts = [one["verdict"] for one in measurements]
-    return {verdict: verdicts.count(verdict) for verdict in (MET, MISSED, NOT_MEASURED)}
+    return {verdict: verdicts.count(verdict) for verdict in (MET, MISSED, INCONCLUSIVE, NOT_MEASURED)}

@@ -209,12 +209,15 @@ class ExperimentSuite(Suite):
             "draft": experiment.draft,
             "prior_share": experiment.prior_share,
             "rtt_ms": experiment.rtt_ms,
+            "concurrencies": list(experiment.concurrencies),
+            "shares_core": experiment.shares_core,
             "num_prompts": len(experiment.prompts),
             "max_tokens": experiment.max_tokens,
             "repeats": experiment.repeats,
             "note": experiment.note,
             "failures": self.contender_failures.get(experiment.name, {}),
             "rows": measured.rows(experiment.name, len(experiment.prompts), experiment.repeats, num_off),
+            "generations": measured.generations(experiment.name),
         }
 
 

@@ -79,7 +79,7 @@ def build(
     context: typer.Context,
     *,
     prompts: Annotated[
-        Path, typer.Option("--from", help='Prompts in JSONL: {"prompt": ...}, with a category or without.')
+        Path, typer.Option("--from", help='Prompts in JSONL: {"prompt": ...}, or HumanEval, GSM8K or MT-Bench.')
     ],
     out: Annotated[Path, typer.Option(help="The prior file to write.")],
     rounds: Annotated[

@@ -1,4 +1,6 @@
-"""Prompts: a JSONL file with one `{"prompt": ..., "category": ...}` a line.
+"""Prompts: a JSONL file with one `{"prompt": ..., "category": ...}` a line, or one of the standard sets.
+
+HumanEval, GSM8K and MT-Bench are taken as they are published; a line says by its fields of which set it is.
 
 The set that ships with the command has three categories of eight. `code` is held-out library code, what the demo pair
 was trained for; `prose` is documentation in English, where a model of code guesses badly; `repetitive` is where looking
@@ -20,6 +22,28 @@ ALL_CATEGORIES = "all"
 
 # `source` says where a prompt is from: it is not read here, but by the benchmark, which checks that it was held out.
 _KEYS = frozenset({"prompt", "category", "source"})
+
+
+@dataclass(frozen=True, slots=True)
+class _StandardSet:
+    """How the lines of a published set are known, and where their prompt is."""
+
+    fields: frozenset[str]
+    """A line that has them is of the set; further ones vary with who published it."""
+    prompt: str
+    category: str
+
+
+_STANDARD_SETS = (
+    _StandardSet(frozenset({"task_id", "prompt"}), "prompt", "humaneval"),
+    _StandardSet(frozenset({"question"}), "question", "gsm8k"),
+    # Each question has a category of its own.
+    _StandardSet(frozenset({"turns"}), "turns", "mt-bench"),
+)
+_KNOWN = (
+    "prompt and maybe category and source; task_id and prompt (HumanEval), question (GSM8K), or turns (MT-Bench), with "
+    "any others"
+)
 
 
 class PromptError(ValueError):
@@ -67,12 +91,27 @@ def _parse_line(line: str, where: str) -> Prompt:
     except json.JSONDecodeError as error:
         raise PromptError(f"{where}: must be JSON ({error.msg} at column {error.colno})") from None
     if not isinstance(entry, dict):
-        raise PromptError(f'{where}: must be an object {{"prompt": ..., "category": ...}}')
-    if unknown := sorted(entry.keys() - _KEYS):
-        raise PromptError(f"{where}: unknown key {unknown[0]!r} (known: prompt, category, source)")
-    text, category = entry.get("prompt"), entry.get("category", NO_CATEGORY)
+        raise PromptError(f'{where}: must be an object, like {{"prompt": ..., "category": ...}}')
+    if "prompt" in entry and entry.keys() <= _KEYS:
+        return _prompt_of(entry["prompt"], entry.get("category", NO_CATEGORY), "prompt", where)
+    # `category` is a field of MT-Bench too, so alone it says nothing.
+    sets = [one for one in _STANDARD_SETS if one.fields <= entry.keys()]
+    if len(sets) != 1:
+        fields = ", ".join(sorted(entry)) or "none"
+        raise PromptError(f"{where}: must have the fields of one known format ({_KNOWN}), has {fields}")
+    [found] = sets
+    text, name = entry[found.prompt], found.prompt
+    if name == "turns":
+        if not isinstance(text, list) or not text:
+            raise PromptError(f"{where}: turns must be a list that is not empty")
+        # The later turns follow on answers, which there are none of.
+        text, name = text[0], "turns[0]"
+    return _prompt_of(text, entry.get("category", found.category), name, where)
+
+
+def _prompt_of(text: object, category: object, name: str, where: str) -> Prompt:
     if not isinstance(text, str) or not text:
-        raise PromptError(f"{where}: prompt must be a string that is not empty")
+        raise PromptError(f"{where}: {name} must be a string that is not empty")
     if not isinstance(category, str) or not category or category == ALL_CATEGORIES:
         raise PromptError(f"{where}: category must be a string, not empty and not {ALL_CATEGORIES!r}")
     return Prompt(text, category)

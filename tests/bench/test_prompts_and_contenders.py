@@ -20,11 +20,19 @@ from outrider_cli.prompts import Prompt, PromptError, choose, default_prompts, p
     [
         ('{"prompt": "a"}\n{"prompt": ', "f, line 2: must be JSON"),
         ('["a"]', "f, line 1: must be an object"),
-        ('{"category": "code"}', "f, line 1: prompt must be a string that is not empty"),
+        ('{"category": "code"}', "f, line 1: must have the fields of one known format (prompt and maybe category"),
+        ("{}", "f, line 1: must have the fields of one known format"),
         ('{"prompt": ""}', "f, line 1: prompt must be a string that is not empty"),
         ('{"prompt": "a", "category": 3}', "f, line 1: category must be a string"),
         ('{"prompt": "a", "category": "all"}', "f, line 1: category must be a string, not empty and not 'all'"),
-        ('{"prompt": "a", "prmpt": "b"}', "f, line 1: unknown key 'prmpt'"),
+        ('{"prompt": "a"}\n{"prompt": "a", "prmpt": "b"}', "f, line 2: must have the fields of one known format"),
+        ('{"question": "a", "turns": ["b"]}', "f, line 1: must have the fields of one known format"),
+        ('{"question": 3}', "f, line 1: question must be a string that is not empty"),
+        ('{"turns": "a"}', "f, line 1: turns must be a list that is not empty"),
+        ('{"turns": []}', "f, line 1: turns must be a list that is not empty"),
+        ('{"turns": [""]}', "f, line 1: turns[0] must be a string that is not empty"),
+        ('{"turns": ["a"], "category": "all"}', "f, line 1: category must be a string, not empty and not 'all'"),
+        ('{"task_id": "a", "prompt": null}', "f, line 1: prompt must be a string that is not empty"),
         ("\n\n", "f: holds no prompts"),
     ],
 )
@@ -32,6 +40,32 @@ def test_a_wrong_prompt_file_is_told_by_line_and_rule(text: str, message: str) -
     with pytest.raises(PromptError) as caught:
         parse_prompts(text, "f")
     assert str(caught.value).startswith(message)
+
+
+def test_a_line_of_no_known_format_is_told_with_the_fields_that_it_has() -> None:
+    with pytest.raises(PromptError, match=r"line 1: .* has instruction, output$"):
+        parse_prompts('{"output": "b", "instruction": "a"}', "f")
+
+
+@pytest.mark.parametrize(
+    ("line", "prompt"),
+    [
+        (
+            '{"task_id": "HumanEval/0", "prompt": "def f(x):\\n", "entry_point": "f", '
+            '"canonical_solution": "    return x\\n", "test": "assert f(1) == 1"}',
+            Prompt("def f(x):\n", "humaneval"),
+        ),
+        ('{"question": "How many?", "answer": "#### 72"}', Prompt("How many?", "gsm8k")),
+        (
+            '{"question_id": 81, "category": "writing", "turns": ["Write a post.", "Rewrite it."]}',
+            Prompt("Write a post.", "writing"),
+        ),
+        ('{"question_id": 81, "turns": ["Write a post."], "reference": ["a"]}', Prompt("Write a post.", "mt-bench")),
+        ('{"prompt": "a", "category": "code", "source": "b"}', Prompt("a", "code")),
+    ],
+)
+def test_standard_sets_are_known_by_their_fields(line: str, prompt: Prompt) -> None:
+    assert parse_prompts(line, "f") == [prompt]
 
 
 def test_line_numbers_count_lines_and_not_separators_inside_of_strings() -> None:

@@ -10,6 +10,7 @@ import pytest
 from outrider_bench.config import PARTS
 from outrider_bench.experiment import LLAMA_CPP_CONTENDERS, label_of
 from outrider_bench.measured import Measured
+from outrider_bench.prediction import expected_tokens
 from outrider_bench.result import (
     MET,
     MISSED,
@@ -23,12 +24,14 @@ from outrider_bench.result import (
 )
 from outrider_bench.result import claim as compared
 from outrider_bench.samples import Block
+from outrider_bench.suites.methods import papers
 from outrider_bench.suites.methods.claims import AT_BEST, claims_of
 from outrider_bench.suites.methods.experiments import ALL_METHODS, DRAFT_C2_5, MethodsSizes
 from outrider_bench.suites.methods.replay import analyse
 from tests.bench.experiment_samples import evidence, made, ran, replayed
 
 TEMPERATURES = (0.0, 0.7, 1.0)
+PAPERS = ("CARD", "SAGUARO", "DOUBLE", "Takeoff", "the tutorial")
 
 
 def claim(claims: Sequence[Measurement], what: str) -> Measurement:
@@ -70,6 +73,29 @@ def test_what_was_never_run_is_not_measured_and_claims_nothing() -> None:
     assert {claim.part for claim in claims} == set(PARTS)
     assert {claim.verdict for claim in claims} == {NOT_MEASURED}
     assert counts_of([claim.to_json() for claim in claims])[NOT_MEASURED] == len(claims)
+
+
+def test_every_claim_has_its_papers_figure_with_its_place_or_says_that_there_is_none() -> None:
+    claims = claims_of(PARTS, replace(evidence({}), sizes=MethodsSizes(llama_cpp=True)))
+    figures = [each.paper for each in claims if each.paper != papers.NONE]
+    assert all(each.paper for each in claims)
+    # A figure without its place cannot be looked up.
+    assert all(figure.endswith(")") and any(name in figure for name in PAPERS) for figure in figures)
+    assert {name for name in PAPERS if any(name in figure for figure in figures)} == set(PAPERS)
+    assert claim(claims, "T = 0: query only, share of both").paper.startswith("30.23 by 41.34 tokens/s = 73 %")
+    assert "2.14x to 2.30x" in claim(claims, "T = 0: double by double with no rejected tier").paper
+    assert claim(claims, "T = 0: auto by the best fixed method").paper == papers.NONE
+
+
+def test_every_method_of_a_paper_has_its_papers_speed_up() -> None:
+    methods = {one.method for one in ALL_METHODS}
+    assert papers.SPEEDUPS.keys() == methods - {"off", "best-first", "auto"}
+    assert all(figure.endswith(")") for figures in papers.SPEEDUPS.values() for figure in figures.values())
+
+
+def test_a_claim_has_one_name_so_that_draws_find_it_again() -> None:
+    names = [(each.part, each.name) for each in claims_of(PARTS, evidence({}))]
+    assert len(set(names)) == len(names)
 
 
 def test_a_share_of_what_is_missing_is_missing() -> None:
@@ -141,6 +167,7 @@ def test_a_prior_saturates_where_its_last_part_brings_little(at_a_quarter: int, 
         "double-prior-1": [ran("pearl", 0.0, made(3.0)), ran("double", 0.0, made(30.0 / at_a_quarter))],
     }
     found = claims_of(["double"], evidence(blocks))[-1]
+    assert "saturates" in found.name
     assert found.value == pytest.approx((40 - at_a_quarter) / 20)
     assert found.verdict == verdict
 
@@ -213,3 +240,54 @@ def test_the_claims_of_spacelike_are_those_of_the_replay() -> None:
     claims = claims_of(["spacelike"], evidence({}, replay=replay))
     assert [each.verdict for each in claims] == [MET, MISSED, MET]
     assert claims[2].value == pytest.approx(1 / 1.02)
+
+
+def test_tokens_per_round_stand_beside_what_the_acceptance_predicts() -> None:
+    rounds = {"num_rounds": 10, "num_accepted": 16, "num_judged": 20}
+    claims = claims_of(["noise"], evidence({"noise": [ran("speculative ratio rule", 1.0, made(1.0, **rounds))]}))
+    assert claim(claims, "T = 1: acceptance, ratio rule").value == 0.8
+    assert claim(claims, "T = 1: tokens per round, ratio rule").value == pytest.approx(2.6)
+    predicted = claim(claims, "T = 1: tokens per round, ratio rule, predicted")
+    assert predicted.value == pytest.approx(expected_tokens(0.8, 8)) == pytest.approx((1 - 0.8**9) / 0.2)
+    assert claim(claims, "T = 1: tokens per round, shared noise, predicted").value is None
+
+
+def test_double_is_serial_where_both_models_share_a_core() -> None:
+    blocks = [ran("speculative", 0.0, made(4.0)), ran("double serial", 0.0, made(3.2)), ran("double", 0.0, made(9.0))]
+    found = claim(
+        claims_of(["double"], evidence({"double-one-core": blocks})), "T = 0, on one core: double serial by speculative"
+    )
+    assert (found.value, found.verdict) == (pytest.approx(1.25), MET)
+
+
+def test_the_best_depth_and_the_best_length_are_named() -> None:
+    blocks = [ran(f"double d = {d}", 0.0, made({1: 9.0, 10: 3.0}.get(d, 5.0))) for d in MethodsSizes().depths]
+    found = claim(claims_of(["double"], evidence({"double-depth": blocks})), "T = 0: the best d by d = 1")
+    assert found.remark == "best: double d = 10"
+    assert found.value == pytest.approx(3.0)
+    assert found.verdict == ""
+
+
+def at_once(label: str, concurrency: int, seconds: float, repeat: int = 0) -> Block:
+    block = ran(label, 0.7, made(seconds), repeat=repeat)
+    return replace(block, condition=replace(block.condition, concurrency=concurrency))
+
+
+def test_auto_is_asked_at_every_number_of_generations_at_once() -> None:
+    blocks = [at_once("off", count, 10.0) for count in (1, 4, 16)]
+    blocks += [at_once("auto", 1, 4.0), at_once("auto", 4, 10.1), at_once("auto", 16, 12.5), at_once("pearl", 16, 20.0)]
+    claims = claims_of(["batch"], evidence({"batch": blocks}))
+    verdicts = [claim(claims, f"T = 0.7, {count} at once: auto by off").verdict for count in (1, 2, 4, 8, 16)]
+    assert verdicts == [MET, NOT_MEASURED, MET, NOT_MEASURED, MISSED]
+    assert claim(claims, "T = 0.7, 16 at once: pearl by off").value == 0.5
+    assert "1.73x at 16" in claim(claims, "T = 0.7, 16 at once: pearl by off").paper
+
+
+def test_the_chosen_fallback_stands_beside_the_best_of_the_others() -> None:
+    seconds = {"auto": 5.0, "draft": 8.0, "retrieval": 4.9, "plain": 6.0}
+    blocks = [at_once(f"saguaro fallback {name}", 16, each) for name, each in seconds.items()]
+    claims = claims_of(["batch"], evidence({"batch-fallbacks": blocks}))
+    found = claim(claims, "T = 0.7, 16 at once: fallback auto by the best other")
+    assert (found.value, found.verdict, found.remark) == (pytest.approx(0.98), MET, "best of them: retrieval")
+    assert claim(claims, "T = 0.7, 16 at once: fallback plain by draft").value == pytest.approx(8 / 6)
+    assert claim(claims, "T = 0.7, 4 at once: fallback auto by the best other").verdict == NOT_MEASURED

@@ -14,6 +14,7 @@ from outrider_bench.suites.methods.prior import (
     other_prompts,
     runs_of,
 )
+from outrider_bench.suites.methods.prompts import CODE, code
 from outrider_bench.suites.methods.replay import NEAR, NEW, replay_requests
 from outrider_cli.prompts import default_prompts
 
@@ -35,6 +36,23 @@ def test_a_replay_begins_with_new_requests_and_asks_again_what_was_asked_before(
 def test_a_replay_asks_for_nothing_that_the_models_were_trained_on() -> None:
     heldout = [source.text for source in load_corpus().heldout]
     assert all(any(request.text in text for text in heldout) for request in replay_requests(30, 20))
+
+
+def test_code_is_what_ships_and_then_more_of_the_same_kind() -> None:
+    prompts = code(16)
+    shipped = [prompt for prompt in default_prompts() if prompt.category == CODE]
+    assert list(prompts[:8]) == shipped
+    assert code(12) == prompts[:12]
+    assert code(3) == prompts[:3]
+    assert len({prompt.text for prompt in prompts}) == 16
+    assert {prompt.category for prompt in prompts} == {CODE}
+    assert all(250 <= len(prompt.text) <= 450 and prompt.text.endswith(":\n") for prompt in prompts)
+
+
+def test_further_code_is_of_held_out_files_that_no_other_prompt_is_of() -> None:
+    heldout = [source.text for source in load_corpus().heldout]
+    files = [next(place for place, text in enumerate(heldout) if one.text in text) for one in code(16)]
+    assert len(set(files)) == 16
 
 
 @pytest.mark.slow

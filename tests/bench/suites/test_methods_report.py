@@ -15,15 +15,17 @@ from rich.console import Console
 
 from outrider_bench.config import PARTS, MethodsConfig
 from outrider_bench.drivers import StackError
-from outrider_bench.experiment import OFF, Experiment, label_of
-from outrider_bench.report import QUICK_NOTE, summary_of_claims
+from outrider_bench.experiment import AS_PUBLISHED, OFF, Experiment, label_of
+from outrider_bench.report import QUICK_NOTE, shown, summary_of_claims
 from outrider_bench.samples import Block, Condition, Sample
 from outrider_bench.suites.methods import suite as suite_module
 from outrider_bench.suites.methods.figures import figures_of
-from outrider_bench.suites.methods.report import report_of
+from outrider_bench.suites.methods.report import published_table, report_of
 from outrider_bench.suites.methods.suite import MethodsSuite
 from outrider_cli.failures import FAILED, INTERRUPTED
 from tests.bench.samples import generation
+
+PICTURES = (*PARTS, "double_sweeps")
 
 
 def blocks_of(experiment: Experiment) -> list[Block]:
@@ -46,6 +48,15 @@ def blocks_of(experiment: Experiment) -> list[Block]:
                         continue
                     sample = Sample(condition, repeat, index, prompt.category, made)
                     blocks.append(Block(condition, repeat, made.duration_s, (sample,)))
+                for count in experiment.concurrencies[experiment.concurrencies[0] == 1 :]:
+                    many = replace(condition, concurrency=count)
+                    samples = tuple(
+                        Sample(many, repeat, index, prompt.category, made)
+                        for index, prompt in enumerate(experiment.prompts)
+                    )
+                    blocks.append(Block(many, repeat, made.duration_s * count, samples))
+    if experiment.concurrencies[0] != 1:
+        return [block for block in blocks if block.condition.concurrency > 1]
     return blocks
 
 
@@ -70,10 +81,11 @@ def results() -> dict[str, Any]:
 def test_every_part_has_its_claims_and_its_tables(results: dict[str, Any]) -> None:
     text = report_of(results).to_markdown()
     assert text.count("\n## ") == len(PARTS) + 1
-    assert "| measured | value | target | verdict | remark |" in text
-    assert "| T = 0: saguaro by speculative | 1.000 | ≥ 1.12 | missed |  |" in text
-    assert "| T = 0: saguaro by off | 3.000 | ≥ 4.60 | missed |  |" in text
-    assert "| T = 1: acceptance, shared noise | 0.800 |  |  |" in text
+    assert "| measured | value | target | verdict | paper | remark |" in text
+    assert "| T = 0: saguaro by speculative | 1.000 | ≥ 1.12 | missed | up to 2x (SAGUARO, abstract);" in text
+    assert "| T = 0: saguaro by off | 3.000 | ≥ 4.60 | missed | up to 5x (SAGUARO, abstract) |  |" in text
+    assert "| T = 1: acceptance, shared noise | 0.800 |  |  | 70-80 %, LLaMA-2 7B for 70B" in text
+    assert "| 4 | pearl | 0.7 |" in text
     assert "| pearl | 0 | 30.0 | 3.00 | 3.00 | 80% | 50% | 50% | 25% | 30.0 | 100% |" in text
     assert "| off | 0 | 10.0 | – | 1.00 | – | – | – | – | – | – |" in text
     assert "| prose | auto | 0.7 |" in text
@@ -155,15 +167,63 @@ def test_a_table_fits_into_an_ordinary_terminal(results: dict[str, Any]) -> None
 @pytest.mark.slow
 def test_numbers_report_and_a_picture_for_each_part_are_written(results: dict[str, Any], tmp_path: Path) -> None:
     paths = MethodsSuite.write(results, tmp_path / "new")
-    assert [path.name for path in paths] == ["results.json", "results.md", *(f"{part}.png" for part in PARTS)]
+    assert [path.name for path in paths] == ["results.json", "results.md", *(f"{name}.png" for name in PICTURES)]
     written = json.loads(paths[0].read_text())
     assert [experiment["name"] for experiment in written["experiments"]][:2] == ["methods", "saguaro-fan-out"]
     text = paths[1].read_text()
     for path in paths[2:]:
-        assert f"![{path.stem}]({path.name})" in text
+        assert f"![{path.stem.replace('_', ' ')}]({path.name})" in text
         with Image.open(path) as image:
             assert min(image.size) >= 300
             assert len(image.convert("RGB").getcolors(1 << 20) or ()) > 10
+
+
+def test_every_picture_stands_in_the_chapter_of_its_part(results: dict[str, Any], tmp_path: Path) -> None:
+    text = report_of(results).to_markdown([tmp_path / f"{name}.png" for name in PICTURES])
+    chapter = text[text.index("## DOUBLE") : text.index("## Spacelike")]
+    assert "![double](double.png)" in chapter
+    assert "![double sweeps](double_sweeps.png)" in chapter
+
+
+def test_intervals_come_from_all_prompts_and_decide_what_is_inconclusive() -> None:
+    config = MethodsConfig(parts=("rows",), repeats=1, cores=(0, 1))
+    suite = MethodsSuite(config)
+    [experiment] = suite.experiments
+    blocks = []
+    for one in experiment.contenders:
+        for index in range(len(experiment.prompts)):
+            # Sub-trees keep much in one prompt of three and nothing more than a chain in the others.
+            num_accepted = 14 if one.setting != "chain" and index % 3 == 0 else 6
+            made = generation(4, 3)
+            made = replace(made, rounds=replace(made.rounds, num_accepted=num_accepted))
+            condition = Condition(one.method, one.setting, 1.0)
+            blocks.append(Block(condition, 0, made.duration_s, (Sample(condition, 0, index, "code", made),)))
+    suite.keep(experiment.name, blocks)
+    results = suite.results()
+    found = {one["name"]: one for one in results["claims"]}["T = 1: tokens per forward, sub-tree of 16 rows by chain"]
+    assert found["value"] == pytest.approx((1 + 26 / 12) / 2.5)
+    low, high = found["interval"]
+    assert 1.0 <= low < 1.15 < found["value"] < high
+    assert found["verdict"] == "inconclusive"
+    text = report_of(results).to_markdown()
+    assert "| measured | value | 95 % | target | verdict | paper |" in text
+    assert f"| 1.267 | {shown(low)}–{shown(high)} | ≥ 1.15 | inconclusive | none |" in text
+    assert "0 claims met, 0 missed, 1 inconclusive, 0 not measured." in text
+    assert suite.results()["claims"] == results["claims"]
+
+
+def test_each_method_stands_beside_itself_as_published_and_its_papers_figure(results: dict[str, Any]) -> None:
+    [experiment] = [one for one in results["experiments"] if one["name"] == "methods"]
+    text = published_table(experiment).to_markdown()
+    assert "| card | 0 | 3.00x | – | 4.72x (CARD, Table 1, GSM8K, Llama 3 70B/1B); at most 4.83x" in text
+    assert "| card | 0.7 | 3.00x | – | none |" in text
+    assert "auto" not in text
+    like = [row | {"setting": AS_PUBLISHED, "speedup_over_off": 1.5} for row in experiment["rows"]]
+    published = [row for row in like if row["method"] in ("card", "auto")]
+    text = published_table({**experiment, "rows": [*experiment["rows"], *published]}).to_markdown()
+    assert "| card | 0 | 3.00x | 1.50x | 4.72x (CARD" in text
+    assert "| auto | 0 | 3.00x | 1.50x | none |" in text
+    assert text.count("| card |") == 3
 
 
 def test_an_interrupted_run_gives_the_pictures_that_there_is_something_for(tmp_path: Path) -> None:
@@ -214,6 +274,6 @@ def test_one_failure_does_not_take_other_models_with_it(monkeypatch: pytest.Monk
 
 def test_labels_of_contenders_are_those_of_their_rows(results: dict[str, Any]) -> None:
     suite = suite_of(("card",))
-    for experiment, shown in zip(suite.experiments, suite.results()["experiments"], strict=True):
-        labels = {f"{row['method']} {row['setting']}".strip() for row in shown["rows"]}
+    for experiment, found in zip(suite.experiments, suite.results()["experiments"], strict=True):
+        labels = {f"{row['method']} {row['setting']}".strip() for row in found["rows"]}
         assert labels == {label_of(one) for one in experiment.contenders}

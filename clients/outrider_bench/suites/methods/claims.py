@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from outrider_bench.experiment import LLAMA_CPP_CONTENDERS, OFF, label_of
+from outrider_bench.experiment import AS_PUBLISHED, LLAMA_CPP_CONTENDERS, OFF, label_of
 from outrider_bench.measured import Measured
+from outrider_bench.prediction import expected_tokens
 from outrider_bench.result import Measurement, above, at_least, claim, reported, share_of
+from outrider_bench.suites.methods import papers
 from outrider_bench.suites.methods.experiments import (
     ABLATIONS,
     ALL_METHODS,
     AS_IN_THE_PAPER,
+    BATCH_TEMPERATURE,
     CHAIN,
+    CHAIN_LEN,
     DRAFT_C2_5,
     DRAFT_C5,
+    FALLBACKS,
     FIXED_METHODS,
     GEOMETRIC,
     GREEDY_DRAFT,
@@ -23,6 +28,7 @@ from outrider_bench.suites.methods.experiments import (
     OTHER_CATEGORIES,
     QUERY_ONLY,
     RATIO_RULE,
+    SERIAL,
     SHARED_NOISE,
     TEMPERATURES,
     UNIFORM,
@@ -53,8 +59,9 @@ class MethodsEvidence:
 
 
 def claims_of(parts: Sequence[str], evidence: MethodsEvidence) -> list[Measurement]:
-    """Return the claims of these parts."""
-    return [one for part in parts for one in _CLAIMS[part](evidence)]
+    """Return the claims of these parts, each beside its paper's figure; papers.NONE where there is no such figure."""
+    claims = (one for part in parts for one in _CLAIMS[part](evidence))
+    return [replace(one, paper=one.paper or papers.NONE) for one in claims]
 
 
 def _methods(evidence: MethodsEvidence) -> list[Measurement]:
@@ -62,12 +69,14 @@ def _methods(evidence: MethodsEvidence) -> list[Measurement]:
     claims = []
     for t, limit in SAGUARO_OVER_SPECULATIVE.items():
         ratio = measured.ratio(part, "saguaro", "speculative", t)
-        claims.append(at_least(part, f"T = {t:g}: saguaro by speculative", ratio, limit))
+        what = f"T = {t:g}: saguaro by speculative"
+        claims.append(at_least(part, what, ratio, limit, paper=papers.SAGUARO_BY_SPECULATIVE))
     for t, limit in SAGUARO_OVER_OFF.items():
-        claims.append(at_least(part, f"T = {t:g}: saguaro by off", measured.speedup(part, "saguaro", t), limit))
+        speedup = measured.speedup(part, "saguaro", t)
+        claims.append(at_least(part, f"T = {t:g}: saguaro by off", speedup, limit, paper=papers.SAGUARO_BY_OFF))
     for t, limit in AT_BEST.items():
         claims.append(at_least(part, f"T = {t:g}: best-first by off", measured.speedup(part, "best-first", t), limit))
-    fixed = [label for label in map(label_of, ALL_METHODS) if label not in (OFF, "auto")]
+    fixed = [label_of(one) for one in ALL_METHODS if one.method not in (OFF, "auto") and one.setting != AS_PUBLISHED]
     for t in TEMPERATURES:
         others = [label for label in fixed if label not in BEST_FIRST]
         ratio, remark = measured.beside_the_best(part, "best-first", others, t)
@@ -87,10 +96,12 @@ def _saguaro(evidence: MethodsEvidence) -> list[Measurement]:
     measured, part, fan_out = evidence.measured, "saguaro", "saguaro-fan-out"
     slow = measured.ratio("saguaro-c5", "saguaro", "speculative", 0.0)
     remark = _speed_ratio_remark(evidence, DRAFT_C5)
+    what = "T = 0, slow draft model: saguaro by speculative"
+    hits, alone = (measured.hit_rate(fan_out, label, 1.0) for label in ("saguaro", f"saguaro {NO_NOISE}"))
     claims = [
-        at_least(part, "T = 0, slow draft model: saguaro by speculative", slow, 1.12, remark),
-        at_least(part, "T = 1: hit rate", measured.hit_rate(fan_out, "saguaro", 1.0), 0.80),
-        reported(part, f"T = 1: hit rate, {NO_NOISE}", measured.hit_rate(fan_out, f"saguaro {NO_NOISE}", 1.0)),
+        at_least(part, what, slow, 1.12, remark, papers.SAGUARO_BY_SPECULATIVE),
+        at_least(part, "T = 1: hit rate", hits, 0.80, paper=papers.SAGUARO_HITS),
+        reported(part, f"T = 1: hit rate, {NO_NOISE}", alone, paper=papers.SAGUARO_HITS),
     ]
     # The SSD paper claims more hits and more speed for geometric fan-out, the more so at higher temperatures. Greedily
     # there is nothing to compare: the experiment has the sampled temperatures only.
@@ -99,9 +110,9 @@ def _saguaro(evidence: MethodsEvidence) -> list[Measurement]:
             geometric, uniform = (f"saguaro {shape}{noise}" for shape in (GEOMETRIC, UNIFORM))
             what = f"geometric by uniform fan-out{f', {NO_NOISE}' if noise else ''}"
             hits = share_of(measured.hit_rate(fan_out, geometric, t), measured.hit_rate(fan_out, uniform, t))
-            claims.append(above(part, f"T = {t:g}: hit rate, {what}", hits, 1.0))
+            claims.append(above(part, f"T = {t:g}: hit rate, {what}", hits, 1.0, paper=papers.SAGUARO_FAN_OUT))
             speed = measured.ratio(fan_out, geometric, uniform, t)
-            claims.append(above(part, f"T = {t:g}: tokens/s, {what}", speed, 1.0))
+            claims.append(above(part, f"T = {t:g}: tokens/s, {what}", speed, 1.0, paper=papers.SAGUARO_FAN_OUT))
     return claims
 
 
@@ -111,9 +122,14 @@ def _card(evidence: MethodsEvidence) -> list[Measurement]:
     # CARD, section 3.3, Table 2: the cache alone already pays, and correction adds to it.
     claims = []
     for t in (0.0, 0.7):
-        claims.append(above(part, f"T = {t:g}: query only by off", measured.speedup(part, query, t), 1.0))
-        ratio = measured.ratio(part, "card", query, t)
-        claims.append(above(part, f"T = {t:g}: query and correct by query only", ratio, 1.0))
+        cache, share = measured.speedup(part, query, t), measured.ratio(part, query, "card", t)
+        correction = measured.ratio(part, "card", query, t)
+        what = f"T = {t:g}: query and correct by query only"
+        claims += [
+            above(part, f"T = {t:g}: query only by off", cache, 1.0, paper=papers.CARD_QUERY_ONLY),
+            above(part, what, correction, 1.0, paper=papers.CARD_CORRECTION),
+            reported(part, f"T = {t:g}: query only, share of both", share, paper=papers.CARD_QUERY_SHARE),
+        ]
     # CARD, section 3.4, Figure 6: the hit rate rises with K, up to 97 %, while the speed rises and then falls.
     labels = [f"card K = {width}" for width in evidence.sizes.beam_widths]
     first, last, t = labels[0], labels[-1], 0.0
@@ -123,15 +139,14 @@ def _card(evidence: MethodsEvidence) -> list[Measurement]:
     rise, fall = measured.ratio(sweep, best, first, t), measured.ratio(sweep, best, last, t)
     remark = f"best: {best.removeprefix('card ')}"
     ends = first.removeprefix("card "), last.removeprefix("card ")
-    known = [rate for rate in rates if rate is not None]
+    highest = max((rate for rate in rates if rate is not None), default=None)
+    gain, by_k = share_of(highest, rates[0]), papers.CARD_SPEED_BY_K
     return [
         *claims,
-        above(
-            part, f"T = {t:g}: hit rate, the highest by {ends[0]}", share_of(max(known, default=None), rates[0]), 1.0
-        ),
-        at_least(part, f"T = {t:g}: highest hit rate", max(known, default=None), 0.9),
-        above(part, f"T = {t:g}: tokens/s, the best K by {ends[0]} (rises)", rise, 1.0, remark),
-        above(part, f"T = {t:g}: tokens/s, the best K by {ends[1]} (falls)", fall, 1.0, remark),
+        above(part, f"T = {t:g}: hit rate, the highest by {ends[0]}", gain, 1.0, paper=papers.CARD_HITS),
+        at_least(part, f"T = {t:g}: highest hit rate", highest, 0.9, paper=papers.CARD_HITS),
+        above(part, f"T = {t:g}: tokens/s, the best K by {ends[0]} (rises)", rise, 1.0, remark, by_k),
+        above(part, f"T = {t:g}: tokens/s, the best K by {ends[1]} (falls)", fall, 1.0, remark, by_k),
     ]
 
 
@@ -140,19 +155,40 @@ def _double(evidence: MethodsEvidence) -> list[Measurement]:
     ceiling, remark = evidence.speed_ratios.get(DRAFT_C2_5), _speed_ratio_remark(evidence, DRAFT_C2_5)
     # DOUBLE, Theorem 3: parallel drafting without retrieval cannot be faster than C. Section 4.4: retrieval lifts that.
     pearl, double = (measured.speedup(part, label, 0.0) for label in ("pearl", "double"))
+    greedy, sampled = (measured.ratio(name, "double", "pearl", t) for name, t in ((part, 0.0), ("double-sampled", 0.7)))
     claims = [
-        claim(part, "T = 0: pearl by off stays below C", pearl, "<", ceiling, remark),
-        above(part, "T = 0: double by off exceeds C", double, ceiling, remark),
-        at_least(part, "T = 0: double by pearl", measured.ratio(part, "double", "pearl", 0.0), 1.3),
-        reported(part, "T = 0.7: double by pearl", measured.ratio("double-sampled", "double", "pearl", 0.7)),
+        claim(part, "T = 0: pearl by off stays below C", pearl, "<", ceiling, remark, papers.DOUBLE_CEILING),
+        above(part, "T = 0: double by off exceeds C", double, ceiling, remark, papers.DOUBLE_BEYOND_C),
+        at_least(part, "T = 0: double by pearl", greedy, 1.3, paper=papers.DOUBLE_BY_PEARL),
+        reported(part, "T = 0.7: double by pearl", sampled, paper=papers.DOUBLE_BY_PEARL_SAMPLED),
     ]
     for name in (name for name in ABLATIONS if name != NO_OWN_TEXT):
         ratio = measured.ratio(part, "double", f"double {name}", 0.0)
-        claims.append(above(part, f"T = 0: double by double with {name}", ratio, 1.0))
+        figure = papers.DOUBLE_ABLATIONS.get(name, papers.NONE)
+        claims.append(above(part, f"T = 0: double by double with {name}", ratio, 1.0, paper=figure))
     ratio = measured.ratio(part, "double no dynamic tier", f"double {NO_OWN_TEXT}", 0.0)
     claims.append(above(part, "T = 0: the rejected tier, where there is no dynamic one", ratio, 1.0))
-    claims.append(_saturation(evidence))
-    return claims
+    return [*claims, *_double_sweeps(evidence), _double_on_one_core(evidence), _saturation(evidence)]
+
+
+def _double_sweeps(evidence: MethodsEvidence) -> list[Measurement]:
+    """Report what the deepest retrieval and the longest n-gram are worth beside the shallowest and the shortest."""
+    sizes = evidence.sizes
+    found = []
+    for name, letter, values, figure in (
+        ("double-depth", "d", sizes.depths, papers.DOUBLE_DEPTH),
+        ("double-match-len", "n", sizes.match_lens, papers.NONE),
+    ):
+        first, *others = (f"double {letter} = {value}" for value in values)
+        ratio, remark = evidence.measured.the_best(name, others, first, 0.0)
+        found.append(reported("double", f"T = 0: the best {letter} by {letter} = {values[0]}", ratio, remark, figure))
+    return found
+
+
+def _double_on_one_core(evidence: MethodsEvidence) -> Measurement:
+    ratio = evidence.measured.ratio("double-one-core", f"double {SERIAL}", "speculative", 0.0)
+    what = f"T = 0, on one core: double {SERIAL} by speculative"
+    return above("double", what, ratio, 1.0, paper=papers.DOUBLE_ONE_DEVICE)
 
 
 def _saturation(evidence: MethodsEvidence) -> Measurement:
@@ -168,16 +204,16 @@ def _saturation(evidence: MethodsEvidence) -> Measurement:
     # Where the whole prior brings nothing, its parts have no share.
     if none is not None and whole is not None and most is not None and whole > none:
         share = (whole - most) / (whole - none)
-    return claim(part, what, share, "<=", 0.5, "of tokens/s by pearl's")
+    return claim(part, what, share, "<=", 0.5, "of tokens/s by pearl's", papers.DOUBLE_SATURATION)
 
 
 def _spacelike(evidence: MethodsEvidence) -> list[Measurement]:
     replay, part = evidence.replay, "spacelike"
     last, near, cold = (None, None, None) if replay is None else (replay.last_third, replay.near, replay.cold)
     return [
-        at_least(part, "last third of the requests by off", last, 1.6),
-        at_least(part, "near-repeats by off", near, 3.0),
-        at_least(part, "cold start by off", cold, 0.97),
+        at_least(part, "last third of the requests by off", last, 1.6, paper=papers.TAKEOFF_LATER),
+        at_least(part, "near-repeats by off", near, 3.0, paper=papers.TAKEOFF_NEAR),
+        at_least(part, "cold start by off", cold, 0.97, paper=papers.TAKEOFF_COLD),
     ]
 
 
@@ -194,10 +230,18 @@ def _rows(evidence: MethodsEvidence) -> list[Measurement]:
 
 def _noise(evidence: MethodsEvidence) -> list[Measurement]:
     measured, part = evidence.measured, "noise"
-    return [
-        reported(part, f"T = 1: acceptance, {name}", measured.acceptance(part, f"speculative {name}", 1.0))
-        for name in (SHARED_NOISE, GREEDY_DRAFT, RATIO_RULE)
-    ]
+    found = []
+    for name in (SHARED_NOISE, GREEDY_DRAFT, RATIO_RULE):
+        label = f"speculative {name}"
+        acceptance, tokens = measured.acceptance(part, label, 1.0), measured.tokens_per_forward(part, label, 1.0)
+        predicted = None if acceptance is None else expected_tokens(acceptance, CHAIN_LEN)
+        what = f"T = 1: tokens per round, {name}"
+        found += [
+            reported(part, f"T = 1: acceptance, {name}", acceptance, paper=papers.TUTORIAL_ACCEPTANCE),
+            reported(part, what, tokens, paper=papers.TUTORIAL_TOKENS),
+            reported(part, f"{what}, predicted", predicted, "from the acceptance above", papers.TUTORIAL_TOKENS),
+        ]
+    return found
 
 
 def _auto(evidence: MethodsEvidence) -> list[Measurement]:
@@ -218,6 +262,35 @@ def _auto(evidence: MethodsEvidence) -> list[Measurement]:
     return claims
 
 
+def _batch(evidence: MethodsEvidence) -> list[Measurement]:
+    measured, part, t = evidence.measured, "batch", BATCH_TEMPERATURE
+    claims = []
+    for count in evidence.sizes.batches:
+        speedup = measured.batch_ratio(part, "auto", OFF, t, count)
+        claims.append(at_least(part, f"T = {t:g}, {count} at once: auto by off", speedup, 0.98))
+    for count in dict.fromkeys((evidence.sizes.batches[0], evidence.sizes.batches[-1])):
+        speedup = measured.batch_ratio(part, "pearl", OFF, t, count)
+        what = f"T = {t:g}, {count} at once: pearl by off"
+        claims.append(reported(part, what, speedup, paper=papers.DOUBLE_BATCH))
+    # SAGUARO, Experiment: what is best after a miss depends on the batch. Its fast backup is random tokens, ours is a
+    # plain one.
+    fallbacks = "batch-fallbacks"
+    for count in evidence.sizes.fallback_batches:
+        ratios = {
+            other: measured.batch_ratio(fallbacks, "saguaro fallback auto", f"saguaro fallback {other}", t, count)
+            for other in FALLBACKS[1:]
+        }
+        known = {other: ratio for other, ratio in ratios.items() if ratio is not None}
+        best = min(known, key=lambda other: known[other], default="")
+        what = f"T = {t:g}, {count} at once: fallback auto by the best other"
+        remark = f"best of them: {best}" if best else ""
+        claims.append(at_least(part, what, known.get(best), 0.95, remark, papers.SAGUARO_FALLBACK))
+    most = evidence.sizes.fallback_batches[-1]
+    plain = measured.batch_ratio(fallbacks, "saguaro fallback plain", "saguaro fallback draft", t, most)
+    what = f"T = {t:g}, {most} at once: fallback plain by draft"
+    return [*claims, above(part, what, plain, 1.0, paper=papers.SAGUARO_FALLBACK)]
+
+
 def _speed_ratio_remark(evidence: MethodsEvidence, draft: str) -> str:
     ratio = evidence.speed_ratios.get(draft)
     return f"C = {ratio:.2f}" if ratio else "C was not measured"
@@ -232,4 +305,5 @@ _CLAIMS: dict[str, Callable[[MethodsEvidence], list[Measurement]]] = {
     "rows": _rows,
     "noise": _noise,
     "auto": _auto,
+    "batch": _batch,
 }

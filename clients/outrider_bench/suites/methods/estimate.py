@@ -26,6 +26,9 @@ BUILD_ROUNDS = 2
 LOAD_S = 4.0
 """Seconds from loading a prior until all services have it."""
 
+SHARED_ROW = 1 / 30
+"""What a further row adds to a forward, as a share of one with a single row."""
+
 _SPEEDUPS = {
     "off": {0.0: 1.0},
     "spacelike": {0.0: 1.0},
@@ -51,7 +54,8 @@ def seconds_of(experiment: Experiment) -> float:
         each = (prefill + decode) / len(experiment.prompts)
         return warm_up + len(experiment.off_at) * each + prefill + decode / _REPLAY_SPEEDUP
     measured = sum(
-        prefill + decode / _speedup(one, temperature, experiment)
+        prefill + decode * _shared(count) / (_speedup(one, temperature, experiment) if count == 1 else 1.0)
+        for count in experiment.concurrencies
         for one in experiment.contenders
         for temperature in experiment.temperatures
     )
@@ -61,9 +65,9 @@ def seconds_of(experiment: Experiment) -> float:
 def total_seconds(experiments: Sequence[Experiment], sizes: MethodsSizes) -> float:
     """Estimate a run: the experiments, their services, the prior, and the speed ratios."""
     drafts = {experiment.draft for experiment in experiments}
-    total = sum(map(seconds_of, experiments)) + START_S * len(drafts)
+    total = sum(map(seconds_of, experiments)) + START_S * len({experiment.services for experiment in experiments})
     total += MEASURE_S * len(drafts & {DRAFT_C5, DRAFT_C2_5})
-    priors = {experiment.prior_share for experiment in experiments if experiment.prior_share}
+    priors = {(one.services, one.prior_share) for one in experiments if one.prior_share}
     if priors:
         # Twice: what the prompts that are measured say must be known too, to keep it out.
         num_tokens = BUILD_ROUNDS * sizes.prior_prompts * sizes.prior_tokens
@@ -76,6 +80,14 @@ def _speedup(contender: Contender, temperature: float, experiment: Experiment) -
         usual = _interpolated(_SPEEDUPS[contender.method], temperature)
         return min(usual, _CEILINGS[experiment.draft]) if contender.method == "auto" else usual
     return min(_interpolated(_DRAFTED, temperature), _CEILINGS[experiment.draft])
+
+
+def _shared(concurrency: int) -> float:
+    """Return the time of a generation that runs with others, as a share of its time alone.
+
+    A round of all of them is one forward of as many rows; drafts, which make it many more, gain little then.
+    """
+    return (1 + SHARED_ROW * (concurrency - 1)) / concurrency
 
 
 def _interpolated(table: dict[float, float], temperature: float) -> float:

@@ -8,8 +8,9 @@ from typing import Any
 
 from outrider_bench.config import MethodsConfig
 from outrider_bench.experiment import DRAFT_UNTRAINED, LLAMA_CPP_CONTENDERS, PLAIN, Contender, Experiment, contender
+from outrider_bench.suites.methods.prompts import CODE, code
 from outrider_bench.suites.methods.replay import NUM_TOPICS, replay_requests
-from outrider_cli.prompts import Prompt, choose, default_prompts
+from outrider_cli.prompts import choose, default_prompts
 
 DRAFT_C5, DRAFT_C2_5 = "demo/draft-c5", "demo/draft-c2.5"
 DRAFT_SLOW = "demo/draft-c2.2"
@@ -20,21 +21,30 @@ DRAFT_SLOW = "demo/draft-c2.2"
 class MethodsSizes:
     """Says how much is measured."""
 
-    method_prompts: int = 3
-    """Prompts of the table of methods."""
-    max_tokens: int = 104
-    """Limit for that table, and for the sweep of card's beam: greedy chains are long."""
-    num_prompts: int = 2
-    """Prompts of each other experiment, or of each of its categories."""
-    ablation_tokens: int = 48
-    double_tokens: int = 64
+    num_prompts: int = 12
+    """Prompts of each experiment: what intervals are estimated from."""
+    sweep_prompts: int = 6
+    """Prompts of what is drawn only: nothing is claimed about single points of a curve."""
+    max_tokens: int = 96
+    """Limit for the table of methods, and for the sweep of card's beam: greedy chains are long."""
+    ablation_tokens: int = 28
+    double_tokens: int = 48
     """Limit for double: its matches depend on how far the text has come."""
-    auto_tokens: int = 40
+    other_prompts: int = 8
+    """Prompts of each category that is not code, as many as ship."""
+    auto_tokens: int = 24
     """Limit for auto outside the table of methods."""
     beam_widths: tuple[int, ...] = (5, 16, 50, 100, 200)  # CARD runs K = 50 and 100 (section 3.1), and sweeps from 5
     # C of SAGUARO sampling, in [0, 1]: 1 leaves the draft's distribution as it is.
     biases: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25, 0.0)
     max_rows: tuple[int, ...] = (4, 8, 16, 24, 32)
+    # DOUBLE, Fig. 6, sweeps d and chooses 10; its n is 3.
+    depths: tuple[int, ...] = (1, 2, 5, 10, 16)
+    match_lens: tuple[int, ...] = (1, 2, 3, 4, 6, 10)
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Generations at once, the last one the most; DOUBLE, Table 6, has the same."""
+    fallback_batches: tuple[int, ...] = (1, 4, 16)
+    batch_tokens: int = 32
     prior_prompts: int = 80
     prior_tokens: int = 64
     """Length of each continuation of these prompts."""
@@ -51,15 +61,21 @@ class MethodsSizes:
 
 
 QUICK = MethodsSizes(
-    method_prompts=1,
-    max_tokens=24,
     num_prompts=1,
+    sweep_prompts=1,
+    max_tokens=24,
     ablation_tokens=16,
     double_tokens=24,
+    other_prompts=1,
     auto_tokens=16,
     beam_widths=(5, 25),
     biases=(1.0, 0.5),
     max_rows=(4, 16),
+    depths=(1, 10),
+    match_lens=(1, 4),
+    batches=(1, 4),
+    fallback_batches=(4,),
+    batch_tokens=12,
     prior_prompts=4,
     prior_tokens=24,
     prior_shares=(1 / 4,),
@@ -78,7 +94,6 @@ def sizes_of(config: MethodsConfig) -> MethodsSizes:
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 HOT = 1.5
-CODE = "code"
 OTHER_CATEGORIES = ("prose", "repetitive")
 BUDGET = 16
 """Outcomes that saguaro drafts for, in every setting of it."""
@@ -94,6 +109,10 @@ FIXED_METHODS = ("pearl", "best-first", "retrieval")
 
 QUERY_ONLY = "query only"
 CHAIN = "chain"
+SERIAL = "serial"
+FALLBACKS = ("auto", "draft", "retrieval", "plain")
+"""Reactions of saguaro to a miss, as its setting names them."""
+BATCH_TEMPERATURE = 0.7
 NO_NOISE, GEOMETRIC, UNIFORM = "no shared noise", "geometric", "uniform"
 AS_IN_THE_PAPER = "of the paper"
 SHARED_NOISE, GREEDY_DRAFT, RATIO_RULE = "shared noise", "greedy draft", "ratio rule"
@@ -131,6 +150,8 @@ ALL_METHODS: tuple[Contender, ...] = (
     contender("auto"),
 )
 """Contenders of the table of methods. spacelike, which proposes nothing in a new service, has a separate part."""
+BATCH_METHODS = tuple(one for one in ALL_METHODS if not one.setting)
+"""Contenders of the part with several generations at once: each method in its usual setting."""
 LLAMA_CPP_NOTE = (
     "llama.cpp has the same weights in the same number format, its cache in its own (float16), and both cores for each "
     "of its models, which take turns; it draws with noise of its own."
@@ -140,13 +161,9 @@ LLAMA_CPP_NOTE = (
 def experiments_of(parts: Iterable[str], sizes: MethodsSizes, repeats: int) -> list[Experiment]:
     """List all experiments of these parts, those on the same services together."""
     found = [experiment for part in parts for experiment in _PARTS[part](sizes, repeats)]
-    # Services start once for each draft model. The sort is stable: within one, parts keep their order.
-    drafts = list(dict.fromkeys(experiment.draft for experiment in found))
-    return sorted(found, key=lambda experiment: drafts.index(experiment.draft))
-
-
-def _code(num_prompts: int) -> tuple[Prompt, ...]:
-    return tuple(choose(default_prompts(), [CODE], num_prompts))
+    # Services start once for each draft model and place. The sort is stable: within one, parts keep their order.
+    services = list(dict.fromkeys(experiment.services for experiment in found))
+    return sorted(found, key=lambda experiment: services.index(experiment.services))
 
 
 def _methods(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
@@ -154,7 +171,7 @@ def _methods(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
         "No prior and nothing in the ring: double and retrieval have the session's own text. "
         "best-first verifies sub-trees, and one chain where it says so."
     )
-    prompts = _code(sizes.method_prompts)
+    prompts = code(sizes.num_prompts)
     title, everyone = "All methods", ALL_METHODS
     if sizes.llama_cpp:
         everyone = (*everyone, *LLAMA_CPP_CONTENDERS)
@@ -165,7 +182,7 @@ def _methods(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
 
 
 def _saguaro(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
-    prompts, tokens = _code(sizes.num_prompts), sizes.ablation_tokens
+    prompts, tokens = code(sizes.num_prompts), sizes.ablation_tokens
     budget = {"budget": BUDGET}
     shapes = {
         shape: {**WHOLE_CHAINS, "saguaro": {"fan_out": f"FAN_OUT_{shape.upper()}", **budget}}
@@ -207,7 +224,7 @@ def _saguaro(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
             "SAGUARO sampling under the ratio rule: the probabilities of the likeliest draft tokens times C",
             biases,
             (1.0,),
-            prompts,
+            code(sizes.sweep_prompts),
             tokens,
             repeats,
         ),
@@ -226,7 +243,7 @@ def _saguaro(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
 
 
 def _card(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
-    prompts, tokens = _code(sizes.num_prompts), sizes.ablation_tokens
+    prompts, tokens = code(sizes.num_prompts), sizes.ablation_tokens
     correction = (PLAIN, contender("card", QUERY_ONLY, card={"correction": False}), contender("card"))
     widths = tuple(contender("card", f"K = {width}", card={"beam_width": width}) for width in sizes.beam_widths)
     title = "Cache and correction"
@@ -237,10 +254,9 @@ def _card(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
 
 
 def _double(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
-    prompts, tokens = _code(sizes.num_prompts), sizes.double_tokens
+    prompts, tokens = code(sizes.num_prompts), sizes.double_tokens
     ablations = tuple(contender("double", name, double=switches) for name, switches in ABLATIONS.items())
     everyone = (PLAIN, contender("pearl"), contender("double"), *ablations)
-    sampled = (PLAIN, contender("pearl"), contender("double"))
     title = "A draft model at two fifths of the target's cost"
     parts = [
         Experiment(
@@ -257,14 +273,53 @@ def _double(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
         )
         for number, share in enumerate(sizes.prior_shares)
     ]
-    # The smaller priors come first: a prior replaces the one before, and the whole one stays for two experiments.
+    whole = Experiment("double", "double", title, everyone, (0.0,), prompts, tokens, repeats, DRAFT_C2_5, 1.0)
+    # The smaller priors come first: a prior replaces the one before, and the whole one stays for all further ones.
     return [
         *parts,
-        Experiment("double", "double", title, everyone, (0.0,), prompts, tokens, repeats, DRAFT_C2_5, 1.0),
-        Experiment(
-            "double-sampled", "double", f"{title}, sampled", sampled, (0.7,), prompts, tokens, repeats, DRAFT_C2_5, 1.0
+        whole,
+        replace(
+            whole,
+            name="double-sampled",
+            title=f"{title}, sampled",
+            contenders=(PLAIN, contender("pearl"), contender("double")),
+            temperatures=(0.7,),
         ),
+        *_double_sweeps(sizes, whole),
+        _double_on_one_core(whole),
     ]
+
+
+def _double_sweeps(sizes: MethodsSizes, whole: Experiment) -> list[Experiment]:
+    """Vary the depth of retrieval (DOUBLE, section 5.3, Fig. 6), and the longest n-gram (n of Algorithm 3)."""
+    depths = (contender("double", f"d = {depth}", double={"max_phrase_len": depth}) for depth in sizes.depths)
+    lengths = (contender("double", f"n = {count}", double={"max_match_len": count}) for count in sizes.match_lens)
+    few = replace(whole, prompts=code(sizes.sweep_prompts))
+    return [
+        replace(few, name="double-depth", title="Depth of retrieval", contenders=(PLAIN, *depths)),
+        replace(few, name="double-match-len", title="Longest n-gram", contenders=(PLAIN, *lengths)),
+    ]
+
+
+def _double_on_one_core(whole: Experiment) -> Experiment:
+    """Let models share a device (DOUBLE, section D.8, Table 12): nothing runs beside the target there."""
+    contenders = (
+        PLAIN,
+        contender("speculative"),
+        contender("double", SERIAL, double={"serial": True}),
+        contender("double"),
+    )
+    note = "Both services on one core, which they share; the paper's pair has a speed ratio of 3.9."
+    title = "Target and draft model on one core"
+    return replace(
+        whole,
+        name="double-one-core",
+        title=title,
+        contenders=contenders,
+        draft=DRAFT_C5,
+        shares_core=True,
+        note=note,
+    )
 
 
 def _spacelike(sizes: MethodsSizes, _: int) -> list[Experiment]:
@@ -297,7 +352,7 @@ def _rows(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
     everyone = (contender("best-first", CHAIN, rows="ROWS_CHAIN"), *trees)
     title = "Rows of a target forward"
     return [
-        Experiment("rows", "rows", title, everyone, (1.0,), _code(sizes.num_prompts), sizes.ablation_tokens, repeats)
+        Experiment("rows", "rows", title, everyone, (1.0,), code(sizes.num_prompts), sizes.ablation_tokens, repeats)
     ]
 
 
@@ -309,24 +364,79 @@ def _noise(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
     )
     title = f"The same draft model, chains of {CHAIN_LEN} tokens"
     return [
-        Experiment("noise", "noise", title, everyone, (1.0,), _code(sizes.num_prompts), sizes.ablation_tokens, repeats)
+        Experiment("noise", "noise", title, everyone, (1.0,), code(sizes.num_prompts), sizes.ablation_tokens, repeats)
     ]
 
 
 def _auto(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
-    tokens, code = sizes.auto_tokens, _code(sizes.num_prompts)
-    # One of each: the table of methods has the code.
-    others = tuple(choose(default_prompts(), OTHER_CATEGORIES, len(OTHER_CATEGORIES)))
+    tokens, prompts = sizes.auto_tokens, code(sizes.num_prompts)
+    # The table of methods has the code.
+    others = tuple(choose(default_prompts(), OTHER_CATEGORIES, sizes.other_prompts * len(OTHER_CATEGORIES)))
     fixed = (PLAIN, *map(contender, FIXED_METHODS), contender("auto"))
     alone = (PLAIN, contender("auto"))
     return [
         Experiment("auto", "auto", "Beside fixed methods", fixed, TEMPERATURES, others, tokens, repeats),
-        Experiment("auto-hot", "auto", f"At temperature {HOT:g}", alone, (HOT,), code, tokens, repeats),
+        Experiment("auto-hot", "auto", f"At temperature {HOT:g}", alone, (HOT,), prompts, tokens, repeats),
         Experiment(
-            "auto-untrained", "auto", "An untrained draft model", alone, (0.7,), code, tokens, repeats, DRAFT_UNTRAINED
+            "auto-untrained",
+            "auto",
+            "An untrained draft model",
+            alone,
+            (0.7,),
+            prompts,
+            tokens,
+            repeats,
+            DRAFT_UNTRAINED,
         ),
         Experiment(
-            "auto-slow", "auto", "A draft model slowed twenty times", alone, (0.7,), code, tokens, repeats, DRAFT_SLOW
+            "auto-slow",
+            "auto",
+            "A draft model slowed twenty times",
+            alone,
+            (0.7,),
+            prompts,
+            tokens,
+            repeats,
+            DRAFT_SLOW,
+        ),
+    ]
+
+
+def _batch(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
+    fallbacks = tuple(
+        contender(
+            "saguaro",
+            f"fallback {name}",
+            saguaro={"fallback": f"FALLBACK_{name.upper()}", "budget": BUDGET},
+            # The server refuses to fall back on what it was not told to retrieve.
+            **({"retrieval": True} if name == "retrieval" else {}),
+        )
+        for name in FALLBACKS
+    )
+    note = (
+        "So many generations at once, each by the speed of off at the same number: the time is that of all of them, "
+        "prefill included."
+    )
+    every = Experiment(
+        "batch",
+        "batch",
+        "Generations at once",
+        BATCH_METHODS,
+        (BATCH_TEMPERATURE,),
+        code(max(sizes.batches)),
+        sizes.batch_tokens,
+        repeats,
+        note=note,
+        concurrencies=sizes.batches,
+    )
+    return [
+        every,
+        replace(
+            every,
+            name="batch-fallbacks",
+            title="SAGUARO's reaction to a miss, by generations at once",
+            contenders=(PLAIN, *fallbacks),
+            concurrencies=sizes.fallback_batches,
         ),
     ]
 
@@ -340,4 +450,5 @@ _PARTS: dict[str, Callable[[MethodsSizes, int], list[Experiment]]] = {
     "rows": _rows,
     "noise": _noise,
     "auto": _auto,
+    "batch": _batch,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +13,9 @@ from outrider_bench.plotting import (
     BLUE,
     GREEN,
     GREY,
+    METHOD_COLOURS,
     ORANGE,
+    PALETTE,
     RED,
     draw_bars,
     draw_groups,
@@ -25,12 +28,16 @@ from outrider_bench.plotting import (
     rows_by_label,
     two_axes,
 )
+from outrider_bench.prediction import expected_tokens
 from outrider_bench.statistics import label_of
-from outrider_bench.suites.methods.experiments import DRAFT_C2_5
+from outrider_bench.suites.methods.experiments import CHAIN_LEN, DRAFT_C2_5
 from outrider_bench.suites.methods.replay import NEAR, NEW
 from outrider_cli.prompts import ALL_CATEGORIES
 
 Experiments = Mapping[str, Mapping[str, Any]]
+_TOKENS = "mean_acceptance_length"
+_BATCHES = {"batch": "All methods", "batch-fallbacks": "SAGUARO after a miss"}
+"""Titles by experiment."""
 _FAN_OUT_COLOURS = (BLUE, GREY, GREEN, ORANGE, "#8cc5a2", "#f2bf8c")
 """Pairs of shapes: with shared noise, and paler without."""
 
@@ -38,7 +45,9 @@ _FAN_OUT_COLOURS = (BLUE, GREY, GREEN, ORANGE, "#8cc5a2", "#f2bf8c")
 def figures_of(results: Mapping[str, Any]) -> dict[str, Figure | None]:
     """Draw every picture that there is something to draw for, named after its part."""
     experiments = {experiment["name"]: experiment for experiment in results["experiments"] if experiment["rows"]}
-    return {part: _DRAW[part](experiments, results) for part in results["config"]["parts"]}
+    parts = results["config"]["parts"]
+    found = {part: _DRAW[part](experiments, results) for part in parts}
+    return found | ({"double_sweeps": draw_double_sweeps(experiments)} if "double" in parts else {})
 
 
 def draw_methods(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
@@ -63,6 +72,9 @@ def draw_noise(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
     acceptance.set_ylabel("drafted tokens kept, of those compared")
     acceptance.set_ylim(0, 1)
     draw_bars(tokens, {name: row["mean_acceptance_length"] for name, row in rows.items()}, colours)
+    predicted = [expected_tokens(row["acceptance"] or 0.0, CHAIN_LEN) for row in rows.values()]
+    tokens.scatter(range(len(rows)), predicted, marker="_", s=900, color=RED, zorder=3, label="predicted by acceptance")
+    tokens.legend(frameon=False, fontsize=8)
     tokens.set_ylabel("tokens per forward of the target")
     figure.suptitle("The same draft model at temperature 1")
     return figure
@@ -196,6 +208,62 @@ def draw_double(experiments: Experiments, results: Mapping[str, Any]) -> Figure 
     return figure
 
 
+def draw_double_sweeps(experiments: Experiments) -> Figure | None:
+    """Draw tokens per forward and speed-up by depth and by the longest n-gram (DOUBLE, section 5.3, Fig. 6)."""
+    sweeps = {
+        name: rows_by_label(experiments[name], 0.0)
+        for name in ("double-depth", "double-match-len")
+        if name in experiments
+    }
+    letters = {"double-depth": "d", "double-match-len": "n"}
+    titles = {"d": "d: most retrieved tokens at a time", "n": "n: longest n-gram that is looked up"}
+    drawable = [
+        (letters[name], rows) for name, rows in sweeps.items() if points_of(rows, f"double {letters[name]} = ", _TOKENS)
+    ]
+    if not drawable:
+        return None
+    figure, panels = new_figure(len(drawable))
+    for axes, (letter, rows) in zip(panels, drawable, strict=True):
+        prefix = f"double {letter} = "
+        left = draw_line(axes, points_of(rows, prefix, _TOKENS), "tokens per forward", BLUE)
+        axes.set_ylabel("tokens per forward of the target")
+        axes.set_xlabel(titles[letter])
+        if speeds := points_of(rows, prefix, "speedup_over_off"):
+            right_axes = axes.twinx()
+            right = draw_line(right_axes, speeds, "speed-up over off", ORANGE)
+            right_axes.set_ylabel("speed-up over off")
+            two_axes(axes, left, right_axes, right)
+    figure.suptitle("Retrieval of double, T = 0")
+    return figure
+
+
+def draw_batch(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
+    """Draw speed-up over `off` by the number of generations at once: of all methods, and of saguaro's fallbacks."""
+    found = [(name, title) for name, title in _BATCHES.items() if name in experiments]
+    if not found:
+        return None
+    figure, panels = new_figure(len(found), width=7)
+    for axes, (name, title) in zip(panels, found, strict=True):
+        lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for row in experiments[name]["rows"]:
+            if row["category"] == ALL_CATEGORIES and row["method"] != OFF and row["speedup_over_off"]:
+                lines[label_of(row)].append((row["concurrency"], row["speedup_over_off"]))
+        for number, (label, points) in enumerate(lines.items()):
+            colour = METHOD_COLOURS.get(label, PALETTE[number % len(PALETTE)])
+            draw_line(axes, sorted(points), label.removeprefix("saguaro fallback "), colour)
+        draw_level(axes)
+        finish(axes)
+        counts = sorted({row["concurrency"] for row in experiments[name]["rows"]})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(counts, [str(count) for count in counts])
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("generations at once")
+        axes.set_ylabel("speed-up over off at the same number")
+        axes.set_title(title)
+        axes.legend(frameon=False, fontsize=8, ncols=2)
+    return figure
+
+
 def draw_spacelike(_: Experiments, results: Mapping[str, Any]) -> Figure | None:
     """Draw speed-up over the requests."""
     replay = results["replay"]
@@ -251,4 +319,5 @@ _DRAW: dict[str, Callable[[Experiments, Mapping[str, Any]], Figure | None]] = {
     "rows": draw_rows,
     "noise": draw_noise,
     "auto": draw_auto,
+    "batch": draw_batch,
 }

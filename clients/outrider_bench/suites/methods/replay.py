@@ -6,7 +6,8 @@ what was asked before, from a line further down. The modules are held-out files 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from outrider.models.demo.training.corpus import Corpus, code_prompts, load_corpus
+from outrider_bench.bootstrap import draw
 from outrider_bench.drivers import GenerationFailed
 from outrider_bench.experiment import OFF
 from outrider_bench.samples import Block, GenerationSample
@@ -82,33 +84,39 @@ class Replay:
     """An entry for every request: its number, its category, the speed-up."""
 
 
-def analyse(blocks: Sequence[Block], num_requests: int, num_cold: int) -> Replay | None:
+def analyse(
+    blocks: Sequence[Block], num_requests: int, num_cold: int, random: np.random.Generator | None = None
+) -> Replay | None:
     """Return the replay's numbers, as far as they were measured; None if it did not come to its end.
 
-    `off` took a part of the requests: its time for another one is the mean of its times in the same third.
+    `off` took a part of the requests: its time for another one is the mean of its times in the same third. With a
+    generator the numbers are those of requests that it draws, with repetition, from those that there are.
     """
     plain, ours = _by_request(blocks, is_off=True), _by_request(blocks, is_off=False)
     thirds = [range(num_requests * k // 3, num_requests * (k + 1) // 3) for k in range(3)]
-    means = [_mean([plain[index].duration_s for index in third if index in plain]) for third in thirds]
     cold = [index for index in range(num_cold) if index in plain and index in ours]
-    if len(ours) < num_requests or not cold or not all(means):
+    if len(ours) < num_requests or not cold or any(plain.keys().isdisjoint(third) for third in thirds):
         return None
+    categories = {sample.prompt_index: sample.category for block in blocks for sample in block.samples}
+    times = {} if random is None else _drawn(thirds, num_cold, plain, categories, random)
+    means = [_mean(_repeated([index for index in third if index in plain], plain, times)) for third in thirds]
     # By thirds, not over all: a machine that gets slower in between slows `off` and ours in the same third.
     usual = {index: mean for third, mean in zip(thirds, means, strict=True) for index in third}
-    categories = {sample.prompt_index: sample.category for block in blocks for sample in block.samples}
 
     def speedup(indices: Sequence[int]) -> float:
         # Times stand for tokens a second: all texts are equally long.
-        return sum(usual[index] for index in indices) / sum(ours[index].duration_s for index in indices)
+        usually = sum(usual[index] * times.get(index, 1) for index in indices)
+        return usually / sum(_repeated(indices, ours, times))
 
     groups = [range(end - GROUP_LEN, end) for end in range(GROUP_LEN, num_requests + 1, GROUP_LEN)]
     near = [index for index in range(num_requests) if categories[index] == NEAR]
     return Replay(
-        cold=sum(plain[index].duration_s for index in cold) / sum(ours[index].duration_s for index in cold),
+        cold=sum(_repeated(cold, plain, times)) / sum(_repeated(cold, ours, times)),
         last_third=speedup(thirds[2]),
         near=speedup(near) if near else None,
-        points=tuple((group[-1] + 1, speedup(group)) for group in groups),
-        requests=tuple((index, categories[index], speedup([index])) for index in range(num_requests)),
+        # A draw is for intervals, which the curves have none of.
+        points=() if times else tuple((group[-1] + 1, speedup(group)) for group in groups),
+        requests=() if times else tuple((index, categories[index], speedup([index])) for index in range(num_requests)),
     )
 
 
@@ -133,5 +141,25 @@ def _by_request(blocks: Sequence[Block], *, is_off: bool) -> dict[int, Generatio
     }
 
 
+def _drawn(
+    thirds: Sequence[range],
+    num_cold: int,
+    plain: Mapping[int, GenerationSample],
+    categories: Mapping[int, str],
+    random: np.random.Generator,
+) -> dict[int, int]:
+    """Return how often each request was drawn: those that numbers are about are drawn among their own kind."""
+    strata: dict[tuple[bool, int, bool, str], list[int]] = defaultdict(list)
+    for place, third in enumerate(thirds):
+        for index in third:
+            strata[index < num_cold, place, index in plain, categories[index]].append(index)
+    return draw(strata.values(), random)
+
+
+def _repeated(indices: Iterable[int], found: Mapping[int, GenerationSample], times: Mapping[int, int]) -> list[float]:
+    """Return the duration of each generation, as often as it was drawn."""
+    return [found[index].duration_s for index in indices for _ in range(times.get(index, 1))]
+
+
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+    return sum(values) / len(values)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from outrider_bench.experiment import AS_PUBLISHED
 from outrider_bench.report import (
     EXPERIMENT_CAPTION,
+    NONE,
     Chapter,
     Report,
     Table,
@@ -16,10 +18,13 @@ from outrider_bench.report import (
     experiment_table,
     experiments_environment,
     notes_of,
+    number_cell,
     of_part,
     origins_table,
     summary_of_claims,
 )
+from outrider_bench.suites.methods import papers
+from outrider_cli.prompts import ALL_CATEGORIES
 
 TITLES = {
     "methods": "Methods",
@@ -30,7 +35,17 @@ TITLES = {
     "rows": "Rows: a sub-tree instead of a chain",
     "noise": "Shared noise",
     "auto": "Auto: a safe default",
+    "batch": "Generations at once",
 }
+CLAIMS_CAPTION = (
+    "Claims. 95 %: where the value lies with 95 % confidence, from prompts drawn anew (with repetition, for both sides "
+    "of a ratio; 1000 draws), or repeats where generations share the machine; a claim whose target lies within is "
+    "inconclusive. paper: the paper's own figure, of its models, hardware and prompts."
+)
+PUBLISHED_CAPTION = (
+    f"Speed-ups over plain decoding. as published: the setting that does what the paper says and nothing else; {NONE} "
+    "where it was not measured. the paper: with its models, hardware and prompts."
+)
 INFLATION_NOTE = (
     "The target's cost is inflated: it says what its 5 M trained parameters say, at the price of 100 M; the others "
     "change nothing. So is that of the draft models whose names have a c."
@@ -44,7 +59,7 @@ def report_of(results: Mapping[str, Any]) -> Report:
     notes = notes_of(results, interrupted=interrupted, failed="{what}: {why}")
     chapters = [_chapter(results, part) for part in results["config"]["parts"]]
     if experiments:
-        chapters.append(Chapter("How to read the tables", sentences=[EXPERIMENT_CAPTION]))
+        chapters.append(Chapter("How to read the tables", sentences=[CLAIMS_CAPTION, EXPERIMENT_CAPTION]))
     return Report(
         "The methods, measured",
         experiments_environment(results),
@@ -58,6 +73,7 @@ def report_of(results: Mapping[str, Any]) -> Report:
 def _chapter(results: Mapping[str, Any], part: str) -> Chapter:
     experiments = of_part(results["experiments"], part)
     tables = [*claims_tables(results, part), *(table for one in experiments for table in tables_of(one))]
+    tables += [published_table(one) for one in experiments if one["name"] == "methods"]
     sentences = []
     for experiment in experiments:
         sizes = (
@@ -65,7 +81,31 @@ def _chapter(results: Mapping[str, Any], part: str) -> Chapter:
             f"{experiment['max_tokens']} tokens each, {experiment['repeats']} repeats."
         )
         sentences.append(f"{sizes} {experiment['note']}".strip())
-    return Chapter(TITLES[part], tables, sentences, pictures=[part])
+    return Chapter(TITLES[part], tables, sentences, pictures=[part, f"{part}_sweeps"])
+
+
+def published_table(experiment: Mapping[str, Any]) -> Table:
+    """Put our setting of each method beside the one as published, and beside the paper's own figure."""
+    speedups = {
+        (row["method"], row["setting"], row["temperature"]): row["speedup_over_off"]
+        for row in experiment["rows"]
+        if row["category"] == ALL_CATEGORIES
+    }
+    published = {method for method, setting, _ in speedups if setting == AS_PUBLISHED}
+    rows = [
+        [
+            method,
+            f"{t:g}",
+            number_cell(ours, 2, "x" if ours else ""),
+            number_cell(theirs := speedups.get((method, AS_PUBLISHED, t)), 2, "x" if theirs else ""),
+            papers.SPEEDUPS.get(method, {}).get(t, papers.NONE),
+        ]
+        for (method, setting, t), ours in speedups.items()
+        if not setting and (method in papers.SPEEDUPS or method in published)
+    ]
+    columns = ("method", "T", "ours", "as published", "the paper")
+    title = "Ours, as published, and the papers' own figures"
+    return Table(title, columns, rows, PUBLISHED_CAPTION, frozenset({"the paper"}), frozenset({"the paper"}))
 
 
 def tables_of(experiment: Mapping[str, Any]) -> list[Table]:

@@ -10,12 +10,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from outrider.v1 import verifier_pb2
+from outrider_bench.bootstrap import with_intervals
 from outrider_bench.config import MethodsConfig
 from outrider_bench.drivers import Driver, GenerationFailed, describe_server, merge_models, running_stack
 from outrider_bench.environment import describe_environment
 from outrider_bench.experiment import LLAMA_CPP, TARGET, Experiment
 from outrider_bench.llama_cpp import running_llama_cpp
+from outrider_bench.measured import Measured
+from outrider_bench.result import Measurement
 from outrider_bench.running import run_experiment
 from outrider_bench.samples import Block
 from outrider_bench.suite import ExperimentSuite, Log
@@ -45,7 +50,10 @@ class MethodsSuite(ExperimentSuite):
     def __init__(self, config: MethodsConfig) -> None:
         self.config = config
         self.sizes = sizes_of(config)
-        super().__init__(config.cores, config.seed, experiments_of(config.parts, self.sizes, config.repeats))
+        experiments = experiments_of(config.parts, self.sizes, config.repeats)
+        # Models that are not pinned share no core: what is claimed of that stays unmeasured.
+        experiments = [one for one in experiments if config.cores or not one.shares_core]
+        super().__init__(config.cores, config.seed, experiments)
         self._speed_ratios: dict[str, float] = {}
         self._checks: list[str] = []
         self._prior: BuiltPrior | None = None
@@ -60,13 +68,14 @@ class MethodsSuite(ExperimentSuite):
         if prompts:
             log("looking for the prompts in the training text")
             self._checks += check_prompts(sorted(prompts)).sentences
-        # Experiments with the same draft model stand together: services start once for each.
-        for draft, group in itertools.groupby(self.experiments, key=lambda experiment: experiment.draft):
-            await self.attempt(f"everything with {draft}", partial(self._run_group, draft, list(group), log))
+        # Experiments with the same services stand together: they start once for each group.
+        for (draft, shares_core), group in itertools.groupby(self.experiments, key=lambda one: one.services):
+            name = f"everything with {draft}{' on one core' if shares_core else ''}"
+            await self.attempt(name, partial(self._run_group, draft, list(group), log))
 
     def found(self) -> dict[str, Any]:
-        config, replay = self.config, self._replay()
-        evidence = MethodsEvidence(self.measured, self.sizes, replay, self._speed_ratios)
+        config, measured = self.config, self.measured
+        evidence = self._evidence(measured, None)
         return {
             "environment": describe_environment(self.models, config.cores),
             "config": {
@@ -81,23 +90,37 @@ class MethodsSuite(ExperimentSuite):
             "checks": self._checks,
             "speed_ratios": self._speed_ratios,
             "experiments": self.experiments_to_json(),
-            "replay": replay_to_json(replay) if replay is not None else None,
-            "claims": [claim.to_json() for claim in claims_of(config.parts, evidence)],
+            "replay": replay_to_json(evidence.replay) if evidence.replay is not None else None,
+            "claims": [claim.to_json() for claim in self._claims(measured, evidence)],
         }
 
-    def _replay(self) -> Replay | None:
+    def _claims(self, measured: Measured, evidence: MethodsEvidence) -> list[Measurement]:
+        """Return the claims, with intervals where more than one prompt was measured."""
+
+        def drawn(random: np.random.Generator) -> list[Measurement]:
+            return claims_of(self.config.parts, self._evidence(measured.resampled(random), random))
+
+        claims = claims_of(self.config.parts, evidence)
+        return with_intervals(claims, drawn, self.config.seed) if measured.can_vary else claims
+
+    def _evidence(self, measured: Measured, random: np.random.Generator | None) -> MethodsEvidence:
+        """Return all that was measured; with a generator, as a draw of the prompts and of the replay's requests."""
+        return MethodsEvidence(measured, self.sizes, self._replay(random), self._speed_ratios)
+
+    def _replay(self, random: np.random.Generator | None) -> Replay | None:
         for experiment in self.experiments:
             if experiment.off_at is not None:
                 blocks = self._blocks.get(experiment.name, [])
-                return analyse(blocks, len(experiment.prompts), self.sizes.replay_cold)
+                return analyse(blocks, len(experiment.prompts), self.sizes.replay_cold, random)
         return None
 
     async def _run_group(self, draft: str, experiments: Sequence[Experiment], log: Log) -> None:
         """Run the experiments of one draft model, on services that they share."""
-        if draft in _COMPARED_DRAFTS:
+        # On a core that both share there is no ratio of speeds side by side.
+        if draft in _COMPARED_DRAFTS and not experiments[0].shares_core:
             await self.attempt(f"speed ratio of {draft}", partial(self._measure_speed_ratio, experiments[0], log))
-        if any(experiment.prior_share for experiment in experiments):
-            await self.attempt("prior", partial(self._build_prior, experiments, log))
+        if self._prior is None and any(experiment.prior_share for experiment in experiments):
+            await self.attempt("prior", partial(self._build_prior, log))
         log(f"starting the services with {draft}")
         # What was loaded is gone with the last Redis, unless REDIS_URL names one that stays.
         self._loaded = 0.0
@@ -130,9 +153,9 @@ class MethodsSuite(ExperimentSuite):
     def _keep_block(self, name: str, block: Block) -> None:
         self.keep(name, [block])
 
-    async def _build_prior(self, experiments: Sequence[Experiment], log: Log) -> None:
+    async def _build_prior(self, log: Log) -> None:
         log("building the prior of double")
-        with_prior = [experiment for experiment in experiments if experiment.prior_share]
+        with_prior = [experiment for experiment in self.experiments if experiment.prior_share]
         prompts = sorted({prompt.text for experiment in with_prior for prompt in experiment.prompts})
         longest = max(experiment.max_tokens for experiment in with_prior)
         self._prior = await build_prior(self.sizes, prompts, longest, self.config.cores)

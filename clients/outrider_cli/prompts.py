@@ -26,7 +26,7 @@ _KEYS = frozenset({"prompt", "category", "source"})
 
 @dataclass(frozen=True, slots=True)
 class _StandardSet:
-    """How the lines of a published set are known, and where their prompt is."""
+    """Names the fields by which the lines of a published set are known, and those of their prompt."""
 
     fields: frozenset[str]
     """A line that has them is of the set; further ones vary with who published it."""

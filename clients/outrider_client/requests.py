@@ -47,7 +47,7 @@ class GenerateOptions(TypedDict, total=False):
     """Goes on after the model's end-of-sequence tokens."""
     method: Method | str | None
     """Makes drafts by this method: "off", "speculative", "pearl", "retrieval", "card", "saguaro", "double",
-    "spacelike", "best-first", "auto". Changes the speed, never the text."""
+    "spacelike", "best-first", "opt-tree", "sequoia", "auto". Changes the speed, never the text."""
     num_speculative_tokens: int | None
     """Most chain tokens verified in one round."""
     lookahead: int | None
@@ -84,6 +84,10 @@ class GenerateOptions(TypedDict, total=False):
     """Parameters of "spacelike"."""
     best_first: Mapping[str, Any] | None
     """Parameters of "best-first"."""
+    opt_tree: Mapping[str, Any] | None
+    """Parameters of "opt-tree": `opt_tree={"num_nodes": 50}`."""
+    sequoia: Mapping[str, Any] | None
+    """Parameters of "sequoia": `sequoia={"num_nodes": 64}`."""
     resume_token_ids: Sequence[int] | None
     """Tokens that an interrupted generation of this very request has emitted: the output goes on after them. Needs its
     seed."""

@@ -183,7 +183,7 @@ def test_only_draft_then_verify_waits_whatever_a_draft_is_worth() -> None:
     params = SpeculationParams(Method.PEARL)
     waiting = {method: waiting_of(method, params) for method in Method}
     assert waiting[Method.OFF] is Waiting.NEVER
-    assert waiting[Method.SPECULATIVE] is Waiting.ALWAYS
+    assert all(waiting[m] is Waiting.ALWAYS for m in (Method.SPECULATIVE, Method.OPT_TREE, Method.SEQUOIA))
     assert all(waiting[method] is Waiting.WORTH for method in (Method.PEARL, Method.CARD, Method.BEST_FIRST))
 
 

@@ -52,7 +52,7 @@ def test_what_a_method_needs_follows_from_how_it_grows() -> None:
     with_model = {m for m in Method if m.has_draft_model}
     assert with_model == set(Method) - {Method.OFF, Method.RETRIEVAL, Method.SPACELIKE}
     assert {m for m in Method if m.needs_draft_model} == with_model - {Method.AUTO}, "auto can do without"
-    assert {m for m in Method if m.drafts_ahead} == with_model - {Method.SPECULATIVE}
+    assert {m for m in Method if m.drafts_ahead} == with_model - {Method.SPECULATIVE, Method.OPT_TREE, Method.SEQUOIA}
     assert {m for m in Method if m.needs_datastore} == {Method.SPACELIKE}
     assert not any(m.samples and not m.has_draft_model for m in Method)
 

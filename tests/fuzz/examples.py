@@ -18,7 +18,7 @@ from outrider.v1 import verifier_pb2 as verify
 from outrider.wire.convert import PROTOCOL_VERSION
 
 DRAFTED = (types.METHOD_SPECULATIVE, types.METHOD_PEARL, types.METHOD_CARD, types.METHOD_SAGUARO, types.METHOD_DOUBLE)
-METHODS = (*DRAFTED, types.METHOD_BEST_FIRST)
+METHODS = (*DRAFTED, types.METHOD_BEST_FIRST, types.METHOD_OPT_TREE, types.METHOD_SEQUOIA)
 NUM_PROMPT_TOKENS = 10
 MAX_TOKENS = 6
 """Generations are that short: it is not they that are tried here."""
@@ -132,6 +132,10 @@ def _speculation(random: Random, method: int) -> types.SpeculationParams:
         params.double.max_phrase_len = random.randint(1, 16)
     elif method == types.METHOD_BEST_FIRST:
         params.best_first.num_expanded = random.randint(0, 16)
+    elif method == types.METHOD_OPT_TREE:
+        params.opt_tree.num_nodes, params.opt_tree.min_gain = random.randint(1, 64), random.random()
+    elif method == types.METHOD_SEQUOIA:
+        params.sequoia.num_nodes = random.randint(1, 64)
     if method in (*DRAFTED[:2], *DRAFTED[3:]) and random.random() < 0.4:
         params.acceptance_rule = types.ACCEPTANCE_RULE_RATIO
     return params

@@ -94,7 +94,7 @@ def grow_once(drafting: DraftSession, runner: Runner, max_rows: int = 64) -> boo
     return True
 
 
-METHODS = [Method.PEARL, Method.CARD, Method.SAGUARO, Method.BEST_FIRST]
+METHODS = [Method.PEARL, Method.CARD, Method.SAGUARO, Method.BEST_FIRST, Method.OPT_TREE, Method.SEQUOIA]
 
 
 def make_drafting(runner: Runner, *, bushy: bool = False, method: Method = Method.PEARL) -> DraftSession:

@@ -19,9 +19,11 @@ from outrider.core.params import (
     FanOut,
     InvalidParameter,
     Method,
+    OptTreeParams,
     RetrievalScope,
     Rows,
     SaguaroParams,
+    SequoiaParams,
     Source,
     SpacelikeParams,
     SpeculationParams,
@@ -97,6 +99,10 @@ def speculation_params(draw: st.DrawFn) -> SpeculationParams:
         own["spacelike"] = SpacelikeParams(draw(st.integers(1, 10)), draw(st.booleans()))
     elif method is Method.BEST_FIRST:
         own["best_first"] = BestFirstParams(draw(st.integers(0, 64)), draw(st.integers(1, 8)))
+    elif method is Method.OPT_TREE:
+        own["opt_tree"] = OptTreeParams(draw(st.integers(1, 64)), draw(st.floats(0, 1)))
+    elif method is Method.SEQUOIA:
+        own["sequoia"] = SequoiaParams(draw(st.integers(1, 64)))
     takes_turns = method is Method.DOUBLE and own["double"].serial
     retrieves = method.always_retrieves or (method is not Method.OFF and draw(st.booleans()))
     takes_as_pays = method is Method.BEST_FIRST and rows is Rows.TREE
@@ -173,7 +179,9 @@ def test_an_enum_s_values_are_those_of_the_wire(kind: Any) -> None:
 
 @pytest.mark.parametrize("method", Method)
 def test_rows_are_the_method_s_own_unless_the_request_says_otherwise(method: Method) -> None:
-    assert (resolved(method=method).rows is Rows.TREE) == (method in (Method.BEST_FIRST, Method.AUTO))
+    assert (resolved(method=method).rows is Rows.TREE) == (
+        method in (Method.BEST_FIRST, Method.OPT_TREE, Method.SEQUOIA, Method.AUTO)
+    )
     assert resolved(method=method, rows=types_pb2.ROWS_CHAIN).rows is Rows.CHAIN
     assert resolved(method=method).max_rows == 0, "as many as pay"
 
@@ -216,7 +224,7 @@ def test_a_default_beyond_the_server_s_limit_gives_way_to_it() -> None:
 
 SAGUARO, GIVEN, RATIO = Method.SAGUARO, types_pb2.FAN_OUT_GIVEN, types_pb2.ACCEPTANCE_RULE_RATIO
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"method": 77}, "speculation.method must be one of METHOD_OFF, .*METHOD_BEST_FIRST, METHOD_AUTO, got 77"),
+    ({"method": 77}, "speculation.method must be one of METHOD_OFF, .*METHOD_SEQUOIA, METHOD_AUTO, got 77"),
     ({"num_speculative_tokens": 33}, r"num_speculative_tokens must be in \[1, 32\], this server's limit, got 33"),
     ({"method": Method.SPECULATIVE, "lookahead": 40}, "lookahead must be unset for a method that does not draft"),
     ({"method": Method.CARD, "lookahead": 513}, "lookahead must be at most 512, this server's limit, got 513"),
@@ -273,6 +281,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "max_phrase_len must be un",
     ),
     ({"method": Method.SPACELIKE, "spacelike": {"max_match_len": 0}}, r"spacelike.max_match_len must be in \[1, 10\]"),
+    ({"method": Method.OPT_TREE, "opt_tree": {"num_nodes": 65}}, r"opt_tree.num_nodes must be in \[1, 64\], got 65"),
+    ({"method": Method.OPT_TREE, "opt_tree": {"min_gain": 1.5}}, r"opt_tree.min_gain must be in \[0, 1\], got 1.5"),
+    ({"method": Method.OPT_TREE, "lookahead": 40}, "lookahead must be unset for a method that does not draft"),
+    ({"method": Method.OPT_TREE, "sequoia": {}}, "speculation.sequoia must be unset for method opt-tree"),
+    ({"method": Method.SEQUOIA, "sequoia": {"num_nodes": 0}}, r"sequoia.num_nodes must be in \[1, 64\], got 0"),
+    ({"method": Method.SEQUOIA, "acceptance_rule": RATIO}, "acceptance_rule must be ACCEPTANCE_RULE_MATCH for a"),
     ({"method": Method.BEST_FIRST, "best_first": {"num_expanded": 65}}, r"best_first.num_expanded must be in \[0, 64"),
 ]  # fmt: skip
 

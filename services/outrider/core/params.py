@@ -76,6 +76,8 @@ class Method(Enum):
     DOUBLE = "double"
     SPACELIKE = "spacelike"
     BEST_FIRST = "best-first"
+    OPT_TREE = "opt-tree"
+    SEQUOIA = "sequoia"
     AUTO = "auto"
 
     @property
@@ -96,7 +98,7 @@ class Method(Enum):
     @property
     def drafts_ahead(self) -> bool:
         """True if the tree grows while the target verifies."""
-        return self.has_draft_model and self is not Method.SPECULATIVE
+        return self.has_draft_model and self not in (Method.SPECULATIVE, Method.OPT_TREE, Method.SEQUOIA)
 
     @property
     def always_retrieves(self) -> bool:
@@ -306,13 +308,43 @@ class BestFirstParams:
         _check_range("best_first.num_children", self.num_children, 1, MAX_CHILDREN)
 
 
-MethodParams = CardParams | SaguaroParams | DoubleParams | SpacelikeParams | BestFirstParams
+@dataclass(frozen=True, slots=True)
+class OptTreeParams:
+    """OPT-Tree: the n nodes with the most probable paths."""
+
+    num_nodes: int = 32
+    """Nodes of a tree (n)."""
+    min_gain: float = 0.1
+    """Growth ends with a draft forward that raises the expected number of kept tokens by less than this (delta). The
+    paper advises at least the time of a draft forward in forwards of the target."""
+
+    def __post_init__(self) -> None:
+        _check_range("opt_tree.num_nodes", self.num_nodes, 1, MAX_ROWS)
+        _check_range("opt_tree.min_gain", self.min_gain, 0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SequoiaParams:
+    """Sequoia: a tree whose shape follows from the acceptance rates by rank."""
+
+    num_nodes: int = 32
+    """Nodes of a tree (n)."""
+
+    def __post_init__(self) -> None:
+        _check_range("sequoia.num_nodes", self.num_nodes, 1, MAX_ROWS)
+
+
+MethodParams = (
+    CardParams | SaguaroParams | DoubleParams | SpacelikeParams | BestFirstParams | OptTreeParams | SequoiaParams
+)
 PARAMS_OF: dict[Method, type[MethodParams]] = {
     Method.CARD: CardParams,
     Method.SAGUARO: SaguaroParams,
     Method.DOUBLE: DoubleParams,
     Method.SPACELIKE: SpacelikeParams,
     Method.BEST_FIRST: BestFirstParams,
+    Method.OPT_TREE: OptTreeParams,
+    Method.SEQUOIA: SequoiaParams,
 }
 
 
@@ -351,6 +383,8 @@ class SpeculationParams:
     double: DoubleParams = field(default_factory=DoubleParams)
     spacelike: SpacelikeParams = field(default_factory=SpacelikeParams)
     best_first: BestFirstParams = field(default_factory=BestFirstParams)
+    opt_tree: OptTreeParams = field(default_factory=OptTreeParams)
+    sequoia: SequoiaParams = field(default_factory=SequoiaParams)
 
     def __post_init__(self) -> None:
         gamma, method = self.num_speculative_tokens, self.method

@@ -20,6 +20,8 @@ class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     METHOD_SPACELIKE: _ClassVar[Method]
     METHOD_BEST_FIRST: _ClassVar[Method]
     METHOD_AUTO: _ClassVar[Method]
+    METHOD_OPT_TREE: _ClassVar[Method]
+    METHOD_SEQUOIA: _ClassVar[Method]
 
 class Rows(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -78,6 +80,8 @@ METHOD_DOUBLE: Method
 METHOD_SPACELIKE: Method
 METHOD_BEST_FIRST: Method
 METHOD_AUTO: Method
+METHOD_OPT_TREE: Method
+METHOD_SEQUOIA: Method
 ROWS_UNSPECIFIED: Rows
 ROWS_CHAIN: Rows
 ROWS_TREE: Rows
@@ -129,7 +133,7 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
 
 class SpeculationParams(_message.Message):
-    __slots__ = ("method", "num_speculative_tokens", "lookahead", "min_path_probability", "retrieval", "retrieval_params", "rows", "max_rows", "acceptance_rule", "shared_noise", "allow_fallback", "card", "saguaro", "double", "spacelike", "best_first", "calibration")
+    __slots__ = ("method", "num_speculative_tokens", "lookahead", "min_path_probability", "retrieval", "retrieval_params", "rows", "max_rows", "acceptance_rule", "shared_noise", "allow_fallback", "card", "saguaro", "double", "spacelike", "best_first", "opt_tree", "sequoia", "calibration")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +150,8 @@ class SpeculationParams(_message.Message):
     DOUBLE_FIELD_NUMBER: _ClassVar[int]
     SPACELIKE_FIELD_NUMBER: _ClassVar[int]
     BEST_FIRST_FIELD_NUMBER: _ClassVar[int]
+    OPT_TREE_FIELD_NUMBER: _ClassVar[int]
+    SEQUOIA_FIELD_NUMBER: _ClassVar[int]
     CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     method: Method
     num_speculative_tokens: int
@@ -163,8 +169,10 @@ class SpeculationParams(_message.Message):
     double: DoubleParams
     spacelike: SpacelikeParams
     best_first: BestFirstParams
+    opt_tree: OptTreeParams
+    sequoia: SequoiaParams
     calibration: bool
-    def __init__(self, method: _Optional[_Union[Method, str]] = ..., num_speculative_tokens: _Optional[int] = ..., lookahead: _Optional[int] = ..., min_path_probability: _Optional[float] = ..., retrieval: _Optional[bool] = ..., retrieval_params: _Optional[_Union[RetrievalParams, _Mapping]] = ..., rows: _Optional[_Union[Rows, str]] = ..., max_rows: _Optional[int] = ..., acceptance_rule: _Optional[_Union[AcceptanceRule, str]] = ..., shared_noise: _Optional[bool] = ..., allow_fallback: _Optional[bool] = ..., card: _Optional[_Union[CardParams, _Mapping]] = ..., saguaro: _Optional[_Union[SaguaroParams, _Mapping]] = ..., double: _Optional[_Union[DoubleParams, _Mapping]] = ..., spacelike: _Optional[_Union[SpacelikeParams, _Mapping]] = ..., best_first: _Optional[_Union[BestFirstParams, _Mapping]] = ..., calibration: _Optional[bool] = ...) -> None: ...
+    def __init__(self, method: _Optional[_Union[Method, str]] = ..., num_speculative_tokens: _Optional[int] = ..., lookahead: _Optional[int] = ..., min_path_probability: _Optional[float] = ..., retrieval: _Optional[bool] = ..., retrieval_params: _Optional[_Union[RetrievalParams, _Mapping]] = ..., rows: _Optional[_Union[Rows, str]] = ..., max_rows: _Optional[int] = ..., acceptance_rule: _Optional[_Union[AcceptanceRule, str]] = ..., shared_noise: _Optional[bool] = ..., allow_fallback: _Optional[bool] = ..., card: _Optional[_Union[CardParams, _Mapping]] = ..., saguaro: _Optional[_Union[SaguaroParams, _Mapping]] = ..., double: _Optional[_Union[DoubleParams, _Mapping]] = ..., spacelike: _Optional[_Union[SpacelikeParams, _Mapping]] = ..., best_first: _Optional[_Union[BestFirstParams, _Mapping]] = ..., opt_tree: _Optional[_Union[OptTreeParams, _Mapping]] = ..., sequoia: _Optional[_Union[SequoiaParams, _Mapping]] = ..., calibration: _Optional[bool] = ...) -> None: ...
 
 class CardParams(_message.Message):
     __slots__ = ("beam_width", "num_children", "correction", "refill")
@@ -227,6 +235,20 @@ class BestFirstParams(_message.Message):
     num_expanded: int
     num_children: int
     def __init__(self, num_expanded: _Optional[int] = ..., num_children: _Optional[int] = ...) -> None: ...
+
+class OptTreeParams(_message.Message):
+    __slots__ = ("num_nodes", "min_gain")
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
+    MIN_GAIN_FIELD_NUMBER: _ClassVar[int]
+    num_nodes: int
+    min_gain: float
+    def __init__(self, num_nodes: _Optional[int] = ..., min_gain: _Optional[float] = ...) -> None: ...
+
+class SequoiaParams(_message.Message):
+    __slots__ = ("num_nodes",)
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
+    num_nodes: int
+    def __init__(self, num_nodes: _Optional[int] = ...) -> None: ...
 
 class RetrievalParams(_message.Message):
     __slots__ = ("scope", "contribute")

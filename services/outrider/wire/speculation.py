@@ -27,9 +27,11 @@ from outrider.core.params import (
     Fallback,
     FanOut,
     Method,
+    OptTreeParams,
     RetrievalScope,
     Rows,
     SaguaroParams,
+    SequoiaParams,
     SpacelikeParams,
     SpeculationParams,
     check,
@@ -66,7 +68,9 @@ def _is_plain(field: Any) -> bool:
 METHODS = {cast(types_pb2.Method, types_pb2.Method.Value(f"METHOD_{method.name}")): method for method in Method}
 METHODS_TO_PROTO = {method: value for value, method in METHODS.items()}
 
-_OWN_ROWS = {Method.BEST_FIRST: Rows.TREE, Method.AUTO: Rows.TREE}
+_AS_PAY = (Method.BEST_FIRST, Method.AUTO)
+"""Methods that take as many rows as pay, so that only the limit bounds a path."""
+_OWN_ROWS = dict.fromkeys((*_AS_PAY, Method.OPT_TREE, Method.SEQUOIA), Rows.TREE)
 """The rows of a method where the request does not say; all other methods have one chain."""
 
 
@@ -85,8 +89,7 @@ def speculation_from_proto(
     """Returns how drafts are made. Unset fields have the server's defaults, or those that the proto states."""
     method = method_from_proto(message.method, defaults.method)
     max_gamma = limits.max_num_speculative_tokens
-    # Where rows are taken as they pay, only the limit bounds a path.
-    own_gamma = max_gamma if method in _OWN_ROWS else defaults.num_speculative_tokens
+    own_gamma = max_gamma if method in _AS_PAY else defaults.num_speculative_tokens
     gamma = limited(message, "num_speculative_tokens", "speculation", own_gamma, max_gamma)
     retrieves = _retrieves_from_proto(message, method)
     scope, contribute = _sharing_from_proto(message, method, retrieves, defaults, limits)
@@ -250,6 +253,8 @@ PARAMS_FIELDS = {
     Method.DOUBLE: "double",
     Method.SPACELIKE: "spacelike",
     Method.BEST_FIRST: "best_first",
+    Method.OPT_TREE: "opt_tree",
+    Method.SEQUOIA: "sequoia",
 }
 """The field of a method's own parameters, on the wire and in `SpeculationParams`."""
 
@@ -307,6 +312,10 @@ def method_params_from_proto(
             return {"spacelike": SpacelikeParams(**scalars_from_proto(message.spacelike, SpacelikeParams))}
         case Method.BEST_FIRST:
             return {"best_first": BestFirstParams(**scalars_from_proto(message.best_first, BestFirstParams))}
+        case Method.OPT_TREE:
+            return {"opt_tree": OptTreeParams(**scalars_from_proto(message.opt_tree, OptTreeParams))}
+        case Method.SEQUOIA:
+            return {"sequoia": SequoiaParams(**scalars_from_proto(message.sequoia, SequoiaParams))}
     return {}
 
 

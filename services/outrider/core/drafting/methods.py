@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from outrider.core.drafting.best_first import BestFirstGrowth
 from outrider.core.drafting.card import CardGrowth
 from outrider.core.drafting.chain import double_growth, pearl_growth, speculative_growth
+from outrider.core.drafting.opt_tree import OptTreeGrowth
 from outrider.core.drafting.policy import GrowthPolicy
 from outrider.core.drafting.saguaro import SaguaroGrowth
+from outrider.core.drafting.sequoia import SequoiaGrowth
 from outrider.core.params import Method, SpeculationParams
 
 GROWTH_POLICIES: Mapping[Method, Callable[[SpeculationParams], GrowthPolicy]] = {
@@ -22,6 +24,8 @@ GROWTH_POLICIES: Mapping[Method, Callable[[SpeculationParams], GrowthPolicy]] = 
     Method.SAGUARO: SaguaroGrowth,
     Method.DOUBLE: double_growth,
     Method.BEST_FIRST: BestFirstGrowth,
+    Method.OPT_TREE: OptTreeGrowth,
+    Method.SEQUOIA: SequoiaGrowth,
 }
 
 

@@ -1,0 +1,81 @@
+"""Growth of OPT-Tree: the n nodes with the most probable paths, found layer by layer (Wang et al. 2024, "OPT-Tree:
+Speculative Decoding with Adaptive Draft Tree Structure").
+
+The paper's score of a node is the product of the draft model's probabilities down to it, and the sum of the scores of a
+tree is the number of its tokens that the target is expected to keep (its Theorem 3.1). So the best tree of n nodes
+holds those with the greatest scores, and its shape follows the text.
+
+Unlike the paper's, a tree is not begun from nothing after a commit: what a commit has left of it went through its
+forwards already, and competes with what is new.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from heapq import nlargest
+
+from outrider.core.drafting.policy import Candidate, Child, Expansion, all_children
+from outrider.core.params import SpeculationParams
+from outrider.core.tree import DraftTree, Node
+
+
+class OptTreeGrowth:
+    """Grows one session's tree between a commit and the verification that waits for it.
+
+    A forward expands those of the n best nodes that are not expanded yet, which is the deepest layer of them; then the
+    n best are chosen again. Growth ends when a forward has raised the expected number of kept tokens by less than the
+    threshold (delta), when none of the n best is open, or at the depth of `num_speculative_tokens`. The tree goes out
+    whole.
+    """
+
+    def __init__(self, params: SpeculationParams) -> None:
+        self._num_nodes = params.opt_tree.num_nodes
+        self._min_gain = params.opt_tree.min_gain
+        self._max_depth = params.num_speculative_tokens
+        self._num_kept: float | None = None
+        """Tokens that the target is expected to keep of the tree before the last forward. None means that there was
+        none since the commit."""
+
+    def next_expansion(self, tree: DraftTree) -> Expansion | None:
+        """Returns the open nodes among the n best, or the root while nothing stands below it."""
+        if not tree.root.children:
+            # Once: a root from whose forward nothing has come waits for the next commit.
+            return Expansion((tree.root,), self._num_nodes) if self._num_kept is None else None
+        best = tree.best_subtree(self._num_nodes, self._max_depth)
+        num_kept = _num_kept(tree, best)
+        if self._num_kept is not None and num_kept - self._num_kept < self._min_gain:
+            return None
+        deepest = tree.root.position + self._max_depth
+        nodes = tuple(node for node in best if not node.is_expanded and node.position < deepest)
+        return Expansion(nodes, self._num_nodes) if nodes else None
+
+    def children(self, tree: DraftTree, expansion: Expansion, found: Sequence[Sequence[Candidate]]) -> list[Child]:
+        """Returns the candidates that are among the n best nodes."""
+        best = tree.best_subtree(self._num_nodes, self._max_depth)
+        self._num_kept = _num_kept(tree, best)
+        candidates = all_children(expansion, found)
+        scores = [node.path_logprob for node in best]
+        scores += [parent.path_logprob + candidate.logprob for parent, candidate in candidates]
+        least = nlargest(self._num_nodes, scores)[-1] if scores else -math.inf
+        return [child for child in candidates if child.parent.path_logprob + child.candidate.logprob >= least]
+
+    def committed(self, tree: DraftTree, num_tokens: int, num_known: int) -> None:
+        """Begins the next tree, with what the commit has left of the last one."""
+        self._num_kept = None
+
+    def known_children(self, tree: DraftTree) -> list[Child]:
+        """Returns nothing: what was cut from one tree is not kept for the next one."""
+        return []
+
+    def foresee(self, stale_tokens: float) -> None:
+        """Does nothing: the target waits, so it is nowhere else when the tree arrives."""
+
+    def is_message(self, tree: DraftTree, num_unsent: int) -> bool:
+        """Returns false: the tree goes out whole, when nothing grows any more."""
+        return False
+
+
+def _num_kept(tree: DraftTree, nodes: Sequence[Node]) -> float:
+    """Returns the number of these nodes that the target is expected to keep."""
+    return sum(math.exp(min(0.0, node.path_logprob - tree.root.path_logprob)) for node in nodes)

@@ -23,7 +23,7 @@ from outrider_cli.local.process import ProcessFailed
 from outrider_cli.local.redis import RedisFailed, RedisNotFound
 from outrider_cli.local.stack import LocalStack, StackConfig
 from outrider_client.channel import NO_SECURITY, ChannelSecurity, open_aio
-from outrider_client.requests import method_name
+from outrider_client.enums import method_name
 
 
 class Driver(Protocol):

@@ -17,8 +17,9 @@ from outrider.core.params import Source
 from outrider.core.statistics import COUNTS
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider_client.blocking import BlockingClient
+from outrider_client.enums import method_name
 from outrider_client.generation import Chunk, Result, Transcript
-from outrider_client.requests import GenerateOptions, Prompt, method_name
+from outrider_client.requests import GenerateOptions, Prompt
 
 STYLES: dict[Source, tuple[str, str]] = {
     Source.TARGET: ("target", "default"),

@@ -11,8 +11,8 @@ from outrider_cli.failures import reported
 from outrider_cli.options import secured
 from outrider_client.blocking import BlockingClient
 from outrider_client.channel import SecurityOptions
+from outrider_client.enums import method_name
 from outrider_client.errors import OutriderError
-from outrider_client.requests import method_name
 from outrider_client.retries import addresses_of
 
 

@@ -19,7 +19,8 @@ from outrider.core.params import Method
 from outrider.security.tokens import token_from
 from outrider_cli.failures import reported
 from outrider_client.channel import SecurityOptions
-from outrider_client.requests import METHOD_MESSAGES, GenerateOptions, enum_number, method_fields, method_message
+from outrider_client.enums import enum_number
+from outrider_client.requests import METHOD_MESSAGES, GenerateOptions, method_fields, method_message
 
 DEFAULT_PORT = 50051
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
@@ -119,6 +120,10 @@ class GenerationFlags:
     calibration: Annotated[
         bool | None,
         _speculation("--calibration/--no-calibration", text="Scores drafts by how often the target has agreed."),
+    ]
+    as_published: Annotated[
+        bool | None,
+        _speculation("--as-published", text="The method as its paper has it, without what Outrider adds."),
     ]
     allow_fallback: Annotated[
         bool | None, _speculation("--allow-fallback", text="Takes another method if a peer is missing.")

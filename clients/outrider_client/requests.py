@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
 from typing import Any, TypeAlias, TypedDict, TypeVar, cast
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
@@ -16,6 +15,8 @@ from google.protobuf.message_factory import GetMessageClass
 
 from outrider.core.params import AcceptanceRule, Method, RetrievalScope, Rows
 from outrider.v1 import types_pb2, verifier_pb2
+from outrider_client.enums import enum_number
+from outrider_client.presets import published
 
 _M = TypeVar("_M", bound=Message)
 
@@ -72,6 +73,9 @@ class GenerateOptions(TypedDict, total=False):
     calibration: bool | None
     """Scores drafts by how often the target has agreed with such drafts. False: by the draft model's own probabilities,
     as the papers have it."""
+    as_published: bool | None
+    """Takes the method as its paper has it, to compare: with the paper's rule and parameters, without the target's
+    noise, calibration and refill. What contradicts that is an error; see `outrider_client.presets`."""
     allow_fallback: bool | None
     """Lets the server replace a method whose peer it does not have. The summary names the method that ran."""
     card: Mapping[str, Any] | None
@@ -130,7 +134,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
 
     Raises:
         TypeError: An option does not exist, or has the wrong type.
-        ValueError: The wire cannot hold a value.
+        ValueError: The wire cannot hold a value, or it contradicts `as_published`.
     """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     # Python does not check a TypedDict when it runs. `min`: of several, always the same one is named.
@@ -147,10 +151,13 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
     retrieval = {field: given[name] for name, field in _RETRIEVAL.items() if name in given}
     if retrieval:
         given["retrieval_params"] = types_pb2.RetrievalParams(**retrieval)
+    speculation = _message_of(types_pb2.SpeculationParams, given)
+    if given.get("as_published"):
+        speculation = published(speculation or types_pb2.SpeculationParams())
     return verifier_pb2.GenerateRequest(
         prompt=prompt_message(prompt),
         sampling=_message_of(types_pb2.SamplingParams, given),
-        speculation=_message_of(types_pb2.SpeculationParams, given),
+        speculation=speculation,
         resume_token_ids=given.get("resume_token_ids", ()),
     )
 
@@ -221,43 +228,3 @@ def _wire_value(field: FieldDescriptor, value: Any, what: str) -> Any:
     if field.is_repeated:
         return [enum_number(field.enum_type, item, what) for item in value]
     return enum_number(field.enum_type, value, what)
-
-
-def method_name(number: int) -> str:
-    """Returns the name of a method: "best-first" for METHOD_BEST_FIRST, the number for one that is not known here."""
-    return enum_name(types_pb2.Method.DESCRIPTOR, number)
-
-
-def enum_number(enum: EnumDescriptor, value: object, what: str) -> int:
-    """Returns the number of an enum's value on the wire.
-
-    Args:
-        enum: The enum of the protocol.
-        value: A name like "best-first" or "TENANT", a member of the enum in `outrider.core`, or the number itself.
-        what: The name of the option, for the error.
-
-    Raises:
-        ValueError: There is no value of this name.
-    """
-    # A number goes out as it is, also one that only a newer server knows.
-    if isinstance(value, int):
-        return value
-    given = value.name if isinstance(value, Enum) else value
-    name = given.upper().replace("-", "_") if isinstance(given, str) else ""
-    known = enum.values_by_name.get(_prefix(enum) + name)
-    # 0 is UNSPECIFIED, which is said by leaving the option out.
-    if known is None or known.number == 0:
-        names = ", ".join(enum_name(enum, number) for number in enum.values_by_number if number)
-        raise ValueError(f"{what} must be one of {names}, got {value!r}")
-    return known.number
-
-
-def enum_name(enum: EnumDescriptor, number: int) -> str:
-    """Returns the name of an enum's value, in lower case with dashes; the number for one that is not known here."""
-    known = enum.values_by_number.get(number)
-    return known.name.removeprefix(_prefix(enum)).lower().replace("_", "-") if known is not None else str(number)
-
-
-def _prefix(enum: EnumDescriptor) -> str:
-    """Returns the prefix of every name of the enum: its value 0 is always named PREFIX_UNSPECIFIED."""
-    return enum.values_by_number[0].name.removesuffix("UNSPECIFIED")

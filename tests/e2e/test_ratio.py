@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from functools import cache
+from typing import Any
 
 import pytest
 from scipy import stats
@@ -12,8 +13,10 @@ from scipy import stats
 from outrider.core.params import Method
 from outrider.models.loading import load_model
 from outrider.models.runner import Segment
+from outrider.v1 import types_pb2
 from outrider_client.client import Client
 from outrider_client.generation import Result
+from outrider_client.presets import PRESETS
 
 pytestmark = pytest.mark.slow
 
@@ -24,6 +27,15 @@ LENGTH = 6
 """Tokens of a text: the first rounds come before the first draft."""
 NUM_TEXTS, NUM_FULL_TEXTS = 300, 600
 SAMPLED = [method.value for method in Method if method.samples]
+PUBLISHED = [
+    name for name, preset in PRESETS.items() if preset.fixed.acceptance_rule == types_pb2.ACCEPTANCE_RULE_RATIO
+]
+OURS = {"acceptance_rule": "ratio", "min_path_probability": 0.3}
+CASES: dict[str, dict[str, Any]] = {
+    **{method: {"method": method, **OURS} for method in SAMPLED},
+    "saguaro": {"method": "saguaro", "saguaro": {"bias": 0.5}, **OURS},
+    **{f"{method} as published": {"method": method, "as_published": True} for method in PUBLISHED},
+}
 
 
 @cache
@@ -44,10 +56,8 @@ def law(prompt_token_ids: tuple[int, ...]) -> dict[tuple[int, ...], float]:
 
 # A law is only tried where drafts come in time to be judged: alone on the machine.
 @pytest.mark.suite
-@pytest.mark.parametrize("method", SAMPLED)
-async def test_texts_under_the_ratio_rule_have_the_targets_distribution(
-    client: Client, method: str, full: bool
-) -> None:
+@pytest.mark.parametrize("case", CASES)
+async def test_texts_under_the_ratio_rule_have_the_targets_distribution(client: Client, case: str, full: bool) -> None:
     num_texts = NUM_FULL_TEXTS if full else NUM_TEXTS
     limit = asyncio.Semaphore(4)
 
@@ -55,15 +65,12 @@ async def test_texts_under_the_ratio_rule_have_the_targets_distribution(
         async with limit:
             return await client.complete(
                 PROMPT,
-                method=method,
-                acceptance_rule="ratio",
                 temperature=TEMPERATURE,
                 top_k=TOP_K,
                 seed=seed,
                 max_tokens=LENGTH + 1,
                 ignore_eos=True,
-                min_path_probability=0.3,
-                saguaro={"bias": 0.5} if method == "saguaro" else None,
+                **CASES[case],
             )
 
     results = await asyncio.gather(*(generate(seed) for seed in range(num_texts)))

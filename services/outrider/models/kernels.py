@@ -12,8 +12,7 @@ Tensors are passed as arrays. What is bfloat16 comes as uint16, its bits: numpy 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,9 +22,23 @@ import numpy.typing as npt
 import torch
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils as untyped_cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 from torch import Tensor
+
+from outrider.models.vectors import (
+    FLOAT,
+    INDEX,
+    LANE,
+    NUM_LANES,
+    VECTOR,
+    Matrix,
+    Sum,
+    intrinsic,
+    loop,
+    matrices,
+    multiple_of,
+    totals_of,
+)
 
 Array = npt.NDArray[Any]
 
@@ -95,11 +108,6 @@ def _inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def _intrinsic(function: Callable[..., Any]) -> Any:
-    """Declares a function as one that writes the compiler's own code. Its first argument is passed by numba alone."""
-    return intrinsic(function)
-
-
 def as_array(tensor: Tensor) -> Array:
     """Returns a view of a contiguous tensor in the computer's memory as an array."""
     if tensor.dtype is torch.bfloat16:
@@ -108,7 +116,7 @@ def as_array(tensor: Tensor) -> Array:
     return array
 
 
-@_intrinsic
+@intrinsic
 def _float_of_bits(_context: Any, _bits: Any) -> Any:
     """Takes the bits of an int32 as those of a float32."""
 
@@ -118,7 +126,7 @@ def _float_of_bits(_context: Any, _bits: Any) -> Any:
     return types.float32(types.int32), generate
 
 
-@_intrinsic
+@intrinsic
 def _bits_of_float(_context: Any, _value: Any) -> Any:
     """Takes the bits of a float32 as those of a uint32."""
 
@@ -185,136 +193,44 @@ def _exp(x: Any) -> Any:
 # Attention's own two loops are written in the compiler's language: left to itself it would split the sums of one row
 # otherwise than those of several, and their bits would differ.
 
-cgutils: Any = untyped_cgutils
-
-_FLOAT, _INDEX, _LANE = ir.FloatType(), ir.IntType(64), ir.IntType(32)
-_NUM_LANES = 8
-_VECTOR = ir.VectorType(_FLOAT, _NUM_LANES)
-
-
-class _Matrix:
-    """Reads and writes an array of float32 [rows, columns], or of int64 [rows], whose last axis is contiguous."""
-
-    def __init__(self, context: Any, builder: Any, kind: Any, value: Any) -> None:
-        array = context.make_array(kind)(context, builder, value=value)
-        self._builder, self._data = builder, array.data
-        shape, strides = (cgutils.unpack_tuple(builder, values) for values in (array.shape, array.strides))
-        self.num_columns = shape[-1]
-        size = _INDEX(kind.dtype.bitwidth // 8)
-        self._stride = builder.sdiv(strides[0], size)
-
-    def row(self, number: Any) -> Any:
-        """Returns the offset at which a row begins."""
-        return self._builder.mul(number, self._stride)
-
-    def at(self, offset: Any) -> Any:
-        """Reads one number."""
-        return self._builder.load(self._builder.gep(self._data, [offset]))
-
-    def lanes_at(self, offset: Any) -> Any:
-        """Reads the numbers of a vector."""
-        loaded = self._builder.load(self._pointer(offset, _VECTOR))
-        loaded.align = 4
-        return loaded
-
-    def put(self, value: Any, offset: Any) -> None:
-        """Writes one number, or those of a vector."""
-        self._builder.store(value, self._pointer(offset, value.type)).align = 4
-
-    def _pointer(self, offset: Any, kind: Any) -> Any:
-        return self._builder.bitcast(self._builder.gep(self._data, [offset]), kind.as_pointer())
-
-
-def _matrices(context: Any, builder: Any, signature: Any, arguments: Any) -> list[_Matrix]:
-    """Returns the arguments that are arrays."""
-    pairs = zip(signature.args, arguments, strict=True)
-    return [_Matrix(context, builder, kind, value) for kind, value in pairs if isinstance(kind, types.Array)]
-
-
-class _Sum:
-    """Adds up products, in one number or in each lane of a vector. The compiler keeps it in a register."""
-
-    def __init__(self, builder: Any, first: Any) -> None:
-        self._builder, self._kind = builder, first.type
-        self._place = cgutils.alloca_once(builder, first.type)
-        builder.store(first, self._place)
-
-    def add(self, x: Any, y: Any) -> None:
-        """Adds x * y, rounded once."""
-        name = "llvm.fma.f32" if self._kind is _FLOAT else f"llvm.fma.v{_NUM_LANES}f32"
-        kind = ir.FunctionType(self._kind, [self._kind] * 3)
-        fma = cgutils.get_or_insert_function(self._builder.module, kind, name)
-        self._builder.store(self._builder.call(fma, [x, y, self.value]), self._place)
-
-    @property
-    def value(self) -> Any:
-        """The sum so far."""
-        return self._builder.load(self._place)
-
-
-def _totals(builder: Any, vectors: Sequence[Any]) -> Any:
-    """Adds up the lanes of up to 8 vectors, each by itself: lane i of the result is the sum of vector i."""
-    left = list(vectors)
-    evens, odds = (
-        ir.Constant(ir.VectorType(_LANE, _NUM_LANES), list(range(first, 2 * _NUM_LANES, 2))) for first in (0, 1)
-    )
-    for _ in range(_NUM_LANES.bit_length() - 1):
-        # Neighbours are added: of two vectors, or where there is one alone, of it and itself.
-        left = [
-            builder.fadd(builder.shuffle_vector(one, other, evens), builder.shuffle_vector(one, other, odds))
-            for one, other in zip(left[::2], left[1::2] or left[:1], strict=True)
-        ]
-    return left[0]
-
-
-@contextmanager
-def _loop(builder: Any, first: Any, last: Any, step: Any) -> Iterator[Any]:
-    with cgutils.for_range_slice(builder, first, last, step) as (index, _):
-        yield index
-
-
-def _whole(builder: Any, count: Any, size: int) -> Any:
-    """Returns the largest multiple of a size that is not above a count."""
-    return builder.mul(builder.sdiv(count, _INDEX(size)), _INDEX(size))
-
 
 def _make_score(num_rows: int, num_keys: int) -> Any:
     """Makes the function that computes the scores of queries, `num_keys` keys at a time."""
 
-    @_intrinsic
+    @intrinsic
     def score(_context: Any, queries: Any, keys: Any, places: Any, first: Any, last: Any, scores: Any) -> Any:
         """Writes scores[:num_rows, i] = queries[:num_rows] @ keys[places[i]], for i from first to last."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            asked, kept, listed, found = _matrices(context, builder, signature, arguments)
-            rows = [_INDEX(row) for row in range(num_rows)]
+            asked, kept, listed, found = matrices(context, builder, signature, arguments)
+            rows = [INDEX(row) for row in range(num_rows)]
             width = kept.num_columns
-            in_lanes = _whole(builder, width, _NUM_LANES)
+            in_lanes = multiple_of(builder, width, NUM_LANES)
 
             def block(index: Any, count: int) -> None:
-                bases = [kept.row(listed.at(builder.add(index, _INDEX(key)))) for key in range(count)]
+                bases = [kept.row(listed.at(builder.add(index, INDEX(key)))) for key in range(count)]
                 pairs = [(row, key) for row in range(num_rows) for key in range(count)]
-                sums = [_Sum(builder, ir.Constant(_VECTOR, None)) for _ in pairs]
-                rest = [_Sum(builder, ir.Constant(_FLOAT, None)) for _ in pairs]
+                sums = [Sum(builder, ir.Constant(VECTOR, None)) for _ in pairs]
+                rest = [Sum(builder, ir.Constant(FLOAT, None)) for _ in pairs]
                 for some, read, end, begin, step in (
-                    (sums, _Matrix.lanes_at, in_lanes, _INDEX(0), _NUM_LANES),
-                    (rest, _Matrix.at, width, in_lanes, 1),
+                    (sums, Matrix.lanes_at, in_lanes, INDEX(0), NUM_LANES),
+                    (rest, Matrix.at, width, in_lanes, 1),
                 ):
-                    with _loop(builder, begin, end, _INDEX(step)) as d:
+                    with loop(builder, begin, end, INDEX(step)) as d:
                         theirs = [read(kept, builder.add(base, d)) for base in bases]
                         own = [read(asked, builder.add(asked.row(row), d)) for row in rows]
                         for each, (row, key) in zip(some, pairs, strict=True):
                             each.add(own[row], theirs[key])
-                totals = _totals(builder, [each.value for each in sums])
+                totals = totals_of(builder, [each.value for each in sums])
                 for number, (row, key) in enumerate(pairs):
-                    total = builder.fadd(builder.extract_element(totals, _LANE(number)), rest[number].value)
-                    found.put(total, builder.add(found.row(rows[row]), builder.add(index, _INDEX(key))))
+                    total = builder.fadd(builder.extract_element(totals, LANE(number)), rest[number].value)
+                    found.put(total, builder.add(found.row(rows[row]), builder.add(index, INDEX(key))))
 
             first, last = arguments[3], arguments[4]
-            whole = builder.add(first, _whole(builder, builder.sub(last, first), num_keys))
-            with _loop(builder, first, whole, _INDEX(num_keys)) as index:
+            whole = builder.add(first, multiple_of(builder, builder.sub(last, first), num_keys))
+            with loop(builder, first, whole, INDEX(num_keys)) as index:
                 block(index, num_keys)
-            with _loop(builder, whole, last, _INDEX(1)) as index:
+            with loop(builder, whole, last, INDEX(1)) as index:
                 block(index, 1)
             return context.get_dummy_value()
 
@@ -326,26 +242,26 @@ def _make_score(num_rows: int, num_keys: int) -> Any:
 def _make_weigh(num_rows: int, num_vectors: int) -> Any:
     """Makes the function that adds up values, `num_vectors` vectors of their columns at a time."""
 
-    @_intrinsic
+    @intrinsic
     def weigh(_context: Any, weights: Any, values: Any, places: Any, first: Any, last: Any, sums: Any) -> Any:
         """Adds weights[:num_rows, i] * values[places[i]] to sums[:num_rows], for i from first to last, in order."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            given, kept, listed, found = _matrices(context, builder, signature, arguments)
-            rows = [_INDEX(row) for row in range(num_rows)]
+            given, kept, listed, found = matrices(context, builder, signature, arguments)
+            rows = [INDEX(row) for row in range(num_rows)]
             width = kept.num_columns
 
             def spread(number: Any) -> Any:
-                undefined = ir.Constant(_VECTOR, ir.Undefined)
-                lanes = ir.Constant(ir.VectorType(_LANE, _NUM_LANES), [0] * _NUM_LANES)
-                return builder.shuffle_vector(builder.insert_element(undefined, number, _LANE(0)), undefined, lanes)
+                undefined = ir.Constant(VECTOR, ir.Undefined)
+                lanes = ir.Constant(ir.VectorType(LANE, NUM_LANES), [0] * NUM_LANES)
+                return builder.shuffle_vector(builder.insert_element(undefined, number, LANE(0)), undefined, lanes)
 
             def columns(begin: Any, count: int, *, are_lanes: bool) -> None:
-                read = _Matrix.lanes_at if are_lanes else _Matrix.at
-                offsets = [builder.add(begin, _INDEX(column * _NUM_LANES)) for column in range(count)]
+                read = Matrix.lanes_at if are_lanes else Matrix.at
+                offsets = [builder.add(begin, INDEX(column * NUM_LANES)) for column in range(count)]
                 own = [[builder.add(found.row(row), offset) for offset in offsets] for row in rows]
-                totals = [[_Sum(builder, read(found, place)) for place in of_row] for of_row in own]
-                with _loop(builder, arguments[3], arguments[4], _INDEX(1)) as index:
+                totals = [[Sum(builder, read(found, place)) for place in of_row] for of_row in own]
+                with loop(builder, arguments[3], arguments[4], INDEX(1)) as index:
                     base = kept.row(listed.at(index))
                     theirs = [read(kept, builder.add(base, offset)) for offset in offsets]
                     for row, of_row in zip(rows, totals, strict=True):
@@ -356,13 +272,13 @@ def _make_weigh(num_rows: int, num_vectors: int) -> Any:
                     for place, total in zip(places_of_row, of_row, strict=True):
                         found.put(total.value, place)
 
-            in_vectors = _whole(builder, width, num_vectors * _NUM_LANES)
-            in_lanes = _whole(builder, width, _NUM_LANES)
-            with _loop(builder, _INDEX(0), in_vectors, _INDEX(num_vectors * _NUM_LANES)) as begin:
+            in_vectors = multiple_of(builder, width, num_vectors * NUM_LANES)
+            in_lanes = multiple_of(builder, width, NUM_LANES)
+            with loop(builder, INDEX(0), in_vectors, INDEX(num_vectors * NUM_LANES)) as begin:
                 columns(begin, num_vectors, are_lanes=True)
-            with _loop(builder, in_vectors, in_lanes, _INDEX(_NUM_LANES)) as begin:
+            with loop(builder, in_vectors, in_lanes, INDEX(NUM_LANES)) as begin:
                 columns(begin, 1, are_lanes=True)
-            with _loop(builder, in_lanes, width, _INDEX(1)) as begin:
+            with loop(builder, in_lanes, width, INDEX(1)) as begin:
                 columns(begin, 1, are_lanes=False)
             return context.get_dummy_value()
 

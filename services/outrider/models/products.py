@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outrider.models import kernels
+from outrider.models import bfloat16_products, kernels
 
 Product = Callable[[Tensor], Tensor]
 """Maps [rows, in] to [rows, out]."""
@@ -16,7 +16,7 @@ Product = Callable[[Tensor], Tensor]
 MIN_LARGE_ENTRIES = 2**19
 """Matrices with fewer entries are multiplied by a kernel of this package: a call of oneDNN alone takes some 40 us."""
 MIN_NATIVE_ENTRIES = 2**16
-"""The same in bfloat16 on a CPU that has instructions for it, which oneDNN uses and the kernel does not."""
+"""The same in bfloat16 where oneDNN has instructions for it, and `bfloat16_products` cannot take the matrix."""
 MIN_PACKED_ENTRIES = 2**20
 """Matrices of float32 with fewer entries are faster by torch's own products than packed."""
 PACKED_FOR_ROWS = {torch.bfloat16: 1, torch.float32: 8}
@@ -33,9 +33,11 @@ def make_product(
         bias: [out].
         is_exact: True if the bits of a row may not depend on the number of rows: on a CPU those of oneDNN's products do
             not, and those of torch's own in float32 do.
-        use_kernels: True if small matrices on a CPU may be multiplied by `outrider.models.kernels`, whose bits do not.
+        use_kernels: True if matrices on a CPU may be multiplied by this package's own kernels, whose bits do not.
     """
     is_on_cpu = weight.device.type == "cpu"
+    if use_kernels and is_on_cpu and bfloat16_products.takes(weight):
+        return _make_panelled(weight, bias)
     if use_kernels and is_on_cpu and weight.dtype in kernels.TYPES and weight.numel() < _least_entries(weight.dtype):
         return _make_small(weight, bias)
     if is_on_cpu and _can_be_packed(weight.dtype) and (is_exact or _is_worth_packing(weight)):
@@ -70,6 +72,18 @@ def _make_small(weight: Tensor, bias: Tensor | None) -> Product:
         return out
 
     return small
+
+
+def _make_panelled(weight: Tensor, bias: Tensor | None) -> Product:
+    panels, num_outputs = bfloat16_products.panels_of(weight), weight.shape[0]
+    added = np.zeros(num_outputs, dtype=np.float32) if bias is None else kernels.as_array(bias.float())
+
+    def panelled(x: Tensor) -> Tensor:
+        out = torch.empty(x.shape[0], num_outputs, dtype=torch.bfloat16)
+        bfloat16_products.multiply_bfloat16(bfloat16_products.pairs_of(x), panels, added, kernels.as_array(out))
+        return out
+
+    return panelled
 
 
 def _make_packed(weight: Tensor, bias: Tensor | None) -> Product:

@@ -1,0 +1,176 @@
+"""Products with weights in bfloat16 by the instruction that a CPU has for them (AVX512-BF16's VDPBF16PS).
+
+At the few rows of a decoding step a product is as fast as its weights are read, which the library's kernels do not
+reach at these sizes. Here weights lie in the order in which they are read: panels of 32 outputs, and in each of them
+pairs of inputs. A panel is multiplied with up to 12 rows at a time: so many sums fit into the registers.
+
+Each sum adds pair after pair, from the first input to the last, whatever else is computed beside it: the bits of a row
+do not depend on the number of rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from torch import Tensor
+
+from outrider.models.kernels import Array, Kernel
+from outrider.models.vectors import INDEX, LANE, cgutils, intrinsic, loop, matrices
+
+PANEL = 32
+"""Outputs that are computed together: two vectors of sums a row."""
+_NUM_SUMS = 16
+_SUMS = ir.VectorType(ir.FloatType(), _NUM_SUMS)
+_PAIRS = ir.VectorType(LANE, _NUM_SUMS)
+"""Sixteen pairs of bfloat16, each as 32 bits."""
+_NARROW = ir.VectorType(ir.IntType(16), _NUM_SUMS)
+
+
+def is_supported() -> bool:
+    """Returns True if this CPU has the instruction, and none that multiplies whole tiles (AMX), as the library does."""
+    abilities = torch.cpu.get_capabilities()
+    return bool(abilities.get("avx512_bf16")) and not abilities.get("amx_bf16")
+
+
+def takes(weight: Tensor) -> bool:
+    """Returns True for a matrix [out, in] of bfloat16 that can be put into panels as a whole, where this CPU has the
+    instruction."""
+    is_whole = weight.shape[0] % PANEL == 0 and weight.shape[1] % 2 == 0
+    return weight.dtype is torch.bfloat16 and is_whole and is_supported()
+
+
+def panels_of(weight: Tensor) -> Array:
+    """Returns the weights [out, in] as panels: int32 [out / 32, in / 2 * 32], each a pair of inputs of one output."""
+    num_outputs, num_inputs = weight.shape
+    pairs = weight.detach().contiguous().view(torch.int32)
+    in_panels = pairs.view(num_outputs // PANEL, PANEL, num_inputs // 2).transpose(1, 2).contiguous()
+    panels: Array = in_panels.view(num_outputs // PANEL, -1).numpy()
+    return panels
+
+
+def pairs_of(x: Tensor) -> Array:
+    """Returns a view of bfloat16 [rows, in] as int32 [rows, in / 2]."""
+    pairs: Array = x.contiguous().view(torch.int32).numpy()
+    return pairs
+
+
+def _make_multiply(num_rows: int) -> Any:
+    """Makes the function that multiplies so many rows with one panel."""
+
+    @intrinsic
+    def multiply(_context: Any, x: Any, panels: Any, bias: Any, out: Any, row: Any, panel: Any) -> Any:
+        """Writes out[row : row + num_rows, 32 * panel : 32 * panel + 32], rounded to bfloat16.
+
+        `x` is a list, in which row `row` begins at row * in / 2, and pairs of all these rows lie side by side.
+        """
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            given, weights, added, found = matrices(context, builder, signature, arguments)
+            first_row, number = arguments[4], arguments[5]
+            rows = [builder.add(first_row, INDEX(index)) for index in range(num_rows)]
+            column, halves = builder.mul(number, INDEX(PANEL)), range(PANEL // _NUM_SUMS)
+            begins = [builder.add(column, INDEX(half * _NUM_SUMS)) for half in halves]
+            first = [added.vector_at(begin, _SUMS) for begin in begins]
+            sums = [[_PairSum(builder, first[half]) for half in halves] for _ in rows]
+            num_pairs = builder.sdiv(weights.num_columns, INDEX(PANEL))
+            start, panel_start = builder.mul(first_row, num_pairs), weights.row(number)
+            with loop(builder, INDEX(0), num_pairs, INDEX(1)) as pair:
+                offset = builder.add(panel_start, builder.mul(pair, INDEX(PANEL)))
+                read = [weights.vector_at(builder.add(offset, INDEX(half * _NUM_SUMS)), _PAIRS) for half in halves]
+                place = builder.add(start, builder.mul(pair, INDEX(num_rows)))
+                for index, of_row in enumerate(sums):
+                    inputs = _spread(builder, given.at(builder.add(place, INDEX(index))))
+                    for own, these in zip(of_row, read, strict=True):
+                        own.add(these, inputs)
+            for each, of_row in zip(rows, sums, strict=True):
+                for begin, own in zip(begins, of_row, strict=True):
+                    found.put(own.rounded(), builder.add(found.row(each), begin))
+            return context.get_dummy_value()
+
+        return types.void(x, panels, bias, out, row, panel), generate
+
+    return multiply
+
+
+class _PairSum:
+    """Adds up products of pairs in each lane of a vector."""
+
+    _ADD = ir.FunctionType(_SUMS, [_SUMS, _PAIRS, _PAIRS])
+    _ROUND = ir.FunctionType(_NARROW, [_SUMS])
+
+    def __init__(self, builder: Any, first: Any) -> None:
+        self._builder, self._place = builder, cgutils.alloca_once(builder, _SUMS)
+        builder.store(first, self._place)
+
+    def add(self, x: Any, y: Any) -> None:
+        # As the instruction's text: the compiler's name for it takes other types from one version to the next.
+        added = self._builder.asm(self._ADD, "vdpbf16ps $3, $2, $0", "=v,0,v,v", [self._value, x, y], False)
+        self._builder.store(added, self._place)
+
+    def rounded(self) -> Any:
+        """Returns the bits of the sums as bfloat16, rounded to the nearest."""
+        return self._builder.asm(self._ROUND, "vcvtneps2bf16 $1, $0", "=v,v", [self._value], False)
+
+    @property
+    def _value(self) -> Any:
+        return self._builder.load(self._place)
+
+
+def _spread(builder: Any, number: Any) -> Any:
+    """Returns a vector with the number in every lane."""
+    undefined = ir.Constant(_PAIRS, ir.Undefined)
+    return builder.shuffle_vector(
+        builder.insert_element(undefined, number, LANE(0)), undefined, ir.Constant(_PAIRS, [0] * _NUM_SUMS)
+    )
+
+
+_multiply_12, _multiply_8, _multiply_4 = _make_multiply(12), _make_multiply(8), _make_multiply(4)
+_multiply_2, _multiply_1 = _make_multiply(2), _make_multiply(1)
+
+
+@numba.njit(inline="always")
+def _group_size(num_left: Any) -> Any:  # pragma: no cover
+    """Returns how many of the rows that are left are multiplied together."""
+    return 12 if num_left >= 12 else 8 if num_left >= 8 else 4 if num_left >= 4 else 2 if num_left >= 2 else 1
+
+
+@Kernel
+def multiply_bfloat16(x: Array, panels: Array, bias: Array, out: Array) -> None:  # pragma: no cover
+    """Computes `x @ weight.T + bias`.
+
+    Args:
+        x: int32 [rows, in / 2], see `pairs_of`.
+        panels: int32 [out / 32, in / 2 * 32], see `panels_of`.
+        bias: float32 [out].
+        out: bfloat16's bits [rows, out], written.
+    """
+    num_rows, num_pairs = x.shape
+    # Rows that are multiplied together are read together: a stream for each of them would be too many.
+    side_by_side = np.empty(num_rows * num_pairs, np.int32)
+    first = 0
+    while first < num_rows:
+        size = _group_size(num_rows - first)
+        for row in range(size):
+            for pair in range(num_pairs):
+                side_by_side[first * num_pairs + pair * size + row] = x[first + row, pair]
+        first += size
+    for panel in numba.prange(panels.shape[0]):
+        row = 0
+        while row < num_rows:
+            size = _group_size(num_rows - row)
+            if size == 12:
+                _multiply_12(side_by_side, panels, bias, out, row, panel)
+            elif size == 8:
+                _multiply_8(side_by_side, panels, bias, out, row, panel)
+            elif size == 4:
+                _multiply_4(side_by_side, panels, bias, out, row, panel)
+            elif size == 2:
+                _multiply_2(side_by_side, panels, bias, out, row, panel)
+            else:
+                _multiply_1(side_by_side, panels, bias, out, row, panel)
+            row += size

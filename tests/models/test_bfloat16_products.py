@@ -1,0 +1,61 @@
+"""Products in bfloat16 by the CPU's own instruction: right, and each row by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from outrider.models import bfloat16_products
+from outrider.models.products import make_product
+
+pytestmark = pytest.mark.skipif(not bfloat16_products.is_supported(), reason="this CPU lacks the instruction")
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"], autouse=True)
+def num_threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(32, 2), (96, 66), (256, 768)])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 12, 13, 31])
+def test_a_product_is_that_of_exact_arithmetic_rounded(num_rows: int, num_outputs: int, num_inputs: int) -> None:
+    torch.manual_seed(num_rows)
+    weight, bias = torch.randn(num_outputs, num_inputs).bfloat16(), torch.randn(num_outputs).bfloat16()
+    x = torch.randn(num_rows, num_inputs).bfloat16()
+    expected = x.double() @ weight.double().T + bias.double()
+    # Half a unit in the last place of bfloat16, and the sums' own rounding.
+    torch.testing.assert_close(
+        make_product(weight, bias)(x).double(), expected, rtol=2**-8, atol=1e-5 * num_inputs**0.5
+    )
+    without = make_product(weight)(x).double()
+    torch.testing.assert_close(without, expected - bias.double(), rtol=2**-8, atol=1e-5 * num_inputs**0.5)
+
+
+def test_a_row_has_the_same_bits_whatever_rows_stand_beside_it() -> None:
+    torch.manual_seed(0)
+    product, x = make_product(torch.randn(64, 130).bfloat16()), torch.randn(40, 130).bfloat16()
+    alone = torch.cat([product(row[None]) for row in x])
+    for num_rows in range(1, 41):
+        assert torch.equal(product(x[:num_rows]), alone[:num_rows])
+        assert torch.equal(product(x[-num_rows:]), alone[-num_rows:])
+
+
+def test_rows_that_do_not_lie_side_by_side_are_read_as_they_are() -> None:
+    torch.manual_seed(0)
+    product, x = make_product(torch.randn(32, 64).bfloat16()), torch.randn(4, 128).bfloat16()
+    assert torch.equal(product(x[:, ::2]), product(x[:, ::2].contiguous()))
+    assert torch.equal(product(x[::2, :64]), product(x[::2, :64].contiguous()))
+
+
+@pytest.mark.parametrize("shape", [(33, 64), (32, 63)])
+def test_matrices_that_do_not_fit_are_multiplied_otherwise(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(*shape).bfloat16(), torch.randn(3, shape[1]).bfloat16()
+    assert not bfloat16_products.takes(weight)
+    expected = x.double() @ weight.double().T
+    torch.testing.assert_close(make_product(weight)(x).double(), expected, rtol=2**-7, atol=1e-2)

@@ -163,7 +163,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._stopwatch.stop()
         # Without logits, and so without a verdict, are the pieces of prompts that are not through.
         drawing = [session for session, segment in zip(work, segments, strict=True) if segment.num_logits]
-        draws = emitted(self._sampler, logits, [_round(session) for session in drawing])
+        draws = emitted(self._sampler, logits, [round_of(session) for session in drawing])
         wanted = [temperature for session in drawing for temperature in wanted_temperatures(session)]
         next_tokens = iter(most_probable(logits, wanted, NUM_NEXT))
         # Asked behind the draws: an asynchronous device has only been told of the forward when that returns. Pieces of
@@ -270,7 +270,7 @@ def wanted_temperatures(session: VerifySession) -> list[float | None]:
     return [temperature if session.wants_next_tokens else None] * (1 + len(session.nodes))
 
 
-def _round(session: VerifySession) -> Round:
+def round_of(session: VerifySession) -> Round:
     """Describes the rows of a session for the sampler: the noise of each is keyed by its output index."""
     generation = session.session
     first = generation.num_output_tokens

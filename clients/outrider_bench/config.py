@@ -18,7 +18,7 @@ METHODS = (*(method.value for method in Method), "speculative+retrieval", "pearl
 BASELINES = ("hf", "bare")
 DTYPES = ("auto", "bfloat16", "float32")
 DTYPE_ALIASES = {"bf16": "bfloat16", "fp32": "float32"}
-PARTS = ("methods", "saguaro", "card", "double", "spacelike", "rows", "noise", "auto", "batch")
+PARTS = ("methods", "saguaro", "card", "double", "sources", "spacelike", "rows", "noise", "auto", "batch")
 """Parts of the methods' suite: all methods, an ablation of each paper, and several generations at once."""
 NETWORK_PARTS = ("rtt", "simulation", "bytes", "wan", "edge")
 """Parts of the network's suite."""

@@ -29,6 +29,8 @@ STYLES: dict[Source, tuple[str, str]] = {
     Source.REJECTED: ("retrieval", "cyan"),
     Source.SHARED: ("retrieval", "cyan"),
     Source.RING: ("retrieval", "cyan"),
+    Source.RECYCLED: ("retrieval", "cyan"),
+    Source.POOL: ("retrieval", "cyan"),
 }
 """Name in the legend and colour of a source. The target's own tokens look like ordinary text."""
 

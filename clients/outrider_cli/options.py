@@ -15,8 +15,9 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 import typer
 from google.protobuf.descriptor import FieldDescriptor
 
-from outrider.core.params import Method
+from outrider.core.params import SOURCES, Method
 from outrider.security.tokens import token_from
+from outrider.v1 import types_pb2
 from outrider_cli.failures import reported
 from outrider_client.channel import SecurityOptions
 from outrider_client.enums import enum_number
@@ -104,6 +105,14 @@ class GenerationFlags:
         bool | None,
         _speculation("--contribute/--no-contribute", text="Lets the others of the scope retrieve this."),
     ]
+    sources: Annotated[
+        str | None,
+        _speculation(
+            "--sources",
+            metavar="NAME,NAME",
+            text=f"Where retrieval looks, the preferred first: {', '.join(each.name.lower() for each in SOURCES)}.",
+        ),
+    ]
     rows: Annotated[
         Literal["chain", "tree"] | None,
         _speculation("--rows", text="What a target forward verifies: one path, or a sub-tree."),
@@ -157,8 +166,21 @@ def generating(*, without: Sequence[str] = (), **defaults: object) -> Callable[[
     return decorate
 
 
-def _generation(method_param: list[str] | None = None, **flags: Any) -> GenerateOptions:
-    return cast(GenerateOptions, {**flags, **_method_params(flags.get("method"), method_param or ())})
+def _generation(method_param: list[str] | None = None, sources: str | None = None, **flags: Any) -> GenerateOptions:
+    given = {**flags, **_method_params(flags.get("method"), method_param or ())}
+    if sources is not None:
+        given["sources"] = [_source_name(name) for name in sources.split(",")]
+    return cast(GenerateOptions, given)
+
+
+def _source_name(text: str) -> str:
+    """Returns the name of a source. Ends the command as wrong usage if there is none of this name."""
+    name = text.strip()
+    try:
+        enum_number(types_pb2.Source.DESCRIPTOR, name, "sources")
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--sources") from None
+    return name
 
 
 def _file(variable: str, text: str) -> Any:

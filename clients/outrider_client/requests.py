@@ -13,7 +13,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from outrider.core.params import AcceptanceRule, Method, RetrievalScope, Rows
+from outrider.core.params import AcceptanceRule, Method, RetrievalScope, Rows, Source
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider_client.enums import enum_number
 from outrider_client.presets import published
@@ -61,6 +61,9 @@ class GenerateOptions(TypedDict, total=False):
     """Shares retrieved tokens within this scope: "session", "tenant", "global"."""
     contribute: bool | None
     """Lets the others of the scope retrieve this session's tokens."""
+    sources: Sequence[Source | str] | None
+    """Looks continuations up in these, the preferred first: "recycled", "pool", "prior", "dynamic", "shared",
+    "rejected", "ring". Unset: the last five, which are the datastore's tiers."""
     rows: Rows | str | None
     """Spends the rows of a target forward on one path ("chain") or on the best sub-tree ("tree")."""
     max_rows: int | None
@@ -109,7 +112,7 @@ class GenerateOptions(TypedDict, total=False):
 
 
 _SPECULATION = types_pb2.SpeculationParams.DESCRIPTOR
-_RETRIEVAL = {"retrieval_scope": "scope", "contribute": "contribute"}
+_RETRIEVAL = {"retrieval_scope": "scope", "contribute": "contribute", "sources": "sources"}
 """Options that are fields of `RetrievalParams`, by their names there."""
 
 METHOD_MESSAGES: dict[str, type[Message]] = {
@@ -142,6 +145,8 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
         raise TypeError(f"generate() got an unexpected keyword argument {min(unknown)!r}")
     for name in given.keys() & _ENUMS.keys():
         given[name] = enum_number(_ENUMS[name], given[name], name)
+    if "sources" in given:
+        given["sources"] = _source_numbers(given["sources"])
     methods = [name for name in METHOD_MESSAGES if name in given]
     # They are fields of one `oneof`, of which protobuf would keep one and drop the others without a word.
     if len(methods) > 1:
@@ -160,6 +165,13 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
         speculation=speculation,
         resume_token_ids=given.get("resume_token_ids", ()),
     )
+
+
+def _source_numbers(sources: object) -> list[int]:
+    # A text is a sequence too, and would be taken apart letter by letter.
+    if isinstance(sources, str) or not isinstance(sources, Sequence):
+        raise TypeError(f"sources must be a list, got {sources!r}")
+    return [enum_number(types_pb2.Source.DESCRIPTOR, source, "sources") for source in sources]
 
 
 def _message_of(kind: type[_M], given: Mapping[str, Any]) -> _M | None:

@@ -14,7 +14,9 @@ from outrider.core.calibration import (
     AcceptanceRate,
     DraftCalibration,
     MissExponent,
+    RetrievalCalibration,
 )
+from outrider.core.params import Source
 
 
 def test_without_evidence_a_claim_stands() -> None:
@@ -134,3 +136,17 @@ def test_without_outcomes_the_exponent_is_one_and_few_do_not_move_it_far() -> No
     for _ in range(500):
         measured.add(0)
     assert measured.value > 1.0
+
+
+def test_fine_classes_tell_small_shares_apart_and_agree_with_the_others_above_one_half() -> None:
+    calibration = RetrievalCalibration()
+    shares = [0.95, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.0001]
+    keys = [calibration.key(Source.RECYCLED, 1, share, is_fine=True) for share in shares]
+    assert keys[:2] == [calibration.key(Source.RECYCLED, 1, share) for share in shares[:2]]
+    assert [key[2] for key in keys] == [2, 1, -1, -1, -2, -3, -4, -5, -6, -6]
+    rates = [calibration.rate(key) for key in keys]
+    assert rates == sorted(rates, reverse=True)
+    assert calibration.rate(calibration.key(Source.RECYCLED, 1, 0.4)) == rates[2]
+    calibration.add(keys[4], True)
+    assert calibration.rate(keys[4]) > rates[4]
+    assert calibration.rate(keys[5]) == rates[5]

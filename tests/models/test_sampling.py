@@ -14,7 +14,7 @@ from scipy import stats
 from outrider.core.noise import gumbel
 from outrider.core.params import SamplingParams
 from outrider.models.ratio import DraftDraw, draft_candidates
-from outrider.models.sampling import GREEDY_SHARPNESS, SAMPLED_SHARPNESS, Sampler
+from outrider.models.sampling import GREEDY_SHARPNESS, SAMPLED_SHARPNESS, Sampler, most_probable
 
 NUM_DRAWS = 200_000
 COMBINATIONS: list[dict[str, Any]] = [
@@ -235,3 +235,27 @@ def test_raw_candidates_are_ranked_alike_and_carry_the_models_own_probabilities(
 def test_candidates_are_only_tokens_that_can_be_drawn() -> None:
     row = Sampler().candidates(random_rows(1), [SamplingParams(top_k=2)], [0], 5)[0]
     assert len(row) == 2
+
+
+@pytest.mark.parametrize("vocab_size", [50, 40_000])
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+def test_the_most_probable_tokens_of_each_row_have_weights_by_their_probability(
+    vocab_size: int, temperature: float
+) -> None:
+    logits = torch.from_numpy(np.random.default_rng(1).normal(0, 3, (3, vocab_size)).astype(np.float32))
+    before = logits.clone()
+    found = most_probable(logits, [temperature] * 3, 8)
+    assert most_probable(logits, [None, temperature, None], 8) == [[], found[1], []]
+    assert torch.equal(logits, before), "the draws are of the same logits"
+    for row, of_row in zip(logits.double().numpy(), found, strict=True):
+        best = np.argsort(-row)[:8]
+        shares = np.exp(row[best] / (temperature or 1.0))
+        weights = np.maximum(1, np.round(1000 * shares / shares.sum()))
+        assert of_row == [(int(token), int(weight)) for token, weight in zip(best, weights, strict=True)]
+
+
+def test_the_most_probable_tokens_of_rows_that_are_no_numbers_or_short_are_some_tokens() -> None:
+    logits = torch.full((1, 5), math.nan)
+    (found,) = most_probable(logits, [1.0], 8)
+    assert len(found) == 5
+    assert {weight for _, weight in found} == {1}

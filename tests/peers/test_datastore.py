@@ -104,7 +104,7 @@ async def test_closing_sends_what_is_left_or_counts_it() -> None:
 
 async def test_without_the_rejected_tier_no_rejection_is_recorded() -> None:
     async with scripted_datastore() as (datastore, peer):
-        others = RetrievalPlan(tiers=tuple(tier for tier in TIERS if tier is not Source.REJECTED))
+        others = RetrievalPlan(sources=tuple(tier for tier in TIERS if tier is not Source.REJECTED))
         for name, plan in (("a", others), ("b", RetrievalPlan(context_len=2)), ("c", None)):
             committed = [1, 2, 3]
             stream = retrieve(peer, name, committed, Listener(), plan)

@@ -38,9 +38,9 @@ async def test_answers_reach_the_session_that_asked() -> None:
 
 async def test_a_question_is_about_as_many_tokens_and_tiers_as_the_plan_says() -> None:
     async with scripted_datastore() as (datastore, peer):
-        ring = RetrievalPlan(context_len=3, tiers=(Source.RING,))
+        ring = RetrievalPlan(context_len=3, sources=(Source.RING,))
         committed = list(range(1, 31))
-        for name, plan in (("a", EVERYTHING), ("b", ring), ("c", RetrievalPlan(tiers=tuple(reversed(TIERS))))):
+        for name, plan in (("a", EVERYTHING), ("b", ring), ("c", RetrievalPlan(sources=tuple(reversed(TIERS))))):
             listener = Listener()
             retrieve(peer, name, committed, listener, plan).look_up()
             await until(lambda listener=listener: listener.answers)

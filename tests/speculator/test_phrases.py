@@ -78,7 +78,7 @@ def test_after_each_phrase_that_was_refused_one_more_forward_goes_without() -> N
 
 
 def test_a_tier_that_is_switched_off_gives_no_phrase() -> None:
-    phrases, tree = phrases_of(replace(PLAN, tiers=(Source.DYNAMIC,)))
+    phrases, tree = phrases_of(replace(PLAN, sources=(Source.DYNAMIC,)))
     assert phrases.behind(tree.root, 10) == ()
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.core.params import (
     PARAMS_OF,
+    SOURCES,
     TIERS,
     AcceptanceRule,
     BestFirstParams,
@@ -84,7 +85,7 @@ def speculation_params(draw: st.DrawFn) -> SpeculationParams:
     """Every combination that has a meaning."""
     method, gamma = draw(st.sampled_from(Method)), draw(st.integers(1, 32))
     is_ratio = method.samples and draw(st.booleans())
-    may_branch = method.has_draft_model and not is_ratio
+    may_branch = (method.has_draft_model or method is Method.RETRIEVAL) and not is_ratio
     rows = draw(st.sampled_from(Rows)) if may_branch else Rows.CHAIN
     own: dict[str, Any] = {}
     if method is Method.CARD:
@@ -110,6 +111,8 @@ def speculation_params(draw: st.DrawFn) -> SpeculationParams:
     if retrieves:
         scopes = [RetrievalScope.TENANT, RetrievalScope.GLOBAL] if method is Method.SPACELIKE else RetrievalScope
         scope = draw(st.sampled_from(scopes))
+        if method not in (Method.DOUBLE, Method.SPACELIKE):
+            own["sources"] = tuple(draw(st.lists(st.sampled_from(SOURCES), min_size=1, unique=True)))
     return SpeculationParams(
         method=method,
         num_speculative_tokens=gamma,
@@ -231,7 +234,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": Method.CARD, "num_speculative_tokens": 9, "lookahead": 8}, "lookahead must be >= num_speculative"),
     ({"method": Method.DOUBLE, "lookahead": 40, "double": {"serial": True}}, "lookahead must be unset where draft and"),
     ({"method": Method.PEARL, "rows": 9}, "rows must be one of ROWS_CHAIN, ROWS_TREE, got 9"),
-    ({"method": Method.RETRIEVAL, "rows": types_pb2.ROWS_TREE}, "rows must be ROWS_CHAIN for a method without"),
+    ({"method": Method.SPACELIKE, "rows": types_pb2.ROWS_TREE}, "rows must be ROWS_CHAIN for a method without"),
+    *(
+        ({"method": Method.RETRIEVAL, "retrieval_params": {"sources": [9, number]}}, rf"sources\[1\] must be .*{rule}")
+        for number, rule in (
+            (types_pb2.SOURCE_UNSPECIFIED, "SOURCE_POOL, got 0"),
+            (types_pb2.SOURCE_TARGET, "SOURCE_POOL, got 1"),
+            (types_pb2.SOURCE_DRAFT, "SOURCE_POOL, got 2"),
+            (types_pb2.SOURCE_RANDOM, "SOURCE_POOL, got 11"),
+            (77, "SOURCE_POOL, got 77"),
+            (types_pb2.SOURCE_RECYCLED, "each at most once, got SOURCE_RECYCLED"),
+        )
+    ),
+    *(
+        ({"method": method, "retrieval_params": {"sources": [9]}}, f"sources must be unset for method {method.value}")
+        for method in (Method.DOUBLE, Method.SPACELIKE)
+    ),
+    ({"method": Method.PEARL, "retrieval_params": {"sources": [9]}}, "retrieval_params must be unset where nothing"),
     ({"method": Method.PEARL, "max_rows": 8}, "max_rows must be unset for rows other than ROWS_TREE, got 8"),
     ({"method": Method.AUTO, "rows": types_pb2.ROWS_CHAIN, "max_rows": 8}, "max_rows must be unset"),
     ({"method": Method.AUTO, "max_rows": 25}, r"max_rows must be in \[1, 24\], this server's limit, got 25"),

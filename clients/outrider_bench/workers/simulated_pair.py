@@ -22,18 +22,20 @@ from outrider.core.auto.strategies import opening_params
 from outrider.core.calibration import DraftCalibration
 from outrider.core.costs import ForwardTimes
 from outrider.core.drafting.policy import Candidate, Expansion
-from outrider.core.params import SamplingParams, SpeculationParams, Steering
+from outrider.core.params import OWN_SOURCES, SamplingParams, SpeculationParams, Steering
+from outrider.core.retrieval.ngrams import Follower
+from outrider.core.retrieval.recycling import NUM_NEXT
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec
 from outrider.core.statistics import Statistics
 from outrider.core.tree import Node
 from outrider.models.kv_cache import CacheShape, KVPool
 from outrider.models.loading import LoadedModel
-from outrider.models.ratio import Round, candidates, emitted
+from outrider.models.ratio import candidates, emitted
 from outrider.models.runner import KVCache, Segment
-from outrider.models.sampling import Sampler
+from outrider.models.sampling import Sampler, most_probable
 from outrider.speculator.session import DraftSession, DraftSessionSpec
-from outrider.verifier.engine import ready_sessions
+from outrider.verifier.engine import ready_sessions, round_of, wanted_temperatures
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import VerifySession
 from outrider.verifier.timings import EngineTimings
@@ -203,7 +205,8 @@ class Simulation:
         Args:
             draft: The draft model.
             costs: Times of forwards and messages.
-            target: Runs where drafts decide the text, which is under the ratio rule. None means that they never do.
+            target: Runs where drafts decide the text, which is under the ratio rule, and where a source learns from its
+                rows. None means that there is no need of that.
             tiers: Copies of a datastore's tiers, for both sides. None means that there is no datastore.
         """
         self._draft, self._costs, self._target, self._tiers = draft, costs, target, tiers
@@ -294,7 +297,8 @@ class Simulation:
         end = started + self._times.of(sum(len(segment.token_ids) for segment in segments))
         self._run_until(end)
         for job, segment in zip(work, segments, strict=True):
-            verdict = job.apply(self._draws_of(job, segment), end - started, started / 1e3, end / 1e3)
+            draws, next_tokens = self._draws_of(job, segment)
+            verdict = job.apply(draws, end - started, started / 1e3, end / 1e3, next_tokens)
             session_id = job.session.spec.session_id
             if verdict.finish_reason is not None:
                 self._end(session_id)
@@ -312,24 +316,28 @@ class Simulation:
         if drafting is not None:
             drafting.cache.clear()
 
-    def _draws_of(self, job: VerifySession, segment: Segment) -> list[int]:
-        """Returns the target's draw for each row with logits."""
+    def _draws_of(self, job: VerifySession, segment: Segment) -> tuple[list[int], list[list[Follower]]]:
+        """Returns the target's draw for each row with logits, and the most probable tokens where they are wanted."""
         generation, cache = job.session, job.cache
-        first = generation.num_output_tokens
-        if generation.decides_by_ratio:
+        if _runs_target(generation.spec):
             assert self._target is not None
-            wanted = Round(generation.spec.sampling, range(first, first + 1 + len(job.nodes)), job.nodes)
-            return emitted(self._sampler, self._target.runner.forward([segment]), [wanted])[0]
+            logits = self._target.runner.forward([segment])
+            (draws,) = emitted(self._sampler, logits, [round_of(job)])
+            return draws, most_probable(logits, wanted_temperatures(job), NUM_NEXT)
         cache.reserve(cache.length + len(segment.token_ids))
         cache.append(segment.position_ids or range(cache.length, cache.length + len(segment.token_ids)))
-        return _draws(generation.tree.root, job.nodes, self._texts[generation.spec.session_id][first:])
+        text = self._texts[generation.spec.session_id][generation.num_output_tokens :]
+        return _draws(generation.tree.root, job.nodes, text), []
 
     def _target_cache(self, spec: SessionSpec) -> KVCache:
         """Returns a cache that has the prompt but for its last token: without content where no target runs."""
         prompt = spec.prompt_token_ids
-        if decides_by_ratio(spec.sampling, spec.speculation):
+        if _runs_target(spec):
             if self._target is None:
-                raise ValueError("a target must be given for the ratio rule, under which drafts decide the text")
+                raise ValueError(
+                    "a target must be given for the ratio rule, under which drafts decide the text, and for sources "
+                    "that learn from its rows"
+                )
             cache = self._target.runner.new_cache()
             if len(prompt) > 1:
                 self._target.runner.forward([Segment(cache, prompt[:-1], num_logits=0)])
@@ -350,6 +358,11 @@ class Simulation:
         return DraftSession(
             drafting, cache, self._draft.max_context_len, tiers=self._tiers, draft_calibration=self._claims
         )
+
+
+def _runs_target(spec: SessionSpec) -> bool:
+    learns_from_rows = any(source in OWN_SOURCES for source in spec.speculation.sources)
+    return learns_from_rows or decides_by_ratio(spec.sampling, spec.speculation)
 
 
 class _Silent:

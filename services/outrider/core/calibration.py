@@ -17,7 +17,9 @@ LEAST_RATE = 0.02
 """Least rate of a guess, and least distance of a rate from 1: measured rates are of few cases at first."""
 
 RetrievalKey = tuple[Source, int, int]
-"""Guesses that are counted together: tier, length of the match, class of the share."""
+"""Guesses that are counted together: source, length of the match, class of the share."""
+MAX_FINE_CLASS = 6
+"""Smaller shares than one half to this power are counted as that."""
 
 RETRIEVAL_FIRST_WEIGHT = 4
 """Cases that the rate before the first case is worth."""
@@ -26,7 +28,7 @@ MAX_COUNTED_LEN = 8
 
 
 class RetrievalCalibration:
-    """Learns how often the target agrees with a retrieved token, by tier, length of the match and share of the token.
+    """Learns how often the target agrees with a retrieved token, by source, length of the match and share of the token.
 
     Shared by the sessions of a process; used by one thread. It begins with rates that were measured on source code.
     """
@@ -36,14 +38,17 @@ class RetrievalCalibration:
         self._rates: dict[RetrievalKey, float] = {}
         self._num_seen: dict[RetrievalKey, int] = {}
 
-    def key(self, source: Source, match_len: int, share: float) -> RetrievalKey:
+    def key(self, source: Source, match_len: int, share: float, *, is_fine: bool = False) -> RetrievalKey:
         """Returns the key that a guess is counted under.
 
         Args:
-            source: The tier that it comes from.
+            source: Its source.
             match_len: Tokens of the context that matched.
             share: Share of this token among the followers of the match.
+            is_fine: Tells small shares apart, for trees, where most nodes have one.
         """
+        if is_fine and share <= 0.5:
+            return source, min(match_len, MAX_COUNTED_LEN), -min(MAX_FINE_CLASS, int(-math.log2(share)))
         return source, min(match_len, MAX_COUNTED_LEN), 2 if share > 0.9 else 1 if share > 0.5 else 0
 
     def rate(self, key: RetrievalKey) -> float:
@@ -65,7 +70,8 @@ def _first_rate(key: RetrievalKey) -> float:
     _, match_len, share = key
     # Nine rates, for lengths 0 to MAX_COUNTED_LEN: `RetrievalCalibration.key` lets no longer one through.
     by_length = (0.3, 0.3, 0.55, 0.7, 0.8, 0.85, 0.88, 0.9, 0.92)[match_len]
-    return by_length * (0.4, 0.75, 1.0)[share]
+    # Fine classes are negative: one half for each step below the class of all small shares.
+    return by_length * ((0.4, 0.75, 1.0)[share] if share >= 0 else 0.8 * 0.5**-share)
 
 
 DraftKey = tuple[bool, int, int, int]

@@ -141,7 +141,8 @@ class Source(Enum):
     # 6 is reserved in the proto.
     SHARED = 7
     RING = 8
-    # 9 and 10 are reserved in the proto.
+    RECYCLED = 9
+    POOL = 10
     RANDOM = 11
 
 
@@ -252,7 +253,11 @@ class SaguaroParams:
 
 
 TIERS = (Source.PRIOR, Source.DYNAMIC, Source.SHARED, Source.REJECTED, Source.RING)
-"""Tiers that may be looked up."""
+"""Tiers of the datastore."""
+OWN_SOURCES = (Source.RECYCLED, Source.POOL)
+"""Sources that a verifier has of its own for each session, without a datastore."""
+SOURCES = (*TIERS, *OWN_SOURCES)
+"""Sources of retrieval that a request may name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +383,9 @@ class SpeculationParams:
     """Sessions that share their tokens for retrieval."""
     contribute: bool = False
     """Lets the other sessions of the scope retrieve this session's tokens."""
+    sources: tuple[Source, ...] = TIERS
+    """Sources that are looked up, the preferred first. `Method.DOUBLE` has its own tiers, `Method.SPACELIKE` the
+    ring."""
     card: CardParams = field(default_factory=CardParams)
     saguaro: SaguaroParams = field(default_factory=SaguaroParams)
     double: DoubleParams = field(default_factory=DoubleParams)
@@ -398,9 +406,9 @@ class SpeculationParams:
         is_tree = self.rows is Rows.TREE
         # Rules name fields and values as the wire does: callers read these messages.
         check(
-            method.has_draft_model or not is_tree,
+            method.has_draft_model or method is Method.RETRIEVAL or not is_tree,
             "speculation.rows",
-            "ROWS_CHAIN for a method without a draft model",
+            "ROWS_CHAIN for a method without a draft model other than METHOD_RETRIEVAL",
             "ROWS_TREE",
         )
         sampled = ", ".join(known.value for known in Method if known.samples)
@@ -420,6 +428,18 @@ class SpeculationParams:
             "unset or false with the scope of one session",
             self.contribute,
         )
+        self._check_sources()
+
+    def _check_sources(self) -> None:
+        field = "speculation.retrieval_params.sources"
+        names = ", ".join(f"SOURCE_{known.name}" for known in SOURCES)
+        for index, source in enumerate(self.sources):
+            is_new = source in SOURCES and source not in self.sources[:index]
+            check(is_new, f"{field}[{index}]", f"one of {names}, each at most once", f"SOURCE_{source.name}")
+        check(bool(self.sources), field, "at least one source", "none")
+        without = self.method not in (Method.DOUBLE, Method.SPACELIKE) or self.sources == TIERS
+        rule = f"unset for method {self.method.value}, whose own parameters decide where it looks"
+        check(without, field, rule, ", ".join(f"SOURCE_{each.name}" for each in self.sources))
 
     @property
     def retrieves(self) -> bool:

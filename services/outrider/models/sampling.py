@@ -165,6 +165,47 @@ class Sampler:
         return self._noise
 
 
+@torch.inference_mode()
+def most_probable(logits: Tensor, temperatures: Sequence[float | None], k: int) -> list[list[tuple[int, int]]]:
+    """Finds the k most probable tokens of rows, without noise and filters. The logits stay as they are.
+
+    Args:
+        logits: float32 [rows, vocab].
+        temperatures: Divisor of each row's logits; 0 counts as 1. None means that nothing is wanted of the row.
+        k: Most tokens of a row.
+
+    Returns:
+        For each row token ids and weights, the most probable first: per mille of these tokens' probability, 1 at least.
+        An empty list where nothing is wanted.
+    """
+    found: list[list[tuple[int, int]]] = [[] for _ in temperatures]
+    wanted = {row: temperature or 1.0 for row, temperature in enumerate(temperatures) if temperature is not None}
+    if not wanted:
+        return found
+    rows = logits if len(wanted) == len(found) else logits[list(wanted)]
+    values, token_ids = _leading_values(rows, min(k, logits.shape[-1]))
+    divisors = [[min(max(divisor, LEAST_TEMPERATURE), GREATEST_TEMPERATURE)] for divisor in wanted.values()]
+    shares = (values.double() / torch.tensor(divisors, dtype=torch.double, device=values.device)).softmax(-1)
+    # Of a row that is not a number the shares are none either: they count as 0.
+    weights = (1000 * shares.nan_to_num(0.0)).round().clamp_min(1).long()
+    for row, ids, of_row in zip(wanted, token_ids.tolist(), weights.tolist(), strict=True):
+        found[row] = list(zip(ids, of_row, strict=True))
+    return found
+
+
+def _leading_values(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Finds the `count` largest logits of each row, falling, and their token ids: [rows, count] each."""
+    if not _is_lazy(logits):
+        values, token_ids = logits.topk(count)
+        return values, token_ids
+    found = []
+    for row in logits.numpy():
+        leading = _leading(row, count)
+        found.append(leading[np.argsort(-row[leading], kind="stable")[:count]])
+    indices = torch.from_numpy(np.stack(found))
+    return logits.gather(-1, indices), indices
+
+
 def tempered_and_filtered(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Computes what `Sampler.draw` adds the noise to, with minus infinity where not allowed: a new [rows, vocab].
 

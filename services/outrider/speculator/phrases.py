@@ -120,4 +120,4 @@ class Phrases:
 
 def _is_alike(plan: RetrievalPlan, known: RetrievalPlan | None) -> bool:
     """Returns True if the tiers that were filled for one plan serve the other."""
-    return known is not None and (plan.max_match_len, set(plan.tiers)) == (known.max_match_len, set(known.tiers))
+    return known is not None and (plan.max_match_len, plan.tiers) == (known.max_match_len, known.tiers)

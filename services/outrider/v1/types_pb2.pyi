@@ -68,6 +68,8 @@ class Source(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SOURCE_REJECTED: _ClassVar[Source]
     SOURCE_SHARED: _ClassVar[Source]
     SOURCE_RING: _ClassVar[Source]
+    SOURCE_RECYCLED: _ClassVar[Source]
+    SOURCE_POOL: _ClassVar[Source]
     SOURCE_RANDOM: _ClassVar[Source]
 METHOD_UNSPECIFIED: Method
 METHOD_OFF: Method
@@ -110,6 +112,8 @@ SOURCE_DYNAMIC: Source
 SOURCE_REJECTED: Source
 SOURCE_SHARED: Source
 SOURCE_RING: Source
+SOURCE_RECYCLED: Source
+SOURCE_POOL: Source
 SOURCE_RANDOM: Source
 
 class SamplingParams(_message.Message):
@@ -251,12 +255,14 @@ class SequoiaParams(_message.Message):
     def __init__(self, num_nodes: _Optional[int] = ...) -> None: ...
 
 class RetrievalParams(_message.Message):
-    __slots__ = ("scope", "contribute")
+    __slots__ = ("scope", "contribute", "sources")
     SCOPE_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTE_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     scope: RetrievalScope
     contribute: bool
-    def __init__(self, scope: _Optional[_Union[RetrievalScope, str]] = ..., contribute: _Optional[bool] = ...) -> None: ...
+    sources: _containers.RepeatedScalarFieldContainer[Source]
+    def __init__(self, scope: _Optional[_Union[RetrievalScope, str]] = ..., contribute: _Optional[bool] = ..., sources: _Optional[_Iterable[_Union[Source, str]]] = ...) -> None: ...
 
 class SourceCount(_message.Message):
     __slots__ = ("source", "num_tokens")

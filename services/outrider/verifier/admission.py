@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass, replace
 
 from outrider.core.blocks import PrefixScope
-from outrider.core.params import AcceptanceRule, Method, RetrievalScope, SpeculationParams, check
+from outrider.core.params import TIERS, AcceptanceRule, Method, RetrievalScope, SpeculationParams, check
 from outrider.core.session import SessionSpec
 from outrider.core.tree import TokenId
 from outrider.models.loading import LoadedModel
@@ -168,6 +168,7 @@ def _fallback(params: SpeculationParams, limits: Limits) -> SpeculationParams:
         retrieval=retrieves,
         retrieval_scope=scope if retrieves else RetrievalScope.SESSION,
         contribute=shares and retrieves,
+        sources=params.sources if retrieves else TIERS,
     )
 
 

@@ -11,9 +11,11 @@ import math
 import time
 from collections.abc import Iterable
 from functools import partial
+from itertools import islice
 
 from outrider.core.blocks import OutOfBlocks
 from outrider.core.costs import HOLD_SHARE, ForwardTimes
+from outrider.core.retrieval.recycling import NUM_NEXT
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
@@ -23,7 +25,7 @@ from outrider.models.packing import Segment
 from outrider.models.prefill import PrefillTurns
 from outrider.models.ratio import Round, emitted
 from outrider.models.residency import Residency
-from outrider.models.sampling import Sampler
+from outrider.models.sampling import Sampler, most_probable
 from outrider.models.timing import Stopwatch, stopwatch_for
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import GenerationListener, PeerRequests, VerifySession
@@ -161,7 +163,9 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._stopwatch.stop()
         # Without logits, and so without a verdict, are the pieces of prompts that are not through.
         drawing = [session for session, segment in zip(work, segments, strict=True) if segment.num_logits]
-        draws = emitted(self._sampler, logits, [_round(session) for session in drawing])
+        draws = emitted(self._sampler, logits, [round_of(session) for session in drawing])
+        wanted = [temperature for session in drawing for temperature in wanted_temperatures(session)]
+        next_tokens = iter(most_probable(logits, wanted, NUM_NEXT))
         # Asked behind the draws: an asynchronous device has only been told of the forward when that returns. Pieces of
         # prompts alone have no draws, and nothing waits for them.
         forward_ms = self._stopwatch.elapsed_ms() if drawing else 0.0
@@ -172,9 +176,10 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._measure(segments, forward_ms, num_verdicts=len(drawing))
         verdicts = []
         for session, token_ids in zip(drawing, draws, strict=True):
+            of_session = list(islice(next_tokens, 1 + len(session.nodes)))
             if not self.residency.has(session):
                 continue  # closed a moment ago, by what was posted during the forward: its cache is empty
-            verdict = session.apply(token_ids, forward_ms, started, now)
+            verdict = session.apply(token_ids, forward_ms, started, now, of_session)
             verdicts.append((session.listener, verdict, session.session.statistics, session.peer_requests()))
             if verdict.finish_reason is not None:
                 self.remove(session.session.spec.session_id)
@@ -258,7 +263,14 @@ def ready_sessions(
     return [], max(0.0, until - now)
 
 
-def _round(session: VerifySession) -> Round:
+def wanted_temperatures(session: VerifySession) -> list[float | None]:
+    """Returns for each row of a session the temperature at which its most probable tokens are wanted; None where they
+    are not."""
+    temperature = session.session.spec.sampling.temperature
+    return [temperature if session.wants_next_tokens else None] * (1 + len(session.nodes))
+
+
+def round_of(session: VerifySession) -> Round:
     """Describes the rows of a session for the sampler: the noise of each is keyed by its output index."""
     generation = session.session
     first = generation.num_output_tokens

@@ -126,7 +126,10 @@ class Generation:
 
     def _open_retrieval(self, datastore: DatastorePeer, tenant: str | None) -> None:
         spec, params = self.spec, self.spec.speculation
-        if params.retrieves:
+        plan = target_plan(params)
+        # Sources of the verifier's own need no datastore, but the session may still record for others.
+        is_asked = plan is None or bool(plan.tiers)
+        if params.retrieves and (is_asked or params.contribute):
             self._retrieval = datastore.retrieve(
                 spec.session_id,
                 self._committed,
@@ -134,7 +137,7 @@ class Generation:
                 params.contribute,
                 self.on_continuation,
                 self.on_datastore_lost,
-                target_plan(params),
+                plan if is_asked else None,
                 tenant,
             )
             self._retrieval.look_up()
@@ -294,6 +297,6 @@ class Generation:
 def _tiers(spec: SessionSpec, datastore: DatastorePeer | None, tenant: str | None) -> TierSource | None:
     """Returns copies of the tiers that the target's side looks in; None means that it does not ask the datastore."""
     plan = target_plan(spec.speculation)
-    if datastore is None or plan is None:
+    if datastore is None or plan is None or not plan.tiers:
         return None
     return datastore.tiers(spec.speculation.retrieval_scope, tenant) if plan.is_in_process else NO_COPIES

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider.core.costs import DraftTimings, Waiting, patience_ms
-from outrider.core.retrieval.ngrams import Continuation
+from outrider.core.params import Source
+from outrider.core.retrieval.ngrams import Continuation, Follower
 from outrider.core.retrieval.plan import RetrievalPlan
+from outrider.core.retrieval.pool import agreed_phrases
 from outrider.core.retrieval.retriever import MIN_MATCH_LEN, Retriever, TierSource
 from outrider.core.session import Session, Verdict
 from outrider.core.statistics import RunningMean
@@ -60,6 +62,8 @@ class SessionRetrieval:
         self._match_len = 0
         self._tail: tuple[Node, list[Node]] | None = None
         """The end of a chain, and what is known in process behind it."""
+        self._branched: Node | None = None
+        """The root that a tree has been grown behind."""
 
         # Questions to the datastore.
         self._has_datastore = tiers is not None
@@ -99,6 +103,25 @@ class SessionRetrieval:
         return bool(tip.children)
 
     @property
+    def has_branches(self) -> bool:
+        """See `RetrievalPlan`."""
+        return self._plan.has_branches
+
+    def branch(self, max_depth: int) -> None:
+        """Grows a tree of what is known in process behind the committed tokens, at most `max_depth` tokens deep; once
+        for each commit."""
+        root = self._tree.root
+        if max_depth <= 0 or root is self._branched:
+            return
+        started = time.perf_counter()
+        self._branched = root
+        guess = self._retriever.tree(max_depth)
+        if guess is not None:
+            self._retriever.plant(self._tree, root, guess)
+            self._match_len = guess.match_len
+        self.spent_s += time.perf_counter() - started
+
+    @property
     def max_tail_len(self) -> int:
         """See `RetrievalPlan`."""
         return self._plan.max_tail_len
@@ -117,13 +140,38 @@ class SessionRetrieval:
             self.spent_s += time.perf_counter() - started
         return self._tail[1][:max_len]
 
+    @property
+    def wants_next_tokens(self) -> bool:
+        """True if it learns from what the target finds probable at every row."""
+        return Source.RECYCLED in self._plan.sources
+
+    def watch(self, nodes: Sequence[Node], draws: Sequence[TokenId], next_tokens: Sequence[Sequence[Follower]]) -> None:
+        """Learns from the rows of a round, before its verdict takes their parents from the nodes.
+
+        Args:
+            nodes: Those that were verified.
+            draws: The target's token for the root and for each of them.
+            next_tokens: The most probable ones for each of these rows, where they are wanted; otherwise empty.
+        """
+        started = time.perf_counter()
+        if Source.POOL in self._plan.sources:
+            self._retriever.learn_phrases(agreed_phrases(self._tree.root, nodes, draws))
+        if self.wants_next_tokens:
+            token_ids = [self._tree.committed[-1], *(node.token_id for node in nodes)]
+            # Backwards: where a token has several rows, that of the more probable path counts.
+            self._retriever.recycle(reversed(list(zip(token_ids, next_tokens, strict=True))))
+        self.spent_s += time.perf_counter() - started
+
     def learn(self, judged: Sequence[Node], verdict: Verdict) -> None:
         """Learns from a verdict. `judged` are the nodes that were kept, and the one that was refused, if any."""
         started = time.perf_counter()
-        if not judged and verdict.token_ids:
-            self._retriever.observe(verdict.base_len, verdict.token_ids[0])
-        # After `observe`, which wants the guesses that `judge` forgets because the commit has decided them.
-        self._retriever.judge(judged, verdict.num_accepted)
+        if self._plan.judges_siblings:
+            self._retriever.judge_siblings(verdict.base_len, verdict.token_ids)
+        else:
+            if not judged and verdict.token_ids:
+                self._retriever.observe(verdict.base_len, verdict.token_ids[0])
+            # After `observe`, which wants the guesses that `judge` forgets because the commit has decided them.
+            self._retriever.judge(judged, verdict.num_accepted)
         self._retriever.commit(verdict.token_ids, verdict.rejected_token_ids)
         self.spent_s += time.perf_counter() - started
 

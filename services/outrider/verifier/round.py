@@ -29,8 +29,10 @@ def select_nodes(session: Session, chain: list[Node], rows: Rows, timings: Engin
         return chain if num_whole == len(chain) else chain[: max(num_whole, _num_worth(session, chain, timings))]
     num_requested = session.spec.speculation.max_rows
     nodes = session.next_subtree(num_requested or timings.max_num_rows)
+    # A first node that is only retrieved may be worth no row.
+    least = 1 if session.spec.speculation.method.has_draft_model else 0
     # Every beginning of these nodes is connected, too (`best_subtree`).
-    return nodes if num_requested else nodes[: max(1, _num_worth(session, nodes, timings))]
+    return nodes if num_requested else nodes[: max(least, _num_worth(session, nodes, timings))]
 
 
 def _num_whole(session: Session, chain: Sequence[Node]) -> int:

@@ -11,7 +11,7 @@ from outrider.core.auto.controller import Controller
 from outrider.core.auto.strategies import PLAIN, opening_params, params_of, strategies_of
 from outrider.core.costs import DraftTimings, Waiting, patience_ms, waiting_of
 from outrider.core.params import Fallback, Method, Rows, Source, Steering
-from outrider.core.retrieval.ngrams import Continuation
+from outrider.core.retrieval.ngrams import Continuation, Follower
 from outrider.core.retrieval.plan import target_plan
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import Session, SessionSpec, Verdict
@@ -370,6 +370,12 @@ class VerifySession:
         if self._retrieval.max_tail_len:
             return self._with_tail(chain, self._retrieval)
         missing = self.session.max_chain_len - len(chain)
+        if self._strategy.rows is Rows.TREE and self._retrieval.has_branches:
+            self._retrieval.branch(self.session.max_chain_len)
+            chain = self.session.next_chain()
+            if not self._strategy.method.has_draft_model:
+                return chain  # nothing drafted ends where retrieval could go on
+            missing = self.session.max_chain_len - len(chain)
         # What was retrieved may have another path overtake the chain: it is chosen again.
         return self.session.next_chain() if self._retrieval.extend(chain, missing) else chain
 
@@ -427,7 +433,19 @@ class VerifySession:
             was_awaited=self._waiting_since is not None,
         )
 
-    def apply(self, draws: Sequence[TokenId], forward_ms: float, started: float, now: float) -> Verdict:
+    @property
+    def wants_next_tokens(self) -> bool:
+        """True if `apply` shall be told the most probable next tokens of every row."""
+        return self._retrieval is not None and self._retrieval.wants_next_tokens
+
+    def apply(
+        self,
+        draws: Sequence[TokenId],
+        forward_ms: float,
+        started: float,
+        now: float,
+        next_tokens: Sequence[Sequence[Follower]] = (),
+    ) -> Verdict:
         """Commits what the target's draws decide, and prepares the next round.
 
         Args:
@@ -435,9 +453,12 @@ class VerifySession:
             forward_ms: Time of the target's forward.
             started: Time at which the round began.
             now: Time at which its draws were there.
+            next_tokens: The most probable ones of each row with their weights, if the session wants them.
         """
         session, nodes = self.session, self.nodes
         self._count_timeout()
+        if self._retrieval is not None:
+            self._retrieval.watch(nodes, draws, next_tokens)
         length = len(session.committed)  # read before the verdict, which appends to them
         verdict = session.apply(nodes, draws)
         # Committed tokens fill the slots below `length`; row 0 is the last of them, so row 1 lies at `length`.

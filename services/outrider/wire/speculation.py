@@ -19,6 +19,7 @@ from outrider.core.params import (
     MAX_BEAM_WIDTH,
     MAX_BUDGET,
     MAX_ROWS,
+    SOURCES,
     TIERS,
     AcceptanceRule,
     BestFirstParams,
@@ -32,6 +33,7 @@ from outrider.core.params import (
     Rows,
     SaguaroParams,
     SequoiaParams,
+    Source,
     SpacelikeParams,
     SpeculationParams,
     check,
@@ -116,6 +118,7 @@ def speculation_from_proto(
         "retrieval": retrieves,
         "retrieval_scope": scope,
         "contribute": contribute,
+        "sources": _sources_from_proto(message.retrieval_params),
     }
     if method in (Method.OFF, Method.AUTO):
         without = "unset with method off or auto, which chooses by calibrated scores"
@@ -206,6 +209,15 @@ def _sharing_from_proto(
     return scope, params.contribute if params.HasField("contribute") else not is_session
 
 
+def _sources_from_proto(message: types_pb2.RetrievalParams) -> tuple[Source, ...]:
+    """Returns the sources that are looked up, in their order; none named means the tiers."""
+    known = {source.value: source for source in SOURCES}
+    for index, number in enumerate(message.sources):
+        field = f"speculation.retrieval_params.sources[{index}]"
+        check(number in known, field, f"one of {_names_of(types_pb2.Source, known)}", number)
+    return tuple(known[number] for number in message.sources) or TIERS
+
+
 def retrieval_scope_to_proto(scope: RetrievalScope) -> types_pb2.RetrievalScope:
     """Converts the scope in which retrieval shares; the numbers are those of the wire."""
     return cast(types_pb2.RetrievalScope, scope.value)
@@ -225,6 +237,9 @@ def speculation_to_proto(params: SpeculationParams) -> types_pb2.SpeculationPara
     if params.retrieves:
         message.retrieval_params.scope = retrieval_scope_to_proto(params.retrieval_scope)
         message.retrieval_params.contribute = params.contribute
+        # Left out where it is the default, which every server knows.
+        if params.sources != TIERS:
+            message.retrieval_params.sources.extend(cast(types_pb2.Source, source.value) for source in params.sources)
     method_params_to_proto(params, message)
     return message
 

@@ -159,6 +159,13 @@ def test_what_a_contender_asks_for_is_what_the_server_hears() -> None:
     assert sent["rows", "best-first rows = 16"].max_rows == 16
     assert sent["rows", "best-first chain"].rows == types_pb2.ROWS_CHAIN
     assert sent["spacelike", "spacelike"].retrieval_params.contribute
+    trainless = {name: sent["sources", f"retrieval {name}"] for name in ("token-recycling", "ngram-pool", "rest")}
+    assert {name: list(message.retrieval_params.sources) for name, message in trainless.items()} == {
+        "token-recycling": [types_pb2.SOURCE_RECYCLED],
+        "ngram-pool": [types_pb2.SOURCE_POOL],
+        "rest": [types_pb2.SOURCE_PRIOR],
+    }
+    assert {message.rows for message in trainless.values()} == {types_pb2.ROWS_TREE}
     noise = [sent["noise", f"speculative {name}"] for name in ("shared noise", "greedy draft", "ratio rule")]
     assert [message.shared_noise for message in noise] == [True, False, False]
     assert {(message.num_speculative_tokens, message.min_path_probability) for message in noise} == {(8, 0.0)}

@@ -31,7 +31,7 @@ from outrider_bench.suites.methods.replay import analyse
 from tests.bench.experiment_samples import evidence, made, ran, replayed
 
 TEMPERATURES = (0.0, 0.7, 1.0)
-PAPERS = ("CARD", "SAGUARO", "DOUBLE", "Takeoff", "the tutorial")
+PAPERS = ("CARD", "SAGUARO", "DOUBLE", "Token Recycling", "Lookahead", "REST", "Takeoff", "the tutorial")
 
 
 def claim(claims: Sequence[Measurement], what: str) -> Measurement:

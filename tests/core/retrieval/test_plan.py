@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.core.params import TIERS, AcceptanceRule, DoubleParams, Method, Source, SpacelikeParams, SpeculationParams
+from outrider.core.params import (
+    TIERS,
+    AcceptanceRule,
+    DoubleParams,
+    Method,
+    Rows,
+    Source,
+    SpacelikeParams,
+    SpeculationParams,
+)
 from outrider.core.retrieval.plan import CONTEXT_LEN, NGRAM_ORDER, RetrievalPlan, draft_plan, target_plan
 
 
@@ -17,6 +26,37 @@ def test_a_method_that_does_not_always_retrieve_does_so_where_it_is_asked_to(met
     if method is not Method.OFF:
         asked = SpeculationParams(method, retrieval=True)
         assert target_plan(asked) == draft_plan(asked) == RetrievalPlan(NGRAM_ORDER, CONTEXT_LEN, TIERS)
+
+
+def test_sources_are_looked_up_in_their_order_and_those_of_the_verifier_on_its_side_alone() -> None:
+    sources = (Source.POOL, Source.RING, Source.RECYCLED, Source.PRIOR)
+    params = SpeculationParams(Method.PEARL, retrieval=True, sources=sources)
+    target, draft = target_plan(params), draft_plan(params)
+    assert target is not None
+    assert draft is not None
+    assert (target.sources, target.tiers) == (sources, (Source.RING, Source.PRIOR))
+    assert draft.sources == draft.tiers == (Source.RING, Source.PRIOR)
+    assert draft_plan(replace(params, sources=(Source.POOL,))) is None
+
+
+def test_a_tree_grows_where_rows_may_branch_and_nothing_drafts_or_the_verifiers_own_sources_are_asked() -> None:
+    def has_branches(method: Method, rows: Rows, *sources: Source) -> bool:
+        plan = target_plan(SpeculationParams(method, retrieval=True, rows=rows, sources=sources or TIERS))
+        assert plan is not None
+        return plan.has_branches
+
+    assert has_branches(Method.RETRIEVAL, Rows.TREE)
+    assert has_branches(Method.BEST_FIRST, Rows.TREE, Source.POOL)
+    assert not has_branches(Method.BEST_FIRST, Rows.TREE), "the tiers continue the drafted path"
+    assert not has_branches(Method.RETRIEVAL, Rows.CHAIN, Source.RECYCLED)
+
+
+def test_the_tiers_of_double_are_a_set() -> None:
+    plans = [
+        target_plan(SpeculationParams(Method.DOUBLE, double=DoubleParams(tiers=tiers)))
+        for tiers in (TIERS, tuple(reversed(TIERS)))
+    ]
+    assert plans[0] == plans[1]
 
 
 def test_without_a_draft_model_nothing_is_looked_up_on_the_draft_s_side() -> None:

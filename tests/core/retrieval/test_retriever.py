@@ -188,7 +188,7 @@ def test_a_guess_that_nobody_verified_is_right_or_wrong_all_the_same() -> None:
 
 def without(*tiers: Source) -> RetrievalPlan:
     """DOUBLE's ablation: all tiers but these."""
-    return RetrievalPlan(tiers=tuple(tier for tier in TIERS if tier not in tiers))
+    return RetrievalPlan(sources=tuple(tier for tier in TIERS if tier not in tiers))
 
 
 # DOUBLE's published code cannot find much of what it stores (D1, D2, D5). These are the cases.

@@ -112,6 +112,34 @@ def test_at_equal_length_the_order_is_prior_dynamic_shared_rejected():
     assert tiers.lookup([1, 2], 3, 1).tier is Source.PRIOR
 
 
+@given(st.permutations([Source.PRIOR, Source.DYNAMIC, Source.SHARED, Source.REJECTED]), st.integers(1, 4))
+def test_at_equal_length_the_first_of_the_given_order_counts_and_those_left_out_never(order: list[Source], count: int):
+    tiers = LocalTiers(3, PriorTable.build([[1, 2, 50]]), NgramTier(3), order[:count])
+    assert tiers.shared is not None
+    tiers.shared.learn([1, 2, 80])
+    tiers.record([1, 2, 60])
+    tiers.reject([1, 2], [70])
+    assert tiers.lookup([1, 2], 3, 1).tier is order[0]
+    followers = tiers.followers([1, 2], 0)
+    assert followers is not None
+    assert (followers.source, followers.match_len) == (order[0], 2)
+    tiers.shared.learn([9, 1, 2, 81])
+    longest = tiers.lookup([9, 1, 2], 3, 1)
+    assert (longest.tier is Source.SHARED) == (Source.SHARED in order[:count]), "a longer match comes first"
+
+
+def test_followers_are_all_that_the_longest_match_knows_with_their_counts():
+    tiers = LocalTiers(3, PriorTable.build([[1, 2, 3], [1, 2, 3], [1, 2, 4], [2, 5]]))
+    found = tiers.followers([7, 1, 2], 1)
+    assert found is not None
+    assert (found.source, found.match_len, tuple(found.tokens)) == (Source.PRIOR, 2, ((3, 2), (4, 1)))
+    tiers.record([7, 1, 2, 6])
+    found = tiers.followers([7, 1, 2], 0)
+    assert found is not None
+    assert (found.source, found.match_len, tuple(found.tokens)) == (Source.DYNAMIC, 3, ((6, 1),))
+    assert tiers.followers([99], 0) is None
+
+
 def test_the_prior_and_the_shared_tier_may_be_taken_away_again():
     shared = NgramTier(3)
     shared.learn([1, 2, 3])

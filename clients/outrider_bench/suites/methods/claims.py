@@ -228,6 +228,18 @@ def _rows(evidence: MethodsEvidence) -> list[Measurement]:
     return claims
 
 
+def _sources(evidence: MethodsEvidence) -> list[Measurement]:
+    measured, part = evidence.measured, "sources"
+    claims = []
+    for name, figure in papers.TRAINLESS_BY_OFF.items():
+        for t in TEMPERATURES:
+            label = f"retrieval {name}"
+            speedup, tokens = measured.speedup(part, label, t), measured.tokens_per_forward(part, label, t)
+            claims.append(above(part, f"T = {t:g}: {name} by off", speedup, 1.0, paper=figure))
+            claims.append(reported(part, f"T = {t:g}: tokens per forward, {name}", tokens))
+    return claims
+
+
 def _noise(evidence: MethodsEvidence) -> list[Measurement]:
     measured, part = evidence.measured, "noise"
     found = []
@@ -301,6 +313,7 @@ _CLAIMS: dict[str, Callable[[MethodsEvidence], list[Measurement]]] = {
     "saguaro": _saguaro,
     "card": _card,
     "double": _double,
+    "sources": _sources,
     "spacelike": _spacelike,
     "rows": _rows,
     "noise": _noise,

@@ -150,6 +150,13 @@ ALL_METHODS: tuple[Contender, ...] = (
     contender("auto"),
 )
 """Contenders of the table of methods. spacelike, which proposes nothing in a new service, has a separate part."""
+TRAINLESS: dict[str, dict[str, Any]] = {
+    "token-recycling": {"rows": "ROWS_TREE", "retrieval_params": {"sources": ["SOURCE_RECYCLED"]}},
+    "ngram-pool": {"rows": "ROWS_TREE", "retrieval_params": {"sources": ["SOURCE_POOL"]}},
+    "rest": {"rows": "ROWS_TREE", "retrieval_params": {"sources": ["SOURCE_PRIOR"]}},
+}
+"""Settings of retrieval that stand for a paper's method without a draft model: Token Recycling, the pool of Lookahead
+decoding and Ouroboros, REST."""
 BATCH_METHODS = tuple(one for one in ALL_METHODS if not one.setting)
 """Contenders of the part with several generations at once: each method in its usual setting."""
 LLAMA_CPP_NOTE = (
@@ -322,6 +329,29 @@ def _double_on_one_core(whole: Experiment) -> Experiment:
     )
 
 
+def _sources(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
+    note = (
+        "Each has its own source alone. rest has the prior of double, the others begin with the prompt and learn from "
+        "what the target says."
+    )
+    return [
+        Experiment(
+            "sources",
+            "sources",
+            "Without a draft model: trees from one source each",
+            (PLAIN, *(contender("retrieval", name, **fields) for name, fields in TRAINLESS.items())),
+            TEMPERATURES,
+            code(sizes.num_prompts),
+            sizes.ablation_tokens,
+            repeats,
+            # On the services of the part before, where the whole prior is loaded.
+            draft=DRAFT_C2_5,
+            prior_share=1.0,
+            note=note,
+        )
+    ]
+
+
 def _spacelike(sizes: MethodsSizes, _: int) -> list[Experiment]:
     prompts = replay_requests(sizes.replay_requests, sizes.replay_cold)
     later = range(sizes.replay_cold, len(prompts), sizes.replay_off_every)
@@ -446,6 +476,7 @@ _PARTS: dict[str, Callable[[MethodsSizes, int], list[Experiment]]] = {
     "saguaro": _saguaro,
     "card": _card,
     "double": _double,
+    "sources": _sources,
     "spacelike": _spacelike,
     "rows": _rows,
     "noise": _noise,

@@ -52,7 +52,16 @@ def figures_of(results: Mapping[str, Any]) -> dict[str, Figure | None]:
 
 def draw_methods(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
     """Draw speed-up over `off` by temperature: the settings of a method apart, of llama.cpp the best one."""
-    rows = experiments.get("methods", {}).get("rows", [])
+    return _draw_apart(experiments, "methods")
+
+
+def draw_sources(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
+    """Draw speed-up over `off` by temperature, for each source without a draft model."""
+    return _draw_apart(experiments, "sources")
+
+
+def _draw_apart(experiments: Experiments, name: str) -> Figure | None:
+    rows = experiments.get(name, {}).get("rows", [])
     apart = [
         row if row["method"] == LLAMA_CPP else {**row, "method": label_of(row), "setting": "", "best_setting": False}
         for row in rows
@@ -315,6 +324,7 @@ _DRAW: dict[str, Callable[[Experiments, Mapping[str, Any]], Figure | None]] = {
     "saguaro": draw_saguaro,
     "card": draw_card,
     "double": draw_double,
+    "sources": draw_sources,
     "spacelike": draw_spacelike,
     "rows": draw_rows,
     "noise": draw_noise,

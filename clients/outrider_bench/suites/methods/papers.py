@@ -5,6 +5,9 @@ Pairs of models, hardware and prompts are theirs, so a figure says how much a me
 * CARD: Zhou et al., "CARD: A Cache-Assisted Parallel Speculative Decoding Framework".
 * SAGUARO: Kumar, Dao and May, "Speculative Speculative Decoding".
 * DOUBLE: "Breaking the Acceleration Limit via Double Retrieval Speculative Parallelism".
+* Token Recycling: Luo et al. 2024, "Turning Trash into Treasure".
+* Lookahead: Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding".
+* REST: He et al. 2023, "REST: Retrieval-Based Speculative Decoding".
 * Takeoff: Doubleword's article on spacelike speculative decoding.
 * the tutorial: a chapter on speculative decoding, with the arithmetic of Leviathan et al. 2023.
 """
@@ -46,6 +49,12 @@ DOUBLE_SATURATION = "10 rounds of prior 2.84x, 20 rounds 2.86x: 4 % of the gain 
 DOUBLE_DEPTH = in_words("accepted tokens saturate and speed fluctuates beyond d = 10", "DOUBLE, section 5.3, Fig. 6")
 DOUBLE_ONE_DEVICE = "2.29x by 2.01x = 1.14, MT-Bench, Deepseek 1.3B and 33B (DOUBLE, Table 12)"
 DOUBLE_BATCH = "2.64x alone, 1.73x at 16, of NANO-PEARL, HumanEval, Qwen3-32B (DOUBLE, Table 6)"
+
+TRAINLESS_BY_OFF = {
+    "token-recycling": "about 2x for all sizes of models (Token Recycling, abstract)",
+    "ngram-pool": "up to 1.8x on MT-Bench, with Jacobi rows (Lookahead, abstract)",
+    "rest": "1.62x to 2.36x on code or text, 7B and 13B (REST, abstract)",
+}
 
 TAKEOFF_LATER = "60 to 100-120 tokens/s = 1.7x to 2x (Takeoff, Results)"
 TAKEOFF_NEAR = "60 to 200 tokens/s = 3.3x (Takeoff, Results)"

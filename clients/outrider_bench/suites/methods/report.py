@@ -31,6 +31,7 @@ TITLES = {
     "saguaro": "SAGUARO: outcomes drafted for beforehand",
     "card": "CARD: query and correct",
     "double": "DOUBLE: beyond the speed ratio",
+    "sources": "Sources that need no draft model",
     "spacelike": "Spacelike: faster with use",
     "rows": "Rows: a sub-tree instead of a chain",
     "noise": "Shared noise",

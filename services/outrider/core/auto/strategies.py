@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from outrider.core.params import Method, Rows, SpeculationParams
+from outrider.core.params import TIERS, Method, Rows, SpeculationParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,24 @@ def params_of(strategy: Strategy, params: SpeculationParams) -> SpeculationParam
     """Returns the parameters for a drafter that follows a strategy. Methods without a draft model pause the drafter."""
     if not strategy.method.has_draft_model:
         return SpeculationParams(Method.OFF)  # a pause, to a drafter: see `Steering.is_pause`
+    if strategy.method is Method.DOUBLE:
+        return _double_params(strategy, params)
     return replace(params, method=strategy.method, rows=strategy.rows, retrieval=strategy.retrieval)
+
+
+def _double_params(strategy: Strategy, params: SpeculationParams) -> SpeculationParams:
+    """Returns the parameters of a session that names sources, for a drafter whose method has tiers in their place."""
+    tiers = tuple(source for source in params.sources if source in TIERS)
+    # Without a tier there is nothing that the draft model could verify: phrases come from tiers alone.
+    double = replace(params.double, tiers=tiers or TIERS, draft_retrieval=params.double.draft_retrieval and bool(tiers))
+    return replace(
+        params,
+        method=strategy.method,
+        rows=strategy.rows,
+        retrieval=strategy.retrieval,
+        sources=TIERS,
+        double=double,
+    )
 
 
 def opening_params(params: SpeculationParams) -> SpeculationParams:

@@ -1,10 +1,10 @@
-"""Plans of retrieval: the tiers that each side of a session looks up, after how many tokens."""
+"""Plans of retrieval: the sources that each side of a session looks up, after how many tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from outrider.core.params import TIERS, Method, Source, SpeculationParams
+from outrider.core.params import OWN_SOURCES, TIERS, Method, Rows, Source, SpeculationParams
 
 NGRAM_ORDER = 4
 """Longest n-gram of the copies in process, and of a session's own tiers unless it wants another. The datastore's ring
@@ -26,8 +26,8 @@ class RetrievalPlan:
     """Longest n-gram that is looked up in process."""
     context_len: int = CONTEXT_LEN
     """Last tokens that are sent to the datastore: none of its tiers matches more."""
-    tiers: tuple[Source, ...] = TIERS
-    """Tiers that are looked up, here and in the datastore."""
+    sources: tuple[Source, ...] = TIERS
+    """Sources that are looked up, the preferred first: tiers here and in the datastore, others here."""
     max_phrase_len: int = MAX_PHRASE_LEN
     """Most retrieved tokens that one draft forward verifies."""
     max_tail_len: int = 0
@@ -42,11 +42,29 @@ class RetrievalPlan:
     """Ranks tokens that followed the same n-gram with the target's noise."""
     looks_ahead: bool = False
     """Asks the datastore for what comes behind a continuation before that is used up."""
+    has_branches: bool = False
+    """Grows a tree of all that is known in process behind the committed tokens, where rows may branch."""
+
+    @property
+    def tiers(self) -> tuple[Source, ...]:
+        """Those of the sources that are tiers of the datastore."""
+        return tuple(source for source in self.sources if source in TIERS)
 
     @property
     def is_in_process(self) -> bool:
         """True if anything is looked up without the datastore."""
-        return set(self.tiers) != {Source.RING}
+        return set(self.sources) != {Source.RING}
+
+    @property
+    def has_own_sources(self) -> bool:
+        """True if a source is looked up that the verifier has of its own."""
+        return any(source in OWN_SOURCES for source in self.sources)
+
+    @property
+    def judges_siblings(self) -> bool:
+        """True if guesses learn from every token that the target says behind their parent, not from verdicts on paths:
+        of a tree most nodes lie beside the path, and are refused without a verdict of their own."""
+        return self.has_branches or self.has_own_sources
 
 
 def target_plan(params: SpeculationParams) -> RetrievalPlan | None:
@@ -64,7 +82,12 @@ def _target_plan(params: SpeculationParams) -> RetrievalPlan | None:
             length = params.spacelike.max_match_len
             run_len = min(params.num_speculative_tokens, MAX_RUN_LEN) if params.spacelike.whole_runs else 0
             return RetrievalPlan(length, length, (Source.RING,), whole_run_len=run_len, looks_ahead=True)
-    return RetrievalPlan() if params.retrieves else None
+    if not params.retrieves:
+        return None
+    plan = RetrievalPlan(sources=params.sources)
+    # Beside a draft model the tiers continue its best path, as they always have.
+    is_alone = params.method is Method.RETRIEVAL
+    return replace(plan, has_branches=params.rows is Rows.TREE and (is_alone or plan.has_own_sources))
 
 
 def draft_plan(params: SpeculationParams) -> RetrievalPlan | None:
@@ -73,12 +96,15 @@ def draft_plan(params: SpeculationParams) -> RetrievalPlan | None:
         return _as_asked(_double_plan(params), params) if params.double.draft_retrieval else None
     if not params.method.has_draft_model or not params.retrieves:
         return None
-    return _as_asked(RetrievalPlan(), params)
+    tiers = RetrievalPlan(sources=params.sources).tiers
+    return _as_asked(RetrievalPlan(sources=tiers), params) if tiers else None
 
 
 def _double_plan(params: SpeculationParams) -> RetrievalPlan:
     double = params.double
-    return RetrievalPlan(double.max_match_len, double.max_match_len, double.tiers, double.max_phrase_len)
+    # Its tiers are a set: at equal length they count in the usual order.
+    tiers = tuple(tier for tier in TIERS if tier in double.tiers)
+    return RetrievalPlan(double.max_match_len, double.max_match_len, tiers, double.max_phrase_len)
 
 
 def _as_asked(plan: RetrievalPlan, params: SpeculationParams) -> RetrievalPlan:

@@ -116,7 +116,7 @@ class PriorTable:
     def followers(self, ngram: Ngram) -> tuple[Follower, ...]:
         """Returns the followers of the n-gram: the most counted first, the latest first among equals."""
         match_len, node = self.longest(ngram)
-        return self._followers_at(node) if ngram and match_len == len(ngram) else ()
+        return self.followers_at(node) if ngram and match_len == len(ngram) else ()
 
     def longest(self, tail: Ngram) -> tuple[int, int]:
         """Finds the longest known n-gram that the tail ends with.
@@ -182,7 +182,8 @@ class PriorTable:
         index = bisect_left(hashes, word, directory[bucket], end)
         return _WIDTH * index if index < end and hashes[index] == word else -1
 
-    def _followers_at(self, node: int) -> tuple[Follower, ...]:
+    def followers_at(self, node: int) -> tuple[Follower, ...]:
+        """Returns the followers of the n-gram of a node that `longest` has found."""
         nodes = self._nodes
         others = self._others[nodes[node + 3] : nodes[node + _WIDTH + 3]]
         return ((nodes[node + 1], nodes[node + 2]), *zip(others[::2], others[1::2], strict=True))

@@ -1,8 +1,11 @@
-"""One session's retrieval in process: guesses from its tiers, with the probability that the target agrees.
+"""One session's retrieval in process: guesses from its sources, with the probability that the target agrees.
 
 No message is sent for any of it. The prior and the shared tier are copies that others keep up to date (`TierSource`);
 the dynamic tier learns from the session's own commits, and the rejected tier from the drafts that they refute, as their
-originals in the datastore do.
+originals in the datastore do. The adjacency matrix and the pool of n-grams are in no datastore.
+
+Unless a session names others, tiers are its only sources, of which the longest match counts. Where it names the matrix
+or the pool, or its rows may branch, every source guesses, and the guesses become one tree.
 
 A count says how often a token followed, not how often the target will agree. `RetrievalCalibration` measures that, over
 all sessions of a process. Above temperature 0 the target's draw is known but for its logits: tokens that followed the
@@ -12,16 +15,19 @@ same n-gram are ranked by log share + noise, with the noise that the target will
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.core.calibration import RetrievalCalibration, RetrievalKey
 from outrider.core.noise import gumbel_of
 from outrider.core.params import SamplingParams, Source
-from outrider.core.retrieval.ngrams import Continuation, NgramTier, num_chained
+from outrider.core.retrieval.guess import Branches, Guess, grown, merged
+from outrider.core.retrieval.ngrams import Continuation, Follower, NgramTier, num_chained
 from outrider.core.retrieval.plan import CONTEXT_LEN, RetrievalPlan
+from outrider.core.retrieval.pool import NgramPool
 from outrider.core.retrieval.prior import PriorTable
+from outrider.core.retrieval.recycling import AdjacencyMatrix
 from outrider.core.retrieval.tiers import LocalTiers
 from outrider.core.tree import DraftTree, Node, NodeState, TokenId
 
@@ -74,10 +80,14 @@ class Retriever:
         self._num_prompt_tokens = num_prompt_tokens
         self._calibration = calibration
         self._source = source
-        self._tiers = LocalTiers(plan.max_match_len)
+        self._searched = plan.tiers
+        self._tiers = LocalTiers(plan.max_match_len, order=self._searched)
+        self._matrix, self._pool = AdjacencyMatrix(), NgramPool()
         self._tail: list[TokenId] = []
         self._length = 0
         self._pending: dict[Node, RetrievalKey] = {}
+        self._siblings: dict[Node, dict[TokenId, RetrievalKey]] = {}
+        """Guesses by the node that they stand behind, for `judge_siblings`."""
         self.commit(committed)
 
     def commit(self, token_ids: Sequence[TokenId], rejected: Sequence[TokenId] = (), rejected_at: int = -1) -> None:
@@ -89,13 +99,15 @@ class Retriever:
             rejected_at: Index in token_ids of the token that it said instead of that one.
         """
         known = [*self._tail, *token_ids]
-        if rejected and token_ids and Source.REJECTED in self._plan.tiers:
+        if rejected and token_ids and Source.REJECTED in self._searched:
             # token_ids are the end of `known`. At place 0 there is no context to remember the refused tokens by.
             place = len(known) - (len(token_ids) - rejected_at if rejected_at >= 0 else -rejected_at)
             if place > 0:
                 self._tiers.reject(known[max(0, place - self._plan.max_match_len) : place], rejected)
-        if Source.DYNAMIC in self._plan.tiers:
+        if Source.DYNAMIC in self._searched:
             self._tiers.record(token_ids)
+        if Source.POOL in self._plan.sources:
+            self._pool.record(token_ids)
         self._tail = known[-CONTEXT_LEN:]
         self._length += len(token_ids)
 
@@ -106,16 +118,51 @@ class Retriever:
             None if nothing is known.
         """
         context = [*self._tail, *behind]
+        if self._plan.has_own_sources:
+            return self._grown(context, self._length + len(behind), max_len, is_wide=False)
         found = self._look_up(context, max_len)
         return None if found.tier is None else self._from_tiers(context, found, self._length + len(behind), max_len)
 
+    def tree(self, max_depth: int) -> Guess | None:
+        """Guesses what follows the committed tokens as a tree: all that any source knows, at most max_depth tokens in a
+        row.
+
+        Returns:
+            None if nothing is known.
+        """
+        return self._grown(self._tail, self._length, max_depth, is_wide=True)
+
+    def _grown(self, context: Sequence[TokenId], position: int, max_depth: int, *, is_wide: bool) -> Guess | None:
+        self._take_copies()
+        guesses = [
+            grown(branches, context, position, self._ranked, self._calibration, max_depth=max_depth, is_wide=is_wide)
+            for branches in self._branches()
+        ]
+        return merged(guesses, self._calibration)
+
+    def _branches(self) -> list[Branches]:
+        """Returns what trees grow from, the preferred first. All tiers are one: of them the longest match counts."""
+        own: dict[Source, Branches] = {Source.RECYCLED: self._matrix, Source.POOL: self._pool}
+        return list(dict.fromkeys(own.get(source, self._tiers) for source in self._plan.sources))
+
+    def recycle(self, rows: Iterable[tuple[TokenId, Sequence[Follower]]]) -> None:
+        """Learns what the target found probable after some tokens; see `AdjacencyMatrix.learn`."""
+        self._matrix.learn(rows)
+
+    def learn_phrases(self, phrases: Iterable[Sequence[TokenId]]) -> None:
+        """Learns tokens in a row that were drafted, not accepted, and that the target agreed with all the same."""
+        for phrase in phrases:
+            self._pool.learn(phrase)
+
     def _look_up(self, context: Sequence[TokenId], max_len: int) -> Continuation:
+        self._take_copies()
+        return self._tiers.lookup(context, self._plan.max_match_len, max_len)
+
+    def _take_copies(self) -> None:
         # Read anew for each look-up, because others may have replaced the copies meanwhile.
         if self._source is not None:
-            tiers = self._plan.tiers
-            self._tiers.prior = self._source.prior if Source.PRIOR in tiers else None
-            self._tiers.shared = self._source.shared if Source.SHARED in tiers else None
-        return self._tiers.lookup(context, self._plan.max_match_len, max_len)
+            self._tiers.prior = self._source.prior if Source.PRIOR in self._searched else None
+            self._tiers.shared = self._source.shared if Source.SHARED in self._searched else None
 
     def grow(self, tree: DraftTree, tip: Node, behind: Sequence[TokenId], max_len: int) -> int:
         """Adds a guess below `tip`, the node of the last token `behind`. Returns its match length, 0 without a
@@ -130,10 +177,16 @@ class Retriever:
         """Adds the tokens of a guess below a node. Returns the nodes of its most probable path, as far as the tree has
         room for them."""
         nodes: list[Node | None] = []
-        for parent, token_id, key in zip(guess.parents, guess.token_ids, guess.keys, strict=True):
+        logprobs = guess.logprobs(self._calibration)
+        for parent, token_id, key, logprob in zip(guess.parents, guess.token_ids, guess.keys, logprobs, strict=True):
             above = tip if parent < 0 else nodes[parent]
-            node = None if above is None else tree.add(above, token_id, math.log(self._calibration.rate(key)), key[0])
+            node = None if above is None else tree.add(above, token_id, logprob, key[0])
             nodes.append(node)
+            if self._plan.judges_siblings:
+                # A claim on what is committed already has no parent: nothing is left to be said about it.
+                if node is not None and node.parent is not None:
+                    self._siblings.setdefault(node.parent, {})[token_id] = key
+                continue
             # Where a draft model's node stands already, a verdict will be on that, not on this guess.
             if node is not None and node.source is key[0]:
                 self._pending[node] = key
@@ -156,6 +209,23 @@ class Retriever:
             if key is not None and node.source is key[0]:
                 self._calibration.add(key, index < num_accepted)
         self._pending = {node: key for node, key in self._pending.items() if node.state is NodeState.LIVE}
+
+    def judge_siblings(self, base_len: int, token_ids: Sequence[TokenId]) -> None:
+        """Learns from committed tokens: of the guesses behind a node the one that the target said was right, and all
+        others were wrong, whether they were verified or not.
+
+        Args:
+            base_len: Number of tokens that were committed before these.
+            token_ids: The committed tokens; the tree has taken them in.
+        """
+        for parent in list(self._siblings):
+            place = parent.position + 1 - base_len
+            if parent.state is NodeState.COMMITTED and 0 <= place < len(token_ids):
+                for token_id, key in self._siblings[parent].items():
+                    self._calibration.add(key, token_id == token_ids[place])
+                del self._siblings[parent]
+            elif parent.state is not NodeState.LIVE:
+                del self._siblings[parent]
 
     def observe(self, position: int, token_id: TokenId) -> None:
         """Learns from a token that the target said without a verdict on the guess in its place.
@@ -228,7 +298,7 @@ class Retriever:
             groups[found.parent_offsets[index] > 0].append(index)
         for place, children in enumerate(groups):
             if len(children) > 1:
-                best, share = self._ranked(found, children, position + place)[0]
+                best, share = self._ranked_children(found, children, position + place)[0]
                 path[place] = (token_ids[best], share)
                 if best != place:
                     return path[: place + 1]
@@ -263,62 +333,33 @@ class Retriever:
             if not children:
                 continue
             depth = depths[parent]
-            for child, share in self._ranked(found, children, position + depth):
+            for child, share in self._ranked_children(found, children, position + depth):
                 key = self._calibration.key(found.tier, found.match_len + depth, share)
                 places[child] = guess.add(places[parent], found.token_ids[child], key)
                 depths[child] = depth + 1
                 waiting.append(child)
         return guess
 
-    def _ranked(self, found: Continuation, children: list[int], position: int) -> list[tuple[int, float]]:
+    def _ranked_children(self, found: Continuation, children: list[int], position: int) -> list[tuple[int, float]]:
         """Returns siblings and their shares, the best first."""
-        if len(children) == 1:
-            return [(children[0], 1.0)]
-        total = sum(found.counts[child] for child in children) or 1
-        shares = [(child, max(1, found.counts[child]) / total) for child in children]
+        followers = [(found.token_ids[child], found.counts[child]) for child in children]
+        return [(children[index], share) for index, share in self._ranked(followers, position)]
+
+    def _ranked(self, followers: Sequence[Follower], position: int) -> list[tuple[int, float]]:
+        """Returns the indices of followers and their shares, the best first."""
+        if len(followers) == 1:
+            return [(0, 1.0)]
+        total = sum(count for _, count in followers) or 1
+        shares = [(index, max(1, count) / total) for index, (_, count) in enumerate(followers)]
         if not self._is_ranked_by_noise:
             return shares
-        index = position - self._num_prompt_tokens  # noise is keyed by the output index
-        noise = gumbel_of(self._sampling.seed, index, [found.token_ids[child] for child in children])
+        output_index = position - self._num_prompt_tokens  # noise is keyed by the output index
+        noise = gumbel_of(self._sampling.seed, output_index, [token_id for token_id, _ in followers])
         scores = [SHARPNESS * (math.log(share) + g) for (_, share), g in zip(shares, noise, strict=True)]
         best = max(scores)
         # Relative to the best one, so that no exponential overflows.
         weights = [math.exp(score - best) for score in scores]
         scale = sum(weights)
-        ranked = [(child, weight / scale) for (child, _), weight in zip(shares, weights, strict=True)]
+        ranked = [(index, weight / scale) for (index, _), weight in zip(shares, weights, strict=True)]
         ranked.sort(key=lambda pair: -pair[1])
         return ranked
-
-
-@dataclass(slots=True)
-class Guess:
-    """A guessed path, with alternatives at its beginning. The lists run in parallel; parents come first, and of two
-    siblings the more probable one."""
-
-    match_len: int
-    parents: list[int]
-    """Index of the parent in these lists. -1 means the end of the context."""
-    token_ids: list[TokenId]
-    keys: list[RetrievalKey]
-    """Calibration key of each token."""
-
-    def add(self, parent: int, token_id: TokenId, key: RetrievalKey) -> int:
-        """Adds a token. Returns its index."""
-        self.parents.append(parent)
-        self.token_ids.append(token_id)
-        self.keys.append(key)
-        return len(self.token_ids) - 1
-
-    def path(self) -> list[TokenId]:
-        """Returns the most probable tokens in a row."""
-        return [self.token_ids[index] for index in self.path_indices()]
-
-    def path_indices(self) -> list[int]:
-        """Returns the places of these tokens in the lists."""
-        indices: list[int] = []
-        tip = -1
-        for index, parent in enumerate(self.parents):
-            if parent == tip:
-                indices.append(index)
-                tip = index
-        return indices

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.core.params import Source
-from outrider.core.retrieval.ngrams import NOTHING, Continuation, NgramTier, TokenId
+from outrider.core.params import TIERS, Source
+from outrider.core.retrieval.guess import Followers
+from outrider.core.retrieval.ngrams import MAX_FOLLOWERS, NOTHING, Continuation, Follower, Ngram, NgramTier, TokenId
 from outrider.core.retrieval.prior import PriorTable
 
+MAX_TREE_NODES = 64
+"""Most nodes of a tree of continuations, as REST verifies (He et al. 2023, section 4.1)."""
 MAX_REJECTED_NGRAMS = 2**14
 """N-grams of the rejected tier, of some hundred bytes each: unlike the text, refused drafts have no bound."""
 
 
 class LocalTiers:
-    """Looks up the tiers of one session. The longest match counts; at equal length prior, dynamic, shared, then
-    rejected.
+    """Looks up the tiers of one session. The longest match counts; at equal length the tier that comes first in its
+    order: unless another is given prior, dynamic, shared, then rejected.
 
     What the target refused is near what it says: the rejected tier offers it again behind the same tokens (DOUBLE,
     sections 4.3 and D.5). Behind tokens that it knows as well as the dynamic tier it does not answer, since there the
@@ -28,8 +31,17 @@ class LocalTiers:
     any time, and `shared` may grow meanwhile in another thread. The methods are called by one thread.
     """
 
-    def __init__(self, max_match_len: int, prior: PriorTable | None = None, shared: NgramTier | None = None) -> None:
+    max_num_nodes = MAX_TREE_NODES
+
+    def __init__(
+        self,
+        max_match_len: int,
+        prior: PriorTable | None = None,
+        shared: NgramTier | None = None,
+        order: Sequence[Source] = TIERS,
+    ) -> None:
         self.max_match_len = max_match_len
+        self._order = order
         self.prior = prior
         self.shared = shared
         self.dynamic = NgramTier(max_match_len)
@@ -55,18 +67,50 @@ class LocalTiers:
         if max_match_len < 1 or max_continuation_len < 1:
             return NOTHING
         tail = tuple(context[-min(max_match_len, self.max_match_len) :])
+        in_prior, in_tier = self._longest(tail)
+        if in_tier is not None:
+            source, tier, ngram, followers = in_tier
+            return tier.walk(source, ngram, followers, max_continuation_len)
+        if in_prior is None:
+            return NOTHING
+        prior, match_len, node = in_prior
+        return prior.walk(match_len, node, max_continuation_len)
+
+    def _longest(
+        self, tail: Ngram
+    ) -> tuple[tuple[PriorTable, int, int] | None, tuple[Source, NgramTier, Ngram, Sequence[Follower]] | None]:
+        """Finds the longest match of a tail. Where it is one of another tier than the prior, the second is set."""
         prior, shared = self.prior, self.shared  # read once: they may be replaced meanwhile
-        match_len, node = (0, -1) if prior is None else prior.longest(tail)
-        best = None
+        tiers = {Source.DYNAMIC: self.dynamic, Source.SHARED: shared, Source.REJECTED: self.rejected}
+        match_len, in_prior, in_tier = 0, None, None
         # Each of these counts only with a longer match than all before it.
-        for source, tier in ((Source.DYNAMIC, self.dynamic), (Source.SHARED, shared), (Source.REJECTED, self.rejected)):
+        for source in self._order:
+            if source is Source.PRIOR:
+                length, node = (0, -1) if prior is None else prior.longest(tail)
+                if prior is not None and length > match_len:
+                    match_len, in_prior, in_tier = length, (prior, length, node), None
+                continue
+            tier = tiers.get(source)
             found = None if tier is None else tier.longest(tail, match_len + 1)
             if tier is not None and found is not None:
-                best = source, tier, *found
-                match_len = len(found[0])
-        if best is not None:
-            source, tier, ngram, followers = best
-            return tier.walk(source, ngram, followers, max_continuation_len)
-        if prior is None or not match_len:
-            return NOTHING
-        return prior.walk(match_len, node, max_continuation_len)
+                match_len, in_tier = len(found[0]), (source, tier, *found)
+        return in_prior, in_tier
+
+    def followers(self, path: Sequence[TokenId], depth: int) -> Followers | None:
+        """Returns what followed the longest suffix of a path that a tier knows; see `Branches`.
+
+        REST (He et al. 2023, section 3.2) gathers all continuations of a context in a trie and weighs its nodes by how
+        many go through them. Here counts are of n-grams: a node's weight is the product of the shares on its path.
+        """
+        in_prior, in_tier = self._longest(tuple(path[-self.max_match_len :]))
+        if in_tier is not None:
+            source, _, ngram, followers = in_tier
+            return Followers(source, len(ngram), followers)
+        if in_prior is None:
+            return None
+        prior, match_len, node = in_prior
+        return Followers(Source.PRIOR, match_len, prior.followers_at(node))
+
+    def num_children(self, depth: int, rank: int) -> int:
+        """Returns as many as are kept; see `Branches`."""
+        return MAX_FOLLOWERS

@@ -231,18 +231,23 @@ def pair(
     dtype: Annotated[str, typer.Option(help="Type the target computes in: bfloat16, float32 or auto.")] = _PAIR.dtype,
     draft_dtype: Annotated[str, typer.Option(help="Type the draft model computes in.")] = _PAIR.draft_dtype,
     temperatures: Annotated[
-        str, typer.Option(help="Sampling temperatures; 0 = greedy. Default: 0,0.7,1; with --family 0.7.")
+        str, typer.Option(help="Sampling temperatures; 0 = greedy. Default: 0,0.7,1; with --family or --quick 0.7.")
     ] = "",
     num_speculative_tokens: Annotated[
         str,
         typer.Option(
-            help="Lengths of chains to predict. Default: 1 to 8 and 12; with --family 2,4,8; with --address 6."
+            help="Lengths of chains to predict. Default: 1 to 8 and 12; with --family 2,4,8, with --quick 2,8, with "
+            "--address 6."
         ),
     ] = "",
     prompts: Annotated[Path | None, typer.Option(help="JSONL with prompts, as of `generation`.")] = None,
     categories: Annotated[str, typer.Option(help="Categories of prompts to use. Default: all.")] = "",
-    num_prompts: Annotated[int, typer.Option(help="Prompts to use, the categories taking turns.")] = 6,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = _PAIR.max_tokens,
+    num_prompts: Annotated[
+        int | None, typer.Option(help="Prompts to use, the categories taking turns. Default: 6; with --quick 2.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Tokens to generate for each prompt. Default: 48; with --quick 24.")
+    ] = None,
     family: Annotated[
         bool, typer.Option("--family", help="Checks the predictions on six pairs made of the demo models instead.")
     ] = False,
@@ -259,7 +264,9 @@ def pair(
 ) -> None:
     """Measures whether a draft model is worth it for a target: with which method, and which settings to type."""
     with _checked():
-        usual = ("0.7", "2,4,8") if family else ("0,0.7,1", "6") if address else ("0,0.7,1", "1,2,3,4,5,6,7,8,12")
+        usual_temperatures = "0.7" if family or quick else "0,0.7,1"
+        usual_counts = "6" if address else "2,8" if quick else "2,4,8" if family else "1,2,3,4,5,6,7,8,12"
+        usual_prompts, usual_tokens = (2, 24) if quick else (6, _PAIR.max_tokens)
         config = PairConfig(
             repeats,
             seed,
@@ -270,10 +277,12 @@ def pair(
             draft,
             DTYPE_ALIASES.get(dtype, dtype),
             DTYPE_ALIASES.get(draft_dtype, draft_dtype),
-            parse_numbers("--temperatures", temperatures or usual[0], "a number >= 0", lambda value: value >= 0),
-            parse_counts("--num-speculative-tokens", num_speculative_tokens or usual[1]),
-            max_tokens,
-            read_prompts(prompts, categories, num_prompts),
+            parse_numbers(
+                "--temperatures", temperatures or usual_temperatures, "a number >= 0", lambda value: value >= 0
+            ),
+            parse_counts("--num-speculative-tokens", num_speculative_tokens or usual_counts),
+            usual_tokens if max_tokens is None else max_tokens,
+            read_prompts(prompts, categories, usual_prompts if num_prompts is None else num_prompts),
             family,
             address,
         )

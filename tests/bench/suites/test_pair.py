@@ -20,7 +20,8 @@ from outrider_bench.samples import Block, Chunk, Condition, GenerationSample, Ro
 from outrider_bench.suites.pair.acceptance import OWN_CHOICE, RATIO, SHARED_NOISE, acceptances_of, by_position
 from outrider_bench.suites.pair.comparison import claims_of, comparisons_of
 from outrider_bench.suites.pair.costs import DRAFT_ROWS, LONG, PROBES, SHORT, TARGET_ROWS, costs_of
-from outrider_bench.suites.pair.settings import Prediction, Setting, best_of, measured_settings, predicted_for
+from outrider_bench.suites.pair.settings import METHODS, Prediction, Setting, best_of, measured_settings, predicted_for
+from outrider_cli.local.stack import LocalStack, StackConfig
 
 TARGET_MS = dict.fromkeys(TARGET_ROWS, 10.0)
 DRAFT_MS = {rows: 0.9 + 0.1 * rows for rows in DRAFT_ROWS}
@@ -206,7 +207,6 @@ def test_a_prediction_is_claimed_to_be_within_fifteen_percent_on_both_sides() ->
 @pytest.mark.suite
 def test_the_suite_predicts_and_measures_a_pair_in_small_sizes(tmp_path: Path) -> None:
     flags = ["--quick", "--target", "demo/target", "--repeats", "1", "--num-prompts", "1", "--max-tokens", "16"]
-    flags += ["--temperatures", "0.7", "--num-speculative-tokens", "2,4"]
     command = [sys.executable, "-m", "outrider_cli", "bench", "pair", *flags, "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -230,3 +230,28 @@ def test_models_that_are_no_pair_are_wrong_usage_and_one_line(tmp_path: Path) ->
     assert "error: demo/target and demo/none: there is no demo model 'demo/none'" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.suite
+def test_a_verifier_that_runs_is_measured_from_outside(tmp_path: Path) -> None:
+    with LocalStack(StackConfig(target="demo/target", draft="demo/draft", num_threads=1)) as stack:
+        flags = ["--quick", "--address", stack.address, "--repeats", "1", "--num-prompts", "1", "--max-tokens", "16"]
+        command = [sys.executable, "-m", "outrider_cli", "bench", "pair", *flags, "--out", str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [pair] = json.loads((tmp_path / "results.json").read_text())["pairs"]
+    assert (pair["target"], pair["predictions"], pair["costs"]) == ("demo/target", [], None)
+    assert {one["method"] for one in pair["comparisons"]} == {*METHODS, "auto"}
+    assert all(one["measured"] > 0 and one["predicted"] is None for one in pair["comparisons"])
+    assert [best["temperature"] for best in pair["best"]] == [0.7]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_a_verifier_that_does_not_answer_is_one_line() -> None:
+    command = [sys.executable, "-m", "outrider_cli", "bench", "pair", "--address", "127.0.0.1:1", "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 3
+    assert "error: the verifier at 127.0.0.1:1 does not answer" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -74,9 +74,10 @@ def summary_of(results: Mapping[str, Any]) -> str:
     """Say which setting is the best at each temperature, and how good the predictions are."""
     lines = []
     for pair in results["pairs"]:
+        word = "expected" if pair["predictions"] else "measured"
         for best in pair["best"]:
             flags = f"{best['flags']} --temperature {best['temperature']:g}"
-            lines.append(f"{pair['title']}: {best['speedup']:.2f}x expected with {flags}")
+            lines.append(f"{pair['title']}: {best['speedup']:.2f}x {word} with {flags}")
     return "; ".join([*lines, summary_of_claims(results["claims"])]) if results["claims"] else "; ".join(lines)
 
 
@@ -97,7 +98,10 @@ def chapters_of(pair: Mapping[str, Any], *, is_alone: bool) -> list[Chapter]:
         ]
         found.append(Chapter(f"{prefix}predictions", tables, [SPACELIKE_NOTE, *stand_in_sentences(pair)]))
     if pair["comparisons"]:
-        tables = [comparison_table(pair["comparisons"], pair["rows"]), experiment_table({**pair, "title": "All of it"})]
+        tables = [comparison_table(pair["comparisons"], pair["rows"])]
+        # Results without predictions have no table of their own for the best setting.
+        tables += [] if pair["predictions"] else [best_table(pair["best"])]
+        tables.append(experiment_table({**pair, "title": "All of it"}))
         found.append(Chapter(f"{prefix}measured", tables, [EXPERIMENT_CAPTION]))
     return found
 

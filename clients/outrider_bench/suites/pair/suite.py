@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,15 @@ from typing import Any
 from rich.console import Console
 
 from outrider_bench.config import PairConfig
+from outrider_bench.drivers import StackError
 from outrider_bench.environment import describe_environment
 from outrider_bench.suite import Log, Suite
 from outrider_bench.suites.pair.comparison import claims_of
+from outrider_bench.suites.pair.family import FAMILY
 from outrider_bench.suites.pair.report import report_of
+from outrider_bench.suites.pair.served import Served
 from outrider_bench.suites.pair.study import Pair, PairRefused, Study
-from outrider_cli.failures import WRONG_USAGE
+from outrider_cli.failures import UNREACHABLE, WRONG_USAGE
 from outrider_client.channel import NO_SECURITY, ChannelSecurity
 
 
@@ -30,30 +33,37 @@ class PairSuite(Suite):
         """`security` is that of the channel to the verifier at `config.address`."""
         super().__init__(config.cores)
         self.config = config
-        self._security = security
-        pair = Pair("the pair", config.target, config.draft, config.dtype, config.draft_dtype)
-        self._studies = [Study(pair, config)]
+        alone = Pair("the pair", config.target, config.draft, config.dtype, config.draft_dtype)
+        self._studies = [Study(pair, config) for pair in (FAMILY if config.is_family else (alone,))]
+        self._served = None if config.address is None else Served(config.address, config, security)
 
     @property
     def has_failures(self) -> bool:
-        return super().has_failures or any(study.contender_failures for study in self._studies)
+        return super().has_failures or any(one.contender_failures for one in self._all)
 
     def run(self, out: Path | None, console: Console) -> int:
-        """See Suite. Models that are no pair are wrong usage, and one line."""
+        """See Suite. Models that are no pair are wrong usage, and one line; so is a verifier that does not answer."""
         try:
             return super().run(out, console)
-        except PairRefused as error:
+        except (PairRefused, StackError) as error:
             print(f"error: {error}", file=sys.stderr)
-            return WRONG_USAGE
+            return WRONG_USAGE if isinstance(error, PairRefused) else UNREACHABLE
+
+    @property
+    def _all(self) -> Sequence[Study | Served]:
+        return self._studies if self._served is None else [self._served]
 
     async def measure(self, log: Log) -> None:
+        if self._served is not None:
+            await self._served.run(log)
+            return
         for study in self._studies:
             await self.attempt(study.pair.title, partial(study.run, log))
 
     def found(self) -> dict[str, Any]:
         config = self.config
-        models: Mapping[str, Any] = self._studies[0].models
         claims = [one for study in self._studies for one in claims_of(study.pair.title, study.comparisons)]
+        models = {} if config.is_family else self._all[0].models
         return {
             "environment": describe_environment(models, config.cores),
             "config": {
@@ -68,11 +78,11 @@ class PairSuite(Suite):
                 "cores": list(config.cores),
                 "is_quick": config.is_quick,
             },
-            "pairs": [study.to_json() for study in self._studies],
+            "pairs": [one.to_json() for one in self._all],
             "claims": [claim.to_json() for claim in claims],
         }
 
     def _leave(self, out: Path | None, console: Console) -> None:
         # Without a model every table would be empty, and the reason stands in the error.
-        if any(study.models for study in self._studies):
+        if any(one.models for one in self._all):
             super()._leave(out, console)

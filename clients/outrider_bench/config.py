@@ -170,7 +170,7 @@ class PairConfig(SuiteConfig):
     @property
     def num_timed_turns(self) -> int:
         """Turns of the two models when their forwards are timed."""
-        return 2 if self.is_quick else 5
+        return 3 if self.is_quick else 15
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ Without a target it can only replay: texts that another worker has watched, thro
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import median
@@ -17,10 +18,9 @@ import torch
 
 from outrider.core.params import SamplingParams, SpeculationParams
 from outrider.models.loading import LoadedModel, UnknownModel, load_model
-from outrider.models.runner import Segment, UnsupportedModel
+from outrider.models.runner import KVCache, Runner, Segment, UnsupportedModel
 from outrider.models.sampling import Sampler, tempered_and_filtered
 from outrider.models.text import TextCodec
-from outrider.models.timing import measure_forward
 from outrider.verifier.service import limits_of
 from outrider.verifier.settings import VerifierSettings
 from outrider.wire.speculation import speculation_from_proto
@@ -31,7 +31,8 @@ from outrider_bench.workers.worker import Handler, pin, serve
 
 POOL_TOKENS = 16_384
 """Room for a few texts: the services beside this worker have pools of their own."""
-REPEATS_IN_TURN = 3
+NUM_WARM_UPS = 2
+"""The first forwards choose kernels and warm caches."""
 
 
 class Pair:
@@ -39,6 +40,7 @@ class Pair:
 
     def __init__(self, target: LoadedModel, draft: LoadedModel) -> None:
         self._target, self._draft = target.runner, draft.runner
+        self._runners = {"target": target.runner, "draft": draft.runner}
         self._codec, self._vocab_size = TextCodec(target.tokenizer), target.vocab_size
         self._sampler = Sampler()
 
@@ -72,16 +74,26 @@ class Pair:
         }
 
     def measure(self, target_rows: list[int], draft_rows: list[int], context: int, num_turns: int) -> dict[str, Any]:
-        """Measure the median times of forwards by their number of rows, in milliseconds; the models take turns."""
-        times: dict[str, dict[int, list[float]]] = {"target": {}, "draft": {}}
-        for _ in range(num_turns):
-            # So both have the same share of the machine's busy moments.
-            for name, runner, rows in (("target", self._target, target_rows), ("draft", self._draft, draft_rows)):
-                for count, ms in measure_forward(runner, rows, context, num_repeats=REPEATS_IN_TURN).items():
-                    times[name].setdefault(count, []).append(ms)
+        """Measure the median times of forwards by their number of rows, in milliseconds of this thread's CPU time.
+
+        All rows of both models take turns. On a machine that is shared, the clock on the wall would count the others'
+        work too; on one that is not, both are the same.
+        """
+        caches = {name: runner.new_cache() for name, runner in self._runners.items()}
+        for name, runner in self._runners.items():
+            runner.forward([Segment(caches[name], [i % runner.vocab_size for i in range(context)], 0)])
+        rows = {"target": target_rows, "draft": draft_rows}
+        times: dict[tuple[str, int], list[float]] = {(name, count): [] for name in rows for count in rows[name]}
+        for number in range(num_turns + NUM_WARM_UPS):
+            for (name, count), found in times.items():
+                taken_ms = _timed(self._runners[name], caches[name], count)
+                if number >= NUM_WARM_UPS:
+                    found.append(taken_ms)
+        for cache in caches.values():
+            cache.clear()
         return {
-            f"{name}_forward_ms": {count: median(found) for count, found in by_rows.items()}
-            for name, by_rows in times.items()
+            f"{name}_forward_ms": {count: median(times[name, count]) for count in counts}
+            for name, counts in rows.items()
         }
 
     def _decode(self, prompt: Sequence[int], params: SamplingParams, num_tokens: int) -> tuple[list[int], torch.Tensor]:
@@ -110,6 +122,15 @@ class Pair:
         chosen = torch.tensor(token_ids)[:, None]
         ratio = q.gather(-1, chosen) / p.gather(-1, chosen)
         return ratio.clamp(max=1).flatten().tolist(), torch.minimum(p, q).sum(-1).tolist()
+
+
+def _timed(runner: Runner, cache: KVCache, num_rows: int) -> float:
+    """Returns the CPU time of one forward, in milliseconds; the cache is as before."""
+    length, began = cache.length, time.thread_time()
+    runner.forward([Segment(cache, [1] * num_rows, num_rows)])
+    taken_ms = 1e3 * (time.thread_time() - began)
+    cache.truncate(length)
+    return taken_ms
 
 
 class Replay:

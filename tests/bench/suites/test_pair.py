@@ -85,8 +85,8 @@ def probe(one: Contender, latency_ms: float = 0.0, **times: float) -> Block:
 
 def probed(short_ms: float = 5.0, long_ms: float = 11.0) -> list[Block]:
     plain, short, long, ahead = PROBES
-    blocks = [probe(plain, overhead_ms=0.5), probe(ahead, overhead_ms=2.0)]
-    return [*blocks, probe(short, short_ms, overhead_ms=1.5), probe(long, long_ms)]
+    blocks = [probe(plain, overhead_ms=0.5), probe(ahead, overhead_ms=2.0, forward_ms=18.0)]
+    return [*blocks, probe(short, short_ms, overhead_ms=1.5, forward_ms=13.2), probe(long, long_ms, forward_ms=13.2)]
 
 
 TIMES = {
@@ -105,7 +105,8 @@ def test_the_latencies_of_two_chains_tell_a_step_of_the_draft_from_the_way_to_it
 def test_a_service_that_is_slower_than_the_worker_is_slower_at_all_rows() -> None:
     costs = costs_of(TIMES, probed())
     simulated = costs.of("speculative")
-    assert simulated["target_ms"] == pytest.approx(dict.fromkeys(TARGET_ROWS, 12.0))
+    assert simulated["target_ms"] == pytest.approx(dict.fromkeys(TARGET_ROWS, 13.2)), "slower after a wait"
+    assert costs.of("best-first")["target_ms"] == pytest.approx(dict.fromkeys(TARGET_ROWS, 18.0)), "or beside drafts"
     assert simulated["draft_ms"] + simulated["draft_row_ms"] == pytest.approx(costs.step_ms)
     assert (simulated["overhead_ms"], costs.of("pearl")["overhead_ms"]) == (1.5, 2.0)
     assert costs.plain_round_ms == pytest.approx(12.5)

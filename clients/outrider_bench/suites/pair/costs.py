@@ -8,24 +8,24 @@ from statistics import median
 from typing import Any
 
 from outrider.core.costs import ForwardTimes
-from outrider_bench.experiment import OFF, PLAIN, Contender, contender
+from outrider_bench.experiment import PLAIN, Contender, contender
 from outrider_bench.samples import Block
 
 TARGET_ROWS, DRAFT_ROWS = (1, 2, 4, 8, 16, 32), (1, 4, 8, 16, 32)
 SHORT, LONG = 2, 6
 """Lengths of two chains whose latencies say what a step of the draft costs, and what the way to it."""
-AHEAD = "best-first"
 LEAST_MS = 0.05
 """A way takes some time, however the timings wobble."""
 
 
-def _chain(length: int) -> Contender:
-    # No chain ends early, whatever its probability: the number of forwards must be known.
+def _chain(method: str, length: int) -> Contender:
+    # No chain ends early, whatever its probability: the number of forwards and rows must be known.
     fields = {"num_speculative_tokens": length, "min_path_probability": 0.0}
-    return contender("speculative", f"gamma = {length}", **fields)
+    return contender(method, f"gamma = {length}", **fields)
 
 
-PROBES = (PLAIN, _chain(SHORT), _chain(LONG), contender(AHEAD))
+TURN_SHORT, TURN_LONG, AHEAD = _chain("speculative", SHORT), _chain("speculative", LONG), _chain("pearl", SHORT)
+PROBES = (PLAIN, TURN_SHORT, TURN_LONG, AHEAD)
 """Contenders that tell the costs: each part of a round shows in one of them."""
 
 
@@ -34,11 +34,16 @@ class PairCosts:
     """Holds times in milliseconds."""
 
     target_ms: Mapping[int, float]
-    """Of a target forward by its rows, alone on its core."""
+    """Of a target forward by its rows, alone: what it takes of its core."""
     draft_ms: Mapping[int, float]
     """Of a draft forward by its rows, likewise."""
     plain_ms: float
-    """Of a target forward with one row, in the service."""
+    """Of a target forward with one row, in the service, under `off`."""
+    turn_slowdown: float
+    """Factor of the time of a target forward that waits for the draft before it begins: its weights may have left the
+    caches, and its core may have been given to others."""
+    ahead_slowdown: float
+    """The same of one beside which drafts are made."""
     step_ms: float
     """Of a draft forward with one row in the service, and all that is done for a node."""
     one_way_ms: float
@@ -62,8 +67,10 @@ class PairCosts:
 
     def of(self, method: str) -> dict[str, Any]:
         """Return the costs of the simulated pair, under a method."""
+        takes_turns = method == TURN_SHORT.method
         # The service's forwards are slower than the worker's by what else goes on there; rows cost the same shares.
-        scale, draft_scale = self.plain_ms / self.target_ms[1], self.step_ms / self.draft_ms[1]
+        scale = self.plain_ms / self.target_ms[1] * (self.turn_slowdown if takes_turns else self.ahead_slowdown)
+        draft_scale = self.step_ms / self.draft_ms[1]
         widest = max(self.draft_ms)
         row_ms = max(0.0, (self.draft_ms[widest] - self.draft_ms[1]) / (widest - 1)) * draft_scale
         times = ForwardTimes(self.target_ms)
@@ -72,7 +79,7 @@ class PairCosts:
             "draft_ms": max(0.0, self.step_ms - row_ms),
             "draft_row_ms": row_ms,
             "one_way_ms": self.one_way_ms,
-            "overhead_ms": self.turn_overhead_ms if method == "speculative" else self.ahead_overhead_ms,
+            "overhead_ms": self.turn_overhead_ms if takes_turns else self.ahead_overhead_ms,
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -82,6 +89,8 @@ class PairCosts:
             "draft_ms": {str(rows): ms for rows, ms in self.draft_ms.items()},
             "speed_ratio": self.speed_ratio,
             "plain_ms": self.plain_ms,
+            "turn_slowdown": self.turn_slowdown,
+            "ahead_slowdown": self.ahead_slowdown,
             "step_ms": self.step_ms,
             "one_way_ms": self.one_way_ms,
             "plain_overhead_ms": self.plain_overhead_ms,
@@ -104,15 +113,18 @@ def costs_of(times: Mapping[str, Mapping[str, float]], blocks: Iterable[Block]) 
         {int(rows): ms for rows, ms in times[name].items()} for name in ("target_forward_ms", "draft_forward_ms")
     )
     medians = _medians(blocks)
-    short, long = (medians[_chain(length).method, _chain(length).setting] for length in (SHORT, LONG))
-    plain, ahead = medians[OFF, ""], medians[AHEAD, ""]
+    plain, short, long, ahead = (medians[one.method, one.setting] for one in PROBES)
     step_ms = (long["draft_latency_ms"] - short["draft_latency_ms"]) / (LONG - SHORT)
     # Where timings wobble more than four forwards take, the worker's are the better guess.
     step_ms = step_ms if step_ms > 0.5 * draft_ms[1] else draft_ms[1]
+    plain_ms, times_of = plain["forward_ms"], ForwardTimes(target_ms)
+    short_rows, long_rows = (plain_ms * times_of.of(length + 1) / target_ms[1] for length in (SHORT, LONG))
     return PairCosts(
         target_ms=target_ms,
         draft_ms=draft_ms,
-        plain_ms=plain["forward_ms"],
+        plain_ms=plain_ms,
+        turn_slowdown=median((short["forward_ms"] / short_rows, long["forward_ms"] / long_rows)),
+        ahead_slowdown=ahead["forward_ms"] / short_rows,
         step_ms=step_ms,
         one_way_ms=max(LEAST_MS, (short["draft_latency_ms"] - SHORT * step_ms) / 2),
         plain_overhead_ms=plain["overhead_ms"],

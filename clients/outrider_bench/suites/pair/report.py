@@ -134,6 +134,8 @@ def costs_tables(costs: Mapping[str, Any]) -> list[Table]:
     ]
     names = {
         "plain_ms": "target forward in the service, one row",
+        "turn_slowdown": "factor of a forward that waits for the draft first",
+        "ahead_slowdown": "factor of a forward beside which drafts are made",
         "step_ms": "draft forward in the service, with all that is done for a node",
         "one_way_ms": "message between the services",
         "plain_overhead_ms": "round of off, beside its forward",
@@ -142,7 +144,10 @@ def costs_tables(costs: Mapping[str, Any]) -> list[Table]:
     }
     others = [[text, number_cell(costs[name], 2)] for name, text in names.items()]
     columns = ("rows", "target ms", "x one row", "draft ms")
-    return [Table("Forwards, alone on a core", columns, rows), Table("A round's other costs", ("what", "ms"), others)]
+    return [
+        Table("Forwards, what they take of a core", columns, rows),
+        Table("A round's other costs", ("what", "ms, or factor"), others),
+    ]
 
 
 def costs_sentence(costs: Mapping[str, Any]) -> str:

@@ -23,6 +23,9 @@ COSTS = {
     "overhead_ms": 1.0,
 }
 
+ANY_POLICY = 1e9
+"""No policy takes longer: what forwards cost is what the costs say."""
+
 
 @cache
 def watched(temperature: float) -> dict[str, Any]:
@@ -59,7 +62,7 @@ def test_the_ratio_rules_verdicts_are_those_of_the_two_distributions() -> None:
 def test_draft_then_verify_is_replayed_as_its_verdicts_say() -> None:
     text = watched(0.7)
     options = {"method": "speculative", "num_speculative_tokens": 4, "min_path_probability": 0.0, "calibration": False}
-    found = Replay(draft_model()).replay([text], 0.7, 32, options, COSTS)
+    found = Replay(draft_model()).replay([text], 0.7, 32, options, COSTS, ANY_POLICY)
     num_rounds = place = 0
     while place < 32:
         run = next((i for i, one in enumerate(text["shared_noise"][place : place + 4]) if not one), 4)
@@ -69,12 +72,19 @@ def test_draft_then_verify_is_replayed_as_its_verdicts_say() -> None:
     assert found["time_ms"] / num_rounds == pytest.approx(20.0 + 20 * 4 / 31 + 1.0 + 4 * 1.05 + 2 * 0.5, rel=0.15)
 
 
+def test_a_policy_that_takes_long_for_its_tree_makes_each_forward_longer() -> None:
+    text = watched(0.7)
+    options = {"method": "card", "num_speculative_tokens": 4, "card": {"beam_width": 64}}
+    free, real = (Replay(draft_model()).replay([text], 0.7, 24, options, COSTS, ms)["time_ms"] for ms in (1e9, 0.0))
+    assert real > free
+
+
 def test_phrases_behind_the_chain_find_the_text_long_enough() -> None:
     # Repeated text is what double looks up: its phrases reach far beyond the chain's end.
     text = watched(0.0)
     looped = text | {"token_ids": (text["token_ids"][:6] * 8)[:NUM_TOKENS]}
     options = {"method": "double", "num_speculative_tokens": 4}
-    assert Replay(draft_model()).replay([looped], 0.0, 20, options, COSTS)["tokens_per_round"] > 1
+    assert Replay(draft_model()).replay([looped], 0.0, 20, options, COSTS, ANY_POLICY)["tokens_per_round"] > 1
 
 
 def test_a_request_is_replayed_with_a_verifiers_own_defaults() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -147,8 +148,9 @@ class Replay:
         max_tokens: int,
         options: dict[str, Any],
         costs: dict[str, Any],
+        policy_ms: float,
     ) -> dict[str, Any]:
-        """Run every text once, after one that warms up.
+        """Run every text once, after one that warms up and shows what the method's policy takes of a processor.
 
         Args:
             texts: Each with `prompt_token_ids`, `token_ids` and `seed`; longer than `max_tokens` by what may be drafted
@@ -157,23 +159,41 @@ class Replay:
             max_tokens: Tokens of a text that are generated.
             options: Method and fields of `SpeculationParams`, as a request has them.
             costs: Fields of `Costs`; `target_ms` by rows.
+            policy_ms: Time beside a draft forward that is in these costs already. A policy that takes longer for its
+                trees, as one with a wide beam does, makes each forward so much longer.
 
         Returns:
             `tokens_per_round`, and `time_ms` of all texts.
         """
         params = resolved(options)
         by_rows = {int(rows): ms for rows, ms in costs["target_ms"].items()}
-        simulation = Simulation(self._draft, Costs(**{**costs, "target_ms": by_rows}))
+        nominal = Costs(**{**costs, "target_ms": by_rows})
+        warm_up = Simulation(self._draft, nominal)
+        self._generate(warm_up, texts[0], temperature, max_tokens, params)
+        slower_ms = max(0.0, warm_up.policy_ms - policy_ms)
+        simulation = Simulation(self._draft, replace(nominal, draft_ms=nominal.draft_ms + slower_ms))
         time_ms, num_rounds = 0.0, 0
         # The first one twice: a server has seen drafts before, and scores them by what it has seen.
         for number, text in enumerate([texts[0], *texts]):
-            sampling = SamplingParams(seed=text["seed"], temperature=temperature)
-            token_ids = text["token_ids"][: max_tokens + num_spare(params)]
-            taken_ms, statistics = simulation.generate(text["prompt_token_ids"], token_ids, sampling, params)
+            taken_ms, of_text = self._generate(simulation, text, temperature, max_tokens, params)
             if number:
                 time_ms += taken_ms
-                num_rounds += statistics.num_rounds
+                num_rounds += of_text
         return {"tokens_per_round": len(texts) * max_tokens / num_rounds, "time_ms": time_ms}
+
+    def _generate(
+        self,
+        simulation: Simulation,
+        text: Mapping[str, Any],
+        temperature: float,
+        max_tokens: int,
+        params: SpeculationParams,
+    ) -> tuple[float, int]:
+        """Returns the simulated time of a text in milliseconds, and its rounds."""
+        sampling = SamplingParams(seed=text["seed"], temperature=temperature)
+        token_ids = text["token_ids"][: max_tokens + num_spare(params)]
+        time_ms, statistics = simulation.generate(text["prompt_token_ids"], token_ids, sampling, params)
+        return time_ms, statistics.num_rounds
 
 
 def resolved(options: Mapping[str, Any]) -> SpeculationParams:

@@ -9,6 +9,7 @@ logits are looked at, a target is given and runs.
 from __future__ import annotations
 
 import heapq
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,6 +120,8 @@ class Speculator:
         self.sessions: dict[str, DraftSession] = {}
         """Sessions that are drafted for."""
         self.num_forwards = 0
+        self.policy_ms = 0.0
+        """CPU time that all has really taken but the draft model: growing trees, and what is sent of them."""
         self._runner, self._costs = model.runner, costs
         self._inbox, self._outbox = inbox, outbox
         self._sampler = Sampler()
@@ -127,6 +130,11 @@ class Speculator:
 
     def run_until(self, until: float) -> None:
         """Lets everything happen up to a moment; a forward that ends later goes on."""
+        began = time.thread_time()
+        self._live_until(until)
+        self.policy_ms += 1e3 * (time.thread_time() - began)
+
+    def _live_until(self, until: float) -> None:
         while True:
             if self._running is not None:
                 end, forward_ms, growths = self._running
@@ -163,6 +171,7 @@ class Speculator:
         if not growing:
             return False
         self.num_forwards += 1
+        began = time.thread_time()
         logits = self._runner.forward([one.segment(expansion, 4096) for _, one, expansion in growing])
         indices = [one.output_indices(expansion) for _, one, expansion in growing]
         found = candidates(
@@ -174,6 +183,7 @@ class Speculator:
             max(expansion.num_children for _, _, expansion in growing),
             [one.has_raw_scores for (_, one, _), own in zip(growing, indices, strict=True) for _ in own],
         )
+        self.policy_ms -= 1e3 * (time.thread_time() - began)
         rows = iter(found)
         growths: list[_Growth] = [
             (session_id, expansion, [row[: expansion.num_children] for row in islice(rows, len(own))])
@@ -216,6 +226,11 @@ class Simulation:
         self._jobs: dict[str, VerifySession] = {}
         self._texts: dict[str, Sequence[int]] = {}
         self._num_begun = 0
+
+    @property
+    def policy_ms(self) -> float:
+        """CPU time that a forward of the draft model has really brought with it, beside its own, in milliseconds."""
+        return self._speculator.policy_ms / max(1, self._speculator.num_forwards)
 
     @property
     def num_draft_forwards(self) -> int:

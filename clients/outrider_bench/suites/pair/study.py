@@ -235,6 +235,7 @@ class Study:
             max_tokens=max_tokens,
             options=dict(setting.contender.options),
             costs=costs.of(setting.method),
+            policy_ms=max(0.0, costs.step_ms - costs.draft_ms[1]),
         )
         plain_ms = costs.plain_round_ms * max_tokens * len(texts)
         return Prediction(setting, temperature, answer["tokens_per_round"], plain_ms / answer["time_ms"])

@@ -1,4 +1,4 @@
-"""`outrider bench`: six subcommands, each with exactly its own flags; reads them, checks them, and runs the suite."""
+"""`outrider bench`: seven subcommands, each with exactly its own flags; reads them, checks them, and runs the suite."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from outrider_bench.config import (
     MethodsConfig,
     NetworkConfig,
     ObservabilityConfig,
+    PairConfig,
     SuiteConfig,
     parse_cores,
     parse_counts,
@@ -40,7 +41,7 @@ from outrider_cli.prompts import PromptError
 from outrider_client.channel import ChannelSecurity, SecurityOptions
 
 DEFAULT_SUITE = "generation"
-_GENERATION, _SUITE, _FAULTS = BenchConfig(), SuiteConfig(), FaultsConfig()
+_GENERATION, _SUITE, _FAULTS, _PAIR = BenchConfig(), SuiteConfig(), FaultsConfig(), PairConfig()
 _WIDTH = 118
 """Columns of a report that is not written to a terminal."""
 
@@ -111,7 +112,7 @@ app = typer.Typer(
 
 @app.callback()
 def bench() -> None:
-    """Measures Outrider on this machine: speed, methods, network, datastore, faults, and what watching it costs."""
+    """Measures Outrider on this machine: speed, methods, a pair of models, network, datastore, faults, watching it."""
 
 
 @app.command()
@@ -217,6 +218,78 @@ def methods(
         chosen = parse_names("--parts", parts, PARTS)
         config = MethodsConfig(repeats, seed, _cores(cores), quick, chosen, llama_server)
     _run("methods", config, out)
+
+
+@app.command()
+@secured
+def pair(
+    *,
+    target: Annotated[
+        str, typer.Option(help="Target model: a demo model, a folder or a name on the Hugging Face hub.")
+    ] = _PAIR.target,
+    draft: Annotated[str, typer.Option(help="Draft model, likewise.")] = _PAIR.draft,
+    dtype: Annotated[str, typer.Option(help="Type the target computes in: bfloat16, float32 or auto.")] = _PAIR.dtype,
+    draft_dtype: Annotated[str, typer.Option(help="Type the draft model computes in.")] = _PAIR.draft_dtype,
+    temperatures: Annotated[
+        str, typer.Option(help="Sampling temperatures; 0 = greedy. Default: 0,0.7,1; with --family or --quick 0.7.")
+    ] = "",
+    num_speculative_tokens: Annotated[
+        str,
+        typer.Option(
+            help="Lengths of chains to predict. Default: 1 to 8 and 12; with --family 2,4,8, with --quick 2,8, with "
+            "--address 6."
+        ),
+    ] = "",
+    prompts: Annotated[Path | None, typer.Option(help="JSONL with prompts, as of `generation`.")] = None,
+    categories: Annotated[str, typer.Option(help="Categories of prompts to use. Default: all.")] = "",
+    num_prompts: Annotated[
+        int | None, typer.Option(help="Prompts to use, the categories taking turns. Default: 6; with --quick 2.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Tokens to generate for each prompt. Default: 48; with --quick 24.")
+    ] = None,
+    family: Annotated[
+        bool, typer.Option("--family", help="Checks the predictions on six pairs made of the demo models instead.")
+    ] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Measure a verifier that runs already; predictions need the two models, and are left out."),
+    ] = None,
+    repeats: Repeats = _PAIR.repeats,
+    seed: Seed = _PAIR.seed,
+    cores: Cores = "auto",
+    quick: Quick = False,
+    out: Out = None,
+    security: SecurityOptions,
+) -> None:
+    """Measures whether a draft model is worth it for a target: with which method, and which settings to type."""
+    with _checked():
+        usual_temperatures = "0.7" if family or quick else "0,0.7,1"
+        usual_counts = "6" if address else "2,8" if quick else "2,4,8" if family else "1,2,3,4,5,6,7,8,12"
+        usual_prompts, usual_tokens = (2, 24) if quick else (6, _PAIR.max_tokens)
+        config = PairConfig(
+            repeats,
+            seed,
+            # A server that runs already is not ours to pin, and may be on another machine.
+            _cores(cores) if address is None else (),
+            quick,
+            target,
+            draft,
+            DTYPE_ALIASES.get(dtype, dtype),
+            DTYPE_ALIASES.get(draft_dtype, draft_dtype),
+            parse_numbers(
+                "--temperatures", temperatures or usual_temperatures, "a number >= 0", lambda value: value >= 0
+            ),
+            parse_counts("--num-speculative-tokens", num_speculative_tokens or usual_counts),
+            usual_tokens if max_tokens is None else max_tokens,
+            read_prompts(prompts, categories, usual_prompts if num_prompts is None else num_prompts),
+            family,
+            address,
+        )
+        channel_security = ChannelSecurity(**security)
+        if address is not None:
+            channel_security.credentials_for(address)  # only for its errors, here where they are wrong usage
+    _run("pair", config, out, channel_security)
 
 
 @app.command()

@@ -22,6 +22,10 @@ PARTS = ("methods", "saguaro", "card", "double", "sources", "spacelike", "rows",
 """Parts of the methods' suite: all methods, an ablation of each paper, and several generations at once."""
 NETWORK_PARTS = ("rtt", "simulation", "bytes", "wan", "edge")
 """Parts of the network's suite."""
+MAX_CHAIN_LEN = 32
+"""Limit of num_speculative_tokens of a verifier that nobody has set another for."""
+PAIR_MODELS = ("demo/target-100m", "demo/draft", "auto", "auto")
+"""Target and draft of the pair's suite where no flag names others, and their number formats."""
 T = TypeVar("T")
 
 
@@ -128,6 +132,45 @@ class MethodsConfig(PartsConfig):
         _check_llama_server(self.llama_server)
         is_measured = "methods" in self.parts or not self.llama_server
         _require(is_measured, "--parts", "a list with methods in it for --llama-server", _joined(self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class PairConfig(SuiteConfig):
+    """A run of the pair's suite, fully decided."""
+
+    target: str = PAIR_MODELS[0]
+    draft: str = PAIR_MODELS[1]
+    dtype: str = PAIR_MODELS[2]
+    draft_dtype: str = PAIR_MODELS[3]
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    num_speculative_tokens: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 12)
+    """Lengths of chains to predict; the last one is a server's default."""
+    max_tokens: int = 48
+    prompts: tuple[Prompt, ...] = field(default=(), repr=False)
+    is_family: bool = False
+    """True means that the prediction is checked on pairs made of the demo models, instead of this one."""
+    address: str | None = None
+    """A verifier that runs already; None means that the suite starts services."""
+
+    def __post_init__(self) -> None:
+        SuiteConfig.__post_init__(self)
+        _require(self.max_tokens >= 16, "--max-tokens", ">= 16 (a few rounds of every setting)", self.max_tokens)
+        for flag, dtype in (("--dtype", self.dtype), ("--draft-dtype", self.draft_dtype)):
+            _require(dtype in DTYPES, flag, _one_of(DTYPES), dtype)
+        # Beyond it a verifier with its default settings refuses the request.
+        for count in self.num_speculative_tokens:
+            _require(count <= MAX_CHAIN_LEN, "--num-speculative-tokens", f"at most {MAX_CHAIN_LEN}", count)
+        is_usual = (self.target, self.draft, self.dtype, self.draft_dtype) == PAIR_MODELS
+        for flag, is_given in (("--family", self.is_family), ("--address", self.address is not None)):
+            unset = f"their defaults with {flag}, which has models of its own"
+            models = f"{self.target} ({self.dtype}) and {self.draft} ({self.draft_dtype})"
+            _require(is_usual or not is_given, "--target and --draft", unset, models)
+        _require(self.address is None or not self.is_family, "--family", "unset with --address", "--family")
+
+    @property
+    def num_timed_turns(self) -> int:
+        """Turns of the two models when their forwards are timed."""
+        return 3 if self.is_quick else 15
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,16 @@ OTHERS = [
     ("methods --repeats 0", "--repeats must be >= 1, got '0'"),
     ("methods --seed -1", "--seed must be in [0, 2**32), got '-1'"),
     ("methods --out /proc/nothing", "--out must be a folder that can be written to"),
+    ("pair --max-tokens 8", "--max-tokens must be >= 16 (a few rounds of every setting), got '8'"),
+    ("pair --dtype int8", "--dtype must be one of auto, bfloat16, float32, got 'int8'"),
+    ("pair --draft-dtype int8", "--draft-dtype must be one of auto, bfloat16, float32, got 'int8'"),
+    ("pair --num-speculative-tokens 4,33", "--num-speculative-tokens must be at most 32, got '33'"),
+    ("pair --temperatures -1", "--temperatures must be a number >= 0, got '-1'"),
+    ("pair --num-prompts 0", "--num-prompts must be >= 1, got '0'"),
+    ("pair --repeats 0", "--repeats must be >= 1, got '0'"),
+    ("pair --family --draft demo/draft-c5", "--target and --draft must be their defaults with --family"),
+    ("pair --address h:1 --target demo/target", "--target and --draft must be their defaults with --address"),
+    ("pair --address h:1 --family", "--family must be unset with --address"),
     ("network --parts rtt,magic", "--parts must be one of rtt, simulation, bytes, wan, edge, got 'magic'"),
     ("network --parts=", "--parts must be some of rtt, simulation, bytes, wan, edge"),
     ("network --parts simulation", "--parts must be a list with rtt in it for simulation"),
@@ -76,13 +86,19 @@ MISPLACED = [
     ("datastore --parts card", "--parts is a flag of outrider bench methods, network, not of datastore"),
     ("datastore --target-dtype bf16", "--target-dtype is a flag of outrider bench generation, not of datastore"),
     ("datastore --faults 3", "--faults is a flag of outrider bench faults, not of datastore"),
-    ("observability --address h:1", "--address is a flag of outrider bench generation, not of observability"),
-    ("faults --ca-file x", "--ca-file is a flag of outrider bench generation, not of faults"),
+    ("observability --address h:1", "--address is a flag of outrider bench generation, pair, not of observability"),
+    ("faults --ca-file x", "--ca-file is a flag of outrider bench generation, pair, not of faults"),
     ("network --llama-server sh", "--llama-server is a flag of outrider bench generation, methods, not of network"),
-    ("faults --cores 0", "--cores is a flag of outrider bench generation, methods, network, datastore, observability"),
+    (
+        "faults --cores 0",
+        "--cores is a flag of outrider bench generation, methods, pair, network, datastore, observability",
+    ),
     ("--parts card", "--parts is a flag of outrider bench methods, network, not of generation"),
     ("--minutes 3", "--minutes is a flag of outrider bench faults, not of generation"),
-    ("generation --quick", "--quick is a flag of outrider bench methods, network, datastore, faults, observability"),
+    (
+        "generation --quick",
+        "--quick is a flag of outrider bench methods, pair, network, datastore, faults, observability",
+    ),
 ]
 
 
@@ -114,7 +130,7 @@ def test_a_flag_of_another_suite_says_where_it_belongs(line: str, message: str) 
 @pytest.mark.parametrize("line", ["fault", "--suite fault", "--suite=fault --quick", "fault --seed 3"])
 def test_an_unknown_suite_names_the_nearest_one(line: str) -> None:
     message = complaint(*line.split())
-    assert "must be one of generation, methods, network, datastore, faults, observability, got 'fault'" in message
+    assert "must be one of generation, methods, pair, network, datastore, faults, observability, got 'fault'" in message
     assert message.endswith("did you mean faults?\n")
 
 
@@ -179,6 +195,7 @@ def test_every_suite_has_a_help_with_all_its_flags() -> None:
     assert [command.name or command.callback.__name__ for command in app.registered_commands if command.callback] == [
         "generation",
         "methods",
+        "pair",
         "network",
         "datastore",
         "faults",

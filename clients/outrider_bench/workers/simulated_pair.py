@@ -9,6 +9,7 @@ logits are looked at, a target is given and runs.
 from __future__ import annotations
 
 import heapq
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from outrider.core.auto.strategies import opening_params
 from outrider.core.calibration import DraftCalibration
 from outrider.core.costs import ForwardTimes
 from outrider.core.drafting.policy import Candidate, Expansion
-from outrider.core.params import OWN_SOURCES, SamplingParams, SpeculationParams, Steering
+from outrider.core.params import OWN_SOURCES, Method, SamplingParams, SpeculationParams, Steering
 from outrider.core.retrieval.ngrams import Follower
 from outrider.core.retrieval.recycling import NUM_NEXT
 from outrider.core.retrieval.retriever import TierSource
@@ -121,6 +122,8 @@ class Speculator:
         self.sessions: dict[str, DraftSession] = {}
         """Sessions that are drafted for."""
         self.num_forwards = 0
+        self.policy_ms = 0.0
+        """CPU time that all has really taken but the draft model: growing trees, and what is sent of them."""
         self._runner, self._costs = model.runner, costs
         self._inbox, self._outbox = inbox, outbox
         self._sampler = Sampler()
@@ -129,6 +132,11 @@ class Speculator:
 
     def run_until(self, until: float) -> None:
         """Lets everything happen up to a moment; a forward that ends later goes on."""
+        began = time.thread_time()
+        self._live_until(until)
+        self.policy_ms += 1e3 * (time.thread_time() - began)
+
+    def _live_until(self, until: float) -> None:
         while True:
             if self._running is not None:
                 end, forward_ms, growths = self._running
@@ -165,6 +173,7 @@ class Speculator:
         if not growing:
             return False
         self.num_forwards += 1
+        began = time.thread_time()
         logits = self._runner.forward([one.segment(expansion, 4096) for _, one, expansion in growing])
         indices = [one.output_indices(expansion) for _, one, expansion in growing]
         found = candidates(
@@ -176,6 +185,7 @@ class Speculator:
             max(expansion.num_children for _, _, expansion in growing),
             [one.has_raw_scores for (_, one, _), own in zip(growing, indices, strict=True) for _ in own],
         )
+        self.policy_ms -= 1e3 * (time.thread_time() - began)
         rows = iter(found)
         growths: list[_Growth] = [
             (session_id, expansion, [row[: expansion.num_children] for row in islice(rows, len(own))])
@@ -221,6 +231,11 @@ class Simulation:
         self._num_begun = 0
 
     @property
+    def policy_ms(self) -> float:
+        """CPU time that a forward of the draft model has really brought with it, beside its own, in milliseconds."""
+        return self._speculator.policy_ms / max(1, self._speculator.num_forwards)
+
+    @property
     def num_draft_forwards(self) -> int:
         """Forwards of the draft model so far."""
         return self._speculator.num_forwards
@@ -230,8 +245,8 @@ class Simulation:
     ) -> tuple[float, Statistics]:
         """Runs one generation of `text`, prefill left out; returns its time in milliseconds, and what happened.
 
-        `text` has a few tokens more than are generated, for what is drafted beyond the end. Under the ratio rule only
-        its length counts.
+        `text` has `num_spare(params)` tokens more than are generated, for what is drafted beyond the end. Under the
+        ratio rule only its length counts.
         """
         time_ms, (statistics,) = self.run([(prompt, text)], sampling, params)
         return time_ms, statistics
@@ -262,7 +277,7 @@ class Simulation:
     ) -> str:
         self._num_begun += 1
         session_id = str(self._num_begun)
-        num_tokens = len(text) - params.num_speculative_tokens - 1
+        num_tokens = len(text) - num_spare(params)
         spec = SessionSpec(session_id, tuple(prompt), sampling, params, self._draft.vocab_size, num_tokens)
         self._timings.set_num_sessions(len(self._jobs) + 1)
         cache = self._target_cache(spec)
@@ -375,6 +390,13 @@ class _Silent:
     def on_no_room(self) -> None: ...
 
     def on_failure(self) -> None: ...
+
+
+def num_spare(params: SpeculationParams) -> int:
+    """Returns how many tokens of a text must be known beyond the last one that is generated."""
+    # A whole chain and the target's own token; double puts a phrase behind the chain.
+    phrase_len = params.double.max_phrase_len if params.method is Method.DOUBLE else 0
+    return params.num_speculative_tokens + phrase_len + 1
 
 
 def text_of(model: LoadedModel, prompt: Sequence[int], sampling: SamplingParams, num_tokens: int) -> list[int]:

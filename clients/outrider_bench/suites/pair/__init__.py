@@ -1,0 +1,1 @@
+"""The pair suite: what two models are worth to each other, predicted and measured."""

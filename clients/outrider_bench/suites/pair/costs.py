@@ -1,0 +1,149 @@
+"""Costs of everything that a round is made of: forwards as a worker has timed them, the rest as services report it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from outrider.core.costs import ForwardTimes
+from outrider_bench.experiment import PLAIN, Contender, contender
+from outrider_bench.samples import Block
+
+TARGET_ROWS, DRAFT_ROWS = (1, 2, 4, 8, 16, 32), (1, 4, 8, 16, 32)
+SHORT, LONG = 2, 6
+"""Lengths of two chains whose latencies say what a step of the draft costs, and what the way to it."""
+LEAST_MS = 0.05
+"""A way takes some time, however the timings wobble."""
+
+
+def _chain(method: str, length: int) -> Contender:
+    # No chain ends early, whatever its probability: the number of forwards and rows must be known.
+    fields = {"num_speculative_tokens": length, "min_path_probability": 0.0}
+    return contender(method, f"gamma = {length}", **fields)
+
+
+TURN_SHORT, TURN_LONG, AHEAD = _chain("speculative", SHORT), _chain("speculative", LONG), _chain("pearl", SHORT)
+PROBES = (PLAIN, TURN_SHORT, TURN_LONG, AHEAD)
+"""Contenders that tell the costs: each part of a round shows in one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairCosts:
+    """Holds times in milliseconds."""
+
+    target_ms: Mapping[int, float]
+    """Of a target forward by its rows, alone: what it takes of its core."""
+    draft_ms: Mapping[int, float]
+    """Of a draft forward by its rows, likewise."""
+    plain_ms: float
+    """Of a target forward with one row, in the service, under `off`."""
+    turn_slowdown: float
+    """Factor of the time of a target forward that waits for the draft before it begins: its weights may have left the
+    caches, and its core may have been given to others."""
+    ahead_slowdown: float
+    """The same of one beside which drafts are made."""
+    step_ms: float
+    """Of a draft forward with one row in the service, and all that is done for a node."""
+    one_way_ms: float
+    """Of a message between the services."""
+    plain_overhead_ms: float
+    """Of a round of `off`, beside its forward."""
+    turn_overhead_ms: float
+    """Of a round that takes turns with the draft, beside forward and waiting."""
+    ahead_overhead_ms: float
+    """Of a round while drafts come in."""
+
+    @property
+    def speed_ratio(self) -> float:
+        """C: forwards of the draft model, one row each, that fit into one of the target (DOUBLE, section 3.1)."""
+        return self.target_ms[1] / self.draft_ms[1]
+
+    @property
+    def plain_round_ms(self) -> float:
+        """Time of a token of `off`."""
+        return self.plain_ms + self.plain_overhead_ms
+
+    def of(self, method: str) -> dict[str, Any]:
+        """Return the costs of the simulated pair, under a method."""
+        takes_turns = method == TURN_SHORT.method
+        # The service's forwards are slower than the worker's by what else goes on there; rows cost the same shares.
+        scale = self.plain_ms / self.target_ms[1] * (self.turn_slowdown if takes_turns else self.ahead_slowdown)
+        draft_scale = self.step_ms / self.draft_ms[1]
+        widest = max(self.draft_ms)
+        row_ms = max(0.0, (self.draft_ms[widest] - self.draft_ms[1]) / (widest - 1)) * draft_scale
+        times = ForwardTimes(self.target_ms)
+        return {
+            "target_ms": {rows: scale * times.of(rows) for rows in self.target_ms},
+            "draft_ms": max(0.0, self.step_ms - row_ms),
+            "draft_row_ms": row_ms,
+            "one_way_ms": self.one_way_ms,
+            "overhead_ms": self.turn_overhead_ms if takes_turns else self.ahead_overhead_ms,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that results.json keeps."""
+        return {
+            "target_ms": {str(rows): ms for rows, ms in self.target_ms.items()},
+            "draft_ms": {str(rows): ms for rows, ms in self.draft_ms.items()},
+            "speed_ratio": self.speed_ratio,
+            "plain_ms": self.plain_ms,
+            "turn_slowdown": self.turn_slowdown,
+            "ahead_slowdown": self.ahead_slowdown,
+            "step_ms": self.step_ms,
+            "one_way_ms": self.one_way_ms,
+            "plain_overhead_ms": self.plain_overhead_ms,
+            "turn_overhead_ms": self.turn_overhead_ms,
+            "ahead_overhead_ms": self.ahead_overhead_ms,
+        }
+
+
+def costs_of(times: Mapping[str, Mapping[str, float]], blocks: Iterable[Block]) -> PairCosts:
+    """Make the costs of what a worker has timed, and of what the probes' rounds report.
+
+    Args:
+        times: `target_forward_ms` and `draft_forward_ms`, by rows.
+        blocks: Generations of the contenders in `PROBES`.
+
+    Raises:
+        ValueError: A probe reports no time that is needed.
+    """
+    target_ms, draft_ms = (
+        {int(rows): ms for rows, ms in times[name].items()} for name in ("target_forward_ms", "draft_forward_ms")
+    )
+    medians = _medians(blocks)
+    plain, short, long, ahead = (medians[one.method, one.setting] for one in PROBES)
+    step_ms = (long["draft_latency_ms"] - short["draft_latency_ms"]) / (LONG - SHORT)
+    # Where timings wobble more than four forwards take, the worker's are the better guess.
+    step_ms = step_ms if step_ms > 0.5 * draft_ms[1] else draft_ms[1]
+    plain_ms, times_of = plain["forward_ms"], ForwardTimes(target_ms)
+    short_rows, long_rows = (plain_ms * times_of.of(length + 1) / target_ms[1] for length in (SHORT, LONG))
+    return PairCosts(
+        target_ms=target_ms,
+        draft_ms=draft_ms,
+        plain_ms=plain_ms,
+        turn_slowdown=median((short["forward_ms"] / short_rows, long["forward_ms"] / long_rows)),
+        ahead_slowdown=ahead["forward_ms"] / short_rows,
+        step_ms=step_ms,
+        one_way_ms=max(LEAST_MS, (short["draft_latency_ms"] - SHORT * step_ms) / 2),
+        plain_overhead_ms=plain["overhead_ms"],
+        turn_overhead_ms=short["overhead_ms"],
+        ahead_overhead_ms=ahead["overhead_ms"],
+    )
+
+
+def _medians(blocks: Iterable[Block]) -> dict[tuple[str, str], dict[str, float]]:
+    """Return the median over the generations of each median time, by contender."""
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for block in blocks:
+        for sample in block.samples:
+            if sample.generation is not None:
+                times = found.setdefault((block.condition.method, block.condition.setting), {})
+                for name, ms in sample.generation.rounds.times_p50.items():
+                    times.setdefault(name, []).append(ms)
+    for one in PROBES:
+        for name in ("forward_ms", "overhead_ms", *(["draft_latency_ms"] if one.method == "speculative" else [])):
+            if not found.get((one.method, one.setting), {}).get(name):
+                raise ValueError(f"{one.method} {one.setting} must report {name}, and does not")
+    return {key: {name: median(values) for name, values in times.items()} for key, times in found.items()}

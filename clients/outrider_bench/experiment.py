@@ -8,6 +8,7 @@ from typing import Any
 
 from outrider.core.params import Method
 from outrider_bench.config import BenchConfig
+from outrider_bench.costs import Costs
 from outrider_cli.prompts import Prompt
 
 TARGET = "demo/target-100m"
@@ -46,6 +47,8 @@ class Experiment:
     """Generations at once; everything is measured at each."""
     shares_core: bool = False
     """True for a target and a draft model that share one core, as models on one device do."""
+    costs: Costs | None = None
+    """Times of forwards and messages of a simulation; None means that services run, and time is measured."""
 
     @property
     def services(self) -> tuple[str, bool]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -24,7 +24,7 @@ from outrider.core.costs import ForwardTimes
 from outrider.core.drafting.policy import Candidate, Expansion
 from outrider.core.params import SamplingParams, SpeculationParams, Steering
 from outrider.core.retrieval.retriever import TierSource
-from outrider.core.session import SessionSpec
+from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
 from outrider.core.tree import Node
 from outrider.models.kv_cache import CacheShape, KVPool
@@ -37,6 +37,7 @@ from outrider.verifier.engine import ready_sessions
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import VerifySession
 from outrider.verifier.timings import EngineTimings
+from outrider_bench.costs import Costs
 
 NO_CONTENT = KVPool(
     CacheShape(num_layers=1, num_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu")), num_blocks=1024
@@ -45,21 +46,6 @@ STEP_MS = 0.05
 """How often a waiting target looks around."""
 MAX_ROWS = 256
 """Most rows of a target forward, which sessions share equally: the default of a verifier."""
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Times in milliseconds."""
-
-    target_ms: Mapping[int, float]
-    """Of a forward, by its rows."""
-    draft_ms: float
-    draft_row_ms: float
-    """Of a forward, and of each of its rows."""
-    one_way_ms: float
-    """Of a message."""
-    overhead_ms: float
-    """Of a round, beside its forward."""
 
 
 @dataclass(slots=True)
@@ -197,7 +183,12 @@ class Simulation:
     """A verifier and a speculator that live through many generations."""
 
     def __init__(
-        self, draft: LoadedModel, costs: Costs, target: LoadedModel | None = None, tiers: TierSource | None = None
+        self,
+        draft: LoadedModel,
+        costs: Costs,
+        target: LoadedModel | None = None,
+        tiers: TierSource | None = None,
+        on_verdict: Callable[[str, Verdict], None] | None = None,
     ) -> None:
         """
         Args:
@@ -205,7 +196,9 @@ class Simulation:
             costs: Times of forwards and messages.
             target: Runs where drafts decide the text, which is under the ratio rule. None means that they never do.
             tiers: Copies of a datastore's tiers, for both sides. None means that there is no datastore.
+            on_verdict: Is called after each round of a generation, with its number as text: 1 for the first.
         """
+        self._on_verdict = on_verdict
         self._draft, self._costs, self._target, self._tiers = draft, costs, target, tiers
         self._times = ForwardTimes(costs.target_ms)
         self._timings = EngineTimings(ForwardTimes(costs.target_ms))
@@ -230,13 +223,12 @@ class Simulation:
         `text` has a few tokens more than are generated, for what is drafted beyond the end. Under the ratio rule only
         its length counts.
         """
-        time_ms, (statistics,) = self.run([(prompt, text)], sampling, params)
+        time_ms, (statistics,) = self.run([(prompt, text, sampling)], params)
         return time_ms, statistics
 
     def run(
         self,
-        requests: Sequence[tuple[Sequence[int], Sequence[int]]],
-        sampling: SamplingParams,
+        requests: Sequence[tuple[Sequence[int], Sequence[int], SamplingParams]],
         params: SpeculationParams,
         num_at_once: int = 1,
     ) -> tuple[float, list[Statistics]]:
@@ -249,7 +241,7 @@ class Simulation:
         waiting = deque(requests)
         while waiting or self._jobs:
             while waiting and len(self._jobs) < num_at_once:
-                session_id = self._begin(*waiting.popleft(), sampling, params)
+                session_id = self._begin(*waiting.popleft(), params)
                 statistics[session_id] = self._jobs[session_id].session.statistics
             self._step(self._wait())
         return self._now - started, list(statistics.values())
@@ -296,6 +288,8 @@ class Simulation:
         for job, segment in zip(work, segments, strict=True):
             verdict = job.apply(self._draws_of(job, segment), end - started, started / 1e3, end / 1e3)
             session_id = job.session.spec.session_id
+            if self._on_verdict is not None:
+                self._on_verdict(session_id, verdict)
             if verdict.finish_reason is not None:
                 self._end(session_id)
                 continue

@@ -35,6 +35,7 @@ from outrider_bench.suites.methods.experiments import (
     MethodsSizes,
 )
 from outrider_bench.suites.methods.replay import Replay
+from outrider_bench.suites.methods.simulated import saguaro as simulated_saguaro
 
 BEST_FIRST = ("best-first", f"best-first {CHAIN}")
 AT_BEST = {0.0: 5.0, 0.7: 2.8, 1.0: 2.4}
@@ -306,4 +307,5 @@ _CLAIMS: dict[str, Callable[[MethodsEvidence], list[Measurement]]] = {
     "noise": _noise,
     "auto": _auto,
     "batch": _batch,
+    simulated_saguaro.PART: lambda evidence: simulated_saguaro.claims(evidence.measured, evidence.sizes.simulated),
 }

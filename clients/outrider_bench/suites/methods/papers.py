@@ -25,6 +25,8 @@ SAGUARO_BY_OFF = "up to 5x (SAGUARO, abstract)"
 SAGUARO_FAN_OUT = in_words("geometric gives more hits and speed, the more so at higher T", "SAGUARO, Experiment")
 SAGUARO_HITS = in_words("hits grow with the size of the cache", "SAGUARO, Experiment")
 SAGUARO_FALLBACK = in_words("fast random backups beat slower drafts at larger batches", "SAGUARO, Experiment")
+SAGUARO_SCALING = in_words("hit rates scale predictably with the size of the cache", "SAGUARO, Experiment")
+SAGUARO_BIAS = in_words("C trades acceptance for hits", "SAGUARO, Method and Experiment")
 
 CARD_QUERY_ONLY = "30.23 by 8.75 tokens/s = 3.45x (CARD, Table 2, T = 0)"
 CARD_CORRECTION = "41.34 by 30.23 tokens/s = 1.37x (CARD, Table 2, T = 0)"

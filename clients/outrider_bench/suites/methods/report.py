@@ -36,6 +36,7 @@ TITLES = {
     "noise": "Shared noise",
     "auto": "Auto: a safe default",
     "batch": "Generations at once",
+    "simulated-saguaro": "SAGUARO in simulated time",
 }
 CLAIMS_CAPTION = (
     "Claims. 95 %: where the value lies with 95 % confidence, from prompts drawn anew (with repetition, for both sides "

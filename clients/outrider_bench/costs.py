@@ -40,6 +40,11 @@ CPU = Costs(
     overhead_ms=1.0,
 )
 """The demo pair on a core each, on machine A of RESULTS.md."""
+CPU_NOTE = (
+    "In simulated time, at the costs of the demo pair on a core each: a forward of the target takes 20 ms with up to 4 "
+    "rows, 30 with 16 and 47 with 32, one of the draft model .75 ms and .035 for each row, a message .45; "
+    "without prefill."
+)
 GPU = Costs(
     target_ms={1: 20.0, 64: 22.0, 256: 30.0},
     draft_ms=1.0,

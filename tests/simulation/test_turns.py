@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
 import pytest
 
 from outrider.core.params import InvalidParameter
-from outrider_bench.costs import GPU
+from outrider_bench.costs import GPU, Costs
 from outrider_bench.samples import GenerationSample, Request, generation_from_json
 from outrider_bench.workers.simulated import SimulatedPair
 from tests.support.services import draft_model, target_model
@@ -26,10 +26,10 @@ def plain(num_at_once: int = 2) -> tuple[float, list[GenerationSample]]:
     return take({"method": "off"}, num_at_once)
 
 
-def take(options: dict[str, Any], num_at_once: int = 2) -> tuple[float, list[GenerationSample]]:
+def take(options: dict[str, Any], num_at_once: int = 2, costs: Costs = GPU) -> tuple[float, list[GenerationSample]]:
     """A turn of a new pair: the simulated time, and what was generated."""
     pair = SimulatedPair(target_model(), draft_model())
-    answer = pair.take_turn(options, GPU.to_json(), [asdict(each) for each in REQUESTS], num_at_once)
+    answer = pair.take_turn(options, costs.to_json(), [asdict(each) for each in REQUESTS], num_at_once)
     return answer["time_ms"], [generation_from_json(each) for each in answer["generations"]]
 
 
@@ -70,3 +70,10 @@ def test_under_the_ratio_rule_drafts_decide_the_text_and_the_target_runs() -> No
 def test_what_a_server_refuses_is_refused_here() -> None:
     with pytest.raises(InvalidParameter, match=r"speculation\.saguaro\.bias must be unset"):
         take({"method": "saguaro", "saguaro": {"bias": 0.5}})
+
+
+def test_on_a_near_line_the_beam_is_cut_in_the_first_rounds_alone() -> None:
+    wide = {"method": "card", "card": {"beam_width": 64}}
+    (_, near), (_, far) = take(wide), take(wide, costs=replace(GPU, one_way_ms=10.0))
+    withheld = [sum(each.rounds.num_withheld_nodes or 0 for each in found) for found in (near, far)]
+    assert 0 < withheld[0] < 0.6 * withheld[1]

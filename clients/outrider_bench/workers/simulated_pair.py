@@ -98,6 +98,15 @@ class Mail:
         return taken
 
 
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """Tells the speculator what was committed."""
+
+    token_ids: tuple[int, ...]
+    acknowledged_node_id: int
+    """Latest node that had come by then; 0 where none had."""
+
+
 class Speculator:
     """Runs the draft model: one packed forward after the other, commits between two of them."""
 
@@ -133,14 +142,14 @@ class Speculator:
             elif self._now > until:
                 return
 
-    def _take(self, session_id: str, item: tuple[int, ...] | Steering) -> None:
+    def _take(self, session_id: str, item: _Commit | Steering) -> None:
         drafting = self.sessions.get(session_id)
         if drafting is None:
             return  # its generation has ended meanwhile
         if isinstance(item, Steering):
             drafting.steer(item)
         else:
-            drafting.commit(item)
+            drafting.commit(item.token_ids, item.acknowledged_node_id)
             self._send(session_id)
 
     def _begin_forward(self) -> bool:
@@ -208,6 +217,7 @@ class Simulation:
         self._now = 0.0
         self._jobs: dict[str, VerifySession] = {}
         self._texts: dict[str, Sequence[int]] = {}
+        self._last_node_ids: dict[str, int] = {}
         self._num_begun = 0
 
     @property
@@ -277,6 +287,7 @@ class Simulation:
         for at, (session_id, draft) in self._drafts.take(until):
             if session_id in self._jobs:
                 self._jobs[session_id].add_draft(draft, at / 1e3)
+                self._last_node_ids[session_id] = draft.first_node_id + len(draft.token_ids) - 1
 
     def _step(self, work: Sequence[VerifySession]) -> None:
         """One forward of the target for these sessions."""
@@ -293,7 +304,8 @@ class Simulation:
             if verdict.finish_reason is not None:
                 self._end(session_id)
                 continue
-            self._commits.send(end, (session_id, verdict.token_ids))
+            commit = _Commit(verdict.token_ids, self._last_node_ids.get(session_id, 0))
+            self._commits.send(end, (session_id, commit))
             if (steering := job.peer_requests().steering) is not None:
                 self._commits.send(end, (session_id, steering))
         self._timings.set_num_sessions(len(self._jobs))
@@ -302,6 +314,7 @@ class Simulation:
     def _end(self, session_id: str) -> None:
         self._jobs.pop(session_id).cache.clear()
         del self._texts[session_id]
+        self._last_node_ids.pop(session_id, None)
         drafting = self._speculator.sessions.pop(session_id, None)
         if drafting is not None:
             drafting.cache.clear()

@@ -14,11 +14,12 @@ from outrider_bench.experiment import OFF, label_of
 from outrider_bench.measured import Measured
 from outrider_bench.result import MET, MISSED, NOT_MEASURED, Measurement
 from outrider_bench.samples import Block
+from outrider_bench.suites.methods import papers
 from outrider_bench.suites.methods.claims import claims_of
 from outrider_bench.suites.methods.estimate import total_seconds
 from outrider_bench.suites.methods.experiments import QUICK, MethodsSizes, experiments_of, sizes_of
 from outrider_bench.suites.methods.figures import figures_of
-from outrider_bench.suites.methods.simulated import saguaro
+from outrider_bench.suites.methods.simulated import card, saguaro
 from outrider_bench.suites.methods.simulated.sizes import SimulatedSizes
 from outrider_bench.suites.methods.suite import MethodsSuite
 from tests.bench.experiment_samples import evidence, made, ran
@@ -69,13 +70,17 @@ def test_what_was_never_simulated_claims_nothing() -> None:
     assert {each.part for each in claims} == set(SIMULATED_PARTS)
     names = [(each.part, each.name) for each in claims]
     assert len(set(names)) == len(names)
-    assert all(each.paper.endswith(")") for each in claims)
+    # A figure without its place cannot be looked up.
+    assert all(each.paper.endswith(")") for each in claims if each.paper != papers.NONE)
 
 
 def rounds(hit_rate: float = 0.0, acceptance: float = 0.5) -> dict[str, Any]:
     return {
         "num_rounds": 10_000,
         "num_empty": 0,
+        "num_drafted": 2000,
+        "num_draft_rows": 100,
+        "num_withheld_nodes": 10,
         "num_hits": round(1e4 * hit_rate),
         "num_judged": 1000,
         "num_accepted": 1000 * acceptance,
@@ -135,6 +140,29 @@ def test_drafting_after_a_miss_pays_alone_and_random_tokens_pay_in_a_batch() -> 
     assert (batch.value, batch.verdict) == (1.5, MET)
     auto = claim(claims, "16 at once: auto by the best other")
     assert (auto.value, auto.verdict, auto.remark) == (0.8, MISSED, "best of them: random")
+
+
+def test_query_only_has_the_share_of_the_paper_or_misses_it() -> None:
+    blocks = [
+        ran(label, t, made(seconds))
+        for label, seconds in (("off", 10.0), ("card query only", 4.0), ("card", 3.0))
+        for t in card.TEMPERATURES
+    ]
+    claims = card.claims(Measured({card.PARTS_OF_CARD: blocks}), SIZES)
+    share, cache = (claim(claims, f"T = 0: query only{what}") for what in (", share of both", " by off"))
+    assert (share.value, share.verdict, cache.value, cache.verdict) == (0.75, MET, 2.5, MET)
+    assert share.paper.startswith("30.23 by 41.34 tokens/s = 73 %")
+
+
+def test_the_cost_of_a_beam_is_parameters_by_rows_for_each_token() -> None:
+    counts = {"num_draft_rows": 5000, "num_draft_forwards": 100, "num_withheld_nodes": 20, "num_drafted": 40}
+    block = ran("card K = 64", card.WIDTH_TEMPERATURE, made(1.0, num_rounds=10, num_empty=0, **counts))
+    claims = card.claims(Measured({card.WIDTH: [block]}), SIZES)
+    values = {each.name.removeprefix("T = 0.7, K = 64: "): each.value for each in claims if "K = 64: " in each.name}
+    assert values["rows of a draft forward"] == 50
+    assert values["draft, Params x L_new by token"] == pytest.approx(1.2 * 50)
+    assert values["target, Params x L_new by token"] == pytest.approx(99.3 * 0.5)
+    assert values["nodes held back for a time, by token"] == 0.2
 
 
 def results_of(part: str) -> dict[str, Any]:

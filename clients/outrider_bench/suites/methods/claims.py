@@ -35,6 +35,7 @@ from outrider_bench.suites.methods.experiments import (
     MethodsSizes,
 )
 from outrider_bench.suites.methods.replay import Replay
+from outrider_bench.suites.methods.simulated import card as simulated_card
 from outrider_bench.suites.methods.simulated import saguaro as simulated_saguaro
 
 BEST_FIRST = ("best-first", f"best-first {CHAIN}")
@@ -308,4 +309,5 @@ _CLAIMS: dict[str, Callable[[MethodsEvidence], list[Measurement]]] = {
     "auto": _auto,
     "batch": _batch,
     simulated_saguaro.PART: lambda evidence: simulated_saguaro.claims(evidence.measured, evidence.sizes.simulated),
+    simulated_card.PART: lambda evidence: simulated_card.claims(evidence.measured, evidence.sizes.simulated),
 }

@@ -31,7 +31,7 @@ SHARED_ROW = 1 / 30
 
 NUM_SIMULATING = 2
 """Processes that simulate at the same time, where no cores are named."""
-SIMULATED_TOKEN_S = 0.012
+SIMULATED_TOKEN_S = 0.015
 """Computing time of a token in simulated time, on average; those of the widest trees take five times as long."""
 
 _SPEEDUPS = {

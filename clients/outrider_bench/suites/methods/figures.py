@@ -32,6 +32,7 @@ from outrider_bench.prediction import expected_tokens
 from outrider_bench.statistics import label_of
 from outrider_bench.suites.methods.experiments import CHAIN_LEN, DRAFT_C2_5
 from outrider_bench.suites.methods.replay import NEAR, NEW
+from outrider_bench.suites.methods.simulated import card as simulated_card
 from outrider_bench.suites.methods.simulated import saguaro as simulated_saguaro
 from outrider_cli.prompts import ALL_CATEGORIES
 
@@ -322,4 +323,5 @@ _DRAW: dict[str, Callable[[Experiments, Mapping[str, Any]], Figure | None]] = {
     "auto": draw_auto,
     "batch": draw_batch,
     simulated_saguaro.PART: simulated_saguaro.draw,
+    simulated_card.PART: simulated_card.draw,
 }

@@ -32,6 +32,7 @@ CARD_QUERY_ONLY = "30.23 by 8.75 tokens/s = 3.45x (CARD, Table 2, T = 0)"
 CARD_CORRECTION = "41.34 by 30.23 tokens/s = 1.37x (CARD, Table 2, T = 0)"
 CARD_QUERY_SHARE = "30.23 by 41.34 tokens/s = 73 % (CARD, Table 2, T = 0)"
 CARD_HITS = "97 % at most, rising with K (CARD, section 3.4, Fig. 6)"
+CARD_COST = "70 B x 7 = 490 of the target, 1 B x 100 = 100 of the draft model, a forward (CARD, section 3.5, Table 3)"
 CARD_SPEED_BY_K = in_words("rises with K, then falls; little beyond K = 50", "CARD, section 3.4, Fig. 6")
 
 DOUBLE_CEILING = in_words("parallel drafting without retrieval stays below C", "DOUBLE, Theorem 3")

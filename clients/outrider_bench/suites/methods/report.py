@@ -37,6 +37,7 @@ TITLES = {
     "auto": "Auto: a safe default",
     "batch": "Generations at once",
     "simulated-saguaro": "SAGUARO in simulated time",
+    "simulated-card": "CARD in simulated time",
 }
 CLAIMS_CAPTION = (
     "Claims. 95 %: where the value lies with 95 % confidence, from prompts drawn anew (with repetition, for both sides "

@@ -16,12 +16,14 @@ class SimulatedSizes:
     """Outcomes of SAGUARO that are drafted for."""
     uniform_budgets: tuple[int, ...] = (8, 16, 32)
     """Those at which a uniform fan-out is held beside the geometric one."""
+    beam_widths: tuple[int, ...] = (4, 8, 16, 32, 64)
+    """K of CARD."""
     biases: tuple[float, ...] = (1.0, 0.5, 0.25)
     """C of SAGUARO sampling."""
     batches: tuple[int, ...] = (1, 4, 16)
     """Generations at once, the last one the most."""
     batch_tokens: int = 24
-    batch_repeats: int = 4
+    batch_repeats: int = 3
     """Seeds of the batches, which intervals are drawn from: texts that run together have no times of their own."""
 
 
@@ -30,6 +32,7 @@ QUICK_SIZES = SimulatedSizes(
     tokens=12,
     budgets=(2, 8),
     uniform_budgets=(8,),
+    beam_widths=(4, 16),
     biases=(1.0, 0.5),
     batches=(2,),
     batch_repeats=1,

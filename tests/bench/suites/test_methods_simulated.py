@@ -19,7 +19,7 @@ from outrider_bench.suites.methods.claims import claims_of
 from outrider_bench.suites.methods.estimate import total_seconds
 from outrider_bench.suites.methods.experiments import QUICK, MethodsSizes, experiments_of, sizes_of
 from outrider_bench.suites.methods.figures import figures_of
-from outrider_bench.suites.methods.simulated import card, saguaro
+from outrider_bench.suites.methods.simulated import card, saguaro, speculative
 from outrider_bench.suites.methods.simulated.sizes import SimulatedSizes
 from outrider_bench.suites.methods.suite import MethodsSuite
 from tests.bench.experiment_samples import evidence, made, ran
@@ -83,7 +83,7 @@ def rounds(hit_rate: float = 0.0, acceptance: float = 0.5) -> dict[str, Any]:
         "num_withheld_nodes": 10,
         "num_hits": round(1e4 * hit_rate),
         "num_judged": 1000,
-        "num_accepted": 1000 * acceptance,
+        "num_accepted": round(1000 * acceptance),
     }
 
 
@@ -163,6 +163,19 @@ def test_the_cost_of_a_beam_is_parameters_by_rows_for_each_token() -> None:
     assert values["draft, Params x L_new by token"] == pytest.approx(1.2 * 50)
     assert values["target, Params x L_new by token"] == pytest.approx(99.3 * 0.5)
     assert values["nodes held back for a time, by token"] == 0.2
+
+
+@pytest.mark.parametrize(("tokens", "verdict"), [(3.36, MET), (2.0, MISSED)])
+def test_a_round_has_the_predicted_tokens_or_misses_them(tokens: float, verdict: str) -> None:
+    # 80 % accepted and gamma = 4: (1 - .8 ** 5) / .2 = 3.36 tokens, and 2.8 times the speed where c is a twentieth.
+    counts = {"num_rounds": 100, "num_accepted": round(100 * (tokens - 1)), "num_empty": 0}
+    judged = counts["num_accepted"] / 0.8
+    block = ran("speculative ratio, gamma = 4", 1.0, made(1.0, num_judged=judged, **counts))
+    found = speculative.claims(Measured({speculative.GAMMA: [block, ran("off", 1.0, made(2.8))]}), SIZES)
+    of_tokens = claim(found, "T = 1, ratio, gamma = 4: tokens of a round by the prediction, error")
+    of_speed = claim(found, "T = 1, ratio, gamma = 4: speed-up by the prediction, error")
+    assert (of_tokens.verdict, of_tokens.remark) == (verdict, "predicted: 3.36")
+    assert (of_speed.verdict, of_speed.remark) == (MET, "predicted: 2.80, measured: 2.80")
 
 
 def results_of(part: str) -> dict[str, Any]:

@@ -20,6 +20,8 @@ class SimulatedSizes:
     """K of CARD."""
     biases: tuple[float, ...] = (1.0, 0.5, 0.25)
     """C of SAGUARO sampling."""
+    gammas: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8)
+    """Drafted tokens of a round of speculative decoding."""
     batches: tuple[int, ...] = (1, 4, 16)
     """Generations at once, the last one the most."""
     batch_tokens: int = 24
@@ -34,6 +36,7 @@ QUICK_SIZES = SimulatedSizes(
     uniform_budgets=(8,),
     beam_widths=(4, 16),
     biases=(1.0, 0.5),
+    gammas=(1, 4),
     batches=(2,),
     batch_repeats=1,
 )

@@ -21,6 +21,7 @@ from outrider_bench.config import (
     METHODS,
     NETWORK_PARTS,
     PARTS,
+    SIMULATED_PARTS,
     BenchConfig,
     DatastoreConfig,
     FaultsConfig,
@@ -205,7 +206,10 @@ def generation(
 @app.command()
 def methods(
     *,
-    parts: Annotated[str, typer.Option(help=f"Parts to measure, of {', '.join(PARTS)}.")] = ",".join(PARTS),
+    parts: Annotated[
+        str,
+        typer.Option(help=f"Parts to measure, of {', '.join(PARTS)}; in simulated time {', '.join(SIMULATED_PARTS)}."),
+    ] = ",".join(PARTS),
     llama_server: LlamaServer = "",
     repeats: Repeats = _SUITE.repeats,
     seed: Seed = _SUITE.seed,
@@ -215,7 +219,7 @@ def methods(
 ) -> None:
     """Measures all methods, and what each paper claims for its own, on the demo pair."""
     with _checked():
-        chosen = parse_names("--parts", parts, PARTS)
+        chosen = parse_names("--parts", parts, (*PARTS, *SIMULATED_PARTS))
         config = MethodsConfig(repeats, seed, _cores(cores), quick, chosen, llama_server)
     _run("methods", config, out)
 

@@ -20,6 +20,8 @@ DTYPES = ("auto", "bfloat16", "float32")
 DTYPE_ALIASES = {"bf16": "bfloat16", "fp32": "float32"}
 PARTS = ("methods", "saguaro", "card", "double", "sources", "spacelike", "rows", "noise", "auto", "batch")
 """Parts of the methods' suite: all methods, an ablation of each paper, and several generations at once."""
+SIMULATED_PARTS = ("simulated-saguaro", "simulated-card", "simulated-speculative", "simulated-published")
+"""Parts of the methods' suite in simulated time: they are named to be run, and need neither services nor quiet."""
 NETWORK_PARTS = ("rtt", "simulation", "bytes", "wan", "edge")
 """Parts of the network's suite."""
 MAX_CHAIN_LEN = 32
@@ -128,7 +130,7 @@ class MethodsConfig(PartsConfig):
     """Path of llama.cpp's server, which takes part in the table of methods then."""
 
     def __post_init__(self) -> None:
-        self.check(PARTS)
+        self.check((*PARTS, *SIMULATED_PARTS))
         _check_llama_server(self.llama_server)
         is_measured = "methods" in self.parts or not self.llama_server
         _require(is_measured, "--parts", "a list with methods in it for --llama-server", _joined(self.parts))

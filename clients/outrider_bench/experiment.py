@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from google.protobuf.json_format import MessageToDict
+
 from outrider.core.params import Method
+from outrider.v1 import types_pb2
 from outrider_bench.config import BenchConfig
+from outrider_bench.costs import Costs
 from outrider_cli.prompts import Prompt
+from outrider_client.enums import enum_number
+from outrider_client.presets import published
 
 TARGET = "demo/target-100m"
 DRAFT = "demo/draft"
@@ -46,6 +52,8 @@ class Experiment:
     """Generations at once; everything is measured at each."""
     shares_core: bool = False
     """True for a target and a draft model that share one core, as models on one device do."""
+    costs: Costs | None = None
+    """Times of forwards and messages of a simulation; None means that services run, and time is measured."""
 
     @property
     def services(self) -> tuple[str, bool]:
@@ -117,6 +125,14 @@ def contender(method: str, setting: str = "", **fields: Any) -> Contender:
 PLAIN = contender(OFF)
 AS_PUBLISHED = "as published"
 """Setting of a contender that does what its paper says, and nothing of what this project adds to all methods."""
+
+
+def as_published(method: str, **fields: Any) -> Contender:
+    """Make a contender of a method as its paper has it, with fields of `SpeculationParams` that the paper tunes."""
+    number = enum_number(types_pb2.Method.DESCRIPTOR, method, "method")
+    preset = published(types_pb2.SpeculationParams(method=number, **fields))  # type: ignore[arg-type]  # a number
+    options = MessageToDict(preset, preserving_proto_field_name=True)
+    return Contender(method, AS_PUBLISHED, options={**options, "method": method})
 
 
 def contenders_of(config: BenchConfig) -> list[Contender]:

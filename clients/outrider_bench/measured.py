@@ -148,6 +148,18 @@ class Measured:
         """Return the share of chain tokens kept, of those that were compared with the target's."""
         return _acceptance(self._rounds(experiment, label, temperature, category))
 
+    def per_token(self, experiment: str, label: str, temperature: float, count: str) -> float | None:
+        """Divide a count of `Rounds` by the tokens of the texts; None where it was not counted.
+
+        Args:
+            experiment: Name of the experiment.
+            label: The contender's.
+            temperature: That of the texts.
+            count: Name of the field.
+        """
+        found, drawn = self._finished(experiment, label, temperature), self._prompts_drawn(experiment)
+        return _per_token(((each, drawn.get(prompt, 1)) for (_, prompt), each in found.items()), count)
+
     def rows(self, experiment: str, num_prompts: int, repeats: int, num_off: int | None = None) -> list[Row]:
         """Return the rows of the generation suite, with what this suite asks beside them.
 
@@ -161,9 +173,12 @@ class Measured:
             # `rows_of` expects every contender at every prompt.
             if row["method"] == OFF and num_off is not None:
                 row["partial"] = num_of_off < num_off
-            rounds = [sample.generation.rounds for sample in _samples_of(row, blocks) if sample.generation is not None]
+            found = [sample.generation for sample in _samples_of(row, blocks) if sample.generation is not None]
+            rounds = [generation.rounds for generation in found]
             row |= {
                 "acceptance": _acceptance(rounds),
+                "draft_rows_per_token": _per_token(((each, 1) for each in found), "num_draft_rows"),
+                "withheld_nodes_per_token": _per_token(((each, 1) for each in found), "num_withheld_nodes"),
                 "accepted_by_source": _summed(each.accepted_by_source for each in rounds),
                 "decisions": _summed(each.decisions for each in rounds),
             }
@@ -191,6 +206,9 @@ class Measured:
             "accepted": [generation.rounds.num_accepted for _, _, generation in found],
             "judged": [generation.rounds.num_judged for _, _, generation in found],
             "hits": [generation.rounds.num_hits for _, _, generation in found],
+            "draft_forwards": [generation.rounds.num_draft_forwards for _, _, generation in found],
+            "draft_rows": [generation.rounds.num_draft_rows for _, _, generation in found],
+            "withheld_nodes": [generation.rounds.num_withheld_nodes for _, _, generation in found],
         }
 
     def _rounds(self, experiment: str, label: str, temperature: float, category: str = "") -> list[Rounds]:
@@ -292,6 +310,14 @@ def _acceptance(rounds: Iterable[Rounds]) -> float | None:
     rounds = list(rounds)
     num_judged = sum(each.num_judged or 0 for each in rounds)
     return sum(each.num_accepted for each in rounds) / num_judged if num_judged else None
+
+
+def _per_token(generations: Iterable[tuple[GenerationSample, int]], count: str) -> float | None:
+    """Divide a count of `Rounds` by the tokens of the texts, each generation as often as it says."""
+    counted = [(getattr(each.rounds, count), len(each.token_ids), times) for each, times in generations]
+    known = [(amount * times, num_tokens * times) for amount, num_tokens, times in counted if amount is not None]
+    num_tokens = sum(length for _, length in known)
+    return sum(amount for amount, _ in known) / num_tokens if num_tokens else None
 
 
 def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

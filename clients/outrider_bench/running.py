@@ -35,7 +35,7 @@ AUTO_WARM_UPS, AUTO_WARM_UP_TOKENS = 2, 64
 """Generations that auto learns from at each temperature, before it is measured: it lives in a server, not in one
 request."""
 # Far beyond what `seed_of` makes of small seeds: nobody has drawn with this noise when it is measured.
-_WARM_UP_SEED = 2**31
+WARM_UP_SEED = 2**31
 
 
 class TimedDriver:
@@ -145,11 +145,11 @@ def turns_of(experiment: Experiment, config: BenchConfig, contenders: Sequence[C
 
 def _warm_up_requests(contender: Contender, config: BenchConfig) -> Iterator[Request]:
     """Yield a short request; for `auto`, which learns from its measurements, more of them, at every temperature."""
-    yield Request(WARM_UP_PROMPT, config.temperatures[0], _WARM_UP_SEED, min(WARM_UP_TOKENS, config.max_tokens))
+    yield Request(WARM_UP_PROMPT, config.temperatures[0], WARM_UP_SEED, min(WARM_UP_TOKENS, config.max_tokens))
     if contender.method == "auto":
         tokens = min(AUTO_WARM_UP_TOKENS, config.max_tokens)
         for temperature, number in itertools.product(config.temperatures, range(AUTO_WARM_UPS)):
-            yield Request(WARM_UP_PROMPT, temperature, _WARM_UP_SEED + number, tokens)
+            yield Request(WARM_UP_PROMPT, temperature, WARM_UP_SEED + number, tokens)
 
 
 _WARM_UP_TOKENS = 32

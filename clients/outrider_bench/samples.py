@@ -55,6 +55,12 @@ class Rounds:
     """Chain tokens kept, by where they came from ("draft", "prior", "ring", ...)."""
     decisions: Mapping[str, int] = field(default_factory=dict)
     """Rounds by what `auto` chose for them ("pearl", "best-first tree", ...)."""
+    num_draft_forwards: int | None = None
+    """Forwards of the draft model whose nodes have arrived; None means not counted."""
+    num_draft_rows: int | None = None
+    """Rows of these forwards, those that only read the text aside; None means not counted."""
+    num_withheld_nodes: int | None = None
+    """Nodes that the drafter held back for a time to spare the line; None means not counted."""
     degraded: bool = False
     """True if a peer that the method needs was missing."""
     times_p50: Mapping[str, float] = field(default_factory=dict)

@@ -211,6 +211,7 @@ class ExperimentSuite(Suite):
             "rtt_ms": experiment.rtt_ms,
             "concurrencies": list(experiment.concurrencies),
             "shares_core": experiment.shares_core,
+            "costs": None if experiment.costs is None else experiment.costs.to_json(),
             "num_prompts": len(experiment.prompts),
             "max_tokens": experiment.max_tokens,
             "repeats": experiment.repeats,

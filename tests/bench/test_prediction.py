@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_bench.prediction import expected_tokens
+from outrider_bench.prediction import expected_tokens, walltime_improvement
 
 
 @given(st.floats(0, 0.999), st.integers(0, 32))
@@ -38,3 +38,16 @@ def test_rounds_of_independent_tokens_commit_as_many_as_expected() -> None:
 def test_a_rate_or_a_length_out_of_range_is_refused(rate: float, chain_len: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         expected_tokens(rate, chain_len)
+
+
+@given(st.floats(0, 1), st.integers(0, 16))
+def test_a_draft_model_that_takes_no_time_improves_by_all_the_tokens(rate: float, chain_len: int) -> None:
+    assert walltime_improvement(rate, chain_len, 0.0) == pytest.approx(expected_tokens(rate, chain_len))
+
+
+def test_a_draft_model_as_slow_as_the_target_cannot_improve_anything() -> None:
+    # Five drafted tokens cost five forwards, and a round commits six tokens at most.
+    assert walltime_improvement(1.0, 5, 1.0) == pytest.approx(1.0)
+    assert walltime_improvement(0.8, 5, 0.05) == pytest.approx(expected_tokens(0.8, 5) / 1.25)
+    with pytest.raises(ValueError, match="draft_share must be at least 0, got -1"):
+        walltime_improvement(0.5, 1, -1)

@@ -13,19 +13,13 @@ import pytest
 from outrider.core.params import CardParams, FanOut, Method, Rows, SaguaroParams, SamplingParams, SpeculationParams
 from outrider.models.demo.training.corpus import code_prompts, load_corpus
 from outrider.models.loading import load_model
-from outrider_bench.workers.simulated_pair import Costs, Outcome, Simulation, text_of
+from outrider_bench.costs import CPU, Costs
+from outrider_bench.workers.simulated_pair import Outcome, Simulation, text_of
 from tests.support.services import draft_model, target_model
 
 pytestmark = pytest.mark.slow
 
 NUM_PROMPTS, NUM_TOKENS, CHAIN_LEN = 3, 64, 12
-CPU = Costs(
-    target_ms={1: 20.0, 4: 20.0, 8: 22.0, 16: 30.0, 32: 47.0},
-    draft_ms=0.75,
-    draft_row_ms=0.035,
-    one_way_ms=0.45,
-    overhead_ms=1.0,
-)
 
 
 @cache

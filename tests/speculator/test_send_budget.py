@@ -11,7 +11,13 @@ from outrider.core.params import CardParams, Method, SamplingParams, Source, Spe
 from outrider.core.tree import Draft, DraftTree, Node, SparseRow
 from outrider.models.ratio import candidates
 from outrider.models.sampling import Sampler
-from outrider.speculator.send_budget import MAX_BYTES_PER_ROUND, MESSAGE_BYTES, NODE_BYTES, SendBudget
+from outrider.speculator.send_budget import (
+    MAX_BYTES_PER_ROUND,
+    MAX_NEAR_BYTES_PER_ROUND,
+    MESSAGE_BYTES,
+    NODE_BYTES,
+    SendBudget,
+)
 from outrider.speculator.session import DraftSession, DraftSessionSpec
 from outrider.wire.convert import draft_to_proto
 from tests.support.services import draft_model
@@ -35,7 +41,53 @@ def test_a_round_has_so_many_bytes_and_the_next_one_as_many_again() -> None:
     assert allowance.num_affordable(many) == PER_ROUND
     allowance.spend(many[:PER_ROUND], PER_ROUND)
     assert allowance.num_affordable(many) == 0
-    allowance.begin_round(PER_ROUND)
+    allowance.begin_round(0)
+    assert allowance.num_affordable(many) == PER_ROUND
+
+
+def in_messages(allowance: SendBudget, many: list[Node], last_id: int, num_messages: int) -> int:
+    """Sends what is allowed, in so many messages; returns the id of the last node."""
+    for left in range(num_messages, 0, -1):
+        count = allowance.num_affordable(many) // left
+        allowance.spend(many[:count], last_id := last_id + count)
+    allowance.num_affordable(many)  # more nodes are there, and must wait
+    return last_id
+
+
+def test_on_a_near_line_where_nodes_had_to_wait_the_next_round_has_twice_the_bytes() -> None:
+    allowance, many, last_id = SendBudget(), nodes(4000), 0
+    allowed = []
+    for _ in range(6):
+        allowed.append(allowance.num_affordable(many))
+        last_id = in_messages(allowance, many, last_id, 4)
+        allowance.begin_round(last_id)
+    assert allowed[0] == PER_ROUND
+    assert [round(count / PER_ROUND) for count in allowed[:3]] == [1, 2, 4]
+    assert allowed[3:] == [4000] * 3
+
+
+def test_what_suffices_is_not_doubled() -> None:
+    allowance, many = SendBudget(), nodes(4000)
+    for number in range(1, 6):
+        assert allowance.num_affordable(many[:10]) == 10
+        allowance.spend(many[:10], 10 * number)
+        allowance.begin_round(10 * number)
+    assert allowance.num_affordable(many) == PER_ROUND
+
+
+def test_a_line_on_which_commits_find_two_messages_is_not_near_and_stays_so() -> None:
+    allowance, many, last_id = SendBudget(), nodes(4000), 0
+    for _ in range(3):
+        last_id = in_messages(allowance, many, last_id, 4)
+        allowance.begin_round(last_id)
+    assert allowance.num_affordable(many) > 2 * PER_ROUND
+    for _ in range(6):
+        first_id = last_id
+        last_id = in_messages(allowance, many, last_id, 4)
+        allowance.begin_round(first_id + 1)  # all four are on their way
+    assert allowance.num_affordable(many) <= PER_ROUND
+    # Nothing was on its way because nothing could go out: that does not make the line near again.
+    allowance.begin_round(last_id)
     assert allowance.num_affordable(many) == PER_ROUND
 
 
@@ -101,8 +153,8 @@ def test_never_more_goes_out_than_is_allowed(steps: list[tuple[int, bool, int]])
             allowance.spend(many[:count], last_id)
             in_round += MESSAGE_BYTES + count * NODE_BYTES
             on_way.append((last_id, MESSAGE_BYTES + count * NODE_BYTES))
-        assert in_round <= MAX_BYTES_PER_ROUND
-        assert sum(size for _, size in on_way) <= 4 * MAX_BYTES_PER_ROUND
+        assert in_round <= MAX_NEAR_BYTES_PER_ROUND
+        assert sum(size for _, size in on_way) <= MAX_NEAR_BYTES_PER_ROUND
 
 
 def grown(drafting: DraftSession) -> list[Draft]:
@@ -144,3 +196,19 @@ def test_a_wide_beam_sends_what_a_round_allows_and_the_rest_that_is_still_of_use
     more = drafting.take_message(is_idle=True)
     assert more is not None
     assert more.first_node_id == sent + 1
+
+
+def test_rows_of_the_forwards_and_nodes_that_had_to_wait_are_told_once() -> None:
+    drafting = wide_drafting()
+    messages = grown(drafting)
+    sent = sum(len(message.token_ids) for message in messages)
+    # The first forward reads the prompt and expands its last token, the others expand layers of at most 200.
+    assert messages[0].num_rows >= 1
+    assert sum(message.num_forwards for message in messages) <= sum(message.num_rows for message in messages)
+    assert sum(message.num_withheld_nodes for message in messages) <= drafting.tree.num_nodes - sent
+    waiting = drafting.tree.num_nodes - sent
+    drafting.commit([drafting.tree.best_chain(1)[0].token_id], acknowledged_node_id=sent)
+    more = drafting.take_message(is_idle=True)
+    assert more is not None
+    told = sum(message.num_withheld_nodes for message in [*messages, more])
+    assert waiting <= told <= waiting + 200  # a layer may have grown behind the commit

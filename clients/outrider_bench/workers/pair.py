@@ -25,9 +25,10 @@ from outrider.models.text import TextCodec
 from outrider.verifier.service import limits_of
 from outrider.verifier.settings import VerifierSettings
 from outrider.wire.speculation import speculation_from_proto
+from outrider_bench.costs import Costs
 from outrider_bench.drivers import to_proto
 from outrider_bench.samples import Request
-from outrider_bench.workers.simulated_pair import Costs, Simulation, num_spare
+from outrider_bench.workers.simulated_pair import Simulation, num_spare
 from outrider_bench.workers.worker import Handler, pin, serve
 
 POOL_TOKENS = 16_384

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -27,7 +27,7 @@ from outrider.core.params import OWN_SOURCES, Method, SamplingParams, Speculatio
 from outrider.core.retrieval.ngrams import Follower
 from outrider.core.retrieval.recycling import NUM_NEXT
 from outrider.core.retrieval.retriever import TierSource
-from outrider.core.session import SessionSpec
+from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
 from outrider.core.tree import Node
 from outrider.models.kv_cache import CacheShape, KVPool
@@ -40,6 +40,7 @@ from outrider.verifier.engine import ready_sessions, round_of, wanted_temperatur
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import VerifySession
 from outrider.verifier.timings import EngineTimings
+from outrider_bench.costs import Costs
 
 NO_CONTENT = KVPool(
     CacheShape(num_layers=1, num_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu")), num_blocks=1024
@@ -48,21 +49,6 @@ STEP_MS = 0.05
 """How often a waiting target looks around."""
 MAX_ROWS = 256
 """Most rows of a target forward, which sessions share equally: the default of a verifier."""
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Times in milliseconds."""
-
-    target_ms: Mapping[int, float]
-    """Of a forward, by its rows."""
-    draft_ms: float
-    draft_row_ms: float
-    """Of a forward, and of each of its rows."""
-    one_way_ms: float
-    """Of a message."""
-    overhead_ms: float
-    """Of a round, beside its forward."""
 
 
 @dataclass(slots=True)
@@ -115,6 +101,15 @@ class Mail:
         return taken
 
 
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """Tells the speculator what was committed."""
+
+    token_ids: tuple[int, ...]
+    acknowledged_node_id: int
+    """Latest node that had come by then; 0 where none had."""
+
+
 class Speculator:
     """Runs the draft model: one packed forward after the other, commits between two of them."""
 
@@ -157,14 +152,14 @@ class Speculator:
             elif self._now > until:
                 return
 
-    def _take(self, session_id: str, item: tuple[int, ...] | Steering) -> None:
+    def _take(self, session_id: str, item: _Commit | Steering) -> None:
         drafting = self.sessions.get(session_id)
         if drafting is None:
             return  # its generation has ended meanwhile
         if isinstance(item, Steering):
             drafting.steer(item)
         else:
-            drafting.commit(item)
+            drafting.commit(item.token_ids, item.acknowledged_node_id)
             self._send(session_id)
 
     def _begin_forward(self) -> bool:
@@ -209,7 +204,12 @@ class Simulation:
     """A verifier and a speculator that live through many generations."""
 
     def __init__(
-        self, draft: LoadedModel, costs: Costs, target: LoadedModel | None = None, tiers: TierSource | None = None
+        self,
+        draft: LoadedModel,
+        costs: Costs,
+        target: LoadedModel | None = None,
+        tiers: TierSource | None = None,
+        on_verdict: Callable[[str, Verdict], None] | None = None,
     ) -> None:
         """
         Args:
@@ -218,7 +218,9 @@ class Simulation:
             target: Runs where drafts decide the text, which is under the ratio rule, and where a source learns from its
                 rows. None means that there is no need of that.
             tiers: Copies of a datastore's tiers, for both sides. None means that there is no datastore.
+            on_verdict: Is called after each round of a generation, with its number as text: 1 for the first.
         """
+        self._on_verdict = on_verdict
         self._draft, self._costs, self._target, self._tiers = draft, costs, target, tiers
         self._times = ForwardTimes(costs.target_ms)
         self._timings = EngineTimings(ForwardTimes(costs.target_ms))
@@ -228,6 +230,7 @@ class Simulation:
         self._now = 0.0
         self._jobs: dict[str, VerifySession] = {}
         self._texts: dict[str, Sequence[int]] = {}
+        self._last_node_ids: dict[str, int] = {}
         self._num_begun = 0
 
     @property
@@ -248,13 +251,12 @@ class Simulation:
         `text` has `num_spare(params)` tokens more than are generated, for what is drafted beyond the end. Under the
         ratio rule only its length counts.
         """
-        time_ms, (statistics,) = self.run([(prompt, text)], sampling, params)
+        time_ms, (statistics,) = self.run([(prompt, text, sampling)], params)
         return time_ms, statistics
 
     def run(
         self,
-        requests: Sequence[tuple[Sequence[int], Sequence[int]]],
-        sampling: SamplingParams,
+        requests: Sequence[tuple[Sequence[int], Sequence[int], SamplingParams]],
         params: SpeculationParams,
         num_at_once: int = 1,
     ) -> tuple[float, list[Statistics]]:
@@ -267,7 +269,7 @@ class Simulation:
         waiting = deque(requests)
         while waiting or self._jobs:
             while waiting and len(self._jobs) < num_at_once:
-                session_id = self._begin(*waiting.popleft(), sampling, params)
+                session_id = self._begin(*waiting.popleft(), params)
                 statistics[session_id] = self._jobs[session_id].session.statistics
             self._step(self._wait())
         return self._now - started, list(statistics.values())
@@ -303,6 +305,7 @@ class Simulation:
         for at, (session_id, draft) in self._drafts.take(until):
             if session_id in self._jobs:
                 self._jobs[session_id].add_draft(draft, at / 1e3)
+                self._last_node_ids[session_id] = draft.first_node_id + len(draft.token_ids) - 1
 
     def _step(self, work: Sequence[VerifySession]) -> None:
         """One forward of the target for these sessions."""
@@ -315,10 +318,13 @@ class Simulation:
             draws, next_tokens = self._draws_of(job, segment)
             verdict = job.apply(draws, end - started, started / 1e3, end / 1e3, next_tokens)
             session_id = job.session.spec.session_id
+            if self._on_verdict is not None:
+                self._on_verdict(session_id, verdict)
             if verdict.finish_reason is not None:
                 self._end(session_id)
                 continue
-            self._commits.send(end, (session_id, verdict.token_ids))
+            commit = _Commit(verdict.token_ids, self._last_node_ids.get(session_id, 0))
+            self._commits.send(end, (session_id, commit))
             if (steering := job.peer_requests().steering) is not None:
                 self._commits.send(end, (session_id, steering))
         self._timings.set_num_sessions(len(self._jobs))
@@ -327,6 +333,7 @@ class Simulation:
     def _end(self, session_id: str) -> None:
         self._jobs.pop(session_id).cache.clear()
         del self._texts[session_id]
+        self._last_node_ids.pop(session_id, None)
         drafting = self._speculator.sessions.pop(session_id, None)
         if drafting is not None:
             drafting.cache.clear()

@@ -108,6 +108,8 @@ class Counts:
     num_phrase_tokens: int = count(
         "Retrieved tokens that these forwards have kept.", metric="outrider_arrived_phrase_tokens_total"
     )
+    num_draft_rows: int = count("Rows of these forwards, those that only read the text aside.")
+    num_withheld_nodes: int = count("Nodes that the drafter held back for a time to spare the line.")
     num_ready_hits: int = count("Hits behind which more was drafted already.", metric="outrider_ready_hit_rounds_total")
     num_speculator_losses: int = count(
         "Times that a session lost its drafter: the speculator's stream, or the drafts of its caller.",

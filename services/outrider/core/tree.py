@@ -95,6 +95,10 @@ class Draft:
     """Forwards of the draft model for these nodes. 0 means not known."""
     num_phrase_tokens: int = 0
     """Retrieved tokens that these forwards have verified and kept (DOUBLE, section 4.1)."""
+    num_rows: int = 0
+    """Rows of these forwards, those that only read the text aside. 0 means not known."""
+    num_withheld_nodes: int = 0
+    """Nodes that the send budget has held back since the last message."""
     retrieval_us: int = 0
     """Time of looking up continuations for these nodes, learning from commits included, in microseconds."""
 

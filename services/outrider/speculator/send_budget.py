@@ -4,6 +4,12 @@ A round of the target uses a few kilobytes of drafts, however many there are. Wh
 next, and on a slow line for long: a queue that has once formed is full of guesses about places that the target has
 passed. So nodes wait here, where a commit can still take them back, and not in the line. Commits tell what has arrived:
 they name the latest node that came before them.
+
+Where the way there and back takes less time than a forward of the draft model, nothing queues: a forward's nodes have
+arrived before the next ones are there. Such a line is near, and a limit would only cut the layers of a wide beam. It
+shows in what is on its way when a commit is taken in: the message of the forward that the commit had to wait for, and
+one for each forward that the round trip lasts, so fewer than two on average. There the limit of a round doubles
+whenever nodes had to wait, up to all that a mirror can hold.
 """
 
 from __future__ import annotations
@@ -11,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from outrider.core.statistics import RunningMean
 from outrider.core.tree import Node
 
 MAX_BYTES_PER_ROUND = 3500
@@ -19,6 +26,10 @@ MESSAGE_BYTES = 45
 """Size of a message without nodes: its own fields, the frames of gRPC and HTTP/2, and the answers to them."""
 NODE_BYTES = 6
 """Size of a node: parent, token, score."""
+MAX_NEAR_BYTES_PER_ROUND = 8 * MAX_BYTES_PER_ROUND
+"""Most bytes of a round on a near line: about as many nodes as the target's mirror of the tree holds."""
+MESSAGES_OF_FAR = 2.0
+"""Messages on their way at a commit, on average, from which on a line is not near."""
 ROW_TOKEN_BYTES = 4
 """Size of one token of the row that a node was drawn from: its id and its weight."""
 
@@ -27,6 +38,11 @@ class SendBudget:
     """Decides how many nodes of one session may be sent now."""
 
     def __init__(self) -> None:
+        self._round_bytes = MAX_BYTES_PER_ROUND
+        self._has_cut = False
+        """True if nodes had to wait since the last commit."""
+        self._messages_on_way = RunningMean()
+        """Messages on their way when a commit comes."""
         self._credit_bytes = MAX_BYTES_PER_ROUND
         # As for a round trip of two forwards, until it is measured.
         self._window_bytes = 4 * MAX_BYTES_PER_ROUND
@@ -36,10 +52,22 @@ class SendBudget:
 
     def begin_round(self, acknowledged_node_id: int) -> None:
         """Renews the credit at a commit, which acknowledges all nodes up to this id; 0 means that it does not say."""
-        self._credit_bytes = MAX_BYTES_PER_ROUND
         # Without an id everything counts as arrived: the window of a caller that never sends one would close for good.
         while self._on_way and (not acknowledged_node_id or self._on_way[0][0] <= acknowledged_node_id):
             self._on_way_bytes -= self._on_way.popleft()[1]
+        if acknowledged_node_id:
+            self._judge_line()
+        self._credit_bytes, self._has_cut = self._round_bytes, False
+
+    def _judge_line(self) -> None:
+        """Raises the limit of a round where the line is near, and takes that back where it turns out not to be."""
+        # After nodes had to wait nothing went out for a while, so that nothing on its way says nothing.
+        if self._on_way or not self._has_cut:
+            self._messages_on_way.add(len(self._on_way))
+        if self._messages_on_way.get(0.0) >= MESSAGES_OF_FAR:
+            self._round_bytes = MAX_BYTES_PER_ROUND
+        elif self._has_cut:
+            self._round_bytes = min(2 * self._round_bytes, MAX_NEAR_BYTES_PER_ROUND)
 
     def measure(self, forward_us: int, round_trip_us: int) -> None:
         """Sets the bytes that may be on their way: those of two rounds, and of the rounds that a round trip lasts.
@@ -58,11 +86,13 @@ class SendBudget:
         """Counts the nodes, from the first, that may go out as one message now."""
         # In order, and without regard to the nodes behind: under the ratio rule a token must be judged or not whatever
         # it is, or the text is no longer the target's.
-        room = min(self._credit_bytes, self._window_bytes - self._on_way_bytes) - MESSAGE_BYTES
+        window = max(self._window_bytes, self._round_bytes)
+        room = min(self._credit_bytes, window - self._on_way_bytes) - MESSAGE_BYTES
         count = 0
         for node in nodes:
             room -= _node_bytes(node)
             if room < 0:
+                self._has_cut = True
                 break
             count += 1
         return count

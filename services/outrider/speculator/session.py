@@ -95,7 +95,9 @@ class DraftSession:
         self._next_node_id = 1  # not 0, which as an acknowledgement means that the caller does not say
         self._unsent: list[Node] = []
         self._unsent_forward_us = 0.0
-        self._unsent_forwards = self._unsent_phrase_tokens = 0
+        self._unsent_forwards = self._unsent_phrase_tokens = self._unsent_rows = 0
+        self._withheld: set[Node] = set()
+        self._num_withheld = 0
         self._send_budget = SendBudget()
         self._phrase_slot = 0
         self._phrases = Phrases(
@@ -266,6 +268,7 @@ class DraftSession:
         """Adds what a forward found: the candidates of each expanded node, best first."""
         self._unsent_forward_us += forward_us
         self._unsent_forwards += 1
+        self._unsent_rows += len(expansion.nodes) + len(expansion.phrase)
         # Even if nothing comes of it: their keys and values are in the cache from here on.
         for node in expansion.nodes:
             node.is_expanded = True
@@ -324,6 +327,7 @@ class DraftSession:
         ):
             return None
         count = self._send_budget.num_affordable(self._unsent)
+        self._note_withheld(self._unsent[count:])
         if not count:
             return None
         sent, self._unsent = self._unsent[:count], self._unsent[count:]
@@ -349,8 +353,15 @@ class DraftSession:
             forward_us=int(self._unsent_forward_us),
             num_forwards=self._unsent_forwards,
             num_phrase_tokens=self._unsent_phrase_tokens,
+            num_rows=self._unsent_rows,
+            num_withheld_nodes=self._num_withheld,
             retrieval_us=self._phrases.take_spent_us(),
         )
         self._unsent_forward_us = 0.0
-        self._unsent_forwards = self._unsent_phrase_tokens = 0
+        self._unsent_forwards = self._unsent_phrase_tokens = self._unsent_rows = self._num_withheld = 0
         return draft
+
+    def _note_withheld(self, nodes: Sequence[Node]) -> None:
+        """Counts nodes that could go out and must wait, each of them once."""
+        self._num_withheld += sum(node not in self._withheld for node in nodes)
+        self._withheld = set(nodes)

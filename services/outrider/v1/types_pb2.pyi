@@ -293,7 +293,7 @@ class Steering(_message.Message):
     def __init__(self, speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., forward_us: _Optional[int] = ..., round_trip_us: _Optional[int] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("base_len", "first_node_id", "parent_offsets", "token_ids", "costs", "source", "q_rows", "num_forwards", "num_phrase_tokens")
+    __slots__ = ("base_len", "first_node_id", "parent_offsets", "token_ids", "costs", "source", "q_rows", "num_forwards", "num_phrase_tokens", "num_rows", "num_withheld_nodes")
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     FIRST_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
@@ -303,6 +303,8 @@ class Draft(_message.Message):
     Q_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_FORWARDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PHRASE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WITHHELD_NODES_FIELD_NUMBER: _ClassVar[int]
     base_len: int
     first_node_id: int
     parent_offsets: _containers.RepeatedScalarFieldContainer[int]
@@ -312,7 +314,9 @@ class Draft(_message.Message):
     q_rows: _containers.RepeatedCompositeFieldContainer[SparseRow]
     num_forwards: int
     num_phrase_tokens: int
-    def __init__(self, base_len: _Optional[int] = ..., first_node_id: _Optional[int] = ..., parent_offsets: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., costs: _Optional[_Iterable[int]] = ..., source: _Optional[_Union[Source, str]] = ..., q_rows: _Optional[_Iterable[_Union[SparseRow, _Mapping]]] = ..., num_forwards: _Optional[int] = ..., num_phrase_tokens: _Optional[int] = ...) -> None: ...
+    num_rows: int
+    num_withheld_nodes: int
+    def __init__(self, base_len: _Optional[int] = ..., first_node_id: _Optional[int] = ..., parent_offsets: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., costs: _Optional[_Iterable[int]] = ..., source: _Optional[_Union[Source, str]] = ..., q_rows: _Optional[_Iterable[_Union[SparseRow, _Mapping]]] = ..., num_forwards: _Optional[int] = ..., num_phrase_tokens: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_withheld_nodes: _Optional[int] = ...) -> None: ...
 
 class SparseRow(_message.Message):
     __slots__ = ("token_ids", "weights")

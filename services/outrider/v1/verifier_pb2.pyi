@@ -120,7 +120,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., summary: _Optional[_Union[SpeculationSummary, _Mapping]] = ...) -> None: ...
 
 class SpeculationSummary(_message.Message):
-    __slots__ = ("method", "num_rounds", "num_drafted_tokens", "num_accepted_tokens", "num_empty_rounds", "num_hits", "accepted_by_source", "num_speculator_losses", "degraded", "times_p50", "requested_method", "decisions", "num_bytes_sent", "num_bytes_received", "num_ready_hits", "num_tail_tokens", "num_draft_forwards", "num_phrase_tokens")
+    __slots__ = ("method", "num_rounds", "num_drafted_tokens", "num_accepted_tokens", "num_empty_rounds", "num_hits", "accepted_by_source", "num_speculator_losses", "degraded", "times_p50", "requested_method", "decisions", "num_bytes_sent", "num_bytes_received", "num_ready_hits", "num_tail_tokens", "num_draft_forwards", "num_phrase_tokens", "num_draft_rows", "num_withheld_nodes")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +139,8 @@ class SpeculationSummary(_message.Message):
     NUM_TAIL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_FORWARDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PHRASE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WITHHELD_NODES_FIELD_NUMBER: _ClassVar[int]
     method: _types_pb2.Method
     num_rounds: int
     num_drafted_tokens: int
@@ -157,7 +159,9 @@ class SpeculationSummary(_message.Message):
     num_tail_tokens: int
     num_draft_forwards: int
     num_phrase_tokens: int
-    def __init__(self, method: _Optional[_Union[_types_pb2.Method, str]] = ..., num_rounds: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_empty_rounds: _Optional[int] = ..., num_hits: _Optional[int] = ..., accepted_by_source: _Optional[_Iterable[_Union[_types_pb2.SourceCount, _Mapping]]] = ..., num_speculator_losses: _Optional[int] = ..., degraded: _Optional[bool] = ..., times_p50: _Optional[_Union[RoundTimes, _Mapping]] = ..., requested_method: _Optional[_Union[_types_pb2.Method, str]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., num_bytes_sent: _Optional[int] = ..., num_bytes_received: _Optional[int] = ..., num_ready_hits: _Optional[int] = ..., num_tail_tokens: _Optional[int] = ..., num_draft_forwards: _Optional[int] = ..., num_phrase_tokens: _Optional[int] = ...) -> None: ...
+    num_draft_rows: int
+    num_withheld_nodes: int
+    def __init__(self, method: _Optional[_Union[_types_pb2.Method, str]] = ..., num_rounds: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_empty_rounds: _Optional[int] = ..., num_hits: _Optional[int] = ..., accepted_by_source: _Optional[_Iterable[_Union[_types_pb2.SourceCount, _Mapping]]] = ..., num_speculator_losses: _Optional[int] = ..., degraded: _Optional[bool] = ..., times_p50: _Optional[_Union[RoundTimes, _Mapping]] = ..., requested_method: _Optional[_Union[_types_pb2.Method, str]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., num_bytes_sent: _Optional[int] = ..., num_bytes_received: _Optional[int] = ..., num_ready_hits: _Optional[int] = ..., num_tail_tokens: _Optional[int] = ..., num_draft_forwards: _Optional[int] = ..., num_phrase_tokens: _Optional[int] = ..., num_draft_rows: _Optional[int] = ..., num_withheld_nodes: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
     __slots__ = ("method", "rows", "retrieval", "num_rounds", "num_tokens", "time_ms")

@@ -242,7 +242,12 @@ class VerifySession:
     def add_draft(self, draft: Draft, now: float) -> None:
         """Adds new nodes to the mirror of the draft tree."""
         self._stream_nodes.add(draft)
-        self.session.statistics.add(num_draft_forwards=draft.num_forwards, num_phrase_tokens=draft.num_phrase_tokens)
+        self.session.statistics.add(
+            num_draft_forwards=draft.num_forwards,
+            num_phrase_tokens=draft.num_phrase_tokens,
+            num_draft_rows=draft.num_rows,
+            num_withheld_nodes=draft.num_withheld_nodes,
+        )
         self._num_timeouts = 0
         self._is_listening = self._is_listening or draft.base_len >= self._listens_from
         self._mark_answered(draft.base_len)

@@ -74,6 +74,8 @@ def draft_from_proto(message: types_pb2.Draft, forward_us: int = 0, retrieval_us
         retrieval_us=retrieval_us,
         num_forwards=message.num_forwards,
         num_phrase_tokens=message.num_phrase_tokens,
+        num_rows=message.num_rows,
+        num_withheld_nodes=message.num_withheld_nodes,
     )
 
 
@@ -120,6 +122,8 @@ def draft_to_proto(draft: Draft) -> types_pb2.Draft:
         ],
         num_forwards=draft.num_forwards,
         num_phrase_tokens=draft.num_phrase_tokens,
+        num_rows=draft.num_rows,
+        num_withheld_nodes=draft.num_withheld_nodes,
     )
 
 

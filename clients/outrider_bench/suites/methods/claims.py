@@ -35,6 +35,10 @@ from outrider_bench.suites.methods.experiments import (
     MethodsSizes,
 )
 from outrider_bench.suites.methods.replay import Replay
+from outrider_bench.suites.methods.simulated import card as simulated_card
+from outrider_bench.suites.methods.simulated import published as simulated_published
+from outrider_bench.suites.methods.simulated import saguaro as simulated_saguaro
+from outrider_bench.suites.methods.simulated import speculative as simulated_speculative
 
 BEST_FIRST = ("best-first", f"best-first {CHAIN}")
 AT_BEST = {0.0: 5.0, 0.7: 2.8, 1.0: 2.4}
@@ -319,4 +323,10 @@ _CLAIMS: dict[str, Callable[[MethodsEvidence], list[Measurement]]] = {
     "noise": _noise,
     "auto": _auto,
     "batch": _batch,
+    simulated_saguaro.PART: lambda evidence: simulated_saguaro.claims(evidence.measured, evidence.sizes.simulated),
+    simulated_card.PART: lambda evidence: simulated_card.claims(evidence.measured, evidence.sizes.simulated),
+    simulated_published.PART: lambda evidence: simulated_published.claims(evidence.measured, evidence.sizes.simulated),
+    simulated_speculative.PART: lambda evidence: simulated_speculative.claims(
+        evidence.measured, evidence.sizes.simulated
+    ),
 }

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider_bench.config import MethodsConfig
 from outrider_bench.experiment import DRAFT_UNTRAINED, LLAMA_CPP_CONTENDERS, PLAIN, Contender, Experiment, contender
 from outrider_bench.suites.methods.prompts import CODE, code
 from outrider_bench.suites.methods.replay import NUM_TOPICS, replay_requests
+from outrider_bench.suites.methods.simulated import card as simulated_card
+from outrider_bench.suites.methods.simulated import published as simulated_published
+from outrider_bench.suites.methods.simulated import saguaro as simulated_saguaro
+from outrider_bench.suites.methods.simulated import speculative as simulated_speculative
+from outrider_bench.suites.methods.simulated.sizes import QUICK_SIZES, SimulatedSizes
 from outrider_cli.prompts import choose, default_prompts
 
 DRAFT_C5, DRAFT_C2_5 = "demo/draft-c5", "demo/draft-c2.5"
@@ -58,6 +63,7 @@ class MethodsSizes:
     """Afterwards it takes one request in this many."""
     llama_cpp: bool = False
     """True if llama.cpp takes part in the table of methods."""
+    simulated: SimulatedSizes = field(default_factory=SimulatedSizes)
 
 
 QUICK = MethodsSizes(
@@ -83,6 +89,7 @@ QUICK = MethodsSizes(
     replay_tokens=12,
     replay_cold=4,
     replay_off_every=4,
+    simulated=QUICK_SIZES,
 )
 
 
@@ -482,4 +489,8 @@ _PARTS: dict[str, Callable[[MethodsSizes, int], list[Experiment]]] = {
     "noise": _noise,
     "auto": _auto,
     "batch": _batch,
+    simulated_saguaro.PART: lambda sizes, _: simulated_saguaro.experiments(sizes.simulated),
+    simulated_card.PART: lambda sizes, _: simulated_card.experiments(sizes.simulated),
+    simulated_speculative.PART: lambda sizes, _: simulated_speculative.experiments(sizes.simulated),
+    simulated_published.PART: lambda sizes, _: simulated_published.experiments(sizes.simulated),
 }

@@ -28,11 +28,14 @@ SAGUARO_BY_OFF = "up to 5x (SAGUARO, abstract)"
 SAGUARO_FAN_OUT = in_words("geometric gives more hits and speed, the more so at higher T", "SAGUARO, Experiment")
 SAGUARO_HITS = in_words("hits grow with the size of the cache", "SAGUARO, Experiment")
 SAGUARO_FALLBACK = in_words("fast random backups beat slower drafts at larger batches", "SAGUARO, Experiment")
+SAGUARO_SCALING = in_words("hit rates scale predictably with the size of the cache", "SAGUARO, Experiment")
+SAGUARO_BIAS = in_words("C trades acceptance for hits", "SAGUARO, Method and Experiment")
 
 CARD_QUERY_ONLY = "30.23 by 8.75 tokens/s = 3.45x (CARD, Table 2, T = 0)"
 CARD_CORRECTION = "41.34 by 30.23 tokens/s = 1.37x (CARD, Table 2, T = 0)"
 CARD_QUERY_SHARE = "30.23 by 41.34 tokens/s = 73 % (CARD, Table 2, T = 0)"
 CARD_HITS = "97 % at most, rising with K (CARD, section 3.4, Fig. 6)"
+CARD_COST = "70 B x 7 = 490 of the target, 1 B x 100 = 100 of the draft model, a forward (CARD, section 3.5, Table 3)"
 CARD_SPEED_BY_K = in_words("rises with K, then falls; little beyond K = 50", "CARD, section 3.4, Fig. 6")
 
 DOUBLE_CEILING = in_words("parallel drafting without retrieval stays below C", "DOUBLE, Theorem 3")
@@ -62,6 +65,7 @@ TAKEOFF_COLD = in_words("without accepted tokens it slows down to the baseline",
 
 TUTORIAL_ACCEPTANCE = "70-80 %, LLaMA-2 7B for 70B (the tutorial, Alignment with Target Model)"
 TUTORIAL_TOKENS = in_words("the formula, (1 - a^(g + 1)) / (1 - a)", "the tutorial, Sequential Acceptance")
+TUTORIAL_SPEED = "about 2x at 80 % acceptance; 2.6x at 90 %, 1.2x at 50 % (the tutorial, Draft Model Selection)"
 
 SPEEDUPS: dict[str, dict[float, str]] = {
     "speculative": {

@@ -24,6 +24,7 @@ from outrider_bench.report import (
     summary_of_claims,
 )
 from outrider_bench.suites.methods import papers
+from outrider_bench.suites.methods.simulated import published
 from outrider_cli.prompts import ALL_CATEGORIES
 
 TITLES = {
@@ -37,6 +38,10 @@ TITLES = {
     "noise": "Shared noise",
     "auto": "Auto: a safe default",
     "batch": "Generations at once",
+    "simulated-saguaro": "SAGUARO in simulated time",
+    "simulated-card": "CARD in simulated time",
+    "simulated-speculative": "Speculative decoding in simulated time",
+    "simulated-published": "As published and ours, in simulated time",
 }
 CLAIMS_CAPTION = (
     "Claims. 95 %: where the value lies with 95 % confidence, from prompts drawn anew (with repetition, for both sides "
@@ -75,6 +80,7 @@ def _chapter(results: Mapping[str, Any], part: str) -> Chapter:
     experiments = of_part(results["experiments"], part)
     tables = [*claims_tables(results, part), *(table for one in experiments for table in tables_of(one))]
     tables += [published_table(one) for one in experiments if one["name"] == "methods"]
+    tables += [published.table(one) for one in experiments if part == published.PART]
     sentences = []
     for experiment in experiments:
         sizes = (

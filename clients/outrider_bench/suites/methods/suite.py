@@ -17,7 +17,7 @@ from outrider_bench.bootstrap import with_intervals
 from outrider_bench.config import MethodsConfig
 from outrider_bench.drivers import Driver, GenerationFailed, describe_server, merge_models, running_stack
 from outrider_bench.environment import describe_environment
-from outrider_bench.experiment import LLAMA_CPP, TARGET, Experiment
+from outrider_bench.experiment import DRAFT, LLAMA_CPP, TARGET, Experiment
 from outrider_bench.llama_cpp import running_llama_cpp
 from outrider_bench.measured import Measured
 from outrider_bench.result import Measurement
@@ -25,12 +25,13 @@ from outrider_bench.running import run_experiment
 from outrider_bench.samples import Block
 from outrider_bench.suite import ExperimentSuite, Log
 from outrider_bench.suites.methods.claims import MethodsEvidence, claims_of
-from outrider_bench.suites.methods.estimate import seconds_of, total_seconds
+from outrider_bench.suites.methods.estimate import NUM_SIMULATING, seconds_of, total_seconds
 from outrider_bench.suites.methods.experiments import DRAFT_C2_5, DRAFT_C5, experiments_of, sizes_of
 from outrider_bench.suites.methods.prior import BuiltPrior, build_prior, check_prompts, load
 from outrider_bench.suites.methods.replay import Replay, analyse
 from outrider_bench.suites.methods.replay import to_json as replay_to_json
 from outrider_bench.suites.methods.report import report_of
+from outrider_bench.suites.methods.simulated.turns import run_simulated, start_pair
 from outrider_bench.workers.client import Worker
 
 _FORWARD_WORKER = "outrider_bench.workers.bare"
@@ -68,8 +69,12 @@ class MethodsSuite(ExperimentSuite):
         if prompts:
             log("looking for the prompts in the training text")
             self._checks += check_prompts(sorted(prompts)).sentences
+        simulated = [one for one in self.experiments if one.costs is not None]
+        served = [one for one in self.experiments if one.costs is None]
+        if simulated:
+            await self.attempt("simulated time", partial(self._simulate, simulated, log))
         # Experiments with the same services stand together: they start once for each group.
-        for (draft, shares_core), group in itertools.groupby(self.experiments, key=lambda one: one.services):
+        for (draft, shares_core), group in itertools.groupby(served, key=lambda one: one.services):
             name = f"everything with {draft}{' on one core' if shares_core else ''}"
             await self.attempt(name, partial(self._run_group, draft, list(group), log))
 
@@ -113,6 +118,25 @@ class MethodsSuite(ExperimentSuite):
                 blocks = self._blocks.get(experiment.name, [])
                 return analyse(blocks, len(experiment.prompts), self.sizes.replay_cold, random)
         return None
+
+    async def _simulate(self, experiments: Sequence[Experiment], log: Log) -> None:
+        """Run experiments in simulated time, on all cores at once: nothing of it is timed."""
+        waiting = iter(experiments)
+
+        async def work(core: int | None) -> None:
+            worker = await start_pair(DRAFT, core)
+            try:
+                for one in waiting:
+                    log(f"{one.name}: {one.num_generations} generations in simulated time, {seconds_of(one):.0f} s")
+                    keep = partial(self._keep_block, one.name)
+                    failures = await run_simulated(one, self.config_of(one), worker, keep)
+                    self.contender_failures[one.name] = failures
+            finally:
+                await worker.stop()
+
+        async with asyncio.TaskGroup() as group:
+            for core in self.config.cores or (None,) * NUM_SIMULATING:
+                group.create_task(work(core))
 
     async def _run_group(self, draft: str, experiments: Sequence[Experiment], log: Log) -> None:
         """Run the experiments of one draft model, on services that they share."""

@@ -1,0 +1,59 @@
+"""Times of a pair that is simulated: what forwards and messages take, the same on every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Times in milliseconds."""
+
+    target_ms: Mapping[int, float]
+    """Of a forward, by its rows."""
+    draft_ms: float
+    draft_row_ms: float
+    """Of a forward, and of each of its rows."""
+    one_way_ms: float
+    """Of a message."""
+    overhead_ms: float
+    """Of a round, beside its forward."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that a worker reads; see `from_json`."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, message: Mapping[str, Any]) -> Self:
+        """Read what `to_json` has made: in JSON numbers of rows are strings, as all keys are."""
+        rows = {int(count): ms for count, ms in message["target_ms"].items()}
+        return cls(**{**message, "target_ms": rows})
+
+
+CPU = Costs(
+    target_ms={1: 20.0, 4: 20.0, 8: 22.0, 16: 30.0, 32: 47.0},
+    draft_ms=0.75,
+    draft_row_ms=0.035,
+    one_way_ms=0.45,
+    overhead_ms=1.0,
+)
+"""The demo pair on a core each, on machine A of RESULTS.md."""
+CPU_NOTE = (
+    "In simulated time, at the costs of the demo pair on a core each: a forward of the target takes 20 ms with up to 4 "
+    "rows, 30 with 16 and 47 with 32, one of the draft model .75 ms and .035 for each row, a message .45; "
+    "without prefill."
+)
+GPU = Costs(
+    target_ms={1: 20.0, 64: 22.0, 256: 30.0},
+    draft_ms=1.0,
+    draft_row_ms=0.01,
+    one_way_ms=0.05,
+    overhead_ms=0.5,
+)
+"""Two devices on which rows cost hardly anything, side by side: where the papers measure."""
+GPU_NOTE = (
+    "In simulated time, on two devices side by side: a forward of the target takes 20 ms with 1 row, 22 with 64 and 30 "
+    "with 256, one of the draft model 1 ms and .01 for each row, a message .05; without prefill."
+)

@@ -1,0 +1,1 @@
+"""Parts of the methods suite that are measured in simulated time, each beside what its paper says."""

@@ -1,0 +1,42 @@
+"""Sizes of the simulated parts: how much is generated, in full and to see them work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedSizes:
+    """Says how much is generated in simulated time."""
+
+    num_prompts: int = 12
+    tokens: int = 32
+    """Limit of each text."""
+    budgets: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    """Outcomes of SAGUARO that are drafted for."""
+    uniform_budgets: tuple[int, ...] = (8, 16, 32)
+    """Those at which a uniform fan-out is held beside the geometric one."""
+    beam_widths: tuple[int, ...] = (4, 8, 16, 32, 64)
+    """K of CARD."""
+    biases: tuple[float, ...] = (1.0, 0.5, 0.25)
+    """C of SAGUARO sampling."""
+    gammas: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8)
+    """Drafted tokens of a round of speculative decoding."""
+    batches: tuple[int, ...] = (1, 4, 16)
+    """Generations at once, the last one the most."""
+    batch_tokens: int = 24
+    batch_repeats: int = 3
+    """Seeds of the batches, which intervals are drawn from: texts that run together have no times of their own."""
+
+
+QUICK_SIZES = SimulatedSizes(
+    num_prompts=1,
+    tokens=12,
+    budgets=(2, 8),
+    uniform_budgets=(8,),
+    beam_widths=(4, 16),
+    biases=(1.0, 0.5),
+    gammas=(1, 4),
+    batches=(2,),
+    batch_repeats=1,
+)

@@ -1,0 +1,184 @@
+"""A process that generates in simulated time: the methods' suite asks it for turns of a contender.
+
+    python -m outrider_bench.workers.simulated --target demo/target --draft demo/draft [--core N]
+
+It reads what a contender asks for as a verifier would: fields that are not set have a server's defaults, and what a
+server refuses is refused here. Each contender has a simulation of its own at each temperature, with a warm-up before
+its first turn, so that what it has measured and learnt is its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from outrider.core.acceptance import decides_by_ratio
+from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
+from outrider.core.session import Verdict
+from outrider.core.statistics import Statistics
+from outrider.models.loading import LoadedModel, load_model
+from outrider.verifier.settings import VerifierSettings
+from outrider.wire.speculation import SpeculationLimits, speculation_from_proto
+from outrider_bench.costs import Costs
+from outrider_bench.drivers import to_proto
+from outrider_bench.running import WARM_UP_PROMPT, WARM_UP_SEED
+from outrider_bench.samples import Request
+from outrider_bench.workers.simulated_pair import Simulation, num_spare, text_of
+from outrider_bench.workers.worker import Handler, pin, serve
+
+WARM_UP_TOKENS = 32
+_DEFAULTS = SpeculationParams(
+    Method.AUTO,
+    VerifierSettings.model_fields["num_speculative_tokens"].default,
+    VerifierSettings.model_fields["lookahead"].default,
+    VerifierSettings.model_fields["min_path_probability"].default,
+)
+"""Those of a verifier that was started without flags."""
+
+
+class SimulatedPair:
+    """Holds the pair of models, what the target says, and a simulation of each contender."""
+
+    def __init__(self, target: LoadedModel, draft: LoadedModel) -> None:
+        self._target, self._draft = target, draft
+        self._texts: dict[Request, list[int]] = {}
+        self._contenders: dict[str, _Contender] = {}
+
+    def take_turn(
+        self, options: dict[str, Any], costs: dict[str, Any], requests: Sequence[dict[str, Any]], num_at_once: int
+    ) -> dict[str, Any]:
+        """Run the generations of a turn.
+
+        Args:
+            options: The contender's; see `drivers.to_proto`.
+            costs: See `Costs.to_json`.
+            requests: The fields of a `Request` each, all of the same temperature.
+            num_at_once: Generations that run at the same time.
+
+        Returns:
+            The simulated time of all of them in milliseconds, and a generation for each as `samples` reads it.
+
+        Raises:
+            InvalidParameter: A server would refuse what the contender asks for.
+        """
+        asked = [Request(**each) for each in requests]
+        key = json.dumps([options, costs, asked[0].temperature, num_at_once], sort_keys=True)
+        if key not in self._contenders:
+            message = to_proto(asked[0], options).speculation
+            params = speculation_from_proto(message, _DEFAULTS, SpeculationLimits())
+            simulation = _Contender(self, params, self._draft, Costs.from_json(costs), self._target)
+            # Its own timings and calibrations begin with a generation that is not measured.
+            simulation.run([Request(WARM_UP_PROMPT, asked[0].temperature, WARM_UP_SEED, WARM_UP_TOKENS)], 1)
+            self._contenders[key] = simulation
+        return self._contenders[key].run(asked, num_at_once)
+
+    def prompt_and_text(self, request: Request, params: SpeculationParams) -> tuple[list[int], list[int]]:
+        """Return the tokens of a prompt, and what the target says; with as many more as are drafted beyond the end."""
+        num_tokens = request.max_tokens + num_spare(params)
+        prompt = self._target.tokenizer.encode(request.prompt, add_special_tokens=False)
+        if decides_by_ratio(_sampling_of(request), params):
+            return prompt, [0] * num_tokens  # only its length counts: what is drafted decides the text
+        known, sampling = replace(request, max_tokens=0), _sampling_of(request)
+        if len(self._texts.get(known, ())) < num_tokens:
+            self._texts[known] = text_of(self._target, prompt, sampling, num_tokens)
+        return prompt, self._texts[known][:num_tokens]
+
+
+class _Contender:
+    """Simulates a contender, and notes what the verdicts of each generation tell beside its statistics."""
+
+    def __init__(
+        self,
+        pair: SimulatedPair,
+        params: SpeculationParams,
+        draft: LoadedModel,
+        costs: Costs,
+        target: LoadedModel,
+    ) -> None:
+        self._pair, self._params = pair, params
+        self._told: dict[int, _Told] = defaultdict(_Told)
+        self._simulation = Simulation(draft, costs, target, on_verdict=self._note)
+
+    def run(self, requests: Sequence[Request], num_at_once: int) -> dict[str, Any]:
+        """See `SimulatedPair.take_turn`."""
+        self._told.clear()
+        texts = [self._pair.prompt_and_text(request, self._params) for request in requests]
+        work = [(*text, _sampling_of(request)) for text, request in zip(texts, requests, strict=True)]
+        time_ms, found = self._simulation.run(work, self._params, num_at_once)
+        # Generations begin in their order, and are numbered then.
+        told = [each for _, each in sorted(self._told.items())]
+        generations = [
+            {
+                "num_prompt_tokens": len(prompt),
+                "token_ids": each.token_ids,
+                "chunks": [],
+                # Of those that run together each has the time of its own rounds.
+                "duration_s": (time_ms if num_at_once == 1 else sum(one.round_ms for one in own.round_times)) / 1e3,
+                "rounds": _rounds(own, each.num_judged),
+            }
+            for (prompt, _), own, each in zip(texts, found, told, strict=True)
+        ]
+        return {"time_ms": time_ms, "generations": generations}
+
+    def _note(self, session_id: str, verdict: Verdict) -> None:
+        self._told[int(session_id)].note(verdict)
+
+
+@dataclass(slots=True)
+class _Told:
+    """Holds what the verdicts of one generation tell."""
+
+    token_ids: list[int] = field(default_factory=list)
+    num_judged: int = 0
+
+    def note(self, verdict: Verdict) -> None:
+        """Take in a round."""
+        kept = sum(source is not Source.TARGET for source in verdict.sources)
+        # The kept ones, and the one that the target's own token replaced.
+        self.num_judged += min(kept + (kept < len(verdict.sources)), verdict.num_drafted)
+        self.token_ids += verdict.token_ids
+
+
+def _sampling_of(request: Request) -> SamplingParams:
+    return SamplingParams(seed=request.seed, temperature=request.temperature)
+
+
+def _rounds(statistics: Statistics, num_judged: int) -> dict[str, Any]:
+    """Return the fields of `samples.Rounds`."""
+    return {
+        "num_rounds": statistics.num_rounds,
+        "num_drafted": statistics.num_drafted_tokens,
+        "num_accepted": statistics.num_accepted_tokens,
+        "num_empty": statistics.num_empty_rounds,
+        "num_hits": statistics.num_hits,
+        "num_draft_forwards": statistics.num_draft_forwards,
+        "num_draft_rows": statistics.num_draft_rows,
+        "num_withheld_nodes": statistics.num_withheld_nodes,
+        "num_judged": num_judged,
+        "accepted_by_source": {source.name.lower(): count for source, count in statistics.accepted_by_source.items()},
+    }
+
+
+def main() -> None:
+    """Runs the worker."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("target", "draft"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--core", type=int, help="Core to run on. Default: any.")
+    flags = parser.parse_args()
+
+    def load() -> tuple[dict[str, Any], Mapping[str, Handler]]:
+        pin(flags.core)
+        target, draft = (load_model(name, dtype="float32") for name in (flags.target, flags.draft))
+        pair = SimulatedPair(target, draft)
+        return {"target": flags.target, "draft": flags.draft}, {"take_turn": pair.take_turn}
+
+    serve(load)
+
+
+if __name__ == "__main__":
+    main()

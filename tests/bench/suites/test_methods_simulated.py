@@ -1,0 +1,204 @@
+"""The parts of the methods' suite in simulated time: their plan, their claims, their pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from matplotlib import pyplot as plt
+
+from outrider_bench.config import PARTS, SIMULATED_PARTS, MethodsConfig
+from outrider_bench.experiment import OFF, label_of
+from outrider_bench.measured import Measured
+from outrider_bench.result import MET, MISSED, NOT_MEASURED, Measurement
+from outrider_bench.samples import Block
+from outrider_bench.suites.methods import papers
+from outrider_bench.suites.methods.claims import claims_of
+from outrider_bench.suites.methods.estimate import total_seconds
+from outrider_bench.suites.methods.experiments import QUICK, MethodsSizes, experiments_of, sizes_of
+from outrider_bench.suites.methods.figures import figures_of
+from outrider_bench.suites.methods.simulated import card, saguaro, speculative
+from outrider_bench.suites.methods.simulated.sizes import SimulatedSizes
+from outrider_bench.suites.methods.suite import MethodsSuite
+from tests.bench.experiment_samples import evidence, made, ran
+
+BUDGET_S = 15 * 60
+SIZES = SimulatedSizes()
+
+
+def claim(claims: Sequence[Measurement], what: str) -> Measurement:
+    [found] = [each for each in claims if each.name == what]
+    return found
+
+
+@pytest.mark.slow
+def test_a_whole_run_in_simulated_time_fits_into_a_quarter_of_an_hour() -> None:
+    experiments = experiments_of(SIMULATED_PARTS, MethodsSizes(), MethodsConfig().repeats)
+    assert total_seconds(experiments, MethodsSizes()) <= BUDGET_S
+    assert {experiment.part for experiment in experiments} == set(SIMULATED_PARTS)
+
+
+def test_a_quick_run_in_simulated_time_is_a_small_part_of_a_whole_one() -> None:
+    seconds = [total_seconds(experiments_of(SIMULATED_PARTS, sizes, 1), sizes) for sizes in (QUICK, MethodsSizes())]
+    assert seconds[0] < 0.05 * seconds[1]
+
+
+@pytest.mark.slow
+def test_parts_in_simulated_time_are_run_where_they_are_named() -> None:
+    assert not set(SIMULATED_PARTS) & set(MethodsConfig().parts)
+    assert MethodsSuite(MethodsConfig(parts=SIMULATED_PARTS)).experiments
+    assert all(one.costs is None for one in experiments_of(PARTS, MethodsSizes(), 3))
+
+
+def test_experiments_in_simulated_time_have_costs_a_dozen_prompts_and_names_of_their_own() -> None:
+    experiments = experiments_of(SIMULATED_PARTS, MethodsSizes(), 3)
+    names = [one.name for one in experiments]
+    assert len(set(names)) == len(names)
+    for one in experiments:
+        assert one.costs is not None
+        assert len(one.prompts) >= 12
+        labels = [label_of(each) for each in one.contenders]
+        assert len(set(labels)) == len(labels), one.name
+        assert OFF in labels
+
+
+def test_what_was_never_simulated_claims_nothing() -> None:
+    claims = claims_of(SIMULATED_PARTS, evidence({}))
+    assert {each.verdict for each in claims} == {NOT_MEASURED}
+    assert {each.part for each in claims} == set(SIMULATED_PARTS)
+    names = [(each.part, each.name) for each in claims]
+    assert len(set(names)) == len(names)
+    # A figure without its place cannot be looked up.
+    assert all(each.paper.endswith(")") for each in claims if each.paper != papers.NONE)
+
+
+def rounds(hit_rate: float = 0.0, acceptance: float = 0.5) -> dict[str, Any]:
+    return {
+        "num_rounds": 10_000,
+        "num_empty": 0,
+        "num_drafted": 2000,
+        "num_draft_rows": 100,
+        "num_withheld_nodes": 10,
+        "num_hits": round(1e4 * hit_rate),
+        "num_judged": 1000,
+        "num_accepted": round(1000 * acceptance),
+    }
+
+
+def budgets(hit_rates: Mapping[int, float]) -> Measured:
+    """A hit rate for each budget, at T = 1 without shared noise."""
+    blocks = [
+        ran(f"saguaro no shared noise, B = {budget}", 1.0, made(1.0, **rounds(rate)))
+        for budget, rate in hit_rates.items()
+    ]
+    return Measured({saguaro.BUDGET: blocks})
+
+
+def test_misses_that_fall_like_a_power_have_its_exponent() -> None:
+    claims = saguaro.claims(budgets({budget: 1 - 0.8 * budget**-0.5 for budget in SIZES.budgets}), SIZES)
+    exponent = claim(claims, "T = 1: no shared noise, misses by B, exponent r")
+    fit = claim(claims, "T = 1: no shared noise, misses by B, R2 of the power law")
+    assert exponent.value == pytest.approx(0.5, abs=1e-3)
+    assert (exponent.verdict, fit.verdict) == (MET, MET)
+    assert claim(claims, "T = 0.7: no shared noise, misses by B, exponent r").verdict == NOT_MEASURED
+
+
+def test_misses_that_do_not_fall_with_the_budget_miss_both_claims() -> None:
+    up_and_down = {budget: 0.5 + 0.2 * (-1) ** number for number, budget in enumerate(SIZES.budgets)}
+    claims = saguaro.claims(budgets(up_and_down), SIZES)
+    assert claim(claims, "T = 1: no shared noise, misses by B, R2 of the power law").verdict == MISSED
+    worse = saguaro.claims(budgets({budget: 1 - 0.1 * budget**0.5 for budget in SIZES.budgets}), SIZES)
+    assert claim(worse, "T = 1: no shared noise, misses by B, exponent r").verdict == MISSED
+
+
+@pytest.mark.parametrize(("hits", "acceptance", "verdicts"), [(0.6, 0.4, (MET, MET)), (0.2, 0.6, (MISSED, MISSED))])
+def test_a_bias_trades_acceptance_for_hits(hits: float, acceptance: float, verdicts: tuple[str, str]) -> None:
+    blocks = [
+        ran("saguaro C = 1", 1.0, made(1.0, **rounds(0.3, 0.5))),
+        ran("saguaro C = 0.25", 1.0, made(1.0, **rounds(hits, acceptance))),
+    ]
+    claims = saguaro.claims(Measured({saguaro.BIAS: blocks}), SIZES)
+    up, down = (claim(claims, f"T = 1: C = 0.25 by 1, {what}") for what in ("hit rate (up)", "acceptance (down)"))
+    assert (up.verdict, down.verdict) == verdicts
+    assert up.value == pytest.approx(hits / 0.3)
+
+
+def at_once(name: str, count: int, seconds: float) -> list[Block]:
+    blocks = [ran(f"saguaro fallback {name}", saguaro.FALLBACK_TEMPERATURE, made(seconds), repeat=k) for k in range(3)]
+    return [replace(each, condition=replace(each.condition, concurrency=count)) for each in blocks]
+
+
+def test_drafting_after_a_miss_pays_alone_and_random_tokens_pay_in_a_batch() -> None:
+    seconds = {("draft", 1): 1.0, ("random", 1): 2.0, ("auto", 1): 1.0}
+    seconds |= {("draft", 16): 3.0, ("random", 16): 2.0, ("auto", 16): 2.5}
+    blocks = [each for (name, count), one in seconds.items() for each in at_once(name, count, one)]
+    claims = saguaro.claims(Measured({saguaro.FALLBACK: blocks}), SIZES)
+    alone, batch = (claim(claims, f"{count} at once: random by draft") for count in (1, 16))
+    assert (alone.value, alone.verdict) == (0.5, MET)
+    assert (batch.value, batch.verdict) == (1.5, MET)
+    auto = claim(claims, "16 at once: auto by the best other")
+    assert (auto.value, auto.verdict, auto.remark) == (0.8, MISSED, "best of them: random")
+
+
+def test_query_only_has_the_share_of_the_paper_or_misses_it() -> None:
+    blocks = [
+        ran(label, t, made(seconds))
+        for label, seconds in (("off", 10.0), ("card query only", 4.0), ("card", 3.0))
+        for t in card.TEMPERATURES
+    ]
+    claims = card.claims(Measured({card.PARTS_OF_CARD: blocks}), SIZES)
+    share, cache = (claim(claims, f"T = 0: query only{what}") for what in (", share of both", " by off"))
+    assert (share.value, share.verdict, cache.value, cache.verdict) == (0.75, MET, 2.5, MET)
+    assert share.paper.startswith("30.23 by 41.34 tokens/s = 73 %")
+
+
+def test_the_cost_of_a_beam_is_parameters_by_rows_for_each_token() -> None:
+    counts = {"num_draft_rows": 5000, "num_draft_forwards": 100, "num_withheld_nodes": 20, "num_drafted": 40}
+    block = ran("card K = 64", card.WIDTH_TEMPERATURE, made(1.0, num_rounds=10, num_empty=0, **counts))
+    claims = card.claims(Measured({card.WIDTH: [block]}), SIZES)
+    values = {each.name.removeprefix("T = 0.7, K = 64: "): each.value for each in claims if "K = 64: " in each.name}
+    assert values["rows of a draft forward"] == 50
+    assert values["draft, Params x L_new by token"] == pytest.approx(1.2 * 50)
+    assert values["target, Params x L_new by token"] == pytest.approx(99.3 * 0.5)
+    assert values["nodes held back for a time, by token"] == 0.2
+
+
+@pytest.mark.parametrize(("tokens", "verdict"), [(3.36, MET), (2.0, MISSED)])
+def test_a_round_has_the_predicted_tokens_or_misses_them(tokens: float, verdict: str) -> None:
+    # 80 % accepted and gamma = 4: (1 - .8 ** 5) / .2 = 3.36 tokens, and 2.8 times the speed where c is a twentieth.
+    counts = {"num_rounds": 100, "num_accepted": round(100 * (tokens - 1)), "num_empty": 0}
+    judged = counts["num_accepted"] / 0.8
+    block = ran("speculative ratio, gamma = 4", 1.0, made(1.0, num_judged=judged, **counts))
+    found = speculative.claims(Measured({speculative.GAMMA: [block, ran("off", 1.0, made(2.8))]}), SIZES)
+    of_tokens = claim(found, "T = 1, ratio, gamma = 4: tokens of a round by the prediction, error")
+    of_speed = claim(found, "T = 1, ratio, gamma = 4: speed-up by the prediction, error")
+    assert (of_tokens.verdict, of_tokens.remark) == (verdict, "predicted: 3.36")
+    assert (of_speed.verdict, of_speed.remark) == (MET, "predicted: 2.80, measured: 2.80")
+
+
+def results_of(part: str) -> dict[str, Any]:
+    """results.json of a run in which everybody did everything, the later ones faster."""
+    suite = MethodsSuite(MethodsConfig(parts=(part,)))
+    for one in suite.experiments:
+        for number, each in enumerate(one.contenders):
+            for t in one.temperatures:
+                for count in one.concurrencies:
+                    sample = made(10 / (1 + number), **rounds(0.1 + 0.8 * number / len(one.contenders)))
+                    block = ran(label_of(each), t, sample, category="code")
+                    suite.keep(one.name, [replace(block, condition=replace(block.condition, concurrency=count))])
+    return suite.results()
+
+
+@pytest.mark.parametrize("part", SIMULATED_PARTS)
+def test_every_part_in_simulated_time_has_a_picture_and_none_of_nothing(part: str) -> None:
+    figure = figures_of(results_of(part))[part]
+    assert figure is not None
+    assert all(axes.get_title() for axes in figure.axes if axes.get_xlabel())
+    plt.close(figure)
+    assert figures_of(MethodsSuite(MethodsConfig(parts=(part,))).results())[part] is None
+
+
+def test_quick_sizes_are_those_of_quick_runs() -> None:
+    assert sizes_of(MethodsConfig(is_quick=True)).simulated == QUICK.simulated != SIZES

@@ -33,7 +33,7 @@ def test_every_parameter_of_the_protocol_has_a_flag() -> None:
                 continue
             name = field.name.removesuffix("s") if field.is_repeated else field.name
             assert f"--{name.replace('_', '-')}" in text
-    assert [field.name for field in types_pb2.RetrievalParams.DESCRIPTOR.fields] == ["scope", "contribute"]
+    assert [field.name for field in types_pb2.RetrievalParams.DESCRIPTOR.fields] == ["scope", "contribute", "sources"]
     assert "--retrieval-scope" in text
     assert "--contribute" in text
 
@@ -95,6 +95,26 @@ def test_every_parameter_of_a_method_arrives_in_its_field(verifier: FakeVerifier
         allow_fallback=True,
         saguaro=own,
     )
+
+
+def test_sources_are_named_with_commas_between_them(verifier: FakeVerifier) -> None:
+    flags = ["--method", "retrieval", "--rows", "tree", "--sources", "recycled, pool,prior"]
+    assert runner.invoke(app, ["generate", "hello", "--address", verifier.address, *flags]).exit_code == 0
+    speculation = verifier.requests[0].speculation
+    assert list(speculation.retrieval_params.sources) == [
+        types_pb2.SOURCE_RECYCLED,
+        types_pb2.SOURCE_POOL,
+        types_pb2.SOURCE_PRIOR,
+    ]
+
+
+@pytest.mark.parametrize("sources", ["recycling", "", "pool,,prior"])
+def test_a_source_that_there_is_not_is_wrong_usage_and_names_the_flag(sources: str) -> None:
+    result = runner.invoke(app, ["generate", "hello", "--address", NO_SERVER, "--sources", sources])
+    assert result.exit_code == 2
+    message = " ".join(result.stderr.replace("│", " ").split())
+    assert "Invalid value for --sources" in message
+    assert "sources must be one of target, draft, prior" in message
 
 
 def test_a_flag_of_two_words_may_be_said_no_to(verifier: FakeVerifier) -> None:

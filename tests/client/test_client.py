@@ -77,6 +77,30 @@ async def test_how_rows_are_spent_and_what_is_kept_may_be_said(verifier: FakeVer
     ]
 
 
+async def test_sources_arrive_in_their_order_by_name_member_or_number(verifier: FakeVerifier, client: Client) -> None:
+    await client.complete("hello", method="retrieval", sources=["pool", Source.RECYCLED, 3], retrieval_scope="tenant")
+    assert verifier.requests[0].speculation.retrieval_params == types_pb2.RetrievalParams(
+        scope=types_pb2.RETRIEVAL_SCOPE_TENANT,
+        sources=[types_pb2.SOURCE_POOL, types_pb2.SOURCE_RECYCLED, types_pb2.SOURCE_PRIOR],
+    )
+
+
+@pytest.mark.parametrize(
+    ("sources", "error", "message"),
+    [
+        ("pool", TypeError, "sources must be a list, got 'pool'"),
+        (3, TypeError, "sources must be a list, got 3"),
+        (["pools"], ValueError, "sources must be one of target, draft, prior, .*recycled, pool, random, got 'pools'"),
+    ],
+)
+async def test_wrong_sources_are_refused_before_anything_is_sent(
+    verifier: FakeVerifier, client: Client, sources: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        await client.complete("hello", method="retrieval", sources=sources)
+    assert not verifier.requests
+
+
 async def test_a_method_s_own_parameters_arrive_in_its_message(verifier: FakeVerifier, client: Client) -> None:
     await client.complete("hello", card={"beam_width": 50, "correction": False})
     await client.complete("hello", saguaro={"fan_out": FanOut.UNIFORM, "fallback": "plain", "budget": 4})

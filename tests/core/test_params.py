@@ -103,6 +103,11 @@ def test_a_parameter_outside_its_range_is_refused_by_name(field: str, values: di
         ("spacelike.max_match_len", lambda: SpacelikeParams(max_match_len=11)),
         ("best_first.num_expanded", lambda: BestFirstParams(num_expanded=65)),
         ("best_first.num_children", lambda: BestFirstParams(num_children=0)),
+        (r"retrieval_params.sources\[0\]", lambda: SpeculationParams(Method.RETRIEVAL, sources=(Source.TARGET,))),
+        (r"retrieval_params.sources\[1\]", lambda: SpeculationParams(Method.RETRIEVAL, sources=(Source.POOL,) * 2)),
+        ("retrieval_params.sources", lambda: SpeculationParams(Method.RETRIEVAL, sources=())),
+        ("retrieval_params.sources", lambda: SpeculationParams(Method.DOUBLE, sources=(Source.POOL,))),
+        ("rows", lambda: SpeculationParams(Method.SPACELIKE, rows=Rows.TREE)),
     ],
 )
 def test_a_method_s_own_parameter_is_refused_with_the_method_s_name(field: str, build: Callable[[], object]) -> None:

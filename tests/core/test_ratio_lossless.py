@@ -17,7 +17,7 @@ from outrider.core.acceptance import first_refused
 from outrider.core.drafting.chain import ChainGrowth, SampledChainGrowth
 from outrider.core.drafting.policy import Candidate, Expansion
 from outrider.core.noise import gumbel_of
-from outrider.core.params import Method, SpeculationParams
+from outrider.core.params import OWN_SOURCES, Method, Source, SpeculationParams
 from outrider.core.tree import DraftTree, Node, SparseRow
 from tests.core.toy_generation import (
     DRAFT,
@@ -37,6 +37,8 @@ from tests.support.ratio_rule import draw
 
 NUM_TEXTS, NUM_FULL_TEXTS = 10_000, 100_000
 NUM_WRONG_TEXTS = 8_000
+NUM_TEXTS_OF_SOURCES = 4_000
+"""Enough for the wrong rule to fail."""
 CHAIN = params_of(Method.SPECULATIVE)
 MIN_PROBABILITY = 0.1
 
@@ -56,6 +58,19 @@ MIN_PROBABILITY = 0.1
 )
 def test_texts_have_the_targets_distribution(params: SpeculationParams, full: bool) -> None:
     assert p_value(texts(Rules(params), NUM_FULL_TEXTS if full else NUM_TEXTS)) > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", OWN_SOURCES, ids=lambda source: source.name.lower())
+def test_texts_keep_the_distribution_with_a_source_that_learns_from_rows(source: Source, full: bool) -> None:
+    rules = Rules(params_of(Method.PEARL, MIN_PROBABILITY), sources=(source,), max_patience=1)
+    assert p_value(texts(rules, NUM_FULL_TEXTS if full else NUM_TEXTS_OF_SOURCES)) > 1e-4
+
+
+@pytest.mark.slow
+def test_a_source_that_knows_the_targets_noise_bends_the_distribution() -> None:
+    rules = Rules(params_of(Method.PEARL), sources=(Source.RECYCLED,), is_ranked_by_noise=True, max_patience=0)
+    assert p_value(texts(rules, NUM_TEXTS_OF_SOURCES)) < 1e-6
 
 
 def accepted_in_theory(context: Context, chain_len: int) -> float:

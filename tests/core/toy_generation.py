@@ -16,9 +16,13 @@ import numpy as np
 from scipy import stats
 
 from outrider.core.acceptance import DraftNoise, sampled_candidates, sparse_row
+from outrider.core.calibration import RetrievalCalibration
 from outrider.core.drafting.methods import growth_policy
 from outrider.core.drafting.policy import Candidate, Expansion, GrowthPolicy
 from outrider.core.params import AcceptanceRule, Method, SaguaroParams, SamplingParams, Source, SpeculationParams
+from outrider.core.retrieval.plan import RetrievalPlan
+from outrider.core.retrieval.pool import agreed_phrases
+from outrider.core.retrieval.retriever import Retriever
 from outrider.core.session import Session, SessionSpec, Verdict
 from outrider.core.tree import DraftTree, Node, NodeState, SparseRow
 from tests.support.ratio_rule import judge
@@ -55,6 +59,8 @@ def draft_row(context: Context, bias: float = 1.0) -> DraftRow:
     return DraftRow(token_ids, [math.log(p / sum(kept)) for p in kept], sparse_row(token_ids, kept, bias, 2))
 
 
+CALIBRATION = RetrievalCalibration()
+"""Shared, as by the sessions of a verifier."""
 Find = Callable[[Context, int, float, int], list[Candidate]]
 
 
@@ -89,6 +95,10 @@ class Rules:
     make_policy: Callable[[SpeculationParams], GrowthPolicy] = growth_policy
     make_noise: Callable[[int], Noise] = DraftNoise
     cuts_by_own_value: bool = False
+    sources: tuple[Source, ...] = ()
+    """Sources of the verifier's own that a chain is continued from."""
+    is_ranked_by_noise: bool = False
+    """Ranks what they know with the target's noise, which is right under the match rule alone."""
     max_patience: int = 5
     """Draft forwards after which the target goes on without a draft: 0 to so many, by chance."""
     moments: random.Random = field(default_factory=lambda: random.Random(5))
@@ -115,6 +125,10 @@ class ToyGeneration:
         self._mirrored: dict[Node, Node] = {}
         self._is_double = params.method is Method.DOUBLE
         self._bias = params.saguaro.bias
+        self._retriever: Retriever | None = None
+        if rules.sources:
+            plan = RetrievalPlan(sources=rules.sources, is_ranked_by_noise=rules.is_ranked_by_noise)
+            self._retriever = Retriever(PROMPT, len(PROMPT), sampling, CALIBRATION, plan=plan)
 
     def text(self) -> list[int]:
         """The first LENGTH tokens."""
@@ -133,8 +147,12 @@ class ToyGeneration:
                 chain = session.next_chain()
         if self._is_double:
             chain = self._with_tail(chain)
+        if self._retriever is not None:
+            chain = self._continued(chain, self._retriever)
         contexts = [self._context(session.tree, node) for node in (session.tree.root, *chain)]
         draws = rules.judge([TARGET[c] for c in contexts], chain, self.seed, session.num_output_tokens)
+        if self._retriever is not None:
+            self._learn(self._retriever, chain, contexts, draws)
         for _ in range(int(rules.moments.random() * 2)):
             if self._expansion is not None:
                 self._grow()
@@ -154,6 +172,24 @@ class ToyGeneration:
             assert node is not None
             tail.append(node)
         return chain + tail
+
+    def _continued(self, chain: list[Node], retriever: Retriever) -> list[Node]:
+        """As a verifier's session does it: what is known goes behind the chain, where nothing stands yet."""
+        session = self.session
+        tip, missing = chain[-1] if chain else session.tree.root, session.max_chain_len - len(chain)
+        if tip.children or missing <= 0:
+            return chain
+        retriever.grow(session.tree, tip, [node.token_id for node in chain], missing)
+        return session.next_chain()
+
+    def _learn(self, retriever: Retriever, chain: list[Node], contexts: list[Context], draws: list[int]) -> None:
+        """From the rows of the target, those behind a refused token too."""
+        rows = []
+        for context in contexts:
+            probable = sorted(range(VOCAB_SIZE), key=lambda token, row=TARGET[context]: -row[token])  # type: ignore[misc]
+            rows.append((context[1], [(token, 1 + round(1000 * TARGET[context][token])) for token in probable]))
+        retriever.recycle(rows)
+        retriever.learn_phrases(agreed_phrases(self.session.tree.root, chain, draws))
 
     def _context(self, tree: DraftTree, node: Node) -> Context:
         parent = node.parent
@@ -214,6 +250,9 @@ class ToyGeneration:
         self._unsent = []
 
     def _commit(self, token_ids: list[int]) -> None:
+        if self._retriever is not None:
+            self._retriever.judge_siblings(len(self.session.committed) - len(token_ids), token_ids)
+            self._retriever.commit(token_ids)
         tree = self._tree
         num_known = tree.commit(token_ids)
         self._unsent = [node for node in self._unsent if node.state is NodeState.LIVE]

@@ -25,8 +25,12 @@ VARIANTS = (
     "pearl+retrieval",
     "best-first+retrieval",
     *(f"{method.value} tree" for method in Method if method.has_draft_model),
+    "retrieval tree",
+    *(f"retrieval+{source}{rows}" for source in ("recycled", "pool") for rows in ("", " tree")),
+    "pearl+recycled",
+    "best-first+pool,recycled,dynamic tree",
 )
-"""A method, `+retrieval` if continuations are retrieved beside, ` tree` if its rows are."""
+"""A method, `+retrieval` or `+` its sources if continuations are retrieved, ` tree` if its rows are."""
 
 
 def prompts() -> list[str]:
@@ -47,6 +51,7 @@ async def generate(client: Client, prompt: str, temperature: float, variant: str
         method=base,
         rows=rows or ("chain" if Method(base).has_draft_model else None),
         retrieval=True if retrieval else None,
+        sources=retrieval.split(",") if retrieval not in ("", "retrieval") else None,
     )
     assert not result.summary.degraded
     return result.token_ids

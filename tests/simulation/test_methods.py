@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from outrider.core.params import CardParams, FanOut, Method, Rows, SaguaroParams, SamplingParams, SpeculationParams
+from outrider.core.params import (
+    CardParams,
+    FanOut,
+    Method,
+    Rows,
+    SaguaroParams,
+    SamplingParams,
+    Source,
+    SpeculationParams,
+)
 from outrider.models.demo.training.corpus import code_prompts, load_corpus
 from outrider.models.loading import load_model
 from outrider_bench.costs import CPU, Costs
@@ -141,6 +150,17 @@ def test_with_a_good_draft_auto_is_nearly_as_fast_as_the_best_method() -> None:
         simulated(0.0, of(method, rows=Rows.TREE, retrieval=True)) for method in (Method.AUTO, Method.BEST_FIRST)
     )
     assert auto.throughput > 0.9 * best.throughput
+
+
+@pytest.mark.parametrize(("source", "least"), [(Source.RECYCLED, 1.4), (Source.POOL, 1.9)])
+def test_what_the_target_has_computed_before_drafts_for_it_without_a_model(source: Source, least: float) -> None:
+    prompt, text = texts(0.0)[0]
+    params, sampling = of(Method.RETRIEVAL, rows=Rows.TREE, sources=(source,)), SamplingParams(temperature=0.0)
+    with pytest.raises(ValueError, match=r"a target must be given for the ratio rule, .* and for sources"):
+        Simulation(draft_model(), CPU).generate(prompt, text, sampling, params)
+    _, statistics = Simulation(draft_model(), CPU, target_model()).generate(prompt, text, sampling, params)
+    assert NUM_TOKENS / statistics.num_rounds > least  # 1.8, 2.7
+    assert statistics.accepted_by_source.keys() == {source}
 
 
 def test_a_round_trip_of_two_forwards_costs_a_third_at_most() -> None:

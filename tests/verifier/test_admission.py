@@ -8,7 +8,8 @@ import pytest
 from jinja2 import TemplateError
 
 from outrider.core.auto.strategies import params_of, strategies_of
-from outrider.core.params import AcceptanceRule, Method, RetrievalScope, Rows, SpeculationParams
+from outrider.core.params import TIERS, AcceptanceRule, Method, RetrievalScope, Rows, Source, SpeculationParams
+from outrider.core.retrieval.plan import draft_plan
 from outrider.core.session import SessionSpec
 from outrider.models.text import TextCodec
 from outrider.v1 import types_pb2, verifier_pb2
@@ -75,6 +76,33 @@ def test_a_fallback_shares_as_the_request_says_or_else_as_the_server_does() -> N
     said = {"scope": types_pb2.RETRIEVAL_SCOPE_GLOBAL, "contribute": False}
     spec = admitted(Method.DOUBLE, has_datastore=True, allow_fallback=True, retrieval_params=said)
     assert (spec.speculation.retrieval_scope, spec.speculation.contribute) == (RetrievalScope.GLOBAL, False)
+
+
+def test_a_fallback_looks_where_the_request_says() -> None:
+    asked = {"sources": [types_pb2.SOURCE_POOL, types_pb2.SOURCE_PRIOR]}
+    spec = admitted(Method.PEARL, has_datastore=True, allow_fallback=True, retrieval=True, retrieval_params=asked)
+    assert spec.speculation.sources == (Source.POOL, Source.PRIOR)
+    assert (
+        admitted(Method.PEARL, allow_fallback=True, retrieval=True, retrieval_params=asked).speculation.sources == TIERS
+    )
+
+
+@pytest.mark.parametrize("sources", [(Source.POOL, Source.RECYCLED), (Source.RECYCLED, Source.RING, Source.PRIOR)])
+def test_what_auto_asks_a_speculator_for_names_the_tiers_alone(sources: tuple[Source, ...]) -> None:
+    asked = {"sources": [source.value for source in sources]}
+    spec = admitted(Method.AUTO, has_speculator=True, retrieval_params=asked)
+    assert spec.speculation.sources == sources
+    tiers = tuple(source for source in sources if source in TIERS)
+    for way in strategies_of(spec.speculation):
+        if way.method.has_draft_model:
+            params = params_of(way, spec.speculation)
+            message = speculation_to_proto(params)
+            told = speculation_from_proto(message, SpeculationParams(), SpeculationLimits())
+            plan = draft_plan(told)
+            assert told.method is way.method
+            assert plan == draft_plan(params)
+            assert (plan is not None) == (bool(tiers) and way.retrieval)
+            assert plan is None or set(plan.sources) == set(tiers)
 
 
 def test_a_fallback_has_neither_rows_nor_rule_of_the_method_it_replaces() -> None:

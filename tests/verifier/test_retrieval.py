@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from outrider.core.costs import ForwardTimes
-from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
+from outrider.core.params import Method, Rows, SamplingParams, Source, SpeculationParams
 from outrider.core.retrieval.ngrams import NOTHING, Continuation
 from outrider.core.retrieval.plan import RetrievalPlan, target_plan
 from outrider.core.retrieval.retriever import NO_COPIES
@@ -220,3 +220,45 @@ def test_without_a_datastore_nothing_is_asked() -> None:
     alone.ask(was_known=False)
     assert alone.take_question() is None
     assert alone.patience_ms() == 0.0
+
+
+def test_a_tree_is_grown_once_for_each_commit_and_no_deeper_than_asked() -> None:
+    generation = Generation(Method.RETRIEVAL, rows=Rows.TREE, sources=(Source.DYNAMIC,))
+    tree = generation.session.tree
+    generation.retrieval.learn([], generation.session.apply([], [1]))
+    generation.retrieval.branch(0)
+    assert not tree.root.children, "the last token may not be drafted for"
+    generation.retrieval.branch(2)
+    assert generation.path == [2, 3]
+    assert {node.source for node in tree.live_nodes()} == {Source.DYNAMIC}
+    num_nodes = tree.num_nodes
+    generation.retrieval.branch(4)
+    assert tree.num_nodes == num_nodes
+
+
+def test_the_target_s_rows_and_refused_drafts_are_learnt_from() -> None:
+    generation = Generation(Method.RETRIEVAL, rows=Rows.TREE, sources=(Source.RECYCLED, Source.POOL))
+    retrieval, session = generation.retrieval, generation.session
+    assert retrieval.wants_next_tokens
+    chain, tip = [], session.tree.root
+    for token_id in (7, 8, 9):
+        node = session.tree.add(tip, token_id, -0.1, Source.POOL)
+        assert node is not None
+        chain, tip = [*chain, node], node
+    draws = [3, 8, 9, 6]  # 7 is refused, and what follows it would have been right
+    retrieval.watch(chain, draws, [[(50, 3)], [(51, 2)], [(52, 1)], [(53, 1)]])
+    retrieval.learn([], session.apply(chain, draws))
+    retrieval.branch(4)
+    assert generation.path[0] == 50, "what the target found probable after 3, refused rows included"
+    retrieval.learn([], session.apply([], [7]))
+    retrieval.begin_round()
+    retrieval.branch(4)
+    below = {tuple(path_to(node)): node.source for node in session.tree.live_nodes()}
+    assert below[8, 9, 6] is Source.POOL
+    assert below[51,] is Source.RECYCLED
+
+
+def path_to(node: Node) -> list[int]:
+    """Tokens below the root down to a node."""
+    above = [] if node.parent is None or node.parent.parent is None else path_to(node.parent)
+    return [*above, node.token_id]

@@ -10,7 +10,7 @@ import pytest
 
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from tests.support.services import running_verifier
-from tests.support.verifier_requests import request
+from tests.support.verifier_requests import refusal, request
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\ndef mul(a, b):\n"
 RECYCLED, POOL, DYNAMIC = types_pb2.SOURCE_RECYCLED, types_pb2.SOURCE_POOL, types_pb2.SOURCE_DYNAMIC
@@ -52,3 +52,27 @@ async def test_the_text_is_that_of_plain_decoding_whatever_is_looked_up(stub: An
         accepted = {count.source: count.num_tokens for count in summary.accepted_by_source}
         assert accepted.keys() <= set(sources), name
         assert sum(accepted.values()) > 0, name
+
+
+async def test_sources_of_its_own_need_no_datastore_even_where_one_is_configured() -> None:
+    asked = {"method": types_pb2.METHOD_RETRIEVAL, "retrieval_params": {"sources": [RECYCLED, POOL]}}
+    nobody = running_verifier(datastore="127.0.0.1:1")
+    async with nobody as running, grpc.aio.insecure_channel(running.address) as channel:
+        stub = verifier_pb2_grpc.VerifierServiceStub(channel)
+        _, summary = await said(stub, **asked)
+        assert not summary.degraded
+        _, summary = await said(stub, method=types_pb2.METHOD_RETRIEVAL)
+        assert summary.degraded, "the tiers are asked for, and there are none"
+
+
+@pytest.mark.parametrize(
+    ("number", "rule"),
+    [(types_pb2.SOURCE_DRAFT, "got 2"), (RECYCLED, "each at most once, got SOURCE_RECYCLED")],
+)
+async def test_a_source_that_cannot_be_asked_is_invalid_by_name(stub: Any, number: int, rule: str) -> None:
+    asked = {"method": types_pb2.METHOD_RETRIEVAL, "retrieval_params": {"sources": [RECYCLED, number]}}
+    error = await refusal(stub.Generate(request(**asked)))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    details = error.details() or ""
+    assert details.startswith("speculation.retrieval_params.sources[1] must be one of")
+    assert rule in details

@@ -191,6 +191,35 @@ def without(*tiers: Source) -> RetrievalPlan:
     return RetrievalPlan(sources=tuple(tier for tier in TIERS if tier not in tiers))
 
 
+# REST: all that the prior knows, as a tree.
+
+
+def test_the_prior_s_continuations_are_a_tree_whose_nodes_weigh_by_their_counts() -> None:
+    documents = [[5, 7, 8, 1, 4], [5, 7, 8, 1, 4], [5, 7, 8, 1, 3], [5, 7, 8, 2, 9], [7, 8, 2, 9]]
+    session = retriever([5, 7, 8], tiers=prior_of(*documents), plan=RetrievalPlan(sources=(Source.PRIOR,)))
+    guess = session.tree(2)
+    assert guess is not None
+    tree = DraftTree([5, 7, 8], 100)
+    session.plant(tree, tree.root, guess)
+    first = tree.root.children
+    assert guess.match_len == 3
+    assert {token_id: sorted(node.children) for token_id, node in first.items()} == {1: [3, 4], 2: [9]}
+    assert first[1].logprob > first[2].logprob, "three of four documents"
+    assert first[1].children[4].logprob > first[1].children[3].logprob
+    assert {node.source for node in tree.live_nodes()} == {Source.PRIOR}
+    assert [node.token_id for node in tree.best_subtree(2, 2)] == [1, 4]
+
+
+def test_each_source_takes_part_in_a_tree_and_the_tiers_count_by_their_longest_match() -> None:
+    sources = (Source.POOL, Source.DYNAMIC, Source.PRIOR)
+    session = retriever([1, 2, 3, 4, 5, 6, 1, 2], tiers=prior_of([2, 9]), plan=RetrievalPlan(sources=sources))
+    guess = session.tree(1)
+    assert guess is not None
+    assert guess.match_len == 2
+    assert guess.token_ids == [3], "pool and session say the same, and the prior's match is shorter"
+    assert guess.keys[0][0] is Source.DYNAMIC, "surer, as two tokens have matched"
+
+
 # DOUBLE's published code cannot find much of what it stores (D1, D2, D5). These are the cases.
 
 

@@ -35,6 +35,8 @@ class MethodsSizes:
     ablation_tokens: int = 28
     double_tokens: int = 48
     """Limit for double: its matches depend on how far the text has come."""
+    sources_tokens: int = 36
+    """Limit for sources that learn from the session alone."""
     other_prompts: int = 8
     """Prompts of each category that is not code, as many as ship."""
     auto_tokens: int = 24
@@ -72,6 +74,7 @@ QUICK = MethodsSizes(
     max_tokens=24,
     ablation_tokens=16,
     double_tokens=24,
+    sources_tokens=24,
     other_prompts=1,
     auto_tokens=16,
     beam_widths=(5, 25),
@@ -349,8 +352,9 @@ def _sources(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
             (PLAIN, *(contender("retrieval", name, **fields) for name, fields in TRAINLESS.items())),
             TEMPERATURES,
             code(sizes.num_prompts),
-            sizes.ablation_tokens,
-            repeats,
+            sizes.sources_tokens,
+            # Longer texts rather than a third turn: what a session learns is worth nothing at its beginning.
+            min(repeats, 2),
             # On the services of the part before, where the whole prior is loaded.
             draft=DRAFT_C2_5,
             prior_share=1.0,

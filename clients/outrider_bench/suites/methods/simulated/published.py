@@ -40,10 +40,10 @@ SOURCES = {
 }
 """Rivals that are sources of retrieval, without a draft model: their C is of no matter."""
 NOTE = (
-    "In simulated time, on two devices side by side, where the papers measure: a forward of the target takes 20 ms with "
-    "1 row, 22 with 64 and 30 with 256, one of the draft model 20 / C, and .01 for each further row, a message .05; "
-    "without prefill. as published: see outrider_client.presets; chains of card and double are C tokens long, as their "
-    "papers have them. No prior: double has the session's own text."
+    "In simulated time, on two devices side by side, where the papers measure: a forward of the target takes 20 ms "
+    "with 1 row, 22 with 64 and 30 with 256, one of the draft model 20 / C, and .01 for each further row, a message "
+    ".05; without prefill. as published: see outrider_client.presets; chains of card and double are C tokens long, as "
+    "their papers have them. No prior: double has the session's own text."
 )
 CAPTION = (
     f"Speed-ups over plain decoding: alone, and {BATCH} generations at once by {BATCH} plain ones. as published: the "

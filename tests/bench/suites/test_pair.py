@@ -75,10 +75,11 @@ def test_each_rule_is_judged_by_its_own_verdicts() -> None:
     assert found[RATIO].by_position == (0.5, 0.5)
 
 
-def probe(one: Contender, latency_ms: float = 0.0, **times: float) -> Block:
-    """A generation of one of the probes."""
+def probe(one: Contender, latency_ms: float = 0.0, last_s: float = 0.014, **times: float) -> Block:
+    """A generation of one of the probes: eight rounds, of which the last may take longer than the others."""
     reported = {"forward_ms": 12.0, "overhead_ms": 1.0} | ({"draft_latency_ms": latency_ms} if latency_ms else {})
-    made = GenerationSample(3, (1,), (), 1.0, Rounds(times_p50=reported | times))
+    ends_s = [place * 0.014 for place in range(8)] + [7 * 0.014 + last_s]
+    made = GenerationSample(3, (1,), tuple(Chunk(at, 1) for at in ends_s), 1.0, Rounds(times_p50=reported | times))
     condition = Condition(one.method, one.setting, 0.0)
     return Block(condition, 0, 1.0, (Sample(condition, 0, 0, "code", made),))
 
@@ -108,8 +109,15 @@ def test_a_service_that_is_slower_than_the_worker_is_slower_at_all_rows() -> Non
     assert simulated["target_ms"] == pytest.approx(dict.fromkeys(TARGET_ROWS, 13.2)), "slower after a wait"
     assert costs.of("best-first")["target_ms"] == pytest.approx(dict.fromkeys(TARGET_ROWS, 18.0)), "or beside drafts"
     assert simulated["draft_ms"] + simulated["draft_row_ms"] == pytest.approx(costs.step_ms)
-    assert (simulated["overhead_ms"], costs.of("pearl")["overhead_ms"]) == (1.5, 2.0)
+    assert [simulated["overhead_ms"], costs.of("pearl")["overhead_ms"]] == pytest.approx([1.5, 2.0])
     assert costs.plain_round_ms == pytest.approx(12.5)
+
+
+def test_rare_long_rounds_count_where_they_are() -> None:
+    usual, plain = costs_of(TIMES, probed()), PROBES[0]
+    rare = costs_of(TIMES, [probe(plain, overhead_ms=0.5, last_s=0.014 * 5), *probed()[1:]])
+    assert rare.plain_round_ms == pytest.approx(1.5 * usual.plain_round_ms)
+    assert rare.of("pearl") == usual.of("pearl")
 
 
 def test_latencies_that_make_no_sense_are_replaced_by_what_the_worker_has_timed() -> None:

@@ -141,6 +141,9 @@ def costs_tables(costs: Mapping[str, Any]) -> list[Table]:
         "plain_overhead_ms": "round of off, beside its forward",
         "turn_overhead_ms": "round of speculative, beside forward and waiting",
         "ahead_overhead_ms": "round while drafts come in, beside forward and waiting",
+        "plain_stretch": "factor of all that: mean by median of a round of off",
+        "turn_stretch": "of speculative",
+        "ahead_stretch": "of a round while drafts come in",
     }
     others = [[text, number_cell(costs[name], 2)] for name, text in names.items()]
     columns = ("rows", "target ms", "x one row", "draft ms")

@@ -127,8 +127,8 @@ def test_latencies_that_make_no_sense_are_replaced_by_what_the_worker_has_timed(
 
 
 def test_a_probe_that_reports_nothing_is_named() -> None:
-    blocks = [block for block in probed() if block.condition.setting != f"gamma = {LONG}"]
-    with pytest.raises(ValueError, match=f"speculative gamma = {LONG} must report forward_ms"):
+    blocks = [block for block in probed() if block.condition.setting != f"probe gamma = {LONG}"]
+    with pytest.raises(ValueError, match=f"speculative probe gamma = {LONG} must report forward_ms"):
         costs_of(TIMES, blocks)
 
 
@@ -192,6 +192,11 @@ def test_speedups_are_of_decoding_and_a_busy_moment_falls_on_one_turn_only() -> 
     assert found.measured == pytest.approx(2.0)
     assert min(found.runs) < 1.0
     assert found.error == pytest.approx(0.1)
+
+
+def test_probes_tell_costs_and_are_compared_with_nothing() -> None:
+    blocks = [turn(one, 0.2) for one in PROBES]
+    assert comparisons_of(blocks, []) == []
 
 
 def test_prompts_that_only_one_of_both_has_finished_do_not_count() -> None:

@@ -12,6 +12,8 @@ from outrider_bench.experiment import PLAIN, Contender, contender
 from outrider_bench.samples import Block, GenerationSample
 
 TARGET_ROWS, DRAFT_ROWS = (1, 2, 4, 8, 16, 32), (1, 4, 8, 16, 32)
+PROBE = "probe"
+"""First word of the settings that tell costs, and are compared with no prediction."""
 SHORT, LONG = 2, 6
 """Lengths of two chains whose latencies say what a step of the draft costs, and what the way to it."""
 LEAST_ROUNDS = 4
@@ -23,7 +25,7 @@ LEAST_MS = 0.05
 def _chain(method: str, length: int) -> Contender:
     # No chain ends early, whatever its probability: the number of forwards and rows must be known.
     fields = {"num_speculative_tokens": length, "min_path_probability": 0.0}
-    return contender(method, f"gamma = {length}", **fields)
+    return contender(method, f"{PROBE} gamma = {length}", **fields)
 
 
 TURN_SHORT, TURN_LONG, AHEAD = _chain("speculative", SHORT), _chain("speculative", LONG), _chain("pearl", SHORT)

@@ -61,6 +61,7 @@ class Served:
             "models": self.models,
             "acceptances": [],
             "costs": None,
+            "later_costs": None,
             "predictions": [],
             "best": self._best(),
             "failures": self.contender_failures,

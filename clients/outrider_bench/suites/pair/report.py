@@ -32,9 +32,9 @@ PREDICTION_CAPTION = (
     "Decoding alone, without prefill; γ: most drafted tokens of a path that a round verifies."
 )
 COMPARISON_CAPTION = (
-    "Speed-up over off, decoding alone. predicted: at the costs that probes had in the same turns; of auto, to be as fast "
-    "as the best setting. measured: in turns with off, on the texts of the prediction; of each prompt the median of the "
-    "repeats (in brackets: single repeats, lowest to highest)."
+    "Speed-up over off, decoding alone. predicted: at the costs that probes had in the same turns; of auto, to be as "
+    "fast as the best setting. measured: in turns with off, on the texts of the prediction; of each prompt the median "
+    "of the repeats (in brackets: single repeats, lowest to highest)."
 )
 SPACELIKE_NOTE = (
     "Spacelike has no row: it continues with what the service has said before, which no pair of models decides; "

@@ -169,7 +169,7 @@ class PairConfig(SuiteConfig):
 
     @property
     def num_timed_turns(self) -> int:
-        """Turns of the two models when their forwards are timed."""
+        """Count the turns of the two models when their forwards are timed."""
         return 3 if self.is_quick else 15
 
 

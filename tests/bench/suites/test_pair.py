@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.models.loading import DEMO_FOLDER
 from outrider_bench.experiment import PLAIN, Contender
 from outrider_bench.prediction import expected_tokens
 from outrider_bench.result import MET, MISSED
@@ -235,15 +237,29 @@ def test_the_suite_predicts_and_measures_a_pair_in_small_sizes(tmp_path: Path) -
     assert {path.name for path in tmp_path.iterdir()} == {"results.json", "results.md", "pair.png", "prediction.png"}
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.slow
+@pytest.mark.timeout(420)
+@pytest.mark.suite
 def test_models_that_are_no_pair_are_wrong_usage_and_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "outrider_cli", "bench", "pair", "--target", "demo/target", "--draft", "demo/none"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 2
-    assert "error: demo/target and demo/none: there is no demo model 'demo/none'" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    other = tmp_path / "draft"
+    shutil.copytree(DEMO_FOLDER / "draft", other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    ids = tokenizer["model"]["vocab"]
+    ids["!"], ids["#"] = ids["#"], ids["!"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    tokens = (
+        f"the target's tokenizer, got '{other}' for 'demo/target': vocab sizes 2048 and 2048; the first tokens that"
+    )
+    complaints = {
+        "demo/none": "error: demo/target and demo/none: there is no demo model 'demo/none'",
+        str(other): f"error: --draft must be a model with {tokens} differ are 1: '!' and '#'",
+    }
+    for draft, complaint in complaints.items():
+        command = [sys.executable, "-m", "outrider_cli", "bench", "pair", "--target", "demo/target", "--draft", draft]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 2
+        assert complaint in done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.stdout == ""
 
 
 @pytest.mark.timeout(420)

@@ -33,12 +33,12 @@ class Comparison:
 
     @property
     def label(self) -> str:
-        """Method and setting in a few words."""
+        """Return method and setting in a few words."""
         return f"{self.method} {self.setting}".strip()
 
     @property
     def error(self) -> float | None:
-        """The part of what was measured that the prediction is too high by; below 0 where it is too low."""
+        """Return the part of what was measured that the prediction is too high by; below 0 where it is too low."""
         return None if self.predicted is None else self.predicted / self.measured - 1
 
     def to_json(self) -> dict[str, Any]:

@@ -68,12 +68,12 @@ class PairCosts:
 
     @property
     def speed_ratio(self) -> float:
-        """C: forwards of the draft model, one row each, that fit into one of the target (DOUBLE, section 3.1)."""
+        """Return C: forwards of the draft, one row each, that fit into one of the target (DOUBLE, section 3.1)."""
         return self.target_ms[1] / self.draft_ms[1]
 
     @property
     def plain_round_ms(self) -> float:
-        """Time of a token of `off`."""
+        """Return the time of a token of `off`."""
         return self.plain_stretch * (self.plain_ms + self.plain_overhead_ms)
 
     def of(self, method: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Served:
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """The measurements so far."""
+        """Return the measurements so far."""
         return comparisons_of(self._blocks, [])
 
     async def run(self, log: Log) -> None:

@@ -76,7 +76,7 @@ class Study:
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """The measurements so far, beside their predictions."""
+        """Return the measurements so far, beside their predictions."""
         predictions = self.later_predictions or self.predictions
         return comparisons_of(self._blocks, [one.to_json() for one in predictions])
 

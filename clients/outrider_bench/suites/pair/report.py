@@ -18,6 +18,7 @@ from outrider_bench.report import (
     percent_cell,
     summary_of_claims,
 )
+from outrider_cli.prompts import ALL_CATEGORIES
 
 SHOWN_POSITIONS = 8
 """Positions of a chain that a table has room for; results.json has all."""
@@ -98,7 +99,7 @@ def chapters_of(pair: Mapping[str, Any], *, is_alone: bool) -> list[Chapter]:
         ]
         found.append(Chapter(f"{prefix}predictions", tables, [SPACELIKE_NOTE, *stand_in_sentences(pair)]))
     if pair["comparisons"]:
-        tables = [comparison_table(pair["comparisons"], pair["rows"])]
+        tables = [comparison_table(pair)]
         # Results without predictions have no table of their own for the best setting.
         tables += [] if pair["predictions"] else [best_table(pair["best"])]
         sentences = [*later_sentences(pair), EXPERIMENT_CAPTION]
@@ -181,13 +182,18 @@ def best_table(best: Sequence[Mapping[str, Any]]) -> Table:
     return Table("The best setting", ("T", "speed-up", "flags"), rows, "", frozenset({"flags"}), frozenset())
 
 
-def comparison_table(comparisons: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Put what was measured beside what was predicted."""
-    tokens = {
+def comparison_table(pair: Mapping[str, Any]) -> Table:
+    """Put what was measured beside what was predicted: speed-ups, and tokens, which no busy machine bends."""
+    measured = {
         (row["method"], row["setting"], row["temperature"]): row["mean_acceptance_length"]
-        for row in rows
-        if row["category"] == "all"
+        for row in pair["rows"]
+        if row["category"] == ALL_CATEGORIES
     }
+    predicted = {
+        (one["method"], f"gamma = {one['num_speculative_tokens']}", one["temperature"]): one["tokens_per_round"]
+        for one in pair["later_predictions"]
+    }
+    keys = [(one["method"], one["setting"], one["temperature"]) for one in pair["comparisons"]]
     cells = [
         [
             f"{one['method']} {one['setting']}".strip(),
@@ -195,11 +201,12 @@ def comparison_table(comparisons: Sequence[Mapping[str, Any]], rows: Sequence[Ma
             number_cell(one["predicted"], 2),
             f"{one['measured']:.2f} ({min(one['measured_runs']):.2f}–{max(one['measured_runs']):.2f})",
             percent_cell(one["error"]),
-            number_cell(tokens.get((one["method"], one["setting"], one["temperature"])), 2),
+            number_cell(predicted.get(key), 2),
+            number_cell(measured.get(key), 2),
         ]
-        for one in comparisons
+        for one, key in zip(pair["comparisons"], keys, strict=True)
     ]
-    columns = ("method", "T", "predicted", "measured", "off by", "tok/forward")
+    columns = ("method", "T", "predicted", "measured", "off by", "tokens predicted", "tokens measured")
     return Table("", columns, cells, COMPARISON_CAPTION)
 
 

@@ -63,6 +63,7 @@ class Served:
             "costs": None,
             "later_costs": None,
             "predictions": [],
+            "later_predictions": [],
             "best": self._best(),
             "failures": self.contender_failures,
             "rows": Measured({NAME: self._blocks}).rows(NAME, len(config.prompts), config.repeats),

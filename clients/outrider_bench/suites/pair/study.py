@@ -117,6 +117,7 @@ class Study:
             "costs": self._costs and self._costs.to_json(),
             "later_costs": self._later_costs and self._later_costs.to_json(),
             "predictions": [one.to_json() for one in self.predictions],
+            "later_predictions": [one.to_json() for one in self.later_predictions],
             "best": [
                 {"temperature": temperature, "flags": one.setting.flags if one else flags_of(PLAIN)}
                 | {"speedup": one.speedup if one else 1.0}

@@ -147,7 +147,7 @@ class PairConfig(SuiteConfig):
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
     num_speculative_tokens: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 12)
     """Lengths of chains to predict; the last one is a server's default."""
-    max_tokens: int = 48
+    max_tokens: int = 40
     prompts: tuple[Prompt, ...] = field(default=(), repr=False)
     is_family: bool = False
     """True means that the prediction is checked on pairs made of the demo models, instead of this one."""
@@ -171,7 +171,7 @@ class PairConfig(SuiteConfig):
 
     @property
     def num_timed_turns(self) -> int:
-        """Turns of the two models when their forwards are timed."""
+        """Count the turns of the two models when their forwards are timed."""
         return 3 if self.is_quick else 15
 
 

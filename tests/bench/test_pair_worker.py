@@ -14,6 +14,8 @@ from outrider.models.runner import Segment
 from outrider_bench.workers.pair import Pair, Replay, difference_of, resolved
 from tests.support.services import draft_model, target_model
 
+pytestmark = pytest.mark.slow
+
 NUM_TOKENS = 40
 COSTS = {
     "target_ms": {"1": 20.0, "32": 40.0},

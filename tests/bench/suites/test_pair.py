@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.models.loading import DEMO_FOLDER
 from outrider_bench.experiment import PLAIN, Contender
 from outrider_bench.prediction import expected_tokens
 from outrider_bench.result import MET, MISSED
@@ -75,10 +77,11 @@ def test_each_rule_is_judged_by_its_own_verdicts() -> None:
     assert found[RATIO].by_position == (0.5, 0.5)
 
 
-def probe(one: Contender, latency_ms: float = 0.0, **times: float) -> Block:
-    """A generation of one of the probes."""
+def probe(one: Contender, latency_ms: float = 0.0, last_s: float = 0.014, **times: float) -> Block:
+    """A generation of one of the probes: eight rounds, of which the last may take longer than the others."""
     reported = {"forward_ms": 12.0, "overhead_ms": 1.0} | ({"draft_latency_ms": latency_ms} if latency_ms else {})
-    made = GenerationSample(3, (1,), (), 1.0, Rounds(times_p50=reported | times))
+    ends_s = [place * 0.014 for place in range(8)] + [7 * 0.014 + last_s]
+    made = GenerationSample(3, (1,), tuple(Chunk(at, 1) for at in ends_s), 1.0, Rounds(times_p50=reported | times))
     condition = Condition(one.method, one.setting, 0.0)
     return Block(condition, 0, 1.0, (Sample(condition, 0, 0, "code", made),))
 
@@ -108,8 +111,15 @@ def test_a_service_that_is_slower_than_the_worker_is_slower_at_all_rows() -> Non
     assert simulated["target_ms"] == pytest.approx(dict.fromkeys(TARGET_ROWS, 13.2)), "slower after a wait"
     assert costs.of("best-first")["target_ms"] == pytest.approx(dict.fromkeys(TARGET_ROWS, 18.0)), "or beside drafts"
     assert simulated["draft_ms"] + simulated["draft_row_ms"] == pytest.approx(costs.step_ms)
-    assert (simulated["overhead_ms"], costs.of("pearl")["overhead_ms"]) == (1.5, 2.0)
+    assert [simulated["overhead_ms"], costs.of("pearl")["overhead_ms"]] == pytest.approx([1.5, 2.0])
     assert costs.plain_round_ms == pytest.approx(12.5)
+
+
+def test_rare_long_rounds_count_where_they_are() -> None:
+    usual, plain = costs_of(TIMES, probed()), PROBES[0]
+    rare = costs_of(TIMES, [probe(plain, overhead_ms=0.5, last_s=0.014 * 5), *probed()[1:]])
+    assert rare.plain_round_ms == pytest.approx(1.5 * usual.plain_round_ms)
+    assert rare.of("pearl") == usual.of("pearl")
 
 
 def test_latencies_that_make_no_sense_are_replaced_by_what_the_worker_has_timed() -> None:
@@ -119,8 +129,8 @@ def test_latencies_that_make_no_sense_are_replaced_by_what_the_worker_has_timed(
 
 
 def test_a_probe_that_reports_nothing_is_named() -> None:
-    blocks = [block for block in probed() if block.condition.setting != f"gamma = {LONG}"]
-    with pytest.raises(ValueError, match=f"speculative gamma = {LONG} must report forward_ms"):
+    blocks = [block for block in probed() if block.condition.setting != f"probe gamma = {LONG}"]
+    with pytest.raises(ValueError, match=f"speculative probe gamma = {LONG} must report forward_ms"):
         costs_of(TIMES, blocks)
 
 
@@ -186,6 +196,11 @@ def test_speedups_are_of_decoding_and_a_busy_moment_falls_on_one_turn_only() -> 
     assert found.error == pytest.approx(0.1)
 
 
+def test_probes_tell_costs_and_are_compared_with_nothing() -> None:
+    blocks = [turn(one, 0.2) for one in PROBES]
+    assert comparisons_of(blocks, []) == []
+
+
 def test_prompts_that_only_one_of_both_has_finished_do_not_count() -> None:
     blocks = [turn(PLAIN, 0.2), turn(PEARL, 0.1), turn(PEARL, 5.0, prompt=1)]
     [found] = comparisons_of(blocks, [])
@@ -222,15 +237,29 @@ def test_the_suite_predicts_and_measures_a_pair_in_small_sizes(tmp_path: Path) -
     assert {path.name for path in tmp_path.iterdir()} == {"results.json", "results.md", "pair.png", "prediction.png"}
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.slow
+@pytest.mark.timeout(420)
+@pytest.mark.suite
 def test_models_that_are_no_pair_are_wrong_usage_and_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "outrider_cli", "bench", "pair", "--target", "demo/target", "--draft", "demo/none"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 2
-    assert "error: demo/target and demo/none: there is no demo model 'demo/none'" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    other = tmp_path / "draft"
+    shutil.copytree(DEMO_FOLDER / "draft", other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    ids = tokenizer["model"]["vocab"]
+    ids["!"], ids["#"] = ids["#"], ids["!"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    tokens = (
+        f"the target's tokenizer, got '{other}' for 'demo/target': vocab sizes 2048 and 2048; the first tokens that"
+    )
+    complaints = {
+        "demo/none": "error: demo/target and demo/none: there is no demo model 'demo/none'",
+        str(other): f"error: --draft must be a model with {tokens} differ are 1: '!' and '#'",
+    }
+    for draft, complaint in complaints.items():
+        command = [sys.executable, "-m", "outrider_cli", "bench", "pair", "--target", "demo/target", "--draft", draft]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 2
+        assert complaint in done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.stdout == ""
 
 
 @pytest.mark.timeout(420)

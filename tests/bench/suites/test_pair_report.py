@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ def pair_of(title: str = "the pair", **changes: Any) -> dict[str, Any]:
         "models": {},
         "acceptances": [one.to_json() for one in acceptances_of([text], 0.7, 12)],
         "costs": COSTS.to_json(),
+        "later_costs": replace(COSTS, plain_ms=44.0).to_json(),
         "predictions": [one.to_json() for one in predictions],
+        "later_predictions": [one.to_json() for one in predictions],
         "best": [{"temperature": 0.7, "flags": best.setting.flags, "speedup": best.speedup}],
         "failures": {},
         "rows": [],
@@ -79,9 +82,10 @@ def test_a_report_answers_with_the_flags_to_type() -> None:
     text = report_of(results_of()).to_markdown()
     assert "2.10x expected with --method best-first --num-speculative-tokens 12 --temperature 0.7" in text
     assert "1 claims met, 1 missed (prediction: 1)" in text
-    assert "| best-first gamma = 12 | 0.7 | 2.10 | 2.00 (1.90–2.30) | 5% |" in text
+    assert "| best-first gamma = 12 | 0.7 | 2.10 | 2.00 (1.90–2.30) | 5% | 4.00 | – |" in text
     assert "C = 21.0: forwards of the draft model" in text
     assert SPACELIKE_NOTE in text
+    assert "A round of off took 45.0 ms in these turns, and 23.0 ms when costs were probed" in text
 
 
 def test_a_report_has_a_row_for_each_rule_and_each_method() -> None:
@@ -105,7 +109,9 @@ def test_several_pairs_have_chapters_of_their_own() -> None:
 
 
 def test_an_address_leaves_out_what_needs_the_models_and_says_so() -> None:
-    pair = pair_of(acceptances=[], costs=None, predictions=[], best=[], claims=[])
+    pair = pair_of(
+        acceptances=[], costs=None, later_costs=None, predictions=[], later_predictions=[], best=[], claims=[]
+    )
     pair["comparisons"] = [Comparison("pearl", "", 0.7, None, 1.5, (1.5,)).to_json()]
     results = results_of(pair)
     results["config"]["address"] = "host:50051"

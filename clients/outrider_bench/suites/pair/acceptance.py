@@ -25,7 +25,7 @@ class Acceptance:
 
     @property
     def tokens_per_round(self) -> float:
-        """Tokens of a round with a chain of all these positions, the target's own token included."""
+        """Return the tokens of a round with a chain of all these positions, the target's own token included."""
         tokens, reached = 1.0, 1.0
         for alpha in self.by_position:
             reached *= alpha or 0.0

@@ -10,6 +10,7 @@ from typing import Any
 from outrider_bench.experiment import OFF
 from outrider_bench.result import Measurement, at_most
 from outrider_bench.samples import Block
+from outrider_bench.suites.pair.costs import PROBE
 from outrider_bench.suites.pair.settings import predicted_for
 
 PART = "prediction"
@@ -32,12 +33,12 @@ class Comparison:
 
     @property
     def label(self) -> str:
-        """Method and setting in a few words."""
+        """Return method and setting in a few words."""
         return f"{self.method} {self.setting}".strip()
 
     @property
     def error(self) -> float | None:
-        """The part of what was measured that the prediction is too high by; below 0 where it is too low."""
+        """Return the part of what was measured that the prediction is too high by; below 0 where it is too low."""
         return None if self.predicted is None else self.predicted / self.measured - 1
 
     def to_json(self) -> dict[str, Any]:
@@ -54,8 +55,12 @@ class Comparison:
 
 
 def comparisons_of(blocks: Sequence[Block], predictions: Sequence[Mapping[str, Any]]) -> list[Comparison]:
-    """Hold every contender but `off` against its prediction, in the order of the first turns."""
-    conditions = dict.fromkeys(block.condition for block in blocks if block.condition.method != OFF)
+    """Hold every contender but `off` and the probes against its prediction, in the order of the first turns."""
+    conditions = dict.fromkeys(
+        block.condition
+        for block in blocks
+        if block.condition.method != OFF and not block.condition.setting.startswith(PROBE)
+    )
     times, found = _token_times(blocks), []
     for one in sorted(conditions, key=lambda condition: condition.temperature):
         ours, plain = (times.get((*name, one.temperature), {}) for name in ((one.method, one.setting), (OFF, "")))

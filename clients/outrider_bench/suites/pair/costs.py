@@ -9,11 +9,15 @@ from typing import Any
 
 from outrider.core.costs import ForwardTimes
 from outrider_bench.experiment import PLAIN, Contender, contender
-from outrider_bench.samples import Block
+from outrider_bench.samples import Block, GenerationSample
 
 TARGET_ROWS, DRAFT_ROWS = (1, 2, 4, 8, 16, 32), (1, 4, 8, 16, 32)
+PROBE = "probe"
+"""First word of the settings that tell costs, and are compared with no prediction."""
 SHORT, LONG = 2, 6
 """Lengths of two chains whose latencies say what a step of the draft costs, and what the way to it."""
+LEAST_ROUNDS = 4
+"""Rounds of a generation from which on their mean and their median say something."""
 LEAST_MS = 0.05
 """A way takes some time, however the timings wobble."""
 
@@ -21,7 +25,7 @@ LEAST_MS = 0.05
 def _chain(method: str, length: int) -> Contender:
     # No chain ends early, whatever its probability: the number of forwards and rows must be known.
     fields = {"num_speculative_tokens": length, "min_path_probability": 0.0}
-    return contender(method, f"gamma = {length}", **fields)
+    return contender(method, f"{PROBE} gamma = {length}", **fields)
 
 
 TURN_SHORT, TURN_LONG, AHEAD = _chain("speculative", SHORT), _chain("speculative", LONG), _chain("pearl", SHORT)
@@ -54,16 +58,23 @@ class PairCosts:
     """Of a round that takes turns with the draft, beside forward and waiting."""
     ahead_overhead_ms: float
     """Of a round while drafts come in."""
+    plain_stretch: float = 1.0
+    """The mean of a round of `off` by its median, of which all the times above are: other work on the machine, and the
+    rare long round, count."""
+    turn_stretch: float = 1.0
+    """The same of a round that takes turns with the draft."""
+    ahead_stretch: float = 1.0
+    """The same of a round while drafts come in."""
 
     @property
     def speed_ratio(self) -> float:
-        """C: forwards of the draft model, one row each, that fit into one of the target (DOUBLE, section 3.1)."""
+        """Return C: forwards of the draft, one row each, that fit into one of the target (DOUBLE, section 3.1)."""
         return self.target_ms[1] / self.draft_ms[1]
 
     @property
     def plain_round_ms(self) -> float:
-        """Time of a token of `off`."""
-        return self.plain_ms + self.plain_overhead_ms
+        """Return the time of a token of `off`."""
+        return self.plain_stretch * (self.plain_ms + self.plain_overhead_ms)
 
     def of(self, method: str) -> dict[str, Any]:
         """Return the costs of the simulated pair, under a method."""
@@ -73,13 +84,14 @@ class PairCosts:
         draft_scale = self.step_ms / self.draft_ms[1]
         widest = max(self.draft_ms)
         row_ms = max(0.0, (self.draft_ms[widest] - self.draft_ms[1]) / (widest - 1)) * draft_scale
-        times = ForwardTimes(self.target_ms)
+        stretch = self.turn_stretch if takes_turns else self.ahead_stretch
+        overhead_ms = self.turn_overhead_ms if takes_turns else self.ahead_overhead_ms
         return {
-            "target_ms": {rows: scale * times.of(rows) for rows in self.target_ms},
-            "draft_ms": max(0.0, self.step_ms - row_ms),
-            "draft_row_ms": row_ms,
-            "one_way_ms": self.one_way_ms,
-            "overhead_ms": self.turn_overhead_ms if takes_turns else self.ahead_overhead_ms,
+            "target_ms": {rows: stretch * scale * ms for rows, ms in self.target_ms.items()},
+            "draft_ms": stretch * max(0.0, self.step_ms - row_ms),
+            "draft_row_ms": stretch * row_ms,
+            "one_way_ms": stretch * self.one_way_ms,
+            "overhead_ms": stretch * overhead_ms,
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -96,6 +108,9 @@ class PairCosts:
             "plain_overhead_ms": self.plain_overhead_ms,
             "turn_overhead_ms": self.turn_overhead_ms,
             "ahead_overhead_ms": self.ahead_overhead_ms,
+            "plain_stretch": self.plain_stretch,
+            "turn_stretch": self.turn_stretch,
+            "ahead_stretch": self.ahead_stretch,
         }
 
 
@@ -130,11 +145,14 @@ def costs_of(times: Mapping[str, Mapping[str, float]], blocks: Iterable[Block]) 
         plain_overhead_ms=plain["overhead_ms"],
         turn_overhead_ms=short["overhead_ms"],
         ahead_overhead_ms=ahead["overhead_ms"],
+        plain_stretch=plain["stretch"],
+        turn_stretch=median((short["stretch"], long["stretch"])),
+        ahead_stretch=ahead["stretch"],
     )
 
 
 def _medians(blocks: Iterable[Block]) -> dict[tuple[str, str], dict[str, float]]:
-    """Return the median over the generations of each median time, by contender."""
+    """Return the median over the generations of each median time, and of `stretch`, by contender."""
     found: dict[tuple[str, str], dict[str, list[float]]] = {}
     for block in blocks:
         for sample in block.samples:
@@ -142,8 +160,21 @@ def _medians(blocks: Iterable[Block]) -> dict[tuple[str, str], dict[str, float]]
                 times = found.setdefault((block.condition.method, block.condition.setting), {})
                 for name, ms in sample.generation.rounds.times_p50.items():
                     times.setdefault(name, []).append(ms)
+                if stretch := _stretch(sample.generation):
+                    times.setdefault("stretch", []).append(stretch)
     for one in PROBES:
-        for name in ("forward_ms", "overhead_ms", *(["draft_latency_ms"] if one.method == "speculative" else [])):
+        for name in (
+            "forward_ms",
+            "overhead_ms",
+            "stretch",
+            *(["draft_latency_ms"] if one.method == "speculative" else []),
+        ):
             if not found.get((one.method, one.setting), {}).get(name):
                 raise ValueError(f"{one.method} {one.setting} must report {name}, and does not")
     return {key: {name: median(values) for name, values in times.items()} for key, times in found.items()}
+
+
+def _stretch(generation: GenerationSample) -> float | None:
+    """Return the mean time of a round by its median; None where a generation has too few to tell."""
+    gaps = generation.gaps_s
+    return sum(gaps) / len(gaps) / median(gaps) if len(gaps) >= LEAST_ROUNDS else None

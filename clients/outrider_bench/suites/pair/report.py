@@ -18,6 +18,7 @@ from outrider_bench.report import (
     percent_cell,
     summary_of_claims,
 )
+from outrider_cli.prompts import ALL_CATEGORIES
 
 SHOWN_POSITIONS = 8
 """Positions of a chain that a table has room for; results.json has all."""
@@ -32,9 +33,9 @@ PREDICTION_CAPTION = (
     "Decoding alone, without prefill; γ: most drafted tokens of a path that a round verifies."
 )
 COMPARISON_CAPTION = (
-    "Speed-up over off, decoding alone. measured: in turns with off, on the texts of the prediction; of each prompt "
-    "the median of the repeats (in brackets: single repeats, lowest to highest). auto is predicted to be as fast "
-    "as the best setting."
+    "Speed-up over off, decoding alone. predicted: at the costs that probes had in the same turns; of auto, to be as "
+    "fast as the best setting. measured: in turns with off, on the texts of the prediction; of each prompt the median "
+    "of the repeats (in brackets: single repeats, lowest to highest)."
 )
 SPACELIKE_NOTE = (
     "Spacelike has no row: it continues with what the service has said before, which no pair of models decides; "
@@ -98,11 +99,12 @@ def chapters_of(pair: Mapping[str, Any], *, is_alone: bool) -> list[Chapter]:
         ]
         found.append(Chapter(f"{prefix}predictions", tables, [SPACELIKE_NOTE, *stand_in_sentences(pair)]))
     if pair["comparisons"]:
-        tables = [comparison_table(pair["comparisons"], pair["rows"])]
+        tables = [comparison_table(pair)]
         # Results without predictions have no table of their own for the best setting.
         tables += [] if pair["predictions"] else [best_table(pair["best"])]
+        sentences = [*later_sentences(pair), EXPERIMENT_CAPTION]
         tables.append(experiment_table({**pair, "title": "All of it"}))
-        found.append(Chapter(f"{prefix}measured", tables, [EXPERIMENT_CAPTION]))
+        found.append(Chapter(f"{prefix}measured", tables, sentences))
     return found
 
 
@@ -141,6 +143,9 @@ def costs_tables(costs: Mapping[str, Any]) -> list[Table]:
         "plain_overhead_ms": "round of off, beside its forward",
         "turn_overhead_ms": "round of speculative, beside forward and waiting",
         "ahead_overhead_ms": "round while drafts come in, beside forward and waiting",
+        "plain_stretch": "factor of all that: mean by median of a round of off",
+        "turn_stretch": "of speculative",
+        "ahead_stretch": "of a round while drafts come in",
     }
     others = [[text, number_cell(costs[name], 2)] for name, text in names.items()]
     columns = ("rows", "target ms", "x one row", "draft ms")
@@ -177,13 +182,18 @@ def best_table(best: Sequence[Mapping[str, Any]]) -> Table:
     return Table("The best setting", ("T", "speed-up", "flags"), rows, "", frozenset({"flags"}), frozenset())
 
 
-def comparison_table(comparisons: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Put what was measured beside what was predicted."""
-    tokens = {
+def comparison_table(pair: Mapping[str, Any]) -> Table:
+    """Put what was measured beside what was predicted: speed-ups, and tokens, which no busy machine bends."""
+    measured = {
         (row["method"], row["setting"], row["temperature"]): row["mean_acceptance_length"]
-        for row in rows
-        if row["category"] == "all"
+        for row in pair["rows"]
+        if row["category"] == ALL_CATEGORIES
     }
+    predicted = {
+        (one["method"], f"gamma = {one['num_speculative_tokens']}", one["temperature"]): one["tokens_per_round"]
+        for one in pair["later_predictions"]
+    }
+    keys = [(one["method"], one["setting"], one["temperature"]) for one in pair["comparisons"]]
     cells = [
         [
             f"{one['method']} {one['setting']}".strip(),
@@ -191,11 +201,12 @@ def comparison_table(comparisons: Sequence[Mapping[str, Any]], rows: Sequence[Ma
             number_cell(one["predicted"], 2),
             f"{one['measured']:.2f} ({min(one['measured_runs']):.2f}–{max(one['measured_runs']):.2f})",
             percent_cell(one["error"]),
-            number_cell(tokens.get((one["method"], one["setting"], one["temperature"])), 2),
+            number_cell(predicted.get(key), 2),
+            number_cell(measured.get(key), 2),
         ]
-        for one in comparisons
+        for one, key in zip(pair["comparisons"], keys, strict=True)
     ]
-    columns = ("method", "T", "predicted", "measured", "off by", "tok/forward")
+    columns = ("method", "T", "predicted", "measured", "off by", "tokens predicted", "tokens measured")
     return Table("", columns, cells, COMPARISON_CAPTION)
 
 
@@ -204,3 +215,15 @@ def stand_in_sentences(pair: Mapping[str, Any]) -> list[str]:
     if not pair["stand_in"]:
         return []
     return [f"Replayed with {pair['stand_in']}, which says what {pair['draft']} says in less time."]
+
+
+def later_sentences(pair: Mapping[str, Any]) -> list[str]:
+    """Say how far the machine was the same while everything was measured as when its costs were probed."""
+    before, later = pair["costs"], pair["later_costs"]
+    if not before or not later:
+        return []
+    first, second = (one["plain_ms"] + one["plain_overhead_ms"] for one in (before, later))
+    return [
+        f"A round of off took {second:.1f} ms in these turns, and {first:.1f} ms when costs were probed for the grid "
+        "of predictions; far apart, the machine had other work."
+    ]

@@ -33,7 +33,7 @@ class Served:
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """The measurements so far."""
+        """Return the measurements so far."""
         return comparisons_of(self._blocks, [])
 
     async def run(self, log: Log) -> None:
@@ -61,7 +61,9 @@ class Served:
             "models": self.models,
             "acceptances": [],
             "costs": None,
+            "later_costs": None,
             "predictions": [],
+            "later_predictions": [],
             "best": self._best(),
             "failures": self.contender_failures,
             "rows": Measured({NAME: self._blocks}).rows(NAME, len(config.prompts), config.repeats),

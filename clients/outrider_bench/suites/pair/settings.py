@@ -22,13 +22,13 @@ class Setting:
 
     @property
     def contender(self) -> Contender:
-        """The setting as one who takes turns; all else is as the server has it."""
+        """Return the setting as a contender; all else is as the server has it."""
         count = self.num_speculative_tokens
         return contender(self.method, f"gamma = {count}", num_speculative_tokens=count)
 
     @property
     def flags(self) -> str:
-        """The flags of `outrider generate` that ask for it."""
+        """Return the flags of `outrider generate` that ask for it."""
         return flags_of(self.contender)
 
 

@@ -63,16 +63,22 @@ class Study:
         self.models: dict[str, dict[str, Any]] = {}
         self.acceptances: list[Acceptance] = []
         self.predictions: list[Prediction] = []
+        """Of the whole grid, at the costs that were probed before anything was measured."""
+        self.later_predictions: list[Prediction] = []
+        """Of what was measured, at the costs that probes had in the very same turns."""
         self.contender_failures: dict[str, str] = {}
         """Reasons by the label of a contender."""
         self._costs: PairCosts | None = None
+        self._later_costs: PairCosts | None = None
+        self._times: dict[str, Any] = {}
         self._texts: dict[float, list[dict[str, Any]]] = {}
         self._blocks: list[Block] = []
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """The measurements so far, beside their predictions."""
-        return comparisons_of(self._blocks, [one.to_json() for one in self.predictions])
+        """Return the measurements so far, beside their predictions."""
+        predictions = self.later_predictions or self.predictions
+        return comparisons_of(self._blocks, [one.to_json() for one in predictions])
 
     async def run(self, log: Log) -> None:
         """Study the pair from beginning to end.
@@ -84,14 +90,18 @@ class Study:
             WorkerError: A worker died.
         """
         log(f"{self.pair.title}: loading {self.pair.target} and {self.pair.draft}")
-        times = await self._watch(log)
+        self._times = await self._watch(log)
         log("starting the services")
         async with running_stack(self._bench_config(self._experiment(())), 0.0) as (driver, _):
             log("probing what a round costs")
-            self._costs = await self._probe(driver, times)
+            self._costs = await self._probe(driver)
             log(f"replaying {len(self._settings)} settings at {len(self.config.temperatures)} temperatures")
-            await self._predict(self._costs)
+            grid = [(setting, t) for t in self.config.temperatures for setting in self._settings]
+            self.predictions = await self._predict(grid, self._costs)
             await self._measure(driver, log)
+            log("replaying what was measured, at the costs it had meanwhile")
+            self._later_costs = self._costs_of(self._blocks)
+            self.later_predictions = await self._predict(self._measured_grid, self._later_costs)
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that results.json keeps."""
@@ -105,7 +115,9 @@ class Study:
             "models": self.models,
             "acceptances": [one.to_json() for one in self.acceptances],
             "costs": self._costs and self._costs.to_json(),
+            "later_costs": self._later_costs and self._later_costs.to_json(),
             "predictions": [one.to_json() for one in self.predictions],
+            "later_predictions": [one.to_json() for one in self.later_predictions],
             "best": [
                 {"temperature": temperature, "flags": one.setting.flags if one else flags_of(PLAIN)}
                 | {"speedup": one.speedup if one else 1.0}
@@ -181,7 +193,7 @@ class Study:
         """Return the seed of a prompt: that of the generations which are measured, so that their texts are the same."""
         return seed_of(self._bench_config(self._experiment(())), 0, index)
 
-    async def _probe(self, driver: StackDriver, times: dict[str, Any]) -> PairCosts:
+    async def _probe(self, driver: StackDriver) -> PairCosts:
         config, blocks = self.config, list[Block]()
         probes = replace(
             self._experiment(PROBES),
@@ -192,19 +204,27 @@ class Study:
         failures = await run_experiment(probes, self._bench_config(probes), {"stack": driver}, blocks.append)
         for label, reason in failures.items():
             raise GenerationFailed(f"the probe {label} failed: {reason}")
+        return self._costs_of(blocks)
+
+    def _costs_of(self, blocks: Sequence[Block]) -> PairCosts:
         try:
-            return costs_of(times, blocks)
+            return costs_of(self._times, blocks)
         except ValueError as error:
             raise GenerationFailed(str(error)) from None
 
-    async def _predict(self, costs: PairCosts) -> None:
-        """Replay every setting; the services are idle meanwhile, so both cores are free for it."""
+    @property
+    def _measured_grid(self) -> list[tuple[Setting, float]]:
+        temperatures = self.config.temperatures
+        return [(setting, t) for t in temperatures for setting in measured_settings(self.predictions, t)]
+
+    async def _predict(self, grid: Sequence[tuple[Setting, float]], costs: PairCosts) -> list[Prediction]:
+        """Replay settings at temperatures; the services are idle meanwhile, so both cores are free for it."""
         pair, cores = self.pair, self.config.cores
         dtype = self.models["draft"]["dtype"]
         arguments = ["--draft", pair.stand_in or pair.draft, "--draft-dtype", dtype]
         # The longest chains first: else the last worker would be at one of them when all others have ended.
-        settings = sorted(self._settings, key=lambda one: -one.num_speculative_tokens)
-        waiting = iter([(one, t) for t in self.config.temperatures for one in settings])
+        waiting = iter(sorted(grid, key=lambda one: -one[0].num_speculative_tokens))
+        found: dict[tuple[Setting, float], Prediction] = {}
 
         async def work(core: int | None) -> None:
             worker = await Worker.start(WORKER, arguments, core)
@@ -212,15 +232,14 @@ class Study:
                 if refused := worker.hello.get("refused"):
                     raise GenerationFailed(refused)
                 for setting, temperature in waiting:
-                    self.predictions.append(await self._replayed(worker, setting, temperature, costs))
+                    found[setting, temperature] = await self._replayed(worker, setting, temperature, costs)
             finally:
                 await worker.stop()
 
         async with asyncio.TaskGroup() as group:
             for core in dict.fromkeys(cores) if cores else (None, None):
                 group.create_task(work(core))
-        order = {key: place for place, key in enumerate(itertools.product(self.config.temperatures, self._settings))}
-        self.predictions.sort(key=lambda one: order[one.temperature, one.setting])
+        return [found[key] for key in grid]
 
     async def _replayed(self, worker: Worker, setting: Setting, temperature: float, costs: PairCosts) -> Prediction:
         max_tokens = self.config.max_tokens
@@ -241,7 +260,7 @@ class Study:
         return Prediction(setting, temperature, answer["tokens_per_round"], plain_ms / answer["time_ms"])
 
     async def _measure(self, driver: StackDriver, log: Log) -> None:
-        """Let `off`, the settings that matter and `auto` take turns; every repeat has the same texts."""
+        """Let `off`, the probes, the settings that matter and `auto` take turns; every repeat has the same texts."""
         runs: list[tuple[Experiment, Running, Sequence[Contender]]] = []
         repeat = 0
 
@@ -251,7 +270,7 @@ class Study:
         log("warming up")
         for temperature in self.config.temperatures:
             settings = [one.contender for one in measured_settings(self.predictions, temperature)]
-            experiment = self._experiment([PLAIN, *settings, contender(AUTO)], [temperature])
+            experiment = self._experiment([*PROBES, *settings, contender(AUTO)], [temperature])
             running = Running(experiment, self._bench_config(experiment), {"stack": driver}, keep)
             runs.append((experiment, running, await running.warm_up()))
         for repeat in range(self.config.repeats):

@@ -72,8 +72,24 @@ def test_what_a_server_refuses_is_refused_here() -> None:
         take({"method": "saguaro", "saguaro": {"bias": 0.5}})
 
 
+@pytest.mark.suite
 def test_on_a_near_line_the_beam_is_cut_in_the_first_rounds_alone() -> None:
     wide = {"method": "card", "card": {"beam_width": 64}}
     (_, near), (_, far) = take(wide), take(wide, costs=replace(GPU, one_way_ms=10.0))
     withheld = [sum(each.rounds.num_withheld_nodes or 0 for each in found) for found in (near, far)]
     assert 0 < withheld[0] < 0.6 * withheld[1]
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_service_that_contributes_answers_what_was_asked_before_in_fewer_rounds(is_whole: bool) -> None:
+    pair, rounds = SimulatedPair(target_model(), draft_model()), {}
+    for contributes in (True, False):
+        retrieval = {"scope": "RETRIEVAL_SCOPE_TENANT", "contribute": contributes}
+        options = {"method": "spacelike", "retrieval_params": retrieval, "spacelike": {"whole_runs": is_whole}}
+        again = [asdict(REQUESTS[0])]
+        turns = [pair.take_turn(options, GPU.to_json(), again, 1) for _ in range(2)]
+        rounds[contributes] = [generation_from_json(turn["generations"][0]).rounds for turn in turns]
+    first, second = rounds[True]
+    assert second.num_rounds < 0.5 * first.num_rounds
+    assert second.accepted_by_source == {"ring": second.num_accepted}
+    assert rounds[False][1].num_rounds == rounds[False][0].num_rounds

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.core.params import AcceptanceRule, Method, SamplingParams, Source, SpeculationParams
+from outrider.core.retrieval.ring import TokenRing
 from outrider.core.session import Verdict
 from outrider.core.statistics import Statistics
 from outrider.models.loading import LoadedModel, load_model
@@ -30,6 +31,8 @@ from outrider_bench.workers.simulated_pair import Simulation, text_of
 from outrider_bench.workers.worker import Handler, pin, serve
 
 WARM_UP_TOKENS = 32
+RING_CAPACITY = 1 << 18
+"""Tokens that a service remembers: more than a replay has."""
 _DEFAULTS = SpeculationParams(
     Method.AUTO,
     VerifierSettings.model_fields["num_speculative_tokens"].default,
@@ -103,7 +106,9 @@ class _Contender:
     ) -> None:
         self._pair, self._params = pair, params
         self._told: dict[int, _Told] = defaultdict(_Told)
-        self._simulation = Simulation(draft, costs, target, on_verdict=self._note)
+        # What a service has said before is known to the contender that said it, and to no other.
+        ring = TokenRing(RING_CAPACITY) if params.method is Method.SPACELIKE else None
+        self._simulation = Simulation(draft, costs, target, on_verdict=self._note, ring=ring)
 
     def run(self, requests: Sequence[Request], num_at_once: int) -> dict[str, Any]:
         """See `SimulatedPair.take_turn`."""

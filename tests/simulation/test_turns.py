@@ -67,6 +67,17 @@ def test_under_the_ratio_rule_drafts_decide_the_text_and_the_target_runs() -> No
     assert [each.token_ids for each in drafted] != [each.token_ids for each in undrafted]
 
 
+def test_greedily_both_rules_keep_the_same_tokens() -> None:
+    greedy = [asdict(replace(each, temperature=0.0)) for each in REQUESTS[:1]]
+    pair = SimulatedPair(target_model(), draft_model())
+    match, ratio = (
+        pair.take_turn(CHAINS | rule, GPU.to_json(), greedy, 1)["generations"][0]
+        for rule in ({}, {"acceptance_rule": "ACCEPTANCE_RULE_RATIO"})
+    )
+    assert ratio["token_ids"] == match["token_ids"]
+    assert ratio["rounds"]["num_accepted"] == match["rounds"]["num_accepted"] > 0
+
+
 def test_what_a_server_refuses_is_refused_here() -> None:
     with pytest.raises(InvalidParameter, match=r"speculation\.saguaro\.bias must be unset"):
         take({"method": "saguaro", "saguaro": {"bias": 0.5}})

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from outrider.core.params import AcceptanceRule, Method, SamplingParams, Source, SpeculationParams
+from outrider.core.acceptance import decides_by_ratio
+from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
 from outrider.core.retrieval.ring import TokenRing
 from outrider.core.session import Verdict
 from outrider.core.statistics import Statistics
@@ -72,7 +73,7 @@ class SimulatedPair:
         if key not in self._contenders:
             message = to_proto(asked[0], options).speculation
             params = speculation_from_proto(message, _DEFAULTS, SpeculationLimits())
-            is_ratio = params.acceptance_rule is AcceptanceRule.RATIO
+            is_ratio = decides_by_ratio(_sampling_of(asked[0]), params)
             simulation = _Contender(
                 self, params, self._draft, Costs.from_json(costs), self._target if is_ratio else None
             )
@@ -85,9 +86,9 @@ class SimulatedPair:
         """Return the tokens of a prompt, and what the target says; with as many more as are drafted beyond the end."""
         num_tokens = request.max_tokens + params.num_speculative_tokens + 1
         prompt = self._target.tokenizer.encode(request.prompt, add_special_tokens=False)
-        if params.is_ratio:
-            return prompt, [0] * num_tokens  # only its length counts: what is drafted decides the text
         known, sampling = replace(request, max_tokens=0), _sampling_of(request)
+        if decides_by_ratio(sampling, params):
+            return prompt, [0] * num_tokens  # only its length counts: what is drafted decides the text
         if len(self._texts.get(known, ())) < num_tokens:
             self._texts[known] = text_of(self._target, prompt, sampling, num_tokens)
         return prompt, self._texts[known][:num_tokens]

@@ -20,7 +20,7 @@ class SimulatedSizes:
     """K of CARD."""
     biases: tuple[float, ...] = (1.0, 0.5, 0.25)
     """C of SAGUARO sampling."""
-    gammas: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8)
+    gammas: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
     """Drafted tokens of a round of speculative decoding."""
     replay_requests: int = 90
     """Requests of each replay to a service that is used."""

@@ -20,7 +20,13 @@ DTYPES = ("auto", "bfloat16", "float32")
 DTYPE_ALIASES = {"bf16": "bfloat16", "fp32": "float32"}
 PARTS = ("methods", "saguaro", "card", "double", "sources", "spacelike", "rows", "noise", "auto", "batch")
 """Parts of the methods' suite: all methods, an ablation of each paper, and several generations at once."""
-SIMULATED_PARTS = ("simulated-saguaro", "simulated-card", "simulated-speculative", "simulated-published")
+SIMULATED_PARTS = (
+    "simulated-saguaro",
+    "simulated-card",
+    "simulated-spacelike",
+    "simulated-speculative",
+    "simulated-published",
+)
 """Parts of the methods' suite in simulated time: they are named to be run, and need neither services nor quiet."""
 NETWORK_PARTS = ("rtt", "simulation", "bytes", "wan", "edge")
 """Parts of the network's suite."""

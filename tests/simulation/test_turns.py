@@ -67,13 +67,40 @@ def test_under_the_ratio_rule_drafts_decide_the_text_and_the_target_runs() -> No
     assert [each.token_ids for each in drafted] != [each.token_ids for each in undrafted]
 
 
+def test_greedily_both_rules_keep_the_same_tokens() -> None:
+    greedy = [asdict(replace(each, temperature=0.0)) for each in REQUESTS[:1]]
+    pair = SimulatedPair(target_model(), draft_model())
+    match, ratio = (
+        pair.take_turn(CHAINS | rule, GPU.to_json(), greedy, 1)["generations"][0]
+        for rule in ({}, {"acceptance_rule": "ACCEPTANCE_RULE_RATIO"})
+    )
+    assert ratio["token_ids"] == match["token_ids"]
+    assert ratio["rounds"]["num_accepted"] == match["rounds"]["num_accepted"] > 0
+
+
 def test_what_a_server_refuses_is_refused_here() -> None:
     with pytest.raises(InvalidParameter, match=r"speculation\.saguaro\.bias must be unset"):
         take({"method": "saguaro", "saguaro": {"bias": 0.5}})
 
 
+@pytest.mark.suite
 def test_on_a_near_line_the_beam_is_cut_in_the_first_rounds_alone() -> None:
     wide = {"method": "card", "card": {"beam_width": 64}}
     (_, near), (_, far) = take(wide), take(wide, costs=replace(GPU, one_way_ms=10.0))
     withheld = [sum(each.rounds.num_withheld_nodes or 0 for each in found) for found in (near, far)]
     assert 0 < withheld[0] < 0.6 * withheld[1]
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_service_that_contributes_answers_what_was_asked_before_in_fewer_rounds(is_whole: bool) -> None:
+    pair, rounds = SimulatedPair(target_model(), draft_model()), {}
+    for contributes in (True, False):
+        retrieval = {"scope": "RETRIEVAL_SCOPE_TENANT", "contribute": contributes}
+        options = {"method": "spacelike", "retrieval_params": retrieval, "spacelike": {"whole_runs": is_whole}}
+        again = [asdict(REQUESTS[0])]
+        turns = [pair.take_turn(options, GPU.to_json(), again, 1) for _ in range(2)]
+        rounds[contributes] = [generation_from_json(turn["generations"][0]).rounds for turn in turns]
+    first, second = rounds[True]
+    assert second.num_rounds < 0.5 * first.num_rounds
+    assert second.accepted_by_source == {"ring": second.num_accepted}
+    assert rounds[False][1].num_rounds == rounds[False][0].num_rounds

@@ -18,8 +18,12 @@ from typing import Any
 
 from outrider.core.acceptance import decides_by_ratio
 from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
+from outrider.core.retrieval.prior import PriorTable
+from outrider.core.retrieval.retriever import TierSource
+from outrider.core.retrieval.ring import TokenRing
 from outrider.core.session import Verdict
 from outrider.core.statistics import Statistics
+from outrider.models.demo.training.corpus import Corpus, code_prompts, load_corpus
 from outrider.models.loading import LoadedModel, load_model
 from outrider.verifier.settings import VerifierSettings
 from outrider.wire.speculation import SpeculationLimits, speculation_from_proto
@@ -31,6 +35,10 @@ from outrider_bench.workers.simulated_pair import Simulation, num_spare, text_of
 from outrider_bench.workers.worker import Handler, pin, serve
 
 WARM_UP_TOKENS = 32
+NUM_PRIOR_PROMPTS, PRIOR_TOKENS = 80, 64
+"""Size of the prior: two texts to each prompt."""
+RING_CAPACITY = 1 << 18
+"""Tokens that a service remembers: more than a replay has."""
 _DEFAULTS = SpeculationParams(
     Method.AUTO,
     VerifierSettings.model_fields["num_speculative_tokens"].default,
@@ -40,6 +48,14 @@ _DEFAULTS = SpeculationParams(
 """Those of a verifier that was started without flags."""
 
 
+@dataclass(frozen=True, slots=True)
+class PriorAlone:
+    """A datastore that has a prior and nothing else."""
+
+    prior: PriorTable | None
+    shared: None = None
+
+
 class SimulatedPair:
     """Holds the pair of models, what the target says, and a simulation of each contender."""
 
@@ -47,9 +63,15 @@ class SimulatedPair:
         self._target, self._draft = target, draft
         self._texts: dict[Request, list[int]] = {}
         self._contenders: dict[str, _Contender] = {}
+        self._prior: PriorTable | None = None
 
     def take_turn(
-        self, options: dict[str, Any], costs: dict[str, Any], requests: Sequence[dict[str, Any]], num_at_once: int
+        self,
+        options: dict[str, Any],
+        costs: dict[str, Any],
+        requests: Sequence[dict[str, Any]],
+        num_at_once: int,
+        has_prior: bool,
     ) -> dict[str, Any]:
         """Run the generations of a turn.
 
@@ -58,6 +80,7 @@ class SimulatedPair:
             costs: See `Costs.to_json`.
             requests: The fields of a `Request` each, all of the same temperature.
             num_at_once: Generations that run at the same time.
+            has_prior: Gives both sides a copy of the prior, see `prior_of`.
 
         Returns:
             The simulated time of all of them in milliseconds, and a generation for each as `samples` reads it.
@@ -66,11 +89,14 @@ class SimulatedPair:
             InvalidParameter: A server would refuse what the contender asks for.
         """
         asked = [Request(**each) for each in requests]
-        key = json.dumps([options, costs, asked[0].temperature, num_at_once], sort_keys=True)
+        key = json.dumps([options, costs, asked[0].temperature, num_at_once, has_prior], sort_keys=True)
         if key not in self._contenders:
             message = to_proto(asked[0], options).speculation
             params = speculation_from_proto(message, _DEFAULTS, SpeculationLimits())
-            simulation = _Contender(self, params, self._draft, Costs.from_json(costs), self._target)
+            if has_prior and self._prior is None:
+                self._prior = prior_of(self._target)
+            tiers = PriorAlone(self._prior) if has_prior else None
+            simulation = _Contender(self, params, self._draft, Costs.from_json(costs), self._target, tiers)
             # Its own timings and calibrations begin with a generation that is not measured.
             simulation.run([Request(WARM_UP_PROMPT, asked[0].temperature, WARM_UP_SEED, WARM_UP_TOKENS)], 1)
             self._contenders[key] = simulation
@@ -80,9 +106,9 @@ class SimulatedPair:
         """Return the tokens of a prompt, and what the target says; with as many more as are drafted beyond the end."""
         num_tokens = request.max_tokens + num_spare(params)
         prompt = self._target.tokenizer.encode(request.prompt, add_special_tokens=False)
-        if decides_by_ratio(_sampling_of(request), params):
-            return prompt, [0] * num_tokens  # only its length counts: what is drafted decides the text
         known, sampling = replace(request, max_tokens=0), _sampling_of(request)
+        if decides_by_ratio(sampling, params):
+            return prompt, [0] * num_tokens  # only its length counts: what is drafted decides the text
         if len(self._texts.get(known, ())) < num_tokens:
             self._texts[known] = text_of(self._target, prompt, sampling, num_tokens)
         return prompt, self._texts[known][:num_tokens]
@@ -98,10 +124,13 @@ class _Contender:
         draft: LoadedModel,
         costs: Costs,
         target: LoadedModel,
+        tiers: TierSource | None,
     ) -> None:
         self._pair, self._params = pair, params
         self._told: dict[int, _Told] = defaultdict(_Told)
-        self._simulation = Simulation(draft, costs, target, on_verdict=self._note)
+        # What a service has said before is known to the contender that said it, and to no other.
+        ring = TokenRing(RING_CAPACITY) if params.method is Method.SPACELIKE else None
+        self._simulation = Simulation(draft, costs, target, tiers, on_verdict=self._note, ring=ring)
 
     def run(self, requests: Sequence[Request], num_at_once: int) -> dict[str, Any]:
         """See `SimulatedPair.take_turn`."""
@@ -161,6 +190,21 @@ def _rounds(statistics: Statistics, num_judged: int) -> dict[str, Any]:
         "num_judged": num_judged,
         "accepted_by_source": {source.name.lower(): count for source, count in statistics.accepted_by_source.items()},
     }
+
+
+def prior_of(target: LoadedModel) -> PriorTable:
+    """Build a prior of what the target says, greedily and at temperature 1, to files that it was trained on. What is
+    measured begins in others."""
+    learned = load_corpus().train
+    # As if these files were held out: that is what prompts are cut from.
+    files = Corpus((), learned[:: max(1, len(learned) // NUM_PRIOR_PROMPTS)])
+    documents = []
+    for code in code_prompts(files, NUM_PRIOR_PROMPTS, shortest=150, longest=300):
+        prompt: list[int] = target.tokenizer.encode(code, add_special_tokens=False)
+        for seed, temperature in enumerate((0.0, 1.0)):
+            sampling = SamplingParams(seed=seed, temperature=temperature)
+            documents.append([*prompt, *text_of(target, prompt, sampling, PRIOR_TOKENS)])
+    return PriorTable.build(documents)
 
 
 def main() -> None:

@@ -25,8 +25,10 @@ from outrider.core.costs import ForwardTimes
 from outrider.core.drafting.policy import Candidate, Expansion
 from outrider.core.params import OWN_SOURCES, Method, SamplingParams, SpeculationParams, Steering
 from outrider.core.retrieval.ngrams import Follower
+from outrider.core.retrieval.plan import MAX_RUN_LEN, target_plan
 from outrider.core.retrieval.recycling import NUM_NEXT
-from outrider.core.retrieval.retriever import TierSource
+from outrider.core.retrieval.retriever import NO_COPIES, TierSource
+from outrider.core.retrieval.ring import TokenRing
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
 from outrider.core.tree import Node
@@ -210,6 +212,7 @@ class Simulation:
         target: LoadedModel | None = None,
         tiers: TierSource | None = None,
         on_verdict: Callable[[str, Verdict], None] | None = None,
+        ring: TokenRing | None = None,
     ) -> None:
         """
         Args:
@@ -219,8 +222,11 @@ class Simulation:
                 rows. None means that there is no need of that.
             tiers: Copies of a datastore's tiers, for both sides. None means that there is no datastore.
             on_verdict: Is called after each round of a generation, with its number as text: 1 for the first.
+            ring: A datastore's ring, which answers after a round trip and takes in what generations contribute. None
+                means that nothing is asked.
         """
-        self._on_verdict = on_verdict
+        self._on_verdict, self._ring = on_verdict, ring
+        self._answers = Mail(2 * costs.one_way_ms)
         self._draft, self._costs, self._target, self._tiers = draft, costs, target, tiers
         self._times = ForwardTimes(costs.target_ms)
         self._timings = EngineTimings(ForwardTimes(costs.target_ms))
@@ -283,8 +289,11 @@ class Simulation:
         spec = SessionSpec(session_id, tuple(prompt), sampling, params, self._draft.vocab_size, num_tokens)
         self._timings.set_num_sessions(len(self._jobs) + 1)
         cache = self._target_cache(spec)
-        job = VerifySession(spec, _Silent(), cache, self._timings, RoundCounts(), self._tiers, self._now / 1e3)
+        tiers = NO_COPIES if self._tiers is None and self._ring is not None else self._tiers
+        job = VerifySession(spec, _Silent(), cache, self._timings, RoundCounts(), tiers, self._now / 1e3)
         self._jobs[session_id], self._texts[session_id] = job, text
+        # As a verifier does for every session before its first round.
+        self._ask(session_id, (), self._now)
         if params.method.has_draft_model:
             opening = job.opening()
             is_wanted = opening is None or not opening[0].is_pause
@@ -306,6 +315,24 @@ class Simulation:
             if session_id in self._jobs:
                 self._jobs[session_id].add_draft(draft, at / 1e3)
                 self._last_node_ids[session_id] = draft.first_node_id + len(draft.token_ids) - 1
+        while answers := self._answers.take(until):
+            for at, (session_id, base_len, continuation) in answers:
+                if session_id in self._jobs:
+                    question = self._jobs[session_id].add_continuation(base_len, continuation, at / 1e3)
+                    if question is not None:
+                        self._ask(session_id, question, at)
+
+    def _ask(self, session_id: str, behind: Sequence[int], now: float) -> None:
+        """Asks the ring what follows the committed tokens and those behind them."""
+        session = self._jobs[session_id].session
+        plan = target_plan(session.spec.speculation)
+        if self._ring is None or plan is None:
+            return
+        context = [*session.committed[-plan.context_len :], *behind][-plan.context_len :]
+        is_whole = plan.whole_run_len > 0
+        max_len = plan.whole_run_len if is_whole else MAX_RUN_LEN
+        found = self._ring.lookup(context, plan.max_match_len, max_len, whole_runs=is_whole)
+        self._answers.send(now, (session_id, len(session.committed) + len(behind), found))
 
     def _step(self, work: Sequence[VerifySession]) -> None:
         """One forward of the target for these sessions."""
@@ -325,13 +352,19 @@ class Simulation:
                 continue
             commit = _Commit(verdict.token_ids, self._last_node_ids.get(session_id, 0))
             self._commits.send(end, (session_id, commit))
-            if (steering := job.peer_requests().steering) is not None:
-                self._commits.send(end, (session_id, steering))
+            requests = job.peer_requests()
+            if requests.steering is not None:
+                self._commits.send(end, (session_id, requests.steering))
+            if requests.question is not None:
+                self._ask(session_id, requests.question, end)
         self._timings.set_num_sessions(len(self._jobs))
         self._now = end + self._costs.overhead_ms
 
     def _end(self, session_id: str) -> None:
-        self._jobs.pop(session_id).cache.clear()
+        job = self._jobs.pop(session_id)
+        job.cache.clear()
+        if self._ring is not None and job.session.spec.speculation.contribute:
+            self._ring.append(job.session.committed)
         del self._texts[session_id]
         self._last_node_ids.pop(session_id, None)
         drafting = self._speculator.sessions.pop(session_id, None)

@@ -19,7 +19,8 @@ from outrider_bench.suites.methods.claims import claims_of
 from outrider_bench.suites.methods.estimate import total_seconds
 from outrider_bench.suites.methods.experiments import QUICK, MethodsSizes, experiments_of, sizes_of
 from outrider_bench.suites.methods.figures import figures_of
-from outrider_bench.suites.methods.simulated import card, saguaro, speculative
+from outrider_bench.suites.methods.replay import NEAR
+from outrider_bench.suites.methods.simulated import card, saguaro, spacelike, speculative
 from outrider_bench.suites.methods.simulated.sizes import SimulatedSizes
 from outrider_bench.suites.methods.suite import MethodsSuite
 from tests.bench.experiment_samples import evidence, made, ran
@@ -176,6 +177,30 @@ def test_a_round_has_the_predicted_tokens_or_misses_them(tokens: float, verdict:
     of_speed = claim(found, "T = 1, ratio, gamma = 4: speed-up by the prediction, error")
     assert (of_tokens.verdict, of_tokens.remark) == (verdict, "predicted: 3.36")
     assert (of_speed.verdict, of_speed.remark) == (MET, "predicted: 2.80, measured: 2.80")
+
+
+def test_a_used_service_has_the_tokens_of_its_proposals() -> None:
+    # 40 of 100 rounds have nothing, the others 4 tokens of which 80 % are kept: .4 + .6 * 3.36 = 2.416 a round.
+    counts = {"num_rounds": 100, "num_empty": 40, "num_drafted": 240, "num_accepted": 142, "num_judged": 177.5}
+    name = spacelike.name_of(0.4)
+    blocks = [ran("spacelike whole runs", 0.0, made(1.0, tokens=242, **counts), category=NEAR)]
+    measured = Measured({name: [*blocks, ran("off", 0.0, made(2.4, tokens=242), category=NEAR)]})
+    found = spacelike.claims(measured, SIZES)
+    what = "T = 0, 40% near-repeats, whole runs"
+    of_tokens = claim(found, f"{what}: tokens of a round by the prediction, error")
+    assert spacelike.predicted_tokens(measured, name, "spacelike whole runs", 0.0) == pytest.approx(2.417, abs=0.002)
+    assert (of_tokens.verdict, of_tokens.remark) == (MET, "predicted: 2.42, measured: 2.42")
+    assert claim(found, f"{what}: speed-up by the predicted tokens, error").verdict == MET
+    assert claim(found, f"{what}: all requests by off").verdict == MET
+    assert claim(found, f"{what}: near-repeats by off").verdict == MISSED
+
+
+def test_replays_have_the_near_repeats_that_they_are_named_after() -> None:
+    for one in experiments_of(("simulated-spacelike",), MethodsSizes(), 3):
+        near = [prompt.category == NEAR for prompt in one.prompts]
+        assert not any(near[: SIZES.replay_cold])
+        share = sum(near) / (len(near) - SIZES.replay_cold)
+        assert share == pytest.approx(int(one.name.rpartition("-")[2]) / 100, abs=0.12)
 
 
 def results_of(part: str) -> dict[str, Any]:

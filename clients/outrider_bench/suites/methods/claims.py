@@ -38,6 +38,7 @@ from outrider_bench.suites.methods.replay import Replay
 from outrider_bench.suites.methods.simulated import card as simulated_card
 from outrider_bench.suites.methods.simulated import published as simulated_published
 from outrider_bench.suites.methods.simulated import saguaro as simulated_saguaro
+from outrider_bench.suites.methods.simulated import spacelike as simulated_spacelike
 from outrider_bench.suites.methods.simulated import speculative as simulated_speculative
 
 BEST_FIRST = ("best-first", f"best-first {CHAIN}")
@@ -329,4 +330,5 @@ _CLAIMS: dict[str, Callable[[MethodsEvidence], list[Measurement]]] = {
     simulated_speculative.PART: lambda evidence: simulated_speculative.claims(
         evidence.measured, evidence.sizes.simulated
     ),
+    simulated_spacelike.PART: lambda evidence: simulated_spacelike.claims(evidence.measured, evidence.sizes.simulated),
 }

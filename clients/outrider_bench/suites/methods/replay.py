@@ -34,9 +34,15 @@ _SEED = 0
 
 
 @cache
-def replay_requests(count: int, num_cold: int) -> tuple[Prompt, ...]:
+def replay_requests(count: int, num_cold: int, near_share: float = NEAR_SHARE) -> tuple[Prompt, ...]:
     """The requests, in their order; those of the cold start are all new, as far as there are places. The same for a
-    version of Python. GenerationFailed if it has no source to ask about."""
+    version of Python. GenerationFailed if it has no source to ask about.
+
+    Args:
+        count: Number of requests.
+        num_cold: Those at the beginning that are the cold start.
+        near_share: Share of near-repeats among the others, in [0, 1].
+    """
     random = np.random.default_rng(_SEED)
     topics = _topics(count)
     if not topics:
@@ -48,7 +54,7 @@ def replay_requests(count: int, num_cold: int) -> tuple[Prompt, ...]:
         is_cold = len(requests) < num_cold
         if is_cold and not places:
             places = next(filter(None, topics), [])
-        is_near = not is_cold and random.random() < NEAR_SHARE
+        is_near = not is_cold and random.random() < near_share
         # Something has been asked by then: the cold start has only new requests, as long as there are places.
         if is_near or not places:
             earlier = asked[random.integers(len(asked))]

@@ -40,6 +40,7 @@ TITLES = {
     "batch": "Generations at once",
     "simulated-saguaro": "SAGUARO in simulated time",
     "simulated-card": "CARD in simulated time",
+    "simulated-spacelike": "Spacelike decoding in simulated time",
     "simulated-speculative": "Speculative decoding in simulated time",
     "simulated-published": "As published and ours, in simulated time",
 }

@@ -37,13 +37,14 @@ OURS = ("best-first", "auto")
 SOURCES = {
     "token recycling": ["SOURCE_RECYCLED"],
     "n-gram pool": ["SOURCE_POOL"],
+    "rest": ["SOURCE_PRIOR"],
 }
 """Rivals that are sources of retrieval, without a draft model: their C is of no matter."""
 NOTE = (
     "In simulated time, on two devices side by side, where the papers measure: a forward of the target takes 20 ms "
     "with 1 row, 22 with 64 and 30 with 256, one of the draft model 20 / C, and .01 for each further row, a message "
     ".05; without prefill. as published: see outrider_client.presets; chains of card and double are C tokens long, as "
-    "their papers have them. No prior: double has the session's own text."
+    "their papers have them. The prior is what the target says to files that it was trained on."
 )
 CAPTION = (
     f"Speed-ups over plain decoding: alone, and {BATCH} generations at once by {BATCH} plain ones. as published: the "
@@ -87,6 +88,7 @@ def experiments(sizes: SimulatedSizes) -> list[Experiment]:
             code(sizes.num_prompts),
             sizes.tokens,
             repeats=1,
+            prior_share=1.0,
             concurrencies=(1, BATCH),
             costs=costs_of(speed_ratio),
             note=NOTE,

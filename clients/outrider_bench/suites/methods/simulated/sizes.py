@@ -20,8 +20,14 @@ class SimulatedSizes:
     """K of CARD."""
     biases: tuple[float, ...] = (1.0, 0.5, 0.25)
     """C of SAGUARO sampling."""
-    gammas: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8)
+    gammas: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
     """Drafted tokens of a round of speculative decoding."""
+    replay_requests: int = 90
+    """Requests of each replay to a service that is used."""
+    replay_cold: int = 10
+    replay_tokens: int = 20
+    near_shares: tuple[float, ...] = (0.0, 0.2, 0.4)
+    """Shares of near-repeats among the requests after the cold start."""
     batches: tuple[int, ...] = (1, 4, 16)
     """Generations at once, the last one the most."""
     batch_tokens: int = 24
@@ -37,6 +43,9 @@ QUICK_SIZES = SimulatedSizes(
     beam_widths=(4, 16),
     biases=(1.0, 0.5),
     gammas=(1, 4),
+    replay_requests=6,
+    replay_cold=2,
+    near_shares=(0.4,),
     batches=(2,),
     batch_repeats=1,
 )

@@ -48,13 +48,13 @@ async def run_simulated(
         if turn.condition.label in failures:
             continue
         try:
-            keep(await _take(turn, config, experiment.costs, worker))
+            keep(await _take(turn, config, experiment.costs, bool(experiment.prior_share), worker))
         except GenerationFailed as error:
             failures[turn.condition.label] = str(error)
     return failures
 
 
-async def _take(turn: Turn, config: BenchConfig, costs: Costs, worker: Worker) -> Block:
+async def _take(turn: Turn, config: BenchConfig, costs: Costs, has_prior: bool, worker: Worker) -> Block:
     temperature, num_tokens = turn.condition.temperature, config.max_tokens
     requests = [
         Request(config.prompts[index].text, temperature, seed_of(config, turn.repeat, index), num_tokens)
@@ -62,6 +62,7 @@ async def _take(turn: Turn, config: BenchConfig, costs: Costs, worker: Worker) -
     ]
     answer = await worker.call(
         "take_turn",
+        has_prior=has_prior,
         options=dict(turn.contender.options),
         costs=costs.to_json(),
         requests=[asdict(request) for request in requests],

@@ -48,7 +48,7 @@ NO_CONTENT = KVPool(
     CacheShape(num_layers=1, num_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu")), num_blocks=1024
 )
 STEP_MS = 0.05
-"""How often a waiting target looks around."""
+"""Least time after which a waiting target looks around again. It looks when something happens."""
 MAX_ROWS = 256
 """Most rows of a target forward, which sessions share equally: the default of a verifier."""
 
@@ -126,6 +126,11 @@ class Speculator:
         self._sampler = Sampler()
         self._now = 0.0
         self._running: tuple[float, float, list[_Growth]] | None = None
+
+    @property
+    def busy_until(self) -> float:
+        """Time at which the forward that runs will end; infinity where none runs."""
+        return self._running[0] if self._running is not None else float("inf")
 
     def run_until(self, until: float) -> None:
         """Lets everything happen up to a moment; a forward that ends later goes on."""
@@ -304,10 +309,12 @@ class Simulation:
         """Moves on to the next round; returns the sessions that take part in it."""
         while True:
             self._run_until(self._now)
-            ready, _ = ready_sessions(self._jobs.values(), self._now / 1e3, self._timings.forward_ms.get(0.0))
+            ready, wait_s = ready_sessions(self._jobs.values(), self._now / 1e3, self._timings.forward_ms.get(0.0))
             if ready:
                 return ready
-            self._now += STEP_MS
+            mails = (self._drafts, self._answers, self._commits)
+            events = [*(mail.next_at for mail in mails), self._speculator.busy_until, self._now + 1e3 * (wait_s or 0.0)]
+            self._now = max(self._now + STEP_MS, min((event for event in events if event > self._now), default=self._now))
 
     def _run_until(self, until: float) -> None:
         self._speculator.run_until(until)

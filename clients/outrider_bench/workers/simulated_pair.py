@@ -314,7 +314,8 @@ class Simulation:
                 return ready
             mails = (self._drafts, self._answers, self._commits)
             events = [*(mail.next_at for mail in mails), self._speculator.busy_until, self._now + 1e3 * (wait_s or 0.0)]
-            self._now = max(self._now + STEP_MS, min((event for event in events if event > self._now), default=self._now))
+            later = [event for event in events if event > self._now]
+            self._now = max(self._now + STEP_MS, min(later, default=self._now))
 
     def _run_until(self, until: float) -> None:
         self._speculator.run_until(until)

@@ -2,7 +2,7 @@
 
 A method as published is its preset of the client (`outrider_client.presets`): the paper's acceptance rule and
 parameters, without shared noise, calibration and what else this project adds. Ours is the method as a server has it
-without further parameters. Spacelike decoding lives on what was said before, and has the replay of the part `spacelike` instead.
+without further parameters. Spacelike decoding lives on what was said before, and has parts of its own.
 """
 
 from __future__ import annotations

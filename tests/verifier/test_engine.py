@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider.core.costs import ForwardTimes
-from outrider.core.params import Method, SamplingParams, SpeculationParams
+from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
 from outrider.core.session import SessionSpec
 from outrider.models.kv_cache import CacheShape, KVPool
 from outrider.models.timing import HostStopwatch
@@ -42,11 +42,13 @@ def pool_of(engine: Engine) -> KVPool:
     return cast(Any, engine.residency)._pool  # type: ignore[no-any-return]
 
 
-def add_session(engine: Engine, method: Method, num_prompt_tokens: int, num_cached: int) -> VerifySession:
+def add_session(
+    engine: Engine, method: Method, num_prompt_tokens: int, num_cached: int, **fields: Any
+) -> VerifySession:
     name = f"{len(engine.sessions)}"
     prompt = tuple(range(num_prompt_tokens))
     sampling = SamplingParams(temperature=0.0)
-    spec = SessionSpec(name, prompt, sampling, SpeculationParams(method, 8), vocab_size=1000, max_tokens=1000)
+    spec = SessionSpec(name, prompt, sampling, SpeculationParams(method, 8, **fields), vocab_size=1000, max_tokens=1000)
     cache, listener = pool_of(engine).new_cache(), SimpleNamespace(on_admitted=None)
     timings = EngineTimings(ForwardTimes({1: 10.0}))
     session = VerifySession(spec, cast(Any, listener), cache, timings, RoundCounts(), tiers=None, now=OPENED_AT)
@@ -86,6 +88,7 @@ class Asynchronous:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
         self.happened: list[str] = []
         self.forward_ms = 10.0
+        self.logits = torch.zeros(0)
         monkeypatch.setattr(engine, "_runner", SimpleNamespace(forward=self._forward))
         monkeypatch.setattr(engine, "_stopwatch", self)
         monkeypatch.setattr(engine, "_loop", SimpleNamespace(call_soon_threadsafe=lambda *_: None))
@@ -106,7 +109,7 @@ class Asynchronous:
         for segment in segments:
             first = segment.cache.length
             segment.cache.append(range(first, first + len(segment.token_ids)))
-        return torch.zeros(0)
+        return self.logits
 
     def _emitted(self, sampler: object, logits: object, rounds: list[Any]) -> list[list[int]]:
         self.happened.append("draws")
@@ -157,3 +160,17 @@ def test_what_a_drafter_slows_down_that_is_only_tried_is_no_measure_of_rounds(
     assert session.is_probing
     engine.step([session])
     assert engine._timings.forward_ms.get(0.0) == 10.0
+
+
+def test_each_session_learns_from_its_own_rows_and_only_those_that_want_it(
+    engine: Engine, device: Asynchronous
+) -> None:
+    recycled = {"sources": (Source.RECYCLED,)}
+    one, other = add_session(engine, Method.RETRIEVAL, 8, 7, **recycled), add_session(engine, Method.OFF, 8, 7)
+    third = add_session(engine, Method.RETRIEVAL, 8, 7, **recycled)
+    device.logits = torch.zeros(3, 1000)
+    for row in range(3):
+        device.logits[row, 100 + row] = 5.0
+    # The draw is 7, the last token of the prompts: so what is known behind that token is drafted next.
+    engine.step([one, other, third])
+    assert [list(each.session.tree.root.children) for each in (one, other, third)] == [[100], [], [102]]

@@ -3,8 +3,8 @@
     python -m outrider_bench.workers.simulated --target demo/target --draft demo/draft [--core N]
 
 It reads what a contender asks for as a verifier would: fields that are not set have a server's defaults, and what a
-server refuses is refused here. Each contender has a simulation of its own at each temperature, with a warm-up before
-its first turn, so that what it has measured and learnt is its own.
+server refuses is refused here. Each contender of an experiment has a simulation of its own at each temperature, with a
+warm-up before its first turn, so that what it has measured and learnt is its own.
 """
 
 from __future__ import annotations
@@ -52,11 +52,17 @@ class SimulatedPair:
         self._contenders: dict[str, _Contender] = {}
 
     def take_turn(
-        self, options: dict[str, Any], costs: dict[str, Any], requests: Sequence[dict[str, Any]], num_at_once: int
+        self,
+        experiment: str,
+        options: dict[str, Any],
+        costs: dict[str, Any],
+        requests: Sequence[dict[str, Any]],
+        num_at_once: int,
     ) -> dict[str, Any]:
         """Run the generations of a turn.
 
         Args:
+            experiment: Name of the experiment: what a contender has learnt in another one, or said, it does not know.
             options: The contender's; see `drivers.to_proto`.
             costs: See `Costs.to_json`.
             requests: The fields of a `Request` each, all of the same temperature.
@@ -69,7 +75,7 @@ class SimulatedPair:
             InvalidParameter: A server would refuse what the contender asks for.
         """
         asked = [Request(**each) for each in requests]
-        key = json.dumps([options, costs, asked[0].temperature, num_at_once], sort_keys=True)
+        key = json.dumps([experiment, options, costs, asked[0].temperature, num_at_once], sort_keys=True)
         if key not in self._contenders:
             message = to_proto(asked[0], options).speculation
             params = speculation_from_proto(message, _DEFAULTS, SpeculationLimits())

@@ -29,7 +29,7 @@ def plain(num_at_once: int = 2) -> tuple[float, list[GenerationSample]]:
 def take(options: dict[str, Any], num_at_once: int = 2, costs: Costs = GPU) -> tuple[float, list[GenerationSample]]:
     """A turn of a new pair: the simulated time, and what was generated."""
     pair = SimulatedPair(target_model(), draft_model())
-    answer = pair.take_turn(options, costs.to_json(), [asdict(each) for each in REQUESTS], num_at_once)
+    answer = pair.take_turn("some", options, costs.to_json(), [asdict(each) for each in REQUESTS], num_at_once)
     return answer["time_ms"], [generation_from_json(each) for each in answer["generations"]]
 
 
@@ -71,7 +71,7 @@ def test_greedily_both_rules_keep_the_same_tokens() -> None:
     greedy = [asdict(replace(each, temperature=0.0)) for each in REQUESTS[:1]]
     pair = SimulatedPair(target_model(), draft_model())
     match, ratio = (
-        pair.take_turn(CHAINS | rule, GPU.to_json(), greedy, 1)["generations"][0]
+        pair.take_turn("some", CHAINS | rule, GPU.to_json(), greedy, 1)["generations"][0]
         for rule in ({}, {"acceptance_rule": "ACCEPTANCE_RULE_RATIO"})
     )
     assert ratio["token_ids"] == match["token_ids"]
@@ -98,9 +98,13 @@ def test_a_service_that_contributes_answers_what_was_asked_before_in_fewer_round
         retrieval = {"scope": "RETRIEVAL_SCOPE_TENANT", "contribute": contributes}
         options = {"method": "spacelike", "retrieval_params": retrieval, "spacelike": {"whole_runs": is_whole}}
         again = [asdict(REQUESTS[0])]
-        turns = [pair.take_turn(options, GPU.to_json(), again, 1) for _ in range(2)]
+        turns = [pair.take_turn("some", options, GPU.to_json(), again, 1) for _ in range(2)]
         rounds[contributes] = [generation_from_json(turn["generations"][0]).rounds for turn in turns]
     first, second = rounds[True]
     assert second.num_rounds < 0.5 * first.num_rounds
     assert second.accepted_by_source == {"ring": second.num_accepted}
     assert rounds[False][1].num_rounds == rounds[False][0].num_rounds
+    # In another experiment it begins anew.
+    options = options | {"retrieval_params": {"scope": "RETRIEVAL_SCOPE_TENANT", "contribute": True}}
+    other = pair.take_turn("another", options, GPU.to_json(), again, 1)
+    assert generation_from_json(other["generations"][0]).rounds.num_rounds == first.num_rounds

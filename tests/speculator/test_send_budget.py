@@ -66,6 +66,15 @@ def test_on_a_near_line_where_nodes_had_to_wait_the_next_round_has_twice_the_byt
     assert allowed[3:] == [4000] * 3
 
 
+def test_nodes_with_rows_have_a_few_kilobytes_a_round_on_every_line() -> None:
+    allowance, many, last_id = SendBudget(), nodes(1000, row_len=64), 0
+    first = allowance.num_affordable(many)
+    for _ in range(4):
+        last_id = in_messages(allowance, many, last_id, 1)
+        allowance.begin_round(last_id)
+    assert allowance.num_affordable(many) == first
+
+
 def test_what_suffices_is_not_doubled() -> None:
     allowance, many = SendBudget(), nodes(4000)
     for number in range(1, 6):

@@ -3,8 +3,8 @@
     python -m outrider_bench.workers.simulated --target demo/target --draft demo/draft [--core N]
 
 It reads what a contender asks for as a verifier would: fields that are not set have a server's defaults, and what a
-server refuses is refused here. Each contender has a simulation of its own at each temperature, with a warm-up before
-its first turn, so that what it has measured and learnt is its own.
+server refuses is refused here. Each contender of an experiment has a simulation of its own at each temperature, with a
+warm-up before its first turn, so that what it has measured and learnt is its own.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class SimulatedPair:
 
     def take_turn(
         self,
+        experiment: str,
         options: dict[str, Any],
         costs: dict[str, Any],
         requests: Sequence[dict[str, Any]],
@@ -76,6 +77,7 @@ class SimulatedPair:
         """Run the generations of a turn.
 
         Args:
+            experiment: Name of the experiment: what a contender has learnt in another one, or said, it does not know.
             options: The contender's; see `drivers.to_proto`.
             costs: See `Costs.to_json`.
             requests: The fields of a `Request` each, all of the same temperature.
@@ -89,7 +91,7 @@ class SimulatedPair:
             InvalidParameter: A server would refuse what the contender asks for.
         """
         asked = [Request(**each) for each in requests]
-        key = json.dumps([options, costs, asked[0].temperature, num_at_once, has_prior], sort_keys=True)
+        key = json.dumps([experiment, options, costs, asked[0].temperature, num_at_once, has_prior], sort_keys=True)
         if key not in self._contenders:
             message = to_proto(asked[0], options).speculation
             params = speculation_from_proto(message, _DEFAULTS, SpeculationLimits())

@@ -9,7 +9,7 @@ Where the way there and back takes less time than a forward of the draft model, 
 arrived before the next ones are there. Such a line is near, and a limit would only cut the layers of a wide beam. It
 shows in what is on its way when a commit is taken in: the message of the forward that the commit had to wait for, and
 one for each forward that the round trip lasts, so fewer than two on average. There the limit of a round doubles
-whenever nodes had to wait, up to all that a mirror can hold.
+whenever nodes of a beam had to wait, up to all that a mirror can hold.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from outrider.core.statistics import RunningMean
 from outrider.core.tree import Node
 
 MAX_BYTES_PER_ROUND = 3500
-"""Most bytes of one round's messages, estimated. With what HTTP/2 and TCP add, a round stays below 4 kB."""
+"""Most bytes of one round's messages, estimated. With what HTTP/2 and TCP add, a round stays below 4 kB unless
+the line is near and a beam wide."""
 MESSAGE_BYTES = 45
 """Size of a message without nodes: its own fields, the frames of gRPC and HTTP/2, and the answers to them."""
 NODE_BYTES = 6
@@ -40,7 +41,7 @@ class SendBudget:
     def __init__(self) -> None:
         self._round_bytes = MAX_BYTES_PER_ROUND
         self._has_cut = False
-        """True if nodes had to wait since the last commit."""
+        """True if nodes of a beam had to wait since the last commit."""
         self._messages_on_way = RunningMean()
         """Messages on their way when a commit comes."""
         self._credit_bytes = MAX_BYTES_PER_ROUND
@@ -92,7 +93,9 @@ class SendBudget:
         for node in nodes:
             room -= _node_bytes(node)
             if room < 0:
-                self._has_cut = True
+                # Nodes with rows are forty times as large and stand in chains: no beam is cut with them, and a round of
+                # them stays small on every line.
+                self._has_cut = node.q is None
                 break
             count += 1
         return count

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from outrider_bench.config import BenchConfig
-from outrider_bench.costs import Costs
 from outrider_bench.drivers import GenerationFailed
 from outrider_bench.experiment import Experiment
 from outrider_bench.running import Turn, seed_of, turns_of
@@ -41,20 +40,20 @@ async def run_simulated(
     Returns:
         The reasons of failures, by the label of the contender.
     """
-    assert experiment.costs is not None
     failures: dict[str, str] = {}
     for turn in turns_of(experiment, config, experiment.contenders):
         # What is refused once is refused again: a simulation has no moments.
         if turn.condition.label in failures:
             continue
         try:
-            keep(await _take(turn, config, experiment.costs, bool(experiment.prior_share), worker))
+            keep(await _take(turn, config, experiment, worker))
         except GenerationFailed as error:
             failures[turn.condition.label] = str(error)
     return failures
 
 
-async def _take(turn: Turn, config: BenchConfig, costs: Costs, has_prior: bool, worker: Worker) -> Block:
+async def _take(turn: Turn, config: BenchConfig, experiment: Experiment, worker: Worker) -> Block:
+    assert experiment.costs is not None
     temperature, num_tokens = turn.condition.temperature, config.max_tokens
     requests = [
         Request(config.prompts[index].text, temperature, seed_of(config, turn.repeat, index), num_tokens)
@@ -62,9 +61,10 @@ async def _take(turn: Turn, config: BenchConfig, costs: Costs, has_prior: bool, 
     ]
     answer = await worker.call(
         "take_turn",
-        has_prior=has_prior,
+        experiment=experiment.name,
+        has_prior=bool(experiment.prior_share),
         options=dict(turn.contender.options),
-        costs=costs.to_json(),
+        costs=experiment.costs.to_json(),
         requests=[asdict(request) for request in requests],
         num_at_once=turn.condition.concurrency,
     )

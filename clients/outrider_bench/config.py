@@ -25,6 +25,7 @@ SIMULATED_PARTS = (
     "simulated-card",
     "simulated-spacelike",
     "simulated-speculative",
+    "simulated-sources",
     "simulated-published",
 )
 """Parts of the methods' suite in simulated time: they are named to be run, and need neither services nor quiet."""

@@ -28,7 +28,7 @@ from outrider.wire.speculation import speculation_from_proto
 from outrider_bench.costs import Costs
 from outrider_bench.drivers import to_proto
 from outrider_bench.samples import Request
-from outrider_bench.workers.simulated_pair import Simulation, num_spare
+from outrider_bench.workers.simulated_pair import Simulation
 from outrider_bench.workers.worker import Handler, pin, serve
 
 POOL_TOKENS = 16_384
@@ -192,7 +192,7 @@ class Replay:
     ) -> tuple[float, int]:
         """Returns the simulated time of a text in milliseconds, and its rounds."""
         sampling = SamplingParams(seed=text["seed"], temperature=temperature)
-        token_ids = text["token_ids"][: max_tokens + num_spare(params)]
+        token_ids = text["token_ids"][: max_tokens + params.num_speculative_tokens + 1]
         time_ms, statistics = simulation.generate(text["prompt_token_ids"], token_ids, sampling, params)
         return time_ms, statistics.num_rounds
 

@@ -31,7 +31,7 @@ from outrider_bench.costs import Costs
 from outrider_bench.drivers import to_proto
 from outrider_bench.running import WARM_UP_PROMPT, WARM_UP_SEED
 from outrider_bench.samples import Request
-from outrider_bench.workers.simulated_pair import Simulation, num_spare, text_of
+from outrider_bench.workers.simulated_pair import Simulation, text_of
 from outrider_bench.workers.worker import Handler, pin, serve
 
 WARM_UP_TOKENS = 32
@@ -106,7 +106,7 @@ class SimulatedPair:
 
     def prompt_and_text(self, request: Request, params: SpeculationParams) -> tuple[list[int], list[int]]:
         """Return the tokens of a prompt, and what the target says; with as many more as are drafted beyond the end."""
-        num_tokens = request.max_tokens + num_spare(params)
+        num_tokens = request.max_tokens + params.num_speculative_tokens + 1
         prompt = self._target.tokenizer.encode(request.prompt, add_special_tokens=False)
         known, sampling = replace(request, max_tokens=0), _sampling_of(request)
         if decides_by_ratio(sampling, params):

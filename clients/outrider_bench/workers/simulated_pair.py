@@ -23,7 +23,7 @@ from outrider.core.auto.strategies import opening_params
 from outrider.core.calibration import DraftCalibration
 from outrider.core.costs import ForwardTimes
 from outrider.core.drafting.policy import Candidate, Expansion
-from outrider.core.params import OWN_SOURCES, Method, SamplingParams, SpeculationParams, Steering
+from outrider.core.params import OWN_SOURCES, SamplingParams, SpeculationParams, Steering
 from outrider.core.retrieval.ngrams import Follower
 from outrider.core.retrieval.plan import MAX_RUN_LEN, target_plan
 from outrider.core.retrieval.recycling import NUM_NEXT
@@ -259,7 +259,7 @@ class Simulation:
     ) -> tuple[float, Statistics]:
         """Runs one generation of `text`, prefill left out; returns its time in milliseconds, and what happened.
 
-        `text` has `num_spare(params)` tokens more than are generated, for what is drafted beyond the end. Under the
+        `text` has a whole chain and a token more than are generated, for what is drafted beyond the end. Under the
         ratio rule only its length counts.
         """
         time_ms, (statistics,) = self.run([(prompt, text, sampling)], params)
@@ -290,7 +290,7 @@ class Simulation:
     ) -> str:
         self._num_begun += 1
         session_id = str(self._num_begun)
-        num_tokens = len(text) - num_spare(params)
+        num_tokens = len(text) - params.num_speculative_tokens - 1
         spec = SessionSpec(session_id, tuple(prompt), sampling, params, self._draft.vocab_size, num_tokens)
         self._timings.set_num_sessions(len(self._jobs) + 1)
         cache = self._target_cache(spec)
@@ -438,13 +438,6 @@ class _Silent:
     def on_no_room(self) -> None: ...
 
     def on_failure(self) -> None: ...
-
-
-def num_spare(params: SpeculationParams) -> int:
-    """Returns how many tokens of a text must be known beyond the last one that is generated."""
-    # A whole chain and the target's own token; double puts a phrase behind the chain.
-    phrase_len = params.double.max_phrase_len if params.method is Method.DOUBLE else 0
-    return params.num_speculative_tokens + phrase_len + 1
 
 
 def text_of(model: LoadedModel, prompt: Sequence[int], sampling: SamplingParams, num_tokens: int) -> list[int]:

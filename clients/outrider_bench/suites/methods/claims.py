@@ -38,6 +38,7 @@ from outrider_bench.suites.methods.replay import Replay
 from outrider_bench.suites.methods.simulated import card as simulated_card
 from outrider_bench.suites.methods.simulated import published as simulated_published
 from outrider_bench.suites.methods.simulated import saguaro as simulated_saguaro
+from outrider_bench.suites.methods.simulated import sources as simulated_sources
 from outrider_bench.suites.methods.simulated import spacelike as simulated_spacelike
 from outrider_bench.suites.methods.simulated import speculative as simulated_speculative
 
@@ -326,6 +327,7 @@ _CLAIMS: dict[str, Callable[[MethodsEvidence], list[Measurement]]] = {
     "batch": _batch,
     simulated_saguaro.PART: lambda evidence: simulated_saguaro.claims(evidence.measured, evidence.sizes.simulated),
     simulated_card.PART: lambda evidence: simulated_card.claims(evidence.measured, evidence.sizes.simulated),
+    simulated_sources.PART: lambda evidence: simulated_sources.claims(evidence.measured, evidence.sizes.simulated),
     simulated_published.PART: lambda evidence: simulated_published.claims(evidence.measured, evidence.sizes.simulated),
     simulated_speculative.PART: lambda evidence: simulated_speculative.claims(
         evidence.measured, evidence.sizes.simulated

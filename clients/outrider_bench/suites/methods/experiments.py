@@ -13,6 +13,7 @@ from outrider_bench.suites.methods.replay import NUM_TOPICS, replay_requests
 from outrider_bench.suites.methods.simulated import card as simulated_card
 from outrider_bench.suites.methods.simulated import published as simulated_published
 from outrider_bench.suites.methods.simulated import saguaro as simulated_saguaro
+from outrider_bench.suites.methods.simulated import sources as simulated_sources
 from outrider_bench.suites.methods.simulated import spacelike as simulated_spacelike
 from outrider_bench.suites.methods.simulated import speculative as simulated_speculative
 from outrider_bench.suites.methods.simulated.sizes import QUICK_SIZES, SimulatedSizes
@@ -498,5 +499,6 @@ _PARTS: dict[str, Callable[[MethodsSizes, int], list[Experiment]]] = {
     simulated_card.PART: lambda sizes, _: simulated_card.experiments(sizes.simulated),
     simulated_speculative.PART: lambda sizes, _: simulated_speculative.experiments(sizes.simulated),
     simulated_spacelike.PART: lambda sizes, _: simulated_spacelike.experiments(sizes.simulated),
+    simulated_sources.PART: lambda sizes, _: simulated_sources.experiments(sizes.simulated),
     simulated_published.PART: lambda sizes, _: simulated_published.experiments(sizes.simulated),
 }

@@ -35,6 +35,7 @@ from outrider_bench.suites.methods.replay import NEAR, NEW
 from outrider_bench.suites.methods.simulated import card as simulated_card
 from outrider_bench.suites.methods.simulated import published as simulated_published
 from outrider_bench.suites.methods.simulated import saguaro as simulated_saguaro
+from outrider_bench.suites.methods.simulated import sources as simulated_sources
 from outrider_bench.suites.methods.simulated import spacelike as simulated_spacelike
 from outrider_bench.suites.methods.simulated import speculative as simulated_speculative
 from outrider_cli.prompts import ALL_CATEGORIES
@@ -340,4 +341,5 @@ _DRAW: dict[str, Callable[[Experiments, Mapping[str, Any]], Figure | None]] = {
     simulated_speculative.PART: simulated_speculative.draw,
     simulated_spacelike.PART: simulated_spacelike.draw,
     simulated_published.PART: simulated_published.draw,
+    simulated_sources.PART: simulated_sources.draw,
 }

@@ -42,6 +42,7 @@ TITLES = {
     "simulated-card": "CARD in simulated time",
     "simulated-spacelike": "Spacelike decoding in simulated time",
     "simulated-speculative": "Speculative decoding in simulated time",
+    "simulated-sources": "Sources without a draft model, in simulated time",
     "simulated-published": "As published and ours, in simulated time",
 }
 CLAIMS_CAPTION = (

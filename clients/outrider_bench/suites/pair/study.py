@@ -32,8 +32,6 @@ from outrider_bench.workers.client import Worker
 WORKER = "outrider_bench.workers.pair"
 NAME = "pair"
 """Name of the experiment that a study is."""
-NUM_SPARE = 12
-"""Tokens beyond the longest chain that a text must have: double puts up to 10 of its own behind one."""
 CONTEXT_LEN = 192
 PROBE_PROMPTS, PROBE_TOKENS, PROBE_REPEATS = 2, 24, 3
 
@@ -168,7 +166,7 @@ class Study:
             longest = max(config.num_speculative_tokens)
             for temperature in config.temperatures:
                 self._texts[temperature] = [
-                    await self._watched(worker, temperature, index, config.max_tokens + longest + NUM_SPARE)
+                    await self._watched(worker, temperature, index, config.max_tokens + longest + 1)
                     for index in range(len(config.prompts))
                 ]
                 self.acceptances += acceptances_of(self._texts[temperature], temperature, longest)

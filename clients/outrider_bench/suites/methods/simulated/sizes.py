@@ -16,6 +16,8 @@ class SimulatedSizes:
     """Outcomes of SAGUARO that are drafted for."""
     uniform_budgets: tuple[int, ...] = (8, 16, 32)
     """Those at which a uniform fan-out is held beside the geometric one."""
+    source_tokens: int = 64
+    """Limit of each text of the sources without a draft model, which fill while it runs."""
     beam_widths: tuple[int, ...] = (4, 8, 16, 32, 64)
     """K of CARD."""
     biases: tuple[float, ...] = (1.0, 0.5, 0.25)
@@ -38,6 +40,7 @@ class SimulatedSizes:
 QUICK_SIZES = SimulatedSizes(
     num_prompts=1,
     tokens=12,
+    source_tokens=12,
     budgets=(2, 8),
     uniform_budgets=(8,),
     beam_widths=(4, 16),

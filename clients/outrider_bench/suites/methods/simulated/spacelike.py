@@ -19,7 +19,7 @@ from outrider_bench.plotting import BLUE, ORANGE, draw_level, draw_line, finish,
 from outrider_bench.prediction import expected_tokens
 from outrider_bench.result import Measurement, at_least, at_most, reported, share_of
 from outrider_bench.suites.methods import papers
-from outrider_bench.suites.methods.replay import NEAR, replay_requests
+from outrider_bench.suites.methods.replay import NEAR, NEAR_SHARE, replay_requests
 from outrider_bench.suites.methods.simulated.sizes import SimulatedSizes
 
 PART = "simulated-spacelike"
@@ -87,11 +87,11 @@ def _of_replay(measured: Measured, share: float, t: float, run: str) -> Iterator
     error = None if ratio is None else abs(ratio - 1)
     remark = "" if speed is None or predicted is None else f"predicted: {predicted:.2f}, measured: {speed:.2f}"
     yield at_most(PART, f"{what}: speed-up by the predicted tokens, error", error, MAX_ERROR, remark)
-    is_most, all_of_them = share >= 0.4 and t == 0, f"{what}: all requests by off"
-    if is_most:
-        yield at_least(PART, all_of_them, speed, LATER_BY_OFF, paper=papers.TAKEOFF_LATER)
+    everything = f"{what}: all requests by off"
+    if share >= NEAR_SHARE and t == 0:
+        yield at_least(PART, everything, speed, LATER_BY_OFF, paper=papers.TAKEOFF_LATER)
     else:
-        yield reported(PART, all_of_them, speed, paper=papers.TAKEOFF_LATER)
+        yield reported(PART, everything, speed, paper=papers.TAKEOFF_LATER)
     if share:
         near = measured.speedup(name, label, t, NEAR)
         named = f"{what}: near-repeats by off"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from outrider.core.params import Method, Rows, SamplingParams, Source, SpeculationParams
 from outrider.core.retrieval.prior import PriorTable
-from outrider.core.retrieval.retriever import NO_COPIES, TierSource
+from outrider.core.retrieval.retriever import TierSource
 from outrider.models.demo.training.corpus import Corpus, code_prompts, load_corpus
 from outrider.models.loading import LoadedModel, load_model
 from outrider_bench.workers.simulated_pair import Costs, Outcome, Simulation, text_of
@@ -66,7 +66,8 @@ def main() -> None:
         texts = [(ids, text_of(target, ids, sampling, flags.num_tokens + CHAIN_LEN + 1)) for ids in prompts]
         for name, (rows, sources) in CONTENDERS.items():
             params = SpeculationParams(Method.RETRIEVAL, CHAIN_LEN, 64, 0.2, rows=rows, sources=sources)
-            copies: TierSource = tiers if Source.PRIOR in sources else NO_COPIES
+            # With copies of an empty datastore, sessions would wait for answers that never come.
+            copies: TierSource | None = tiers if Source.PRIOR in sources else None
             found[name].append(outcome_of(Simulation(draft, COSTS, target, copies), texts, sampling, params))
     print("| tokens a forward, speed-up at T = 0 / 0.7 / 1 | | |\n|---|---:|---:|")
     plain = 1e3 / (COSTS.target_ms[1] + COSTS.overhead_ms)

@@ -68,9 +68,13 @@ def test_a_path_has_one_token_at_each_place() -> None:
 
 
 def test_the_rank_of_a_node_is_that_of_its_whole_path() -> None:
-    guess = grow(Everywhere((7, 4), (8, 3), (9, 2), width=3), 2)
-    children = [guess.parents.count(parent) for parent in (-1, 0, 1, 2)]
-    assert children == [3, 3, 2, 1]
+    guess = grow(Everywhere((7, 4), (8, 3), (9, 2), width=3), 3)
+    ranks = {-1: 0}
+    for index, (parent, token_id) in enumerate(zip(guess.parents, guess.token_ids, strict=True)):
+        ranks[index] = ranks[parent] + (token_id - 7)
+    above = [-1, *(index for index, depth in enumerate(depths_of(guess)) if depth < 3)]
+    assert [guess.parents.count(index) for index in above] == [max(0, 3 - ranks[index]) for index in above]
+    assert len(guess.token_ids) == 3 + 6 + 10
 
 
 def guess_of(source: Source, match_len: int, *tokens: int) -> Guess:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,15 @@ def test_rare_long_rounds_count_where_they_are() -> None:
     rare = costs_of(TIMES, [probe(plain, overhead_ms=0.5, last_s=0.014 * 5), *probed()[1:]])
     assert rare.plain_round_ms == pytest.approx(1.5 * usual.plain_round_ms)
     assert rare.of("pearl") == usual.of("pearl")
+
+
+def test_a_probe_of_few_rounds_tells_no_mean_from_a_median() -> None:
+    plain, *others = probed()
+    [sample] = plain.samples
+    assert sample.generation is not None
+    few = replace(sample.generation, chunks=(Chunk(0.0, 4), Chunk(0.1, 4), Chunk(0.9, 4)))
+    costs = costs_of(TIMES, [replace(plain, samples=(replace(sample, generation=few),)), *others])
+    assert costs.plain_stretch == 1.0
 
 
 def test_latencies_that_make_no_sense_are_replaced_by_what_the_worker_has_timed() -> None:

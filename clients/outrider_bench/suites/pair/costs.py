@@ -160,13 +160,11 @@ def _medians(blocks: Iterable[Block]) -> dict[tuple[str, str], dict[str, float]]
                 times = found.setdefault((block.condition.method, block.condition.setting), {})
                 for name, ms in sample.generation.rounds.times_p50.items():
                     times.setdefault(name, []).append(ms)
-                if stretch := _stretch(sample.generation):
-                    times.setdefault("stretch", []).append(stretch)
+                times.setdefault("stretch", []).append(_stretch(sample.generation))
     for one in PROBES:
         for name in (
             "forward_ms",
             "overhead_ms",
-            "stretch",
             *(["draft_latency_ms"] if one.method == "speculative" else []),
         ):
             if not found.get((one.method, one.setting), {}).get(name):
@@ -174,7 +172,7 @@ def _medians(blocks: Iterable[Block]) -> dict[tuple[str, str], dict[str, float]]
     return {key: {name: median(values) for name, values in times.items()} for key, times in found.items()}
 
 
-def _stretch(generation: GenerationSample) -> float | None:
-    """Return the mean time of a round by its median; None where a generation has too few to tell."""
+def _stretch(generation: GenerationSample) -> float:
+    """Return the mean time of a round by its median; 1 where a generation has too few to tell."""
     gaps = generation.gaps_s
-    return sum(gaps) / len(gaps) / median(gaps) if len(gaps) >= LEAST_ROUNDS else None
+    return sum(gaps) / len(gaps) / median(gaps) if len(gaps) >= LEAST_ROUNDS else 1.0

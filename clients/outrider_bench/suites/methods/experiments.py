@@ -53,7 +53,7 @@ class MethodsSizes:
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Generations at once, the last one the most; DOUBLE, Table 6, has the same."""
     fallback_batches: tuple[int, ...] = (1, 4, 16)
-    batch_tokens: int = 32
+    batch_tokens: int = 30
     prior_prompts: int = 80
     prior_tokens: int = 64
     """Length of each continuation of these prompts."""
@@ -159,6 +159,8 @@ ALL_METHODS: tuple[Contender, ...] = (
     contender("retrieval"),
     contender("best-first", CHAIN, rows="ROWS_CHAIN"),
     contender("best-first", rows="ROWS_TREE"),
+    contender("opt-tree"),
+    contender("sequoia"),
     contender("auto"),
 )
 """Contenders of the table of methods. spacelike, which proposes nothing in a new service, has a separate part."""

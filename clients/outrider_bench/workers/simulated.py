@@ -72,7 +72,7 @@ class SimulatedPair:
         costs: dict[str, Any],
         requests: Sequence[dict[str, Any]],
         num_at_once: int,
-        has_prior: bool,
+        has_prior: bool = False,
     ) -> dict[str, Any]:
         """Run the generations of a turn.
 

@@ -46,6 +46,9 @@ _GENERATION, _SUITE, _FAULTS, _PAIR = BenchConfig(), SuiteConfig(), FaultsConfig
 _WIDTH = 118
 """Columns of a report that is not written to a terminal."""
 
+Target = Annotated[str, typer.Option(help="Target model: a demo model, a folder or a name on the Hugging Face hub.")]
+Draft = Annotated[str, typer.Option(help="Draft model, likewise.")]
+DraftDtype = Annotated[str, typer.Option(help="Type the draft model computes in.")]
 Repeats = Annotated[int, typer.Option(help="How often everything is measured.")]
 Seed = Annotated[int, typer.Option(help="Keys what is random: the sampling, token streams, faults.")]
 Cores = Annotated[str, typer.Option(help="Cores of the target and of everything else, like 0,1; or auto; or none.")]
@@ -120,10 +123,8 @@ def bench() -> None:
 @secured
 def generation(
     *,
-    target: Annotated[
-        str, typer.Option(help="Target model: a demo model, a folder or a name on the Hugging Face hub.")
-    ] = _GENERATION.target,
-    draft: Annotated[str, typer.Option(help="Draft model, likewise.")] = _GENERATION.draft,
+    target: Target = _GENERATION.target,
+    draft: Draft = _GENERATION.draft,
     dtype: Annotated[
         str,
         typer.Option(
@@ -132,7 +133,7 @@ def generation(
             help="What the target computes in: bfloat16, float32 or auto (demo: bfloat16, if the CPU has it).",
         ),
     ] = _GENERATION.dtype,
-    draft_dtype: Annotated[str, typer.Option(help="Type the draft model computes in.")] = _GENERATION.draft_dtype,
+    draft_dtype: DraftDtype = _GENERATION.draft_dtype,
     methods: Annotated[str, typer.Option(help=f"Of {', '.join(METHODS)}; off always takes part.")] = ",".join(
         _GENERATION.methods
     ),
@@ -228,12 +229,10 @@ def methods(
 @secured
 def pair(
     *,
-    target: Annotated[
-        str, typer.Option(help="Target model: a demo model, a folder or a name on the Hugging Face hub.")
-    ] = _PAIR.target,
-    draft: Annotated[str, typer.Option(help="Draft model, likewise.")] = _PAIR.draft,
+    target: Target = _PAIR.target,
+    draft: Draft = _PAIR.draft,
     dtype: Annotated[str, typer.Option(help="Type the target computes in: bfloat16, float32 or auto.")] = _PAIR.dtype,
-    draft_dtype: Annotated[str, typer.Option(help="Type the draft model computes in.")] = _PAIR.draft_dtype,
+    draft_dtype: DraftDtype = _PAIR.draft_dtype,
     temperatures: Annotated[
         str, typer.Option(help="Sampling temperatures; 0 = greedy. Default: 0,0.7,1; with --family or --quick 0.7.")
     ] = "",

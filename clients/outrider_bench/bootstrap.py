@@ -21,7 +21,7 @@ MIN_SHARE = 0.95
 """Share of the draws that must have a value: an interval of the others alone would be too narrow."""
 
 Multiplicities = Mapping[int, int]
-"""How often each unit was drawn, by its index."""
+"""Maps the index of a unit to the number of times that it was drawn."""
 
 
 def draw(strata: Iterable[Sequence[int]], random: np.random.Generator) -> dict[int, int]:

@@ -12,14 +12,14 @@ class Costs:
     """Times in milliseconds."""
 
     target_ms: Mapping[int, float]
-    """Of a forward, by its rows."""
+    """Times of a target forward, by its rows."""
     draft_ms: float
     draft_row_ms: float
-    """Of a forward, and of each of its rows."""
+    """Times of a draft forward: without rows, and what each row adds."""
     one_way_ms: float
-    """Of a message."""
+    """Time of a message between the services."""
     overhead_ms: float
-    """Of a round, beside its forward."""
+    """Time of a round beside its forward."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that a worker reads; see `from_json`."""

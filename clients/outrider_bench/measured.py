@@ -36,7 +36,7 @@ class Measured:
         self._sharing = frozenset(name for name, found in blocks.items() if _share_the_machine(found))
         """Experiments whose repeats are drawn, not their prompts."""
         self._drawn: Mapping[str, Multiplicities] = {}
-        """How often each unit was drawn, by experiment; units that are not named count once."""
+        """Maps experiments to how often each unit was drawn; units that are not named count once."""
 
     @property
     def can_vary(self) -> bool:

@@ -57,7 +57,7 @@ class Measurement:
     paper: str = ""
     """The figure of the paper that claims the same, with its place there; empty where papers are not spoken of."""
     interval: tuple[float, float] | None = None
-    """Where the value lies with 95 % confidence, lowest and highest; None means that it was not estimated."""
+    """The value lies between these two with 95 % confidence; None means that it was not estimated."""
 
     @property
     def value(self) -> float | None:

@@ -84,7 +84,7 @@ class GenerationSample:
     chunks: tuple[Chunk, ...]
     """Empty where the answer comes whole: nothing is known of its tokens' times then."""
     duration_s: float
-    """From the request to the end of the stream."""
+    """Time from the request to the end of the stream."""
     rounds: Rounds
 
     @property

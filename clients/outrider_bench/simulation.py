@@ -118,9 +118,9 @@ class _Node:
         self.children: dict[int, _Node] = {}
         self.is_expanded = False
         self.is_known = False
-        """To the drafter."""
+        """The drafter knows of it."""
         self.arrives_ms = math.inf
-        """At the verifier."""
+        """Time at which the verifier has it."""
 
     def child(self, rank: int, log_probability: float) -> _Node:
         """Return the child of that rank; make it if there is none."""

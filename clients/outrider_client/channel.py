@@ -141,4 +141,4 @@ class ChannelSecurity:
 
 
 NO_SECURITY = ChannelSecurity()
-"""In plaintext, to this machine only."""
+"""A channel in plaintext, which may lead to this machine only."""

@@ -31,7 +31,7 @@ class Chunk:
     """Holds the tokens that one round committed."""
 
     token_ids: tuple[int, ...]
-    """In order. Empty only in the last chunk, if all it has is the text of bytes that had waited for more."""
+    """Tokens in order. Empty only in the last chunk, if all it has is the text of bytes that had waited for more."""
     sources: tuple[Source | None, ...]
     """The source of each token; None for a source that this version does not know."""
     text: str

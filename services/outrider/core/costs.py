@@ -137,7 +137,7 @@ class Waiting(Enum):
     WORTH = 1
     """The target waits while the draft is expected to be worth more than the time."""
     BY_BATCH = 3
-    """As WORTH, unless so many sessions share the forwards that a wait costs the others more (`critical_batch`)."""
+    """The same as WORTH, but never where so many sessions share forwards that a wait costs more (`critical_batch`)."""
     ALWAYS = 2
     """Draft-then-verify: the target waits whatever the draft is worth, but not for a drafter that is stuck."""
 

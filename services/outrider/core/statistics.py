@@ -18,7 +18,7 @@ class RoundTime:
     """One round, in milliseconds."""
 
     round_ms: float
-    """From one commit to the next."""
+    """Time from one commit to the next."""
     forward_ms: float
     """The target's forward."""
     wait_ms: float
@@ -38,7 +38,7 @@ class DraftTime:
     """The first draft after a commit that left nothing to verify, in milliseconds."""
 
     draft_latency_ms: float
-    """From the commit to the draft."""
+    """Time from the commit to the draft."""
     draft_forward_ms: float
     """The part of it that the draft model's forwards took."""
     draft_retrieval_ms: float
@@ -51,9 +51,9 @@ class Traffic:
     around them. Its owner writes, others read."""
 
     num_bytes_sent: int = 0
-    """To the drafter."""
+    """Bytes sent to the drafter."""
     num_bytes_received: int = 0
-    """From the drafter."""
+    """Bytes received from the drafter."""
 
 
 @dataclass(frozen=True, slots=True)

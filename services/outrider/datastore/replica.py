@@ -173,7 +173,7 @@ class Replica:
 class _HeldPrior:
     id: CorpusId
     last_used: float = 0.0
-    """By `time.monotonic`."""
+    """Time of the last use, by `time.monotonic`."""
     version: str | None = None
     tiers: LocalTiers | None = None
     """Tiers with the prior alone. None means that it does not exist, was not read yet, or had to make room."""

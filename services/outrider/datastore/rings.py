@@ -35,7 +35,7 @@ class HeldRing:
     id: CorpusId
     ring: TokenRing
     last_used: float = 0.0
-    """By `time.monotonic`."""
+    """Time of the last use, by `time.monotonic`."""
     build_ms: float = 0.0
     """Duration of the last build of its index."""
     has_grown: asyncio.Event = field(default_factory=asyncio.Event)

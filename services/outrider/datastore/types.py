@@ -17,7 +17,7 @@ ALL_TENANTS = ""
 """Stands in place of a tenant for what all tenants share."""
 
 NGRAM_TIERS = (Source.PRIOR, Source.DYNAMIC, Source.SHARED, Source.REJECTED)
-"""In the order of a lookup."""
+"""Tiers of n-grams in the order of a lookup."""
 TIERS = (*NGRAM_TIERS, Source.RING)
 
 

@@ -55,7 +55,7 @@ class Exactness:
     """Hash of all that the bits of the logits depend on beside the model's name and number format: equal hashes mean
     equal bits. Empty means that rows are not exact."""
     reason: str = ""
-    """Why they are not; empty if they are."""
+    """The reason why they are not; empty if they are."""
 
     @property
     def is_exact(self) -> bool:

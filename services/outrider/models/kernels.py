@@ -43,7 +43,7 @@ from outrider.models.vectors import (
 Array = npt.NDArray[Any]
 
 COMPILER = f"numba {numba.__version__}"
-"""What compiles the kernels, on which their bits depend."""
+"""Name and version of the compiler of the kernels; their bits depend on it."""
 TYPES = (torch.float32, torch.bfloat16)
 """Types of activations that the kernels read and write."""
 MAX_NUM_THREADS: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]

@@ -161,9 +161,9 @@ class Plan:
         padding = [0] * (self.num_rows - self._num_used)
         device = pool.data.device
         self.paths = Paths(pool) if use_kernels else None
-        """What each row sees, for the kernels of a CPU; None if they are not used."""
+        """Blocks that each row sees, for the kernels of a CPU; None if they are not used."""
         self.places = self._reserve()
-        """Where the new keys and values go in the pool: int64 [rows that are somebody's]."""
+        """Slots of the pool that take the new keys and values: int64 [rows that are somebody's]."""
         if self.paths is None:
             parts = self._parts(max(1, MAX_QUERIES // queries_per_key))
             self._groups = grouped(parts, pool, queries_per_key)

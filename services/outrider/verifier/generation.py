@@ -84,7 +84,7 @@ class Generation:
         self._committed = [*spec.prompt_token_ids, *spec.resume_token_ids]
         self._speculation: SpeculationStream | None = None
         self._steering = Steering()
-        """How the drafter goes on; a stream that is opened later begins with it."""
+        """The drafter is told to go on like this; a stream that is opened later begins with it."""
         self._retrieval: RetrievalStream | None = None
         if (ending := ending_of(spec)) is not None:
             self._events.put_nowait(ending)

@@ -34,11 +34,11 @@ class EngineTimings:
 
         # The peers.
         self.speculator_ms = RunningMean()
-        """From a commit that leaves nothing to verify to the drafter's first answer."""
+        """Time from a commit that leaves nothing to verify to the drafter's first answer."""
         self.draft_forward_ms = RunningMean()
         """The part of it that the draft model's forwards took."""
         self.datastore_ms = RunningMean()
-        """From a commit to the datastore's answer."""
+        """Time from a commit to the datastore's answer."""
         self.answer_value = RunningMean(0.1)
         """Tokens of such an answer that the target emits."""
 

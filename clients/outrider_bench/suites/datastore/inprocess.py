@@ -42,7 +42,7 @@ class TokenFiles:
 
 
 def made_up_files(run: DatastoreRun) -> TokenFiles:
-    """As many made-up tokens as a prior, and some more."""
+    """Make up as many tokens as a prior has, and some more."""
     sizes = run.sizes
     stream = made_up_tokens(sizes.prior_tokens + sizes.replay_tokens, run.config.seed)
     return TokenFiles.write(

@@ -86,7 +86,7 @@ class FaultStack:
         self._hands = {part: ThreadPoolExecutor(1, f"{part}-hand") for part in PARTS}
         self.redis = LocalRedis(find_program(), folder)
         self.services: dict[str, Service] = {}
-        """By name: datastore, speculator, verifier-0, verifier-1."""
+        """Services by name: datastore, speculator, verifier-0, verifier-1."""
 
     @property
     def verifiers(self) -> list[Service]:
@@ -95,7 +95,7 @@ class FaultStack:
 
     @property
     def process_ids(self) -> dict[str, int]:
-        """By name, Redis included."""
+        """Return process ids by the name of the service, Redis included."""
         return {"redis": self.redis.pid, **{name: service.pid for name, service in self.services.items()}}
 
     async def suffer(self, fault: Fault, on_begin: Callable[[], None], on_return: Callable[[], None]) -> None:

@@ -135,7 +135,7 @@ class Holdings:
 
     processes: Mapping[str, Process]
     num_sessions: Mapping[str, int]
-    """By service that has any."""
+    """Sessions by service; one without any is left out."""
     num_client_tasks: int
     """Asyncio tasks of this process, those of the proxy's connections excluded."""
 

@@ -27,7 +27,7 @@ LOAD_S = 4.0
 """Seconds from loading a prior until all services have it."""
 
 SHARED_ROW = 1 / 30
-"""What a further row adds to a forward, as a share of one with a single row."""
+"""Time that a further row adds to a forward, as a share of one with a single row."""
 
 NUM_SIMULATING = 2
 """Processes that simulate at the same time, where no cores are named."""

@@ -30,11 +30,11 @@ class Bound:
 
     temperature: float
     tokens_per_s: Mapping[float, float]
-    """By round trip in milliseconds."""
+    """Tokens per second by round trip in milliseconds."""
     off_tokens_per_s: float
     """Speed of plain decoding at these costs."""
     odds: Odds
-    """With which the target's token is the draft model's choice number 0, 1, ..."""
+    """Probabilities that the target's token is the draft model's choice number 0, 1, ..."""
 
     def kept(self, rtt_ms: float) -> float | None:
         """Return the share of the speed without a round trip; None means that it was not simulated."""

@@ -15,11 +15,11 @@ from outrider_bench.suites.network.traffic import TrafficCount
 AUTO_KEEPS = {10.0: 0.9, 40.0: 0.7, 100.0: 0.45}
 """Shares of its greedy speed without a round trip that auto should keep, by round trip in milliseconds."""
 SAMPLED_RTT_MS, SAMPLED_KEEPS = 40.0, 0.6
-"""At temperature 1."""
+"""Round trip, and the share of its speed without one that auto should keep there, at temperature 1."""
 BYTES_PER_ACCEPTED = {"pearl": 120.0, label_of(WIDE): 1000.0}
-"""Greedy."""
+"""Bytes for an accepted token at temperature 0, by method."""
 BYTES_PER_ROUND = 4000.0
-"""At temperature 1."""
+"""Bytes of a round at temperature 1."""
 WAN_SPEEDUP = 1.5
 EDGE_SPEEDUP = 2.5
 
@@ -32,7 +32,7 @@ class NetworkEvidence:
     experiments: Sequence[Experiment]
     traffic: TrafficCount = field(default_factory=TrafficCount)
     bounds: Mapping[float, Bound] = field(default_factory=dict)
-    """By temperature."""
+    """Bounds by temperature."""
 
     def of(self, part: str) -> list[Experiment]:
         """List the experiments of a part."""

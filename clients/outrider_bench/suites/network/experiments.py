@@ -35,7 +35,7 @@ class NetworkSizes:
     rtts_ms: tuple[float, ...] = (0.0, 2.0, 10.0, 40.0, 100.0)
     """Round trips. The first must be 0: speeds are shown as shares of the speed there."""
     sampled_rtts_ms: tuple[float, ...] = (0.0, 40.0)
-    """At temperature 1."""
+    """Round trips of the texts at temperature 1."""
     text_prompts: int = 4
     """Prompts of the comparison of texts over the WAN."""
     watched_prompts: int = 8
@@ -73,7 +73,7 @@ RATIO_RULE = "ratio rule"
 WIDE = contender("card", "K = 50", card={"beam_width": 50})
 METHODS = ("speculative", "pearl", "saguaro", "card", "double", "best-first", "auto")
 SAMPLED_METHODS = ("best-first", "auto")
-"""At temperature 1: those that claims are about."""
+"""Methods that run at temperature 1: those that claims are about."""
 RATIO_METHODS = ("pearl", "saguaro", "double", "speculative")
 WAN_METHODS = ("pearl", "best-first", "auto")
 # METHOD_UNSPECIFIED on the wire, which is the server's own default.

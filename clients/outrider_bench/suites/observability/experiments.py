@@ -53,7 +53,7 @@ class ObservabilitySizes:
     """Generations at once."""
     max_tokens: int
     rounds_per_repeat: int
-    """In a round every variant has one turn."""
+    """Rounds of a repeat; in each, every variant has one turn."""
 
 
 SIZES = ObservabilitySizes("demo/target-100m", concurrency=4, max_tokens=48, rounds_per_repeat=8)
@@ -115,7 +115,7 @@ class ObservabilityServices:
         return float(sum(each.user + each.system for each in times))
 
     async def _scrape(self, urls: tuple[str, ...]) -> None:
-        """As Prometheus does, and more often: once a second, beginning with the turn."""
+        """Read the metrics as Prometheus does, and more often: once a second, beginning with the turn."""
         while urls:
             # In threads: urllib blocks, and this loop also reads the tokens that are timed.
             await asyncio.gather(*(asyncio.to_thread(_read, url) for url in urls))

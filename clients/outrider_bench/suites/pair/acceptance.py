@@ -19,9 +19,9 @@ class Acceptance:
     temperature: float
     rule: str
     by_position: tuple[float | None, ...]
-    """For positions 1, 2, ...: of the chains whose tokens before were kept. None where there was no such chain."""
+    """Shares at positions 1, 2, ... of the chains whose tokens before were kept. None where there was no such chain."""
     mean: float
-    """Of all tokens, whatever became of those before: what a single number alpha stands for."""
+    """Share of all tokens, whatever became of those before: a single number alpha stands for it."""
 
     @property
     def tokens_per_round(self) -> float:

@@ -38,26 +38,26 @@ class PairCosts:
     """Holds times in milliseconds."""
 
     target_ms: Mapping[int, float]
-    """Of a target forward by its rows, alone: what it takes of its core."""
+    """Times of a target forward that runs alone, by its rows."""
     draft_ms: Mapping[int, float]
-    """Of a draft forward by its rows, likewise."""
+    """Times of a draft forward that runs alone, by its rows."""
     plain_ms: float
-    """Of a target forward with one row, in the service, under `off`."""
+    """Time of a target forward with one row, in the service, under `off`."""
     turn_slowdown: float
     """Factor of the time of a target forward that waits for the draft before it begins: its weights may have left the
     caches, and its core may have been given to others."""
     ahead_slowdown: float
     """The same of one beside which drafts are made."""
     step_ms: float
-    """Of a draft forward with one row in the service, and all that is done for a node."""
+    """Time of a draft forward with one row in the service, and of all that is done for a node."""
     one_way_ms: float
-    """Of a message between the services."""
+    """Time of a message between the services."""
     plain_overhead_ms: float
-    """Of a round of `off`, beside its forward."""
+    """Time of a round of `off` beside its forward."""
     turn_overhead_ms: float
-    """Of a round that takes turns with the draft, beside forward and waiting."""
+    """Time of a round that takes turns with the draft, beside forward and waiting."""
     ahead_overhead_ms: float
-    """Of a round while drafts come in."""
+    """Time of a round while drafts come in, beside its forward."""
     plain_stretch: float = 1.0
     """The mean of a round of `off` by its median, of which all the times above are: other work on the machine, and the
     rare long round, count."""

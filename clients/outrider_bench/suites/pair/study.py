@@ -61,9 +61,9 @@ class Study:
         self.models: dict[str, dict[str, Any]] = {}
         self.acceptances: list[Acceptance] = []
         self.predictions: list[Prediction] = []
-        """Of the whole grid, at the costs that were probed before anything was measured."""
+        """Predictions of the whole grid, at the costs that were probed before anything was measured."""
         self.later_predictions: list[Prediction] = []
-        """Of what was measured, at the costs that probes had in the very same turns."""
+        """Predictions of the measured settings, at the costs that probes had in the very same turns."""
         self.contender_failures: dict[str, str] = {}
         """Reasons by the label of a contender."""
         self._costs: PairCosts | None = None

@@ -13,14 +13,26 @@ from rich.console import Console
 from outrider_bench.config import PairConfig
 from outrider_bench.drivers import StackError
 from outrider_bench.environment import describe_environment
+from outrider_bench.experiment import DRAFT, DRAFT_UNTRAINED, TARGET
 from outrider_bench.suite import Log, Suite
 from outrider_bench.suites.pair.comparison import claims_of
-from outrider_bench.suites.pair.family import FAMILY
 from outrider_bench.suites.pair.report import report_of
 from outrider_bench.suites.pair.served import Served
 from outrider_bench.suites.pair.study import Pair, PairRefused, Study
 from outrider_cli.failures import UNREACHABLE, WRONG_USAGE
 from outrider_client.channel import NO_SECURITY, ChannelSecurity
+
+FAMILY = (
+    Pair("as is", TARGET, DRAFT),
+    # Inflated drafts say what the small one says: replayed with that, a hundred settings take seconds, not hours.
+    Pair("slower draft", TARGET, "demo/draft-c5", stand_in=DRAFT),
+    Pair("larger target", "demo/target-300m", DRAFT),
+    Pair("draft of the target's size", TARGET, "demo/draft-100m", stand_in=DRAFT),
+    Pair("untrained draft", TARGET, DRAFT_UNTRAINED),
+    Pair("target as its own draft", TARGET, TARGET, stand_in="demo/target"),
+)
+"""Pairs that predictions are checked on, made of the demo models: fast and right, slow, cheaper beside the target, as
+slow as it, never right, always right."""
 
 
 class PairSuite(Suite):

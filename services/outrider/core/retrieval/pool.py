@@ -35,7 +35,7 @@ class NgramPool:
         self.ngram_len, self.max_per_key = ngram_len, max_per_key
         self.max_num_nodes = max_per_key * (ngram_len - 1)
         self._ngrams: dict[TokenId, tuple[Ngram, ...]] = {}
-        """What follows each key, the newest first."""
+        """N-grams by the token that they follow, the newest first."""
         self._tail: list[TokenId] = []
 
     def ngrams(self, key: TokenId) -> tuple[Ngram, ...]:

@@ -7,6 +7,7 @@ Zhou et al., "CARD: A Cache-Assisted Parallel Speculative Decoding Framework". I
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -48,31 +49,12 @@ def experiments(sizes: SimulatedSizes) -> list[Experiment]:
     prompts = code(sizes.num_prompts)
     correction = (PLAIN, contender("card", QUERY_ONLY, card={"correction": False}), contender("card"))
     widths = (contender("card", f"K = {width}", card={"beam_width": width}) for width in sizes.beam_widths)
+    simulated = partial(
+        Experiment, part=PART, prompts=prompts, max_tokens=sizes.tokens, repeats=1, costs=CPU, note=CPU_NOTE
+    )
     return [
-        Experiment(
-            PARTS_OF_CARD,
-            PART,
-            "Cache and correction",
-            correction,
-            TEMPERATURES,
-            prompts,
-            sizes.tokens,
-            repeats=1,
-            costs=CPU,
-            note=CPU_NOTE,
-        ),
-        Experiment(
-            WIDTH,
-            PART,
-            "Width of the beam",
-            (PLAIN, *widths),
-            (WIDTH_TEMPERATURE,),
-            prompts,
-            sizes.tokens,
-            repeats=1,
-            costs=CPU,
-            note=CPU_NOTE,
-        ),
+        simulated(PARTS_OF_CARD, title="Cache and correction", contenders=correction, temperatures=TEMPERATURES),
+        simulated(WIDTH, title="Width of the beam", contenders=(PLAIN, *widths), temperatures=(WIDTH_TEMPERATURE,)),
     ]
 
 

@@ -8,6 +8,7 @@ holds, with the exponent that fits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -46,7 +47,7 @@ BIAS_BUDGET = FALLBACK_BUDGET = 16
 FALLBACK_TEMPERATURE = 0.7
 FALLBACKS = ("draft", "retrieval", "plain", "random", "auto")
 NOISES = ("", "no shared noise, ")
-"""How the settings with the target's noise begin, and those without, as in the paper."""
+"""Prefixes of the settings with the target's noise, and of those without, as in the paper."""
 SHARED = "shared noise, "
 MIN_FIT = 0.9
 """Asked of R**2: hit rates that scale predictably with the size of the cache are a line in logarithms."""
@@ -61,44 +62,28 @@ def experiments(sizes: SimulatedSizes) -> list[Experiment]:
         for bias in sizes.biases
     )
     fallbacks = (_after_a_miss(name) for name in FALLBACKS)
-    title = "SAGUARO sampling under the ratio rule: the most probable draft tokens times C"
+    simulated = partial(Experiment, part=PART, costs=GPU, note=GPU_NOTE)
+    alone = partial(simulated, temperatures=TEMPERATURES, prompts=prompts, max_tokens=sizes.tokens, repeats=1)
     return [
-        Experiment(
+        alone(
             BUDGET,
-            PART,
-            "Misses by the number of outcomes that are drafted for",
-            (PLAIN, *_budgets(sizes)),
-            TEMPERATURES,
-            prompts,
-            sizes.tokens,
-            repeats=1,
-            costs=GPU,
-            note=GPU_NOTE,
+            title="Misses by the number of outcomes that are drafted for",
+            contenders=(PLAIN, *_budgets(sizes)),
         ),
-        Experiment(
+        alone(
             BIAS,
-            PART,
-            title,
-            (PLAIN, *biases),
-            TEMPERATURES,
-            prompts,
-            sizes.tokens,
-            repeats=1,
-            costs=GPU,
-            note=GPU_NOTE,
+            title="SAGUARO sampling under the ratio rule: the most probable draft tokens times C",
+            contenders=(PLAIN, *biases),
         ),
-        Experiment(
+        simulated(
             FALLBACK,
-            PART,
-            "What is done after a miss, by generations at once",
-            (PLAIN, *fallbacks),
-            (FALLBACK_TEMPERATURE,),
-            code(max(sizes.batches)),
-            sizes.batch_tokens,
-            sizes.batch_repeats,
+            title="What is done after a miss, by generations at once",
+            contenders=(PLAIN, *fallbacks),
+            temperatures=(FALLBACK_TEMPERATURE,),
+            prompts=code(max(sizes.batches)),
+            max_tokens=sizes.batch_tokens,
+            repeats=sizes.batch_repeats,
             concurrencies=sizes.batches,
-            costs=GPU,
-            note=GPU_NOTE,
         ),
     ]
 

@@ -2,7 +2,7 @@
 
 At the few rows of a decoding step a product is as fast as its weights are read, which the library's kernels do not
 reach at these sizes. Here weights lie in the order in which they are read: panels of 32 outputs, and in each of them
-pairs of inputs. A panel is multiplied with up to 12 rows at a time: so many sums fit into the registers.
+pairs of inputs. A panel is multiplied with up to 14 rows at a time: so many sums fit into the registers.
 
 Each sum adds pair after pair, from the first input to the last, whatever else is computed beside it: the bits of a row
 do not depend on the number of rows.
@@ -24,6 +24,8 @@ from outrider.models.vectors import INDEX, LANE, cgutils, intrinsic, loop, matri
 
 PANEL = 32
 """Outputs that are computed together: two vectors of sums a row."""
+MAX_GROUP = 14
+"""Most rows that are multiplied together."""
 _NUM_SUMS = 16
 _SUMS = ir.VectorType(ir.FloatType(), _NUM_SUMS)
 _PAIRS = ir.VectorType(LANE, _NUM_SUMS)
@@ -63,15 +65,15 @@ def _make_multiply(num_rows: int) -> Any:
     """Makes the function that multiplies so many rows with one panel."""
 
     @intrinsic
-    def multiply(_context: Any, x: Any, panels: Any, bias: Any, out: Any, row: Any, panel: Any) -> Any:
-        """Writes out[row : row + num_rows, 32 * panel : 32 * panel + 32], rounded to bfloat16.
+    def multiply(_context: Any, x: Any, panels: Any, bias: Any, out: Any, row: Any, last: Any, panel: Any) -> Any:
+        """Writes out[row : row + num_rows, 32 * panel : 32 * panel + 32] up to row `last`, rounded to bfloat16.
 
         `x` is a list, in which row `row` begins at row * in / 2, and pairs of all these rows lie side by side.
         """
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             given, weights, added, found = matrices(context, builder, signature, arguments)
-            first_row, number = arguments[4], arguments[5]
+            first_row, last_row, number = arguments[4:]
             rows = [builder.add(first_row, INDEX(index)) for index in range(num_rows)]
             column, halves = builder.mul(number, INDEX(PANEL)), range(PANEL // _NUM_SUMS)
             begins = [builder.add(column, INDEX(half * _NUM_SUMS)) for half in halves]
@@ -88,11 +90,12 @@ def _make_multiply(num_rows: int) -> Any:
                     for own, these in zip(of_row, read, strict=True):
                         own.add(these, inputs)
             for each, of_row in zip(rows, sums, strict=True):
-                for begin, own in zip(begins, of_row, strict=True):
-                    found.put(own.rounded(), builder.add(found.row(each), begin))
+                with builder.if_then(builder.icmp_signed("<", each, last_row)):
+                    for begin, own in zip(begins, of_row, strict=True):
+                        found.put(own.rounded(), builder.add(found.row(each), begin))
             return context.get_dummy_value()
 
-        return types.void(x, panels, bias, out, row, panel), generate
+        return types.void(x, panels, bias, out, row, last, panel), generate
 
     return multiply
 
@@ -129,14 +132,17 @@ def _spread(builder: Any, number: Any) -> Any:
     )
 
 
-_multiply_12, _multiply_8, _multiply_4 = _make_multiply(12), _make_multiply(8), _make_multiply(4)
-_multiply_2, _multiply_1 = _make_multiply(2), _make_multiply(1)
+_multiply_2, _multiply_4, _multiply_6 = _make_multiply(2), _make_multiply(4), _make_multiply(6)
+_multiply_8, _multiply_10, _multiply_12 = _make_multiply(8), _make_multiply(10), _make_multiply(12)
+_multiply_14 = _make_multiply(14)
 
 
 @numba.njit(inline="always")
 def _group_size(num_left: Any) -> Any:  # pragma: no cover
-    """Returns how many of the rows that are left are multiplied together."""
-    return 12 if num_left >= 12 else 8 if num_left >= 8 else 4 if num_left >= 4 else 2 if num_left >= 2 else 1
+    """Returns how many of the rows that are left are multiplied together: an even number, the last of them nobody's if
+    they are odd. Groups are as large as one another, as far as that goes."""
+    num_groups = (num_left + MAX_GROUP - 1) // MAX_GROUP
+    return (num_left + 2 * num_groups - 1) // (2 * num_groups) * 2
 
 
 @Kernel
@@ -151,11 +157,11 @@ def multiply_bfloat16(x: Array, panels: Array, bias: Array, out: Array) -> None:
     """
     num_rows, num_pairs = x.shape
     # Rows that are multiplied together are read together: a stream for each of them would be too many.
-    side_by_side = np.empty(num_rows * num_pairs, np.int32)
+    side_by_side = np.zeros((num_rows + num_rows % 2) * num_pairs, np.int32)
     first = 0
     while first < num_rows:
         size = _group_size(num_rows - first)
-        for row in range(size):
+        for row in range(min(size, num_rows - first)):
             for pair in range(num_pairs):
                 side_by_side[first * num_pairs + pair * size + row] = x[first + row, pair]
         first += size
@@ -163,14 +169,18 @@ def multiply_bfloat16(x: Array, panels: Array, bias: Array, out: Array) -> None:
         row = 0
         while row < num_rows:
             size = _group_size(num_rows - row)
-            if size == 12:
-                _multiply_12(side_by_side, panels, bias, out, row, panel)
-            elif size == 8:
-                _multiply_8(side_by_side, panels, bias, out, row, panel)
+            if size == 2:
+                _multiply_2(side_by_side, panels, bias, out, row, num_rows, panel)
             elif size == 4:
-                _multiply_4(side_by_side, panels, bias, out, row, panel)
-            elif size == 2:
-                _multiply_2(side_by_side, panels, bias, out, row, panel)
+                _multiply_4(side_by_side, panels, bias, out, row, num_rows, panel)
+            elif size == 6:
+                _multiply_6(side_by_side, panels, bias, out, row, num_rows, panel)
+            elif size == 8:
+                _multiply_8(side_by_side, panels, bias, out, row, num_rows, panel)
+            elif size == 10:
+                _multiply_10(side_by_side, panels, bias, out, row, num_rows, panel)
+            elif size == 12:
+                _multiply_12(side_by_side, panels, bias, out, row, num_rows, panel)
             else:
-                _multiply_1(side_by_side, panels, bias, out, row, panel)
+                _multiply_14(side_by_side, panels, bias, out, row, num_rows, panel)
             row += size

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from outrider.models import bfloat16_products
+from outrider.models.bfloat16_products import PanelProduct
+from outrider.models.cpu_steps import CpuSteps
 from outrider.models.products import make_product
+from outrider.models.rotary import RotaryTable
+from outrider.models.steps import Steps
 
 pytestmark = pytest.mark.skipif(not bfloat16_products.is_supported(), reason="this CPU lacks the instruction")
 
@@ -59,3 +65,26 @@ def test_matrices_that_do_not_fit_are_multiplied_otherwise(shape: tuple[int, int
     assert not bfloat16_products.takes(weight)
     expected = x.double() @ weight.double().T
     torch.testing.assert_close(make_product(weight)(x).double(), expected, rtol=2**-7, atol=1e-2)
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 17])
+def test_a_layer_in_two_calls_is_what_its_steps_compute_one_by_one(num_rows: int) -> None:
+    torch.manual_seed(num_rows)
+    size, attended, gated = 64, 96, 160
+    steps = CpuSteps(RotaryTable(torch.ones(8), 1.0), torch.bfloat16)
+    norm = SimpleNamespace(weight=torch.randn(size), variance_epsilon=1e-5)
+    shapes = (128, size), (size, attended), (2 * gated, size), (size, gated)
+    qkv, output, gate_up, down = (
+        PanelProduct(torch.randn(shape).bfloat16() / shape[1] ** 0.5, torch.randn(shape[0]).bfloat16())
+        for shape in shapes
+    )
+    results = []
+    for kind in (CpuSteps, Steps):
+        torch.manual_seed(0)
+        hidden = torch.randn(num_rows, size)
+        mlp = kind.mlp(steps, output, norm, gate_up, nn.SiLU(), down)
+        summand = mlp(hidden, torch.randn(num_rows, attended).bfloat16()).clone()
+        heads = kind.heads(steps, norm, qkv)
+        results.append((summand, heads(hidden, None).clone(), heads(hidden, summand).clone(), hidden))
+    for one_call, step_by_step in zip(*results, strict=True):
+        assert torch.equal(one_call, step_by_step)

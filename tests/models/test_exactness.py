@@ -115,12 +115,12 @@ def test_a_path_of_any_tree_has_the_bits_of_the_text(
 
 def test_the_self_test_sees_a_product_whose_bits_depend_on_the_number_of_rows() -> None:
     runner = a_runner("llama", torch.float32)
-    product: Any = runner._stack._layers[0]._down  # type: ignore[attr-defined]
+    mlp: Any = runner._stack._layers[0]._mlp  # type: ignore[attr-defined]
 
-    def by_rows(x: Tensor) -> Tensor:
-        return product(x) * (1 + 1e-6 * (len(x) % 2))  # type: ignore[no-any-return]
+    def by_rows(hidden: Tensor, attended: Tensor) -> Tensor:
+        return mlp(hidden, attended) * (1 + 1e-6 * (len(hidden) % 2))  # type: ignore[no-any-return]
 
-    runner._stack._layers[0]._down = by_rows  # type: ignore[attr-defined]
+    runner._stack._layers[0]._mlp = by_rows  # type: ignore[attr-defined]
     with pytest.raises(NotExact, match=r"chains of \d+: \d+ of \d+ rows have other bits"):
         check_rows(runner)
     found = make_exact(runner, "")
@@ -137,11 +137,12 @@ def test_the_self_test_sees_sums_that_go_by_slots(monkeypatch: pytest.MonkeyPatc
         check_rows(runner)
 
 
-def test_another_version_of_the_arithmetic_has_another_numerics_id(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["kernels.py", "vectors.py", "bfloat16_products.py"])
+def test_another_version_of_the_arithmetic_has_another_numerics_id(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     runner = a_runner("llama", torch.float32)
     before = exactness.numerics_id(runner, "weights")
     read_text = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda path: read_text(path) + "# new" * (path.name == "kernels.py"))
+    monkeypatch.setattr(Path, "read_text", lambda path: read_text(path) + "# new" * (path.name == name))
     assert exactness.numerics_id(runner, "weights") != before
 
 

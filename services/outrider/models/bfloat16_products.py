@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba import types
 from torch import Tensor
 
-from outrider.models.kernels import Array, Kernel
+from outrider.models.kernels import Array, Kernel, add_and_norm, as_array, gate_silu, inlined
 from outrider.models.vectors import INDEX, LANE, cgutils, intrinsic, loop, matrices
 
 PANEL = 32
@@ -46,19 +46,34 @@ def takes(weight: Tensor) -> bool:
     return weight.dtype is torch.bfloat16 and is_whole and is_supported()
 
 
-def panels_of(weight: Tensor) -> Array:
-    """Returns the weights [out, in] as panels: int32 [out / 32, in / 2 * 32], each a pair of inputs of one output."""
+class PanelProduct:
+    """Computes `x @ weight.T + bias` of bfloat16, [rows, in] to [rows, out], with a weight that `takes` says yes to."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """
+        Args:
+            weight: [out, in].
+            bias: [out].
+        """
+        self._num_outputs = weight.shape[0]
+        self.panels = _panels_of(weight)
+        """Weights as panels: int32 [out / 32, in / 2 * 32], each number a pair of inputs of one output."""
+        self.bias: Array = np.zeros(self._num_outputs, np.float32) if bias is None else as_array(bias.float())
+        """float32 [out], zeros if there is none."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Computes the product."""
+        out = torch.empty(x.shape[0], self._num_outputs, dtype=torch.bfloat16)
+        multiply_bfloat16(as_array(x.contiguous()), self.panels, self.bias, as_array(out))
+        return out
+
+
+def _panels_of(weight: Tensor) -> Array:
     num_outputs, num_inputs = weight.shape
     pairs = weight.detach().contiguous().view(torch.int32)
     in_panels = pairs.view(num_outputs // PANEL, PANEL, num_inputs // 2).transpose(1, 2).contiguous()
     panels: Array = in_panels.view(num_outputs // PANEL, -1).numpy()
     return panels
-
-
-def pairs_of(x: Tensor) -> Array:
-    """Returns a view of bfloat16 [rows, in] as int32 [rows, in / 2]."""
-    pairs: Array = x.contiguous().view(torch.int32).numpy()
-    return pairs
 
 
 def _make_multiply(num_rows: int) -> Any:
@@ -132,6 +147,8 @@ def _spread(builder: Any, number: Any) -> Any:
     )
 
 
+_add_and_norm, _gate_silu = add_and_norm.inlined, gate_silu.inlined
+
 _multiply_2, _multiply_4, _multiply_6 = _make_multiply(2), _make_multiply(4), _make_multiply(6)
 _multiply_8, _multiply_10, _multiply_12 = _make_multiply(8), _make_multiply(10), _make_multiply(12)
 _multiply_14 = _make_multiply(14)
@@ -145,17 +162,35 @@ def _group_size(num_left: Any) -> Any:  # pragma: no cover
     return (num_left + 2 * num_groups - 1) // (2 * num_groups) * 2
 
 
-@Kernel
-def multiply_bfloat16(x: Array, panels: Array, bias: Array, out: Array) -> None:  # pragma: no cover
-    """Computes `x @ weight.T + bias`.
+@numba.njit(nogil=True, error_model="numpy", cache=True)
+def _multiply_panel(
+    side_by_side: Any, panels: Any, bias: Any, out: Any, num_rows: Any, panel: Any
+) -> None:  # pragma: no cover
+    """Multiplies one panel with all rows."""
+    row = 0
+    while row < num_rows:
+        size = _group_size(num_rows - row)
+        if size == 2:
+            _multiply_2(side_by_side, panels, bias, out, row, num_rows, panel)
+        elif size == 4:
+            _multiply_4(side_by_side, panels, bias, out, row, num_rows, panel)
+        elif size == 6:
+            _multiply_6(side_by_side, panels, bias, out, row, num_rows, panel)
+        elif size == 8:
+            _multiply_8(side_by_side, panels, bias, out, row, num_rows, panel)
+        elif size == 10:
+            _multiply_10(side_by_side, panels, bias, out, row, num_rows, panel)
+        elif size == 12:
+            _multiply_12(side_by_side, panels, bias, out, row, num_rows, panel)
+        else:
+            _multiply_14(side_by_side, panels, bias, out, row, num_rows, panel)
+        row += size
 
-    Args:
-        x: int32 [rows, in / 2], see `pairs_of`.
-        panels: int32 [out / 32, in / 2 * 32], see `panels_of`.
-        bias: float32 [out].
-        out: bfloat16's bits [rows, out], written.
-    """
-    num_rows, num_pairs = x.shape
+
+@inlined
+def _multiply(x: Any, panels: Any, bias: Any, out: Any) -> None:  # pragma: no cover
+    pairs = x.view(np.int32)
+    num_rows, num_pairs = pairs.shape
     # Rows that are multiplied together are read together: a stream for each of them would be too many.
     side_by_side = np.zeros((num_rows + num_rows % 2) * num_pairs, np.int32)
     first = 0
@@ -163,24 +198,82 @@ def multiply_bfloat16(x: Array, panels: Array, bias: Array, out: Array) -> None:
         size = _group_size(num_rows - first)
         for row in range(min(size, num_rows - first)):
             for pair in range(num_pairs):
-                side_by_side[first * num_pairs + pair * size + row] = x[first + row, pair]
+                side_by_side[first * num_pairs + pair * size + row] = pairs[first + row, pair]
         first += size
     for panel in numba.prange(panels.shape[0]):
-        row = 0
-        while row < num_rows:
-            size = _group_size(num_rows - row)
-            if size == 2:
-                _multiply_2(side_by_side, panels, bias, out, row, num_rows, panel)
-            elif size == 4:
-                _multiply_4(side_by_side, panels, bias, out, row, num_rows, panel)
-            elif size == 6:
-                _multiply_6(side_by_side, panels, bias, out, row, num_rows, panel)
-            elif size == 8:
-                _multiply_8(side_by_side, panels, bias, out, row, num_rows, panel)
-            elif size == 10:
-                _multiply_10(side_by_side, panels, bias, out, row, num_rows, panel)
-            elif size == 12:
-                _multiply_12(side_by_side, panels, bias, out, row, num_rows, panel)
-            else:
-                _multiply_14(side_by_side, panels, bias, out, row, num_rows, panel)
-            row += size
+        _multiply_panel(side_by_side, panels, bias, out, num_rows, panel)
+
+
+@Kernel
+def multiply_bfloat16(x: Array, panels: Array, bias: Array, out: Array) -> None:  # pragma: no cover
+    """Computes `x @ weight.T + bias`.
+
+    Args:
+        x: bfloat16's bits [rows, in].
+        panels: int32 [out / 32, in / 2 * 32], see `PanelProduct`.
+        bias: float32 [out].
+        out: bfloat16's bits [rows, out], written.
+    """
+    _multiply(x, panels, bias, out)
+
+
+@Kernel
+def norm_and_multiply(
+    hidden: Array, summand: Array, norm: Array, epsilon: float, panels: Array, bias: Array, out: Array
+) -> None:  # pragma: no cover
+    """Adds to the residual stream, and multiplies its norm: the beginning of a layer, up to its heads.
+
+    Args:
+        hidden: float32 [rows, size], written.
+        summand: bfloat16's bits [rows, size], or [0, size] if nothing is added.
+        norm: float32 [size]: weight of the norm.
+        epsilon: That of the norm.
+        panels: int32 [out / 32, size / 2 * 32].
+        bias: float32 [out].
+        out: bfloat16's bits [rows, out], written.
+    """
+    normed = np.empty(hidden.shape, np.uint16)
+    _add_and_norm(hidden, summand, norm, epsilon, normed)
+    _multiply(normed, panels, bias, out)
+
+
+@Kernel
+def finish_layer(
+    attended: Array,
+    output: Array,
+    output_bias: Array,
+    hidden: Array,
+    norm: Array,
+    epsilon: float,
+    gate_up: Array,
+    gate_up_bias: Array,
+    down: Array,
+    down_bias: Array,
+    out: Array,
+) -> None:  # pragma: no cover
+    """Computes what comes behind a layer's attention: its output, added to the residual stream, and the gated MLP.
+
+    Args:
+        attended: bfloat16's bits [rows, query heads * head_dim].
+        output: Panels of the attention's output, int32 [size / 32, query heads * head_dim / 2 * 32].
+        output_bias: float32 [size].
+        hidden: float32 [rows, size]: the residual stream, written.
+        norm: float32 [size]: weight of the norm.
+        epsilon: That of the norm.
+        gate_up: Panels of gate and up, int32 [2 * gated / 32, size / 2 * 32].
+        gate_up_bias: float32 [2 * gated].
+        down: Panels of the way down, int32 [size / 32, gated / 2 * 32].
+        down_bias: float32 [size].
+        out: bfloat16's bits [rows, size], written: what has still to be added to the stream.
+    """
+    num_rows, size = hidden.shape
+    summand, normed = np.empty((num_rows, size), np.uint16), np.empty((num_rows, size), np.uint16)
+    wide, gated = (
+        np.empty((num_rows, len(gate_up_bias)), np.uint16),
+        np.empty((num_rows, len(gate_up_bias) // 2), np.uint16),
+    )
+    _multiply(attended, output, output_bias, summand)
+    _add_and_norm(hidden, summand, norm, epsilon, normed)
+    _multiply(normed, gate_up, gate_up_bias, wide)
+    _gate_silu(wide, gated)
+    _multiply(gated, down, down_bias, out)

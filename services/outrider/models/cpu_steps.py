@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from outrider.models import kernels
+from outrider.models.bfloat16_products import PanelProduct, finish_layer, norm_and_multiply
 from outrider.models.kernels import Array, as_array
 from outrider.models.packing import Plan
+from outrider.models.products import Product
 from outrider.models.rotary import RotaryTable
+from outrider.models.steps import AddAndNorm, Steps
 from outrider.models.torch_steps import SILU_TYPES, interleaved_norms, torch_gate
 
 
@@ -24,8 +27,8 @@ class _Buffers(threading.local):
         self.by_size: dict[tuple[str, int], tuple[Tensor, Array]] = {}
 
 
-class CpuSteps:
-    """Makes the steps; see `outrider.models.fusion.Steps`. The residual stream is float32.
+class CpuSteps(Steps):
+    """Makes the steps by the kernels of a CPU. The residual stream is float32.
 
     What a step returns is overwritten by the next layer's: at a few rows a new tensor costs as much as its arithmetic.
     """
@@ -42,7 +45,7 @@ class CpuSteps:
         self._kernel_type = dtype if dtype in kernels.TYPES else torch.float32
         self._buffers = _Buffers()
 
-    def norm(self, module: Any) -> Callable[[Tensor, Tensor | None], Tensor]:
+    def norm(self, module: Any) -> AddAndNorm:
         """Makes the sum and norm of the residual stream."""
         weight = as_array(module.weight.float())
         size, epsilon = len(weight), float(module.variance_epsilon)
@@ -96,6 +99,44 @@ class CpuSteps:
             return self._written(out)
 
         return gate
+
+    def heads(self, norm: Any, qkv: Product) -> Callable[[Tensor, Tensor | None], Tensor]:
+        """Makes the norm and the product of heads: one call where the product is by panels."""
+        if not isinstance(qkv, PanelProduct):
+            return super().heads(norm, qkv)
+        weight, epsilon = as_array(norm.weight.float()), float(norm.variance_epsilon)
+        nothing = np.empty((0, len(weight)), dtype=np.uint16)
+        num_heads = len(qkv.bias)
+
+        def heads(hidden: Tensor, summand: Tensor | None) -> Tensor:
+            out, out_array = self._buffer("heads", hidden.shape[0], num_heads)
+            added = nothing if summand is None else as_array(summand)
+            norm_and_multiply(as_array(hidden), added, weight, epsilon, qkv.panels, qkv.bias, out_array)
+            return out
+
+        return heads
+
+    def mlp(
+        self, output: Product, norm: Any, gate_up: Product, activation: nn.Module, down: Product
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """Makes what comes behind attention: one call where all products are by panels."""
+        if not (
+            isinstance(activation, SILU_TYPES)
+            and isinstance(output, PanelProduct)
+            and isinstance(gate_up, PanelProduct)
+            and isinstance(down, PanelProduct)
+        ):
+            return super().mlp(output, norm, gate_up, activation, down)
+        weight, epsilon = as_array(norm.weight.float()), float(norm.variance_epsilon)
+        arrays = weight, epsilon, gate_up.panels, gate_up.bias, down.panels, down.bias
+        output_panels, output_bias, size = output.panels, output.bias, len(weight)
+
+        def mlp(hidden: Tensor, attended: Tensor) -> Tensor:
+            out, out_array = self._buffer("summand", hidden.shape[0], size)
+            finish_layer(as_array(attended), output_panels, output_bias, as_array(hidden), *arrays, out_array)
+            return out
+
+        return mlp
 
     def _buffer(self, name: str, num_rows: int, size: int) -> tuple[Tensor, Array]:
         """Returns room for a step's result: a tensor, and its array."""

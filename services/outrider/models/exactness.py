@@ -37,7 +37,21 @@ NUM_READINGS = 8
 """Times that a self-test costs what it costs to read its text once, about."""
 PADDINGS = (1, 2, 4)
 """Least rows of a forward that are tried: single rows take other ways through some libraries than several do."""
-ARITHMETIC = ("attention", "cpu_steps", "fusion", "kernels", "paths", "products", "rotary", "runner", "torch_steps")
+ARITHMETIC = (
+    "attention",
+    "bfloat16_products",
+    "cpu_steps",
+    "fusion",
+    "kernels",
+    "packing",
+    "paths",
+    "products",
+    "rotary",
+    "runner",
+    "steps",
+    "torch_steps",
+    "vectors",
+)
 """Modules of this package that the bits of the logits depend on: replicas with others do not go on with a text."""
 MIN_GAIN = 0.05
 """Share of a single row's time that more padding must save to be worth it where exactness does not need it."""

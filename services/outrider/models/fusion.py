@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from outrider.models.cpu_steps import CpuSteps
 from outrider.models.packing import Plan
 from outrider.models.products import MIN_LARGE_ENTRIES, Product, concatenate, make_product
 from outrider.models.rotary import RotaryTable, interleave_halves
+from outrider.models.steps import Steps
 from outrider.models.torch_steps import TorchSteps
 
 FUSABLE_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -64,22 +65,6 @@ def _is_fusable_layer(layer: nn.Module) -> bool:
 
 def _part_names(module: nn.Module) -> set[str]:
     return {name for name, _ in module.named_children()}
-
-
-class Steps(Protocol):
-    """Makes what runs between the products of a layer."""
-
-    def norm(self, module: Any) -> Callable[[Tensor, Tensor | None], Tensor]:
-        """Makes the function that adds to the residual stream, in place, and returns its norm in the weights' type."""
-
-    def attention(self, index: int, module: Any) -> Callable[[Tensor, Plan], Tensor]:
-        """Makes the function of [rows, heads * head_dim], queries, keys and values, to [rows, query heads * head_dim].
-
-        Queries and keys come with the halves that turn together interleaved.
-        """
-
-    def gate(self, activation: nn.Module) -> Callable[[Tensor], Tensor]:
-        """Makes the function of [rows, 2 * size], gate and up, to [rows, size]."""
 
 
 class FusedStack:
@@ -135,20 +120,19 @@ class FusedLayer:
 
     def __init__(self, index: int, layer: Any, steps: Steps, make: Callable[..., Product]) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self._attention_norm = steps.norm(layer.input_layernorm)
-        self._qkv = _make_qkv(attention, make)
+        qkv = _make_qkv(attention, make)
+        output = make(attention.o_proj.weight, attention.o_proj.bias)
+        gate_up = make(*concatenate([mlp.gate_proj, mlp.up_proj]))
+        down = make(mlp.down_proj.weight, mlp.down_proj.bias)
+        self._heads = steps.heads(layer.input_layernorm, qkv)
         self._attend = steps.attention(index, attention)
-        self._output = make(attention.o_proj.weight, attention.o_proj.bias)
-        self._mlp_norm = steps.norm(layer.post_attention_layernorm)
-        self._gate_up = make(*concatenate([mlp.gate_proj, mlp.up_proj]))
-        self._gate = steps.gate(mlp.act_fn)
-        self._down = make(mlp.down_proj.weight, mlp.down_proj.bias)
+        self._mlp = steps.mlp(output, layer.post_attention_layernorm, gate_up, mlp.act_fn, down)
         size, attended, gated = mlp.gate_proj.in_features, attention.o_proj.in_features, mlp.down_proj.in_features
         self.products = [
-            (self._qkv, size, attended + attention.k_proj.out_features + attention.v_proj.out_features),
-            (self._output, attended, size),
-            (self._gate_up, size, 2 * gated),
-            (self._down, gated, size),
+            (qkv, size, attended + attention.k_proj.out_features + attention.v_proj.out_features),
+            (output, attended, size),
+            (gate_up, size, 2 * gated),
+            (down, gated, size),
         ]
         """Products of the layer, each with its inputs and outputs, for measurements."""
 
@@ -163,9 +147,7 @@ class FusedLayer:
         Returns:
             [rows, hidden]: what this layer has still to add to it.
         """
-        heads = self._qkv(self._attention_norm(hidden, summand))
-        summand = self._output(self._attend(heads, plan))
-        return self._down(self._gate(self._gate_up(self._mlp_norm(hidden, summand))))
+        return self._mlp(hidden, self._attend(self._heads(hidden, summand), plan))
 
 
 def _make_qkv(attention: Any, make: Callable[..., Product]) -> Product:

@@ -78,6 +78,8 @@ class Kernel:
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
+        self.inlined = inlined(function)
+        """The same as a part of other kernels."""
         self._serial = _compile(function, parallel=False)
         self._parallel = _compile(function, parallel=True)
 
@@ -103,7 +105,8 @@ def _compile(function: Callable[..., Any], *, parallel: bool) -> Callable[..., A
     return compiled
 
 
-def _inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Declares a function as a part of kernels."""
     compiled: Callable[..., Any] = numba.njit(fastmath=FAST_MATH, error_model="numpy", inline="always")(function)
     return compiled
 
@@ -168,7 +171,7 @@ def _put_into(array: Any, index: Any, value: Any) -> Any:
     return put
 
 
-@_inlined
+@inlined
 def _exp(x: Any) -> Any:
     """Computes the exponential of a float32, to 1e-7 of itself: a polynomial, as the Cephes library has it.
 

@@ -37,7 +37,7 @@ def make_product(
     """
     is_on_cpu = weight.device.type == "cpu"
     if use_kernels and is_on_cpu and bfloat16_products.takes(weight):
-        return _make_panelled(weight, bias)
+        return bfloat16_products.PanelProduct(weight, bias)
     if use_kernels and is_on_cpu and weight.dtype in kernels.TYPES and weight.numel() < _least_entries(weight.dtype):
         return _make_small(weight, bias)
     if is_on_cpu and _can_be_packed(weight.dtype) and (is_exact or _is_worth_packing(weight)):
@@ -72,18 +72,6 @@ def _make_small(weight: Tensor, bias: Tensor | None) -> Product:
         return out
 
     return small
-
-
-def _make_panelled(weight: Tensor, bias: Tensor | None) -> Product:
-    panels, num_outputs = bfloat16_products.panels_of(weight), weight.shape[0]
-    added = np.zeros(num_outputs, dtype=np.float32) if bias is None else kernels.as_array(bias.float())
-
-    def panelled(x: Tensor) -> Tensor:
-        out = torch.empty(x.shape[0], num_outputs, dtype=torch.bfloat16)
-        bfloat16_products.multiply_bfloat16(bfloat16_products.pairs_of(x), panels, added, kernels.as_array(out))
-        return out
-
-    return panelled
 
 
 def _make_packed(weight: Tensor, bias: Tensor | None) -> Product:

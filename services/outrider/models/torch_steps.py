@@ -12,13 +12,14 @@ from transformers.activations import SiLUActivation
 
 from outrider.models.packing import Plan
 from outrider.models.rotary import RotaryTable, interleave_halves
+from outrider.models.steps import AddAndNorm, Steps
 
 SILU_TYPES = (nn.SiLU, SiLUActivation)
 """Modules that compute x * sigmoid(x): torch's, and the library's."""
 
 
-class TorchSteps:
-    """Makes the steps; see `outrider.models.fusion.Steps`."""
+class TorchSteps(Steps):
+    """Makes the steps by torch's operators."""
 
     def __init__(self, rotary: RotaryTable, dtype: torch.dtype, stream: torch.dtype) -> None:
         """
@@ -31,7 +32,7 @@ class TorchSteps:
         self._dtype = dtype
         self._stream = stream
 
-    def norm(self, module: Any) -> Callable[[Tensor, Tensor | None], Tensor]:
+    def norm(self, module: Any) -> AddAndNorm:
         """Makes the sum and norm of the residual stream."""
         weight: Tensor = module.weight.to(self._stream)
         epsilon: float = module.variance_epsilon

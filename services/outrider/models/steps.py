@@ -1,0 +1,55 @@
+"""The steps of a layer: what runs beside and between its products, for one kind of device."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from outrider.models.packing import Plan
+from outrider.models.products import Product
+
+AddAndNorm = Callable[[Tensor, Tensor | None], Tensor]
+"""Maps the residual stream [rows, hidden], to which it adds what it is given, to its norm in the weights' type."""
+
+
+class Steps(ABC):
+    """Makes the steps of a layer."""
+
+    @abstractmethod
+    def norm(self, module: Any) -> AddAndNorm:
+        """Makes the function that adds to the residual stream, in place, and returns its norm in the weights' type."""
+
+    @abstractmethod
+    def attention(self, index: int, module: Any) -> Callable[[Tensor, Plan], Tensor]:
+        """Makes the function of [rows, heads * head_dim], queries, keys and values, to [rows, query heads * head_dim].
+
+        Queries and keys come with the halves that turn together interleaved.
+        """
+
+    @abstractmethod
+    def gate(self, activation: nn.Module) -> Callable[[Tensor], Tensor]:
+        """Makes the function of [rows, 2 * size], gate and up, to [rows, size]."""
+
+    def heads(self, norm: Any, qkv: Product) -> Callable[[Tensor, Tensor | None], Tensor]:
+        """Makes the function that adds to the residual stream, and returns queries, keys and values of its norm."""
+        add_and_norm = self.norm(norm)
+
+        def heads(hidden: Tensor, summand: Tensor | None) -> Tensor:
+            return qkv(add_and_norm(hidden, summand))
+
+        return heads
+
+    def mlp(
+        self, output: Product, norm: Any, gate_up: Product, activation: nn.Module, down: Product
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """Makes the function of the residual stream, written, and of what was attended to, [rows, query heads *
+        head_dim]. It returns what the layer has still to add to the stream: [rows, hidden]."""
+        add_and_norm, gate = self.norm(norm), self.gate(activation)
+
+        def mlp(hidden: Tensor, attended: Tensor) -> Tensor:
+            return down(gate(gate_up(add_and_norm(hidden, output(attended)))))
+
+        return mlp

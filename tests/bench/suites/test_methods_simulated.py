@@ -183,16 +183,30 @@ def test_a_used_service_has_the_tokens_of_its_proposals() -> None:
     # 40 of 100 rounds have nothing, the others 4 tokens of which 80 % are kept: .4 + .6 * 3.36 = 2.416 a round.
     counts = {"num_rounds": 100, "num_empty": 40, "num_drafted": 240, "num_accepted": 142, "num_judged": 177.5}
     name = spacelike.name_of(0.4)
-    blocks = [ran("spacelike whole runs", 0.0, made(1.0, tokens=242, **counts), category=NEAR)]
+    blocks = [ran("spacelike as published", 0.0, made(1.0, tokens=242, **counts), category=NEAR)]
     measured = Measured({name: [*blocks, ran("off", 0.0, made(2.4, tokens=242), category=NEAR)]})
     found = spacelike.claims(measured, SIZES)
-    what = "T = 0, 40% near-repeats, whole runs"
+    what = "T = 0, 40% near-repeats, as published"
     of_tokens = claim(found, f"{what}: tokens of a round by the prediction, error")
-    assert spacelike.predicted_tokens(measured, name, "spacelike whole runs", 0.0) == pytest.approx(2.417, abs=0.002)
+    assert spacelike.predicted_tokens(measured, name, "spacelike as published", 0.0) == pytest.approx(2.417, abs=0.002)
     assert (of_tokens.verdict, of_tokens.remark) == (MET, "predicted: 2.42, measured: 2.42")
     assert claim(found, f"{what}: speed-up by the predicted tokens, error").verdict == MET
     assert claim(found, f"{what}: all requests by off").verdict == MET
     assert claim(found, f"{what}: near-repeats by off").verdict == MISSED
+
+
+def test_ours_stands_beside_spacelike_as_published_alone_and_in_a_batch() -> None:
+    def turn(label: str, time_ms: float, count: int) -> Block:
+        block = ran(label, 1.0, made(time_ms))
+        return replace(block, condition=replace(block.condition, concurrency=count))
+
+    by_label = {"spacelike token by token": (4.0, 6.0), "spacelike as published": (5.0, 3.0)}
+    blocks = [
+        turn(label, time, count) for label, times in by_label.items() for time, count in zip(times, (1, 8), strict=True)
+    ]
+    found = spacelike.claims(Measured({spacelike.name_of(0.4): blocks}), SIZES)
+    assert claim(found, "T = 1: ours by as published").verdict == MET
+    assert claim(found, "T = 1, 8 at once: ours by as published").verdict == MISSED
 
 
 def test_replays_have_the_near_repeats_that_they_are_named_after() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from outrider_bench.costs import GPU, GPU_NOTE
-from outrider_bench.experiment import PLAIN, Experiment, contender
+from outrider_bench.experiment import AS_PUBLISHED, PLAIN, Experiment, as_published, contender
 from outrider_bench.measured import Measured
 from outrider_bench.plotting import BLUE, ORANGE, draw_level, draw_line, finish, new_figure, rows_by_label
 from outrider_bench.prediction import expected_tokens
@@ -24,9 +24,13 @@ from outrider_bench.suites.methods.simulated.sizes import SimulatedSizes
 
 PART = "simulated-spacelike"
 TEMPERATURES = (0.0, 0.7)
-BY_TOKEN, WHOLE = "token by token", "whole runs"
-RUNS = {BY_TOKEN: False, WHOLE: True}
-"""Ways to choose a continuation, as the setting `whole_runs` has them: ours, and the paper's."""
+MOST_NEAR_TEMPERATURES = (*TEMPERATURES, 1.0)
+"""Those of the replay with the most near-repeats, where ours stands beside the method as published."""
+BATCH = 8
+"""Requests at once in that replay, beside one after the other."""
+BY_TOKEN = "token by token"
+RUNS = (BY_TOKEN, AS_PUBLISHED)
+"""Ways to choose a continuation: ours, and the article's, which proposes what followed most often as a whole."""
 NEAR_BY_OFF, LATER_BY_OFF = 3.0, 1.6
 """Asked of near-repeats, and of all requests where two fifths of them are such, greedily."""
 MAX_ERROR = 0.2
@@ -42,21 +46,23 @@ def name_of(share: float) -> str:
 def experiments(sizes: SimulatedSizes) -> list[Experiment]:
     """List the experiments of this part."""
     sharing = {"scope": "RETRIEVAL_SCOPE_TENANT", "contribute": True}
-    ways = (
-        contender("spacelike", name, retrieval_params=sharing, spacelike={"whole_runs": is_whole})
-        for name, is_whole in RUNS.items()
+    everyone = (
+        PLAIN,
+        contender("spacelike", BY_TOKEN, retrieval_params=sharing),
+        as_published("spacelike", retrieval_params=sharing),
     )
-    everyone = (PLAIN, *ways)
+    most = max(sizes.near_shares)
     return [
         Experiment(
             name_of(share),
             PART,
             f"A service that is used, {share:.0%} near-repeats",
             everyone,
-            TEMPERATURES,
+            MOST_NEAR_TEMPERATURES if share == most else TEMPERATURES,
             replay_requests(sizes.replay_requests, sizes.replay_cold, share),
             sizes.replay_tokens,
             repeats=1,
+            concurrencies=(1, BATCH) if share == most else (1,),
             costs=GPU,
             note=GPU_NOTE,
         )
@@ -66,13 +72,23 @@ def experiments(sizes: SimulatedSizes) -> list[Experiment]:
 
 def claims(measured: Measured, sizes: SimulatedSizes) -> list[Measurement]:
     """Return the claims of this part, each beside the paper's figure."""
-    return [
+    of_replays = [
         each
         for share in sizes.near_shares
         for t in TEMPERATURES
         for run in RUNS
         for each in _of_replay(measured, share, t, run)
     ]
+    name, ours, theirs = name_of(max(sizes.near_shares)), f"spacelike {BY_TOKEN}", f"spacelike {AS_PUBLISHED}"
+    beside = [
+        at_least(PART, f"T = {t:g}{many}: ours by as published", ratio, 1.0)
+        for t in MOST_NEAR_TEMPERATURES
+        for many, ratio in (
+            ("", measured.ratio(name, ours, theirs, t)),
+            (f", {BATCH} at once", measured.batch_ratio(name, ours, theirs, t, BATCH)),
+        )
+    ]
+    return of_replays + beside
 
 
 def _of_replay(measured: Measured, share: float, t: float, run: str) -> Iterator[Measurement]:

@@ -24,6 +24,8 @@ from outrider_cli.prompts import ALL_CATEGORIES
 
 Finished = dict[tuple[int, int], GenerationSample]
 """Generations by (repeat, prompt)."""
+Strata = tuple[tuple[int, ...], ...]
+"""Units that can be drawn, by kind."""
 
 
 class Measured:
@@ -32,26 +34,29 @@ class Measured:
     def __init__(self, blocks: Mapping[str, Sequence[Block]]) -> None:
         self._blocks = blocks
         self._generations = {name: _by_condition(found) for name, found in blocks.items()}
-        self._strata = {name: _strata_of(found) for name, found in blocks.items()}
-        self._sharing = frozenset(name for name, found in blocks.items() if _share_the_machine(found))
-        """Experiments whose repeats are drawn, not their prompts."""
-        self._drawn: Mapping[str, Multiplicities] = {}
-        """Maps experiments to how often each unit was drawn; units that are not named count once."""
+        self._prompts = {name: _prompts_of(found) for name, found in blocks.items()}
+        self._repeats = {name: _repeats_of(found) for name, found in blocks.items()}
+        self._drawn_prompts: Mapping[str, Multiplicities] = {}
+        """Maps experiments to how often each prompt was drawn; prompts that are not named count once."""
+        self._drawn_repeats: Mapping[str, Multiplicities] = {}
+        """The same of repeats, for what ran at once."""
 
     @property
     def can_vary(self) -> bool:
         """True if another draw can have other values: there is more than one prompt of a kind somewhere."""
-        return any(len(stratum) > 1 for strata in self._strata.values() for stratum in strata)
+        units = (*self._prompts.values(), *self._repeats.values())
+        return any(len(stratum) > 1 for strata in units for stratum in strata)
 
     def resampled(self, random: np.random.Generator) -> Measured:
         """Return the same measurements, as if other prompts of the same kinds had been asked.
 
         Experiments with the same prompts get the same draw: what is claimed of two of them is claimed of the same
-        prompts. Where generations share the machine they have no times of their own, and repeats are drawn instead.
+        prompts. Generations that ran at once share the machine and have no times of their own: for what is claimed of
+        them repeats are drawn, of those turns alone.
         """
         found = copy(self)  # what was measured stays the same; how much each counts does not
-        draws = {strata: draw(strata, random) for strata in dict.fromkeys(self._strata.values())}
-        found._drawn = {name: draws[strata] for name, strata in self._strata.items()}
+        found._drawn_prompts = _draw_each(self._prompts, random)
+        found._drawn_repeats = _draw_each(self._repeats, random)
         return found
 
     def labels(self, experiment: str) -> list[str]:
@@ -75,7 +80,7 @@ class Measured:
         """
         ours = self._turns(experiment, label, temperature, concurrency)
         theirs = self._turns(experiment, base, temperature, concurrency)
-        drawn = self._drawn.get(experiment, {}) if experiment in self._sharing else {}
+        drawn = self._drawn_repeats.get(experiment, {})
         ratios = [[ours[key] / theirs[key]] * drawn.get(key, 1) for key in sorted(ours.keys() & theirs.keys())]
         found = list(chain.from_iterable(ratios))
         return median(found) if found else None
@@ -218,7 +223,7 @@ class Measured:
         return list(chain.from_iterable(times))
 
     def _prompts_drawn(self, experiment: str) -> Multiplicities:
-        return {} if experiment in self._sharing else self._drawn.get(experiment, {})
+        return self._drawn_prompts.get(experiment, {})
 
     def _finished(self, experiment: str, label: str, temperature: float, category: str = "") -> Finished:
         found = self._generations.get(experiment, {}).get((label, temperature), {})
@@ -280,18 +285,24 @@ def _by_condition(blocks: Iterable[Block]) -> Mapping[tuple[str, float], Mapping
     return found
 
 
-def _strata_of(blocks: Sequence[Block]) -> tuple[tuple[int, ...], ...]:
-    """Return the units that can be drawn: prompts by category, or repeats where generations share the machine."""
-    if _share_the_machine(blocks):
-        return (tuple(sorted({block.repeat for block in blocks})),)
+def _prompts_of(blocks: Iterable[Block]) -> Strata:
+    """Return the prompts by category: kinds that are compared apart are drawn apart."""
     prompts: dict[str, set[int]] = defaultdict(set)
     for sample in chain.from_iterable(block.samples for block in blocks):
         prompts[sample.category].add(sample.prompt_index)
     return tuple(tuple(sorted(indices)) for _, indices in sorted(prompts.items()))
 
 
-def _share_the_machine(blocks: Iterable[Block]) -> bool:
-    return any(block.condition.concurrency > 1 for block in blocks)
+def _repeats_of(blocks: Iterable[Block]) -> Strata:
+    """Return the repeats of the turns in which generations ran at once."""
+    repeats = {block.repeat for block in blocks if block.condition.concurrency > 1}
+    return (tuple(sorted(repeats)),) if repeats else ()
+
+
+def _draw_each(units: Mapping[str, Strata], random: np.random.Generator) -> dict[str, Multiplicities]:
+    """Draw the units of each experiment; experiments with the same ones get the same draw."""
+    draws = {strata: draw(strata, random) for strata in dict.fromkeys(units.values())}
+    return {name: draws[strata] for name, strata in units.items()}
 
 
 def _samples_of(row: Row, blocks: Iterable[Block]) -> list[Sample]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.core.params import Method
 from outrider_bench.experiment import DRAFT, DRAFT_UNTRAINED, Contender, Experiment
 from outrider_bench.running import AUTO_WARM_UP_TOKENS, AUTO_WARM_UPS, WARM_UP_TOKENS
 from outrider_bench.suites.methods.experiments import DRAFT_C2_5, DRAFT_C5, DRAFT_SLOW, MethodsSizes
@@ -33,6 +34,8 @@ NUM_SIMULATING = 2
 """Processes that simulate at the same time, where no cores are named."""
 SIMULATED_TOKEN_S = 0.015
 """Computing time of a token in simulated time, on average; those of the widest trees take five times as long."""
+SIMULATED_LOOKUP_TOKEN_S = 0.002
+"""The same without a draft model: the target's text is known by then, and lookups are quick."""
 
 _SPEEDUPS = {
     "off": {0.0: 1.0},
@@ -48,7 +51,8 @@ _REPLAY_SPEEDUP = 1.5
 def seconds_of(experiment: Experiment) -> float:
     """Estimate an experiment, its warm-up included, its services not."""
     if experiment.costs is not None:
-        return SIMULATED_TOKEN_S * experiment.num_generations * experiment.max_tokens
+        tokens = experiment.num_generations * experiment.max_tokens / len(experiment.contenders)
+        return tokens * sum(map(_simulated_token_s, experiment.contenders))
     warm_up = sum(
         WARM_UP_TOKENS * TOKEN_S / _speedup(one, 0.0, experiment) + WARM_UP_PREFILL_S for one in experiment.contenders
     )
@@ -86,6 +90,11 @@ def total_seconds(experiments: Sequence[Experiment], sizes: MethodsSizes) -> flo
         num_tokens = BUILD_ROUNDS * sizes.prior_prompts * sizes.prior_tokens
         total += START_S + num_tokens / BUILD_TOKENS_PER_S + LOAD_S * len(priors)
     return total
+
+
+def _simulated_token_s(contender: Contender) -> float:
+    has_draft_model = Method(contender.method).has_draft_model
+    return SIMULATED_TOKEN_S if has_draft_model else SIMULATED_LOOKUP_TOKEN_S
 
 
 def _speedup(contender: Contender, temperature: float, experiment: Experiment) -> float:

@@ -226,6 +226,14 @@ def test_repeats_are_drawn_where_generations_share_the_machine() -> None:
     assert found == {2.0, 2.5, 5.0}
 
 
+def test_prompts_are_drawn_for_what_ran_alone_though_others_ran_at_once() -> None:
+    alone = [ran(label, 0.7, made(t), prompt=p) for label in ("off", "pearl") for p, t in enumerate((1.0, 9.0))]
+    several = [at_once("off", 10.0), at_once("pearl", 5.0)]
+    found = drawn_values([*alone, *several], lambda one: one.throughput("e", "pearl", 0.7))
+    assert len(found) == 3  # both prompts, or one of them twice
+    assert drawn_values([*alone, *several], lambda one: one.batch_ratio("e", "pearl", "off", 0.7, 2)) == {2.0}
+
+
 def test_rows_of_different_loads_have_their_own_numbers() -> None:
     alone = ran("pearl", 0.7, made(1.0, num_judged=10, num_accepted=9))
     rows = Measured({"e": [alone, at_once("pearl", 1.0)]}).rows("e", num_prompts=2, repeats=1)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from outrider.core.noise import gumbel, gumbel_of_words, hash_rows, hashed, row_key
 from outrider.core.params import SamplingParams
 from outrider.models import contenders, sampling
-from outrider.models.contenders import NUM_LOUD_WORDS, QUIET, Contenders, hash_columns
+from outrider.models.contenders import NUM_FIRST, NUM_LOUD_WORDS, QUIET, STEPS, Contenders, find_words
 from outrider.models.sampling import Sampler, tempered_and_filtered
 
 Floats = npt.NDArray[np.float32]
@@ -86,7 +86,8 @@ def test_a_row_with_what_is_no_number_leaves_the_others_as_they_are(bad: float, 
     logits = row_of("peaky", 50_000, np.random.default_rng(0))[None].repeat(3, 0)
     logits[1, 1234] = bad
     keys = np.array([row_key(5, 0)] * 3, dtype=np.uint32)
-    before, _, after = Contenders(50_000).best(logits, np.ones((3, 1), dtype=np.float32), keys, k)
+    before, itself, after = Contenders(50_000).best(logits, np.ones((3, 1), dtype=np.float32), keys, k)
+    assert itself is None or bad == np.inf  # all of it must be looked at
     assert before == after == best_of_all(logits[0], 1.0, 5, 0, k)
 
 
@@ -133,24 +134,24 @@ def test_quiet_noise_and_the_simpler_bounds_enclose_the_noise() -> None:
 def test_a_peaky_row_has_few_of_its_tokens_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     num_hashed = num_exact = 0
 
-    def hashed(*arguments: Any) -> npt.NDArray[np.uint32]:
+    def find(peaks: Floats, floors: npt.NDArray[np.float64], *others: Any) -> None:
         nonlocal num_hashed
-        words = hash_of(*arguments)
-        num_hashed += words.size
-        return words
+        depth = len(others[1])
+        num_hashed += depth * (len(peaks) * NUM_FIRST + int((floors[:, None] - peaks <= QUIET).sum()))
+        find_words(peaks, floors, *others)
 
     def exact(words: npt.NDArray[np.uint32]) -> Floats:
         nonlocal num_exact
         num_exact += words.size
         return noise_of(words)
 
-    hash_of, noise_of = contenders.hashed, contenders.gumbel_of_words
-    monkeypatch.setattr(contenders, "hashed", hashed)
+    noise_of = gumbel_of_words
+    monkeypatch.setattr(contenders, "find_words", find)
     monkeypatch.setattr(contenders, "gumbel_of_words", exact)
     logits = row_of("peaky", 151_936, np.random.default_rng(1))[None].repeat(20, 0)
     keys = np.array([row_key(1, index) for index in range(20)], dtype=np.uint32)
     Contenders(151_936).best(logits, np.full((20, 1), 0.7, dtype=np.float32), keys, 1)
-    assert num_hashed < 20 * 5000
+    assert 20 * 1000 < num_hashed < 20 * 5000
     assert num_exact < 20 * 300
 
 
@@ -209,12 +210,23 @@ def test_draws_and_candidates_are_those_of_all_noise_whatever_the_filters(
             assert one == other
 
 
-def test_columns_are_hashed_as_tokens_are_and_high_words_found() -> None:
-    starts, columns = np.array([0, 700, 151_000], np.uint32), np.array([3, 699, 12], np.uint32)
+def test_words_are_found_that_lift_their_column_to_the_floor_and_no_much_lower_ones() -> None:
+    starts, floors = np.array([0, 700, 151_000], np.uint32), np.array([5.0, np.inf, 0.0])
     keys = np.array([row_key(seed, 5) for seed in (1, 1, 2**63)], np.uint32)
-    expected = hashed(starts + columns[:, None], keys[:, :1], keys[:, 1:])
-    least = np.array([0, expected[1, 1], 2**32 - 1], np.uint32)
-    words, is_found = np.empty((3, 3), np.uint32), np.empty((3, 3), np.bool_)
-    hash_columns(starts, columns, keys[:, 0], keys[:, 1], least, words, is_found)
-    assert np.array_equal(words, expected)
-    assert np.array_equal(is_found, expected >= least[:, None])
+    peaks = np.random.default_rng(0).uniform(-20, 6, (3, 700)).astype(np.float32)
+    peaks[0, 3] = np.nan
+    token_ids, words = (np.empty((3, 2100), np.uint32) for _ in range(2))
+    counts = np.empty(3, np.int64)
+    find_words(peaks, floors, keys, starts, token_ids, words, counts)
+    assert counts[1] == 0
+    for row in (0, 2):
+        ids = starts + np.arange(700, dtype=np.uint32)[:, None]
+        hashes = hashed(ids, keys[row, 0], keys[row, 1])
+        found = dict(zip(token_ids[row, : counts[row]].tolist(), words[row, : counts[row]].tolist(), strict=True))
+        assert found.items() <= dict(zip(ids.ravel().tolist(), hashes.ravel().tolist(), strict=True)).items()
+        heights = peaks[row, :, None] + gumbel_of_words(hashes).astype(np.float64)
+        is_quiet = hashes < 2**32 - NUM_LOUD_WORDS
+        assert set(ids[is_quiet & (heights >= floors[row])].tolist()) <= found.keys()
+        # A step of the table, and what -log(1 - u) is above the noise, at most that of the word 0.
+        bounds = peaks[row, :, None] - np.log1p(-(hashes + 0.5) * 2.0**-32)
+        assert not found.keys() & set(ids[bounds < floors[row] - 1.01 / STEPS].tolist())

@@ -2,7 +2,7 @@
 
 A row is folded into columns: of every column first only the largest logit is looked at. The steps:
 
-1. The columns with the largest logits give a floor: the k-th best of their perturbed scores.
+1. The column with the largest logit of each stretch gives a floor: the k-th best of their perturbed scores.
 2. A token's noise is below `QUIET`, unless its hash is among the highest. Those tokens are found by the inverse of the
    hash. Of the others only columns matter whose largest tempered logit comes within `QUIET` of the floor.
 3. Their tokens are hashed, without a look at their logits. A column's largest one says how high a hash must be.
@@ -14,16 +14,15 @@ So results are the same bits as of the whole row. What is approximate (floor, bo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numba
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.noise import FMIX32, LOWBIAS32, LoudTokens, gumbel_of_words, hashed
-from outrider.models.kernels import Kernel
+from outrider.core.noise import FMIX32, LOWBIAS32, LoudTokens, gumbel_of_words
+from outrider.models.kernels import Kernel, inlined
 
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 Words = npt.NDArray[np.uint32]
 Indices = npt.NDArray[np.intp]
 Best = tuple[list[int], list[float]]
@@ -36,55 +35,105 @@ NUM_FIRST = 32
 NUM_LOUD_WORDS = 4096
 QUIET = float(gumbel_of_words(np.array([2**32 - NUM_LOUD_WORDS], dtype=np.uint32))[0])
 """Noise of the least loud word: all lower words have less."""
-CHUNK_COLUMNS = 2048
-"""Columns that are hashed at a time, so that the words stay in the CPU's cache."""
 SLACK = 1e-4, 2.0**-20
 """Absolute and relative allowance for what is approximate. Errors are below 1e-5 and 2**-23; a larger allowance only
 makes that a few more tokens are looked at."""
+STEPS = 16
+"""Entries of `_LEAST_WORDS` for a unit of noise."""
 
+# Of a column that lies j / STEPS to (j + 1) / STEPS below the floor: the least word that can lift it there.
+# -log(-log u) is at most -log(1 - u), and the word is 2**32 u - 0.5, and one less for what is rounded here.
+_BELOW = np.arange(STEPS * (int(QUIET) + 2)) / STEPS
+_LEAST_WORDS = np.maximum(2.0**32 * (1 - np.exp(-_BELOW)) - 2, 0).astype(np.uint32)
 
 # The compiler takes these as they are: an element of a tuple of Python's would be a number of 64 bits.
 _SHIFT_1, _FACTOR_1, _SHIFT_2, _FACTOR_2, _SHIFT_3 = (np.uint32(constant) for constant in LOWBIAS32)
 _SHIFT_4, _FACTOR_3, _SHIFT_5, _FACTOR_4, _SHIFT_6 = (np.uint32(constant) for constant in FMIX32)
 
 
+@inlined
+def _hash_of(token_id: np.uint32, first_key: np.uint32, second_key: np.uint32) -> np.uint32:  # pragma: no cover
+    """Hashes as `hashed` does. Back to 32 bits after every step: the compiler widens integers otherwise."""
+    word = np.uint32(token_id ^ first_key)
+    word = np.uint32(np.uint32(word ^ np.uint32(word >> _SHIFT_1)) * _FACTOR_1)
+    word = np.uint32(np.uint32(word ^ np.uint32(word >> _SHIFT_2)) * _FACTOR_2)
+    word = np.uint32(np.uint32(word ^ np.uint32(word >> _SHIFT_3)) ^ second_key)
+    word = np.uint32(np.uint32(word ^ np.uint32(word >> _SHIFT_4)) * _FACTOR_3)
+    word = np.uint32(np.uint32(word ^ np.uint32(word >> _SHIFT_5)) * _FACTOR_4)
+    return np.uint32(word ^ np.uint32(word >> _SHIFT_6))
+
+
 @Kernel
-def hash_columns(
-    starts: Words,
-    columns: Words,
-    first_keys: Words,
-    second_keys: Words,
-    least: Words,
-    words: Words,
-    is_found: npt.NDArray[np.bool_],
+def score_first_columns(
+    logits: Floats, peaks: Floats, temperatures: Floats, keys: Words, starts: Words, scores: Floats
 ) -> None:  # pragma: no cover
-    """Hashes the tokens of columns as `hashed` does, and finds the words that are high enough.
+    """Scores the tokens of the column with the largest logit of each stretch, with noise that is a little low.
 
     Args:
+        logits: float32 [rows, vocab].
+        peaks: float32 [rows, columns]: the largest logit of each column, tempered.
+        temperatures: float32 [rows, 1].
+        keys: uint32 [rows, 2].
         starts: uint32 [depth]: token id of the first column at each level.
-        columns: uint32 [columns]: the number of each.
-        first_keys: uint32 [columns]: first words of their rows' keys.
-        second_keys: uint32 [columns]: second words.
-        least: uint32 [columns]: the least word that is wanted of each.
-        words: uint32 [columns, depth], written.
-        is_found: bool [columns, depth], written.
+        scores: float32 [rows, stretches * depth], written.
     """
-    depth = len(starts)
-    for number in numba.prange(len(columns)):
-        column, bound = columns[number], least[number]
-        first, second = first_keys[number], second_keys[number]
-        own, found = words[number], is_found[number]
-        # Back to 32 bits after every step: the compiler widens integers otherwise.
-        for level in range(depth):
-            word = np.uint32(np.uint32(starts[level] + column) ^ first)
-            word = np.uint32(np.uint32(word ^ np.uint32(word >> _SHIFT_1)) * _FACTOR_1)
-            word = np.uint32(np.uint32(word ^ np.uint32(word >> _SHIFT_2)) * _FACTOR_2)
-            word = np.uint32(np.uint32(word ^ np.uint32(word >> _SHIFT_3)) ^ second)
-            word = np.uint32(np.uint32(word ^ np.uint32(word >> _SHIFT_4)) * _FACTOR_3)
-            word = np.uint32(np.uint32(word ^ np.uint32(word >> _SHIFT_5)) * _FACTOR_4)
-            word = np.uint32(word ^ np.uint32(word >> _SHIFT_6))
-            own[level] = word
-            found[level] = word >= bound
+    depth, num_columns = len(starts), peaks.shape[1]
+    num_stretches = scores.shape[1] // depth
+    for row in numba.prange(len(logits)):
+        own, first_key, second_key = peaks[row], keys[row, 0], keys[row, 1]
+        temperature = temperatures[row, 0]
+        for stretch in range(num_stretches):
+            largest = stretch * num_columns // num_stretches
+            for column in range(largest + 1, (stretch + 1) * num_columns // num_stretches):
+                if own[column] > own[largest]:
+                    largest = column
+            for level in range(depth):
+                token_id = np.uint32(starts[level] + np.uint32(largest))
+                word = _hash_of(token_id, first_key, second_key)
+                # -log(-log u) is at least log(u / (1 - u)). One logarithm in float32 is a fraction of the exact price.
+                noise = np.log(np.float32(word) / (np.float32(np.uint32(~word)) + np.float32(0.5)))
+                scores[row, stretch * depth + level] = logits[row, token_id] / temperature + noise
+
+
+@Kernel
+def find_words(
+    peaks: Floats, floors: Doubles, keys: Words, starts: Words, token_ids: Words, words: Words, counts: Indices
+) -> None:  # pragma: no cover
+    """Finds the tokens whose noise, below `QUIET`, may lift their column's largest logit to the floor.
+
+    Args:
+        peaks: float32 [rows, columns]: the largest logit of each column, tempered.
+        floors: float64 [rows].
+        keys: uint32 [rows, 2].
+        starts: uint32 [depth]: token id of the first column at each level.
+        token_ids: uint32 [rows, depth * columns], written from the left.
+        words: uint32 [rows, depth * columns], written from the left.
+        counts: int64 [rows]: how many of each row were found, written.
+    """
+    depth, num_columns = len(starts), peaks.shape[1]
+    for row in numba.prange(len(peaks)):
+        own, near = np.empty(depth, np.uint32), np.empty(num_columns, np.uint32)
+        first_key, second_key, floor, count = keys[row, 0], keys[row, 1], floors[row], 0
+        num_near = 0
+        # Without a branch, which a CPU would guess wrong every other time. False of what is no number.
+        for column in range(num_columns):
+            near[num_near] = column
+            num_near += int(floor - peaks[row, column] <= QUIET)
+        for number in range(num_near):
+            column = near[number]
+            for level in range(depth):
+                own[level] = _hash_of(np.uint32(starts[level] + column), first_key, second_key)
+            greatest = np.uint32(0)
+            for level in range(depth):
+                greatest = max(greatest, own[level])
+            least = _LEAST_WORDS[int(max(floor - peaks[row, column], 0.0) * STEPS)]
+            if greatest >= least:
+                for level in range(depth):
+                    if own[level] >= least:
+                        token_ids[row, count] = starts[level] + column
+                        words[row, count] = own[level]
+                        count += 1
+        counts[row] = count
 
 
 class Contenders:
@@ -96,12 +145,11 @@ class Contenders:
         self._num_columns = -(-vocab_size // depth)
         # The last level reaches back into the one before where the vocabulary is no multiple of the depth.
         starts = np.minimum(np.arange(depth) * self._num_columns, vocab_size - self._num_columns)
-        self._starts = starts.astype(np.uint32)[:, None]
+        self._starts = starts.astype(np.uint32)
         self._overlap = depth * self._num_columns - vocab_size
         self._loud = LoudTokens(NUM_LOUD_WORDS)
-        # Kept: new ones of this size would cost as much as what is written into them.
-        self._words = np.empty((CHUNK_COLUMNS, depth), dtype=np.uint32)
-        self._is_found = np.empty((CHUNK_COLUMNS, depth), dtype=np.bool_)
+        # Kept, as it is large; most of it is never written, and takes no memory.
+        self._token_ids, self._words = (np.empty((0, depth * self._num_columns), dtype=np.uint32) for _ in range(2))
 
     def best(self, logits: Floats, temperatures: Floats, keys: Words, k: int) -> list[Best | None]:
         """Finds the k best of `logits / temperature + noise`.
@@ -120,7 +168,7 @@ class Contenders:
         with np.errstate(all="ignore"):
             peaks = self._peaks(logits) / temperatures
             floors = self._floors(logits, peaks, temperatures, keys, k)
-            found = [*self._over_floors(peaks, floors, keys), self._loud.find(keys, self.vocab_size)]
+            found = [self._over_floors(peaks, floors, keys), self._loud.find(keys, self.vocab_size)]
             rows, token_ids, words = (np.concatenate(parts) for parts in zip(*found, strict=True))
             scores = logits[rows, token_ids] / temperatures[rows, 0] + gumbel_of_words(words)
         order = np.lexsort((token_ids, -scores, rows))
@@ -147,43 +195,27 @@ class Contenders:
                 np.maximum(row_peaks, levels.max(0), out=row_peaks)
         return peaks
 
-    def _floors(
-        self, logits: Floats, peaks: Floats, temperatures: Floats, keys: Words, k: int
-    ) -> npt.NDArray[np.float64]:
+    def _floors(self, logits: Floats, peaks: Floats, temperatures: Floats, keys: Words, k: int) -> Doubles:
         """Finds for each row a score that at least k tokens reach: float64 [rows], infinite if there is none."""
         num_first = min(max(NUM_FIRST, k), self._num_columns)
-        columns = np.argpartition(peaks, self._num_columns - num_first)[:, self._num_columns - num_first :]
-        token_ids = self._starts + columns[:, None].astype(np.uint32)
-        words = hashed(token_ids, keys[:, :1, None], keys[:, 1:, None])
-        # -log(-log u) is at least log(u / (1 - u)). One logarithm in float32 is a fraction of the exact noise's price.
-        noise = np.log(words.astype(np.float32) / ((~words).astype(np.float32) + np.float32(0.5)))
-        values = logits[np.arange(len(logits))[:, None, None], token_ids]
-        scores = (values / temperatures[:, None] + noise).reshape(len(logits), -1)
+        scores = np.empty((len(logits), num_first * len(self._starts)), dtype=np.float32)
+        score_first_columns(logits, peaks, temperatures, keys, self._starts, scores)
         # A token of two columns would count twice.
         rank = min(2 * k if self._overlap else k, scores.shape[1])
         floors = np.partition(scores, scores.shape[1] - rank)[:, scores.shape[1] - rank].astype(np.float64)
         absolute, relative = SLACK
         floors -= absolute + relative * np.abs(floors)
-        return np.where(np.isfinite(floors), floors, np.inf)
+        # Anywhere in a row, what is no number would be looked over.
+        return np.where(np.isfinite(floors) & ~np.isnan(peaks.max(1)), floors, np.inf)
 
-    def _over_floors(
-        self, peaks: Floats, floors: npt.NDArray[np.float64], keys: Words
-    ) -> Iterator[tuple[Indices, Words, Words]]:
-        """Yields row, token id and word of the tokens that may reach their row's floor, but for loud ones."""
-        # Back in float32, because numpy is slow to compare it with float64. The slack allows for that.
-        over = peaks >= (floors - QUIET).astype(np.float32)[:, None]
-        # Here and below of flat arrays: `nonzero` of two dimensions takes ten times as long.
-        all_rows, all_columns = np.divmod(np.flatnonzero(over), self._num_columns)
-        # -log(-log u) is at most -log(1 - u), so 1 - u must be no more than this.
-        most = np.exp(np.minimum(peaks[all_rows, all_columns] - floors[all_rows], 0))
-        # The word is 2**32 u - 0.5, and one less for what is rounded here.
-        all_least = np.maximum(2.0**32 * (1 - most) - 2, 0).astype(np.uint32)
-        starts, depth = self._starts[:, 0], len(self._starts)
-        for start in range(0, len(all_rows), CHUNK_COLUMNS):
-            chunk = slice(start, start + CHUNK_COLUMNS)
-            rows, columns = all_rows[chunk], all_columns[chunk].astype(np.uint32)
-            words, is_found = self._words[: len(rows)], self._is_found[: len(rows)]
-            hash_columns(starts, columns, keys[rows, 0], keys[rows, 1], all_least[chunk], words, is_found)
-            found = np.flatnonzero(is_found)
-            numbers, levels = np.divmod(found, depth)
-            yield rows[numbers], starts[levels] + columns[numbers], words.ravel()[found]
+    def _over_floors(self, peaks: Floats, floors: Doubles, keys: Words) -> tuple[Indices, Words, Words]:
+        """Finds row, token id and word of the tokens that may reach their row's floor, but for loud ones."""
+        num_rows = len(peaks)
+        if num_rows > len(self._words):
+            self._token_ids, self._words = (np.empty((num_rows, self._words.shape[1]), np.uint32) for _ in range(2))
+        counts = np.empty(num_rows, dtype=np.int64)
+        find_words(peaks, floors, keys, self._starts, self._token_ids, self._words, counts)
+        most = int(counts.max())
+        is_found = np.arange(most) < counts[:, None]
+        token_ids, words = (each[:num_rows, :most][is_found] for each in (self._token_ids, self._words))
+        return np.repeat(np.arange(num_rows), counts), token_ids, words

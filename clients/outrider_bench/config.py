@@ -23,10 +23,12 @@ PARTS = ("methods", "saguaro", "card", "double", "sources", "spacelike", "rows",
 SIMULATED_PARTS = (
     "simulated-saguaro",
     "simulated-card",
+    "simulated-double",
     "simulated-spacelike",
     "simulated-speculative",
     "simulated-sources",
     "simulated-published",
+    "simulated-batch",
 )
 """Parts of the methods' suite in simulated time: they are named to be run, and need neither services nor quiet."""
 NETWORK_PARTS = ("rtt", "simulation", "bytes", "wan", "edge")

@@ -111,6 +111,8 @@ def rounds_from_proto(summary: verifier_pb2.SpeculationSummary) -> Rounds:
         num_draft_forwards=summary.num_draft_forwards,
         num_draft_rows=summary.num_draft_rows,
         num_withheld_nodes=summary.num_withheld_nodes,
+        num_tail_tokens=summary.num_tail_tokens,
+        num_phrase_tokens=summary.num_phrase_tokens,
         accepted_by_source={
             types_pb2.Source.Name(count.source).removeprefix("SOURCE_").lower(): count.num_tokens
             for count in summary.accepted_by_source

@@ -8,7 +8,7 @@ there are: what an interval is estimated from.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from itertools import chain, repeat
 from statistics import median
@@ -165,6 +165,14 @@ class Measured:
         found, drawn = self._finished(experiment, label, temperature), self._prompts_drawn(experiment)
         return _per_token(((each, drawn.get(prompt, 1)) for (_, prompt), each in found.items()), count)
 
+    def accepted_from(self, experiment: str, label: str, temperature: float, sources: Collection[str]) -> float | None:
+        """Divide the kept tokens of some sources ("prior", "rejected", ...) by the tokens of the texts."""
+        found, drawn = self._finished(experiment, label, temperature), self._prompts_drawn(experiment)
+        counted = [(each, drawn.get(prompt, 1)) for (_, prompt), each in found.items()]
+        num_tokens = sum(len(each.token_ids) * times for each, times in counted)
+        kept = sum(each.rounds.accepted_by_source.get(name, 0) * times for each, times in counted for name in sources)
+        return kept / num_tokens if num_tokens else None
+
     def rows(self, experiment: str, num_prompts: int, repeats: int, num_off: int | None = None) -> list[Row]:
         """Return the rows of the generation suite, with what this suite asks beside them.
 
@@ -214,6 +222,8 @@ class Measured:
             "draft_forwards": [generation.rounds.num_draft_forwards for _, _, generation in found],
             "draft_rows": [generation.rounds.num_draft_rows for _, _, generation in found],
             "withheld_nodes": [generation.rounds.num_withheld_nodes for _, _, generation in found],
+            "tail_tokens": [generation.rounds.num_tail_tokens for _, _, generation in found],
+            "phrase_tokens": [generation.rounds.num_phrase_tokens for _, _, generation in found],
         }
 
     def _rounds(self, experiment: str, label: str, temperature: float, category: str = "") -> list[Rounds]:

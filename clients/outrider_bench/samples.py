@@ -61,6 +61,10 @@ class Rounds:
     """Rows of these forwards, those that only read the text aside; None means not counted."""
     num_withheld_nodes: int | None = None
     """Nodes that the drafter held back for a time to spare the line; None means not counted."""
+    num_tail_tokens: int | None = None
+    """Retrieved tokens kept behind drafted ones, in the same round; None means not counted."""
+    num_phrase_tokens: int | None = None
+    """Retrieved tokens that forwards of the draft model have kept; None means not counted."""
     degraded: bool = False
     """True if a peer that the method needs was missing."""
     times_p50: Mapping[str, float] = field(default_factory=dict)

@@ -189,6 +189,8 @@ def _rounds(statistics: Statistics, num_judged: int) -> dict[str, Any]:
         "num_draft_forwards": statistics.num_draft_forwards,
         "num_draft_rows": statistics.num_draft_rows,
         "num_withheld_nodes": statistics.num_withheld_nodes,
+        "num_tail_tokens": statistics.num_tail_tokens,
+        "num_phrase_tokens": statistics.num_phrase_tokens,
         "num_judged": num_judged,
         "accepted_by_source": {source.name.lower(): count for source, count in statistics.accepted_by_source.items()},
     }

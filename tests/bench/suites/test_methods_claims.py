@@ -26,8 +26,9 @@ from outrider_bench.result import claim as compared
 from outrider_bench.samples import Block
 from outrider_bench.suites.methods import papers
 from outrider_bench.suites.methods.claims import AT_BEST, claims_of
-from outrider_bench.suites.methods.experiments import ALL_METHODS, DRAFT_C2_5, MethodsSizes
+from outrider_bench.suites.methods.experiments import DRAFT_C2_5, MethodsSizes
 from outrider_bench.suites.methods.replay import analyse
+from outrider_bench.suites.methods.settings import ALL_METHODS
 from tests.bench.experiment_samples import evidence, made, ran, replayed
 
 TEMPERATURES = (0.0, 0.7, 1.0)

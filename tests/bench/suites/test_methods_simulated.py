@@ -20,12 +20,12 @@ from outrider_bench.suites.methods.estimate import total_seconds
 from outrider_bench.suites.methods.experiments import QUICK, MethodsSizes, experiments_of, sizes_of
 from outrider_bench.suites.methods.figures import figures_of
 from outrider_bench.suites.methods.replay import NEAR
-from outrider_bench.suites.methods.simulated import card, saguaro, spacelike, speculative
+from outrider_bench.suites.methods.simulated import batch, card, double, saguaro, spacelike, speculative
 from outrider_bench.suites.methods.simulated.sizes import SimulatedSizes
 from outrider_bench.suites.methods.suite import MethodsSuite
 from tests.bench.experiment_samples import evidence, made, ran
 
-BUDGET_S = 30 * 60.0
+BUDGET_S = 35 * 60.0
 SIZES = SimulatedSizes()
 
 
@@ -35,7 +35,7 @@ def claim(claims: Sequence[Measurement], what: str) -> Measurement:
 
 
 @pytest.mark.slow
-def test_a_whole_run_in_simulated_time_fits_into_half_an_hour() -> None:
+def test_a_whole_run_in_simulated_time_fits_into_35_minutes() -> None:
     experiments = experiments_of(SIMULATED_PARTS, MethodsSizes(), MethodsConfig().repeats)
     assert total_seconds(experiments, MethodsSizes()) <= BUDGET_S
     assert {experiment.part for experiment in experiments} == set(SIMULATED_PARTS)
@@ -164,6 +164,60 @@ def test_the_cost_of_a_beam_is_parameters_by_rows_for_each_token() -> None:
     assert values["draft, Params x L_new by token"] == pytest.approx(1.2 * 50)
     assert values["target, Params x L_new by token"] == pytest.approx(99.3 * 0.5)
     assert values["nodes held back for a time, by token"] == 0.2
+
+
+def of_double(label: str, seconds: float, rejected: int = 0, **counts: Any) -> Block:
+    sources = {"draft": 20, "prior": 10, "dynamic": 10, "rejected": rejected}
+    return ran(label, 1.0, made(seconds, tokens=100, accepted_by_source=sources, **counts))
+
+
+def test_a_part_of_double_is_worth_what_double_loses_without_it() -> None:
+    by_label = {"off": 4.0, "pearl": 2.0, "double": 1.0, "double no target retrieval": 1.5, "double no prior": 0.8}
+    blocks = [of_double(label, seconds) for label, seconds in by_label.items()]
+    claims = double.claims(Measured({double.PARTS_OF_DOUBLE: blocks}), SIZES)
+    tails, prior = (claim(claims, f"T = 1: double by double with no {what}") for what in ("target retrieval", "prior"))
+    assert (tails.value, tails.verdict) == (1.5, MET)
+    assert tails.paper.startswith("11.5 to 14.35 accepted tokens")
+    assert (prior.value, prior.verdict) == (0.8, MISSED)
+    assert claim(claims, "T = 1: pearl by off stays below C").verdict == MET
+    assert claim(claims, "T = 1: double by pearl").value == 2
+    assert claim(claims, "T = 0: double by pearl").verdict == NOT_MEASURED
+
+
+@pytest.mark.parametrize(("rejected", "verdict"), [(4, MET), (2, MISSED)])
+def test_the_rejected_tier_brings_so_many_more_retrieved_tokens(rejected: int, verdict: str) -> None:
+    counts = {"num_tail_tokens": 7, "num_phrase_tokens": 30, "num_draft_forwards": 20}
+    blocks = [of_double("double", 1.0, rejected, **counts), of_double("double no rejected tier", 1.0)]
+    claims = double.claims(Measured({double.PARTS_OF_DOUBLE: blocks}), SIZES)
+    more = claim(claims, "T = 1: retrieved tokens, with the rejected tier by without")
+    assert (more.value, more.verdict) == (pytest.approx(1 + rejected / 20), verdict)
+    assert claim(claims, "T = 1: kept from the rejected tier, by token").value == rejected / 100
+    assert claim(claims, "T = 1: tokens kept behind a draft, by token").value == pytest.approx(0.07)
+    assert claim(claims, "T = 1: retrieved tokens of a draft forward (AMT)").value == pytest.approx(1.5)
+
+
+def test_depth_saturates_where_the_greatest_brings_no_more_tokens() -> None:
+    for accepted, verdict in ((200, MET), (400, MISSED)):
+        blocks = [
+            ran(f"double d = {depth}", 0.7, made(seconds, num_rounds=100, num_accepted=kept))
+            for depth, seconds, kept in ((1, 2.0, 100), (10, 1.0, 200), (16, 1.1, accepted))
+        ]
+        claims = double.claims(Measured({double.DEPTH: blocks}), SIZES)
+        assert claim(claims, "T = 0.7: tokens per forward, d = 16 by d = 10 (saturates)").verdict == verdict
+        best = claim(claims, "T = 0.7: the best d by d = 1")
+        assert (best.value, best.verdict, best.remark) == (2.0, MET, "best: double d = 10")
+
+
+def test_a_batch_is_held_beside_as_many_plain_generations() -> None:
+    seconds = {"off": 4.0, "double": 2.0, "best-first": 1.0, "auto": 1.25}
+    blocks = [ran(label, batch.TEMPERATURE, made(each), repeat=k) for label, each in seconds.items() for k in range(3)]
+    blocks = [replace(each, condition=replace(each.condition, concurrency=16)) for each in blocks]
+    claims = batch.claims(Measured({batch.PART: blocks}), SIZES)
+    assert claim(claims, "16 at once: double by off").value == 2
+    assert claim(claims, "16 at once: auto by off").verdict == MET
+    auto = claim(claims, "16 at once: auto by the best fixed method")
+    assert (auto.value, auto.verdict, auto.remark) == (0.8, MISSED, "best of them: best-first")
+    assert claim(claims, "1 at once: double by off").verdict == NOT_MEASURED
 
 
 @pytest.mark.parametrize(("tokens", "verdict"), [(3.36, MET), (2.0, MISSED)])

@@ -11,11 +11,8 @@ from outrider_bench.prediction import expected_tokens
 from outrider_bench.result import Measurement, above, at_least, claim, reported, share_of
 from outrider_bench.suites.methods import papers
 from outrider_bench.suites.methods.experiments import (
-    ABLATIONS,
-    ALL_METHODS,
     AS_IN_THE_PAPER,
     BATCH_TEMPERATURE,
-    CHAIN,
     CHAIN_LEN,
     DRAFT_C2_5,
     DRAFT_C5,
@@ -35,12 +32,8 @@ from outrider_bench.suites.methods.experiments import (
     MethodsSizes,
 )
 from outrider_bench.suites.methods.replay import Replay
-from outrider_bench.suites.methods.simulated import card as simulated_card
-from outrider_bench.suites.methods.simulated import published as simulated_published
-from outrider_bench.suites.methods.simulated import saguaro as simulated_saguaro
-from outrider_bench.suites.methods.simulated import sources as simulated_sources
-from outrider_bench.suites.methods.simulated import spacelike as simulated_spacelike
-from outrider_bench.suites.methods.simulated import speculative as simulated_speculative
+from outrider_bench.suites.methods.settings import ABLATIONS, ALL_METHODS, CHAIN, NO_OWN_TEXT
+from outrider_bench.suites.methods.simulated.parts import SIMULATED
 
 BEST_FIRST = ("best-first", f"best-first {CHAIN}")
 AT_BEST = {0.0: 5.0, 0.7: 2.8, 1.0: 2.4}
@@ -50,7 +43,6 @@ AUTO_OVER_LLAMA_CPP = {0.0: 1.25, 0.7: 1.25, 1.0: 1.15}
 SAGUARO_OVER_SPECULATIVE = {0.0: 1.12, 0.7: 1.08}
 SAGUARO_OVER_OFF = {0.0: 4.6, 0.7: 2.7, 1.0: 2.4}
 ROWS_CLAIMED = 16
-NO_OWN_TEXT = "no dynamic, no rejected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +58,14 @@ class MethodsEvidence:
 
 def claims_of(parts: Sequence[str], evidence: MethodsEvidence) -> list[Measurement]:
     """Return the claims of these parts, each beside its paper's figure; papers.NONE where there is no such figure."""
-    claims = (one for part in parts for one in _CLAIMS[part](evidence))
+    claims = (one for part in parts for one in _claims_of_part(part, evidence))
     return [replace(one, paper=one.paper or papers.NONE) for one in claims]
+
+
+def _claims_of_part(part: str, evidence: MethodsEvidence) -> list[Measurement]:
+    if part in SIMULATED:
+        return SIMULATED[part].claims(evidence.measured, evidence.sizes.simulated)
+    return _CLAIMS[part](evidence)
 
 
 def _methods(evidence: MethodsEvidence) -> list[Measurement]:
@@ -325,12 +323,4 @@ _CLAIMS: dict[str, Callable[[MethodsEvidence], list[Measurement]]] = {
     "noise": _noise,
     "auto": _auto,
     "batch": _batch,
-    simulated_saguaro.PART: lambda evidence: simulated_saguaro.claims(evidence.measured, evidence.sizes.simulated),
-    simulated_card.PART: lambda evidence: simulated_card.claims(evidence.measured, evidence.sizes.simulated),
-    simulated_sources.PART: lambda evidence: simulated_sources.claims(evidence.measured, evidence.sizes.simulated),
-    simulated_published.PART: lambda evidence: simulated_published.claims(evidence.measured, evidence.sizes.simulated),
-    simulated_speculative.PART: lambda evidence: simulated_speculative.claims(
-        evidence.measured, evidence.sizes.simulated
-    ),
-    simulated_spacelike.PART: lambda evidence: simulated_spacelike.claims(evidence.measured, evidence.sizes.simulated),
 }

@@ -7,15 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider_bench.config import MethodsConfig
-from outrider_bench.experiment import DRAFT_UNTRAINED, LLAMA_CPP_CONTENDERS, PLAIN, Contender, Experiment, contender
+from outrider_bench.experiment import DRAFT_UNTRAINED, LLAMA_CPP_CONTENDERS, PLAIN, Experiment, contender
 from outrider_bench.suites.methods.prompts import CODE, code
 from outrider_bench.suites.methods.replay import NUM_TOPICS, replay_requests
-from outrider_bench.suites.methods.simulated import card as simulated_card
-from outrider_bench.suites.methods.simulated import published as simulated_published
-from outrider_bench.suites.methods.simulated import saguaro as simulated_saguaro
-from outrider_bench.suites.methods.simulated import sources as simulated_sources
-from outrider_bench.suites.methods.simulated import spacelike as simulated_spacelike
-from outrider_bench.suites.methods.simulated import speculative as simulated_speculative
+from outrider_bench.suites.methods.settings import ABLATIONS, ALL_METHODS, BATCH_METHODS, CHAIN, TRAINLESS
+from outrider_bench.suites.methods.simulated.parts import SIMULATED
 from outrider_bench.suites.methods.simulated.sizes import QUICK_SIZES, SimulatedSizes
 from outrider_cli.prompts import choose, default_prompts
 
@@ -114,13 +110,11 @@ CHAIN_LEN = 8
 WHOLE_CHAINS: dict[str, Any] = {"num_speculative_tokens": CHAIN_LEN, "min_path_probability": 0.0}
 """A chain that ends where it gets improbable would be judged by its good tokens only."""
 RATIO: dict[str, Any] = {"acceptance_rule": "ACCEPTANCE_RULE_RATIO"}
-TIERS = ("PRIOR", "DYNAMIC", "SHARED", "REJECTED", "RING")
 SHARING: dict[str, Any] = {"retrieval_params": {"scope": "RETRIEVAL_SCOPE_TENANT", "contribute": True}}
 FIXED_METHODS = ("pearl", "best-first", "retrieval")
 """Methods that auto is compared with outside the table of methods."""
 
 QUERY_ONLY = "query only"
-CHAIN = "chain"
 SERIAL = "serial"
 FALLBACKS = ("auto", "draft", "retrieval", "plain")
 """Reactions of saguaro to a miss, as its setting names them."""
@@ -128,51 +122,6 @@ BATCH_TEMPERATURE = 0.7
 NO_NOISE, GEOMETRIC, UNIFORM = "no shared noise", "geometric", "uniform"
 AS_IN_THE_PAPER = "of the paper"
 SHARED_NOISE, GREEDY_DRAFT, RATIO_RULE = "shared noise", "greedy draft", "ratio rule"
-
-
-def without(*tiers: str) -> dict[str, Any]:
-    """Return the parameters of double that leave tiers out."""
-    return {"tiers": [f"SOURCE_{tier}" for tier in TIERS if tier not in tiers]}
-
-
-# DOUBLE, section 5.3: without draft-side and without target-side retrieval (Figure 5), without the prior (Table 3);
-# appendix D.5, Table 9: without rejected tokens.
-ABLATIONS: dict[str, dict[str, Any]] = {
-    "no draft retrieval": {"draft_retrieval": False},
-    "no target retrieval": {"target_retrieval": False},
-    "no prior": without("PRIOR"),
-    "no rejected tier": without("REJECTED"),
-    "no dynamic tier": without("DYNAMIC"),
-    "no dynamic, no rejected": without("DYNAMIC", "REJECTED"),
-}
-"""Double without some of its parts. What was refused and what the target said instead is in the session's own text too,
-the dynamic tier: so the rejected tier is also judged where that one is missing."""
-
-
-ALL_METHODS: tuple[Contender, ...] = (
-    PLAIN,
-    contender("speculative"),
-    contender("pearl"),
-    contender("card"),
-    contender("saguaro"),
-    contender("double"),
-    contender("retrieval"),
-    contender("best-first", CHAIN, rows="ROWS_CHAIN"),
-    contender("best-first", rows="ROWS_TREE"),
-    contender("opt-tree"),
-    contender("sequoia"),
-    contender("auto"),
-)
-"""Contenders of the table of methods. spacelike, which proposes nothing in a new service, has a separate part."""
-TRAINLESS: dict[str, dict[str, Any]] = {
-    "token-recycling": {"rows": "ROWS_TREE", "retrieval_params": {"sources": ["SOURCE_RECYCLED"]}},
-    "ngram-pool": {"rows": "ROWS_TREE", "retrieval_params": {"sources": ["SOURCE_POOL"]}},
-    "rest": {"rows": "ROWS_TREE", "retrieval_params": {"sources": ["SOURCE_PRIOR"]}},
-}
-"""Settings of retrieval that stand for a paper's method without a draft model: Token Recycling, the pool of Lookahead
-decoding and Ouroboros, REST."""
-BATCH_METHODS = tuple(one for one in ALL_METHODS if not one.setting)
-"""Contenders of the part with several generations at once: each method in its usual setting."""
 LLAMA_CPP_NOTE = (
     "llama.cpp has the same weights in the same number format, its cache in its own (float16), and both cores for each "
     "of its models, which take turns; it draws with noise of its own."
@@ -181,10 +130,16 @@ LLAMA_CPP_NOTE = (
 
 def experiments_of(parts: Iterable[str], sizes: MethodsSizes, repeats: int) -> list[Experiment]:
     """List all experiments of these parts, those on the same services together."""
-    found = [experiment for part in parts for experiment in _PARTS[part](sizes, repeats)]
+    found = [experiment for part in parts for experiment in _experiments_of_part(part, sizes, repeats)]
     # Services start once for each draft model and place. The sort is stable: within one, parts keep their order.
     services = list(dict.fromkeys(experiment.services for experiment in found))
     return sorted(found, key=lambda experiment: services.index(experiment.services))
+
+
+def _experiments_of_part(part: str, sizes: MethodsSizes, repeats: int) -> list[Experiment]:
+    if part in SIMULATED:
+        return SIMULATED[part].experiments(sizes.simulated)
+    return _PARTS[part](sizes, repeats)
 
 
 def _methods(sizes: MethodsSizes, repeats: int) -> list[Experiment]:
@@ -497,10 +452,4 @@ _PARTS: dict[str, Callable[[MethodsSizes, int], list[Experiment]]] = {
     "noise": _noise,
     "auto": _auto,
     "batch": _batch,
-    simulated_saguaro.PART: lambda sizes, _: simulated_saguaro.experiments(sizes.simulated),
-    simulated_card.PART: lambda sizes, _: simulated_card.experiments(sizes.simulated),
-    simulated_speculative.PART: lambda sizes, _: simulated_speculative.experiments(sizes.simulated),
-    simulated_spacelike.PART: lambda sizes, _: simulated_spacelike.experiments(sizes.simulated),
-    simulated_sources.PART: lambda sizes, _: simulated_sources.experiments(sizes.simulated),
-    simulated_published.PART: lambda sizes, _: simulated_published.experiments(sizes.simulated),
 }

@@ -32,12 +32,7 @@ from outrider_bench.prediction import expected_tokens
 from outrider_bench.statistics import label_of
 from outrider_bench.suites.methods.experiments import CHAIN_LEN, DRAFT_C2_5
 from outrider_bench.suites.methods.replay import NEAR, NEW
-from outrider_bench.suites.methods.simulated import card as simulated_card
-from outrider_bench.suites.methods.simulated import published as simulated_published
-from outrider_bench.suites.methods.simulated import saguaro as simulated_saguaro
-from outrider_bench.suites.methods.simulated import sources as simulated_sources
-from outrider_bench.suites.methods.simulated import spacelike as simulated_spacelike
-from outrider_bench.suites.methods.simulated import speculative as simulated_speculative
+from outrider_bench.suites.methods.simulated.parts import SIMULATED
 from outrider_cli.prompts import ALL_CATEGORIES
 
 Experiments = Mapping[str, Mapping[str, Any]]
@@ -336,10 +331,5 @@ _DRAW: dict[str, Callable[[Experiments, Mapping[str, Any]], Figure | None]] = {
     "noise": draw_noise,
     "auto": draw_auto,
     "batch": draw_batch,
-    simulated_saguaro.PART: simulated_saguaro.draw,
-    simulated_card.PART: simulated_card.draw,
-    simulated_speculative.PART: simulated_speculative.draw,
-    simulated_spacelike.PART: simulated_spacelike.draw,
-    simulated_published.PART: simulated_published.draw,
-    simulated_sources.PART: simulated_sources.draw,
+    **{part: module.draw for part, module in SIMULATED.items()},
 }

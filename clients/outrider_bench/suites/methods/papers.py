@@ -48,6 +48,9 @@ DOUBLE_ABLATIONS = {
     "no prior": "2.35x to 2.84x = 1.21, HumanEval, Qwen3-32B (DOUBLE, Table 3)",
     "no rejected tier": "2.14x to 2.30x = 1.07, MT-Bench, Qwen3-32B (DOUBLE, Table 9)",
 }
+DOUBLE_REJECTED = in_words("the rejected tier significantly improves the retrieval hit rate", "DOUBLE, Table 9")
+DOUBLE_TAILS = in_words("target-side retrieval accepts more tokens a forward", "DOUBLE, section 5.3, Fig. 5")
+DOUBLE_AMT = in_words("retrieval lifts the ceiling from C to C (1 + AMT)", "DOUBLE, section 4.4")
 DOUBLE_SATURATION = "10 rounds of prior 2.84x, 20 rounds 2.86x: 4 % of the gain (DOUBLE, Table 3, HumanEval)"
 DOUBLE_DEPTH = in_words("accepted tokens saturate and speed fluctuates beyond d = 10", "DOUBLE, section 5.3, Fig. 6")
 DOUBLE_ONE_DEVICE = "2.29x by 2.01x = 1.14, MT-Bench, Deepseek 1.3B and 33B (DOUBLE, Table 12)"

@@ -25,6 +25,7 @@ from outrider_bench.report import (
 )
 from outrider_bench.suites.methods import papers
 from outrider_bench.suites.methods.simulated import published
+from outrider_bench.suites.methods.simulated.parts import SIMULATED
 from outrider_cli.prompts import ALL_CATEGORIES
 
 TITLES = {
@@ -38,12 +39,7 @@ TITLES = {
     "noise": "Shared noise",
     "auto": "Auto: a safe default",
     "batch": "Generations at once",
-    "simulated-saguaro": "SAGUARO in simulated time",
-    "simulated-card": "CARD in simulated time",
-    "simulated-spacelike": "Spacelike decoding in simulated time",
-    "simulated-speculative": "Speculative decoding in simulated time",
-    "simulated-sources": "Sources without a draft model, in simulated time",
-    "simulated-published": "As published and ours, in simulated time",
+    **{part: module.TITLE for part, module in SIMULATED.items()},
 }
 CLAIMS_CAPTION = (
     "Claims. 95 %: where the value lies with 95 % confidence, from prompts drawn anew (with repetition, for both sides "

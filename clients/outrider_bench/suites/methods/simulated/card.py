@@ -33,6 +33,7 @@ from outrider_bench.suites.methods.prompts import code
 from outrider_bench.suites.methods.simulated.sizes import SimulatedSizes
 
 PART = "simulated-card"
+TITLE = "CARD in simulated time"
 PARTS_OF_CARD, WIDTH = f"{PART}-correction", f"{PART}-width"
 QUERY_ONLY = "query only"
 TEMPERATURES = (0.0, 0.7)

@@ -22,9 +22,11 @@ from outrider_bench.report import Table, number_cell
 from outrider_bench.result import Measurement, at_least, share_of
 from outrider_bench.suites.methods import papers
 from outrider_bench.suites.methods.prompts import code
+from outrider_bench.suites.methods.settings import TRAINLESS
 from outrider_bench.suites.methods.simulated.sizes import SimulatedSizes
 
 PART = "simulated-published"
+TITLE = "As published and ours, in simulated time"
 TEMPERATURES = (0.0, 0.7, 1.0)
 SPEED_RATIOS = (25.0, 5.0, 2.5)
 """C: the time of a target forward by that of a draft forward of one row."""
@@ -34,12 +36,6 @@ PAPERS = ("speculative", "card", "saguaro", "double")
 RIVALS = ("opt-tree", "sequoia")
 OURS = ("best-first", "auto")
 """Our own methods, which no paper has."""
-SOURCES = {
-    "token recycling": ["SOURCE_RECYCLED"],
-    "n-gram pool": ["SOURCE_POOL"],
-    "rest": ["SOURCE_PRIOR"],
-}
-"""Rivals that are sources of retrieval, without a draft model: their C is of no matter."""
 NOTE = (
     "In simulated time, on two devices side by side, where the papers measure: a forward of the target takes 20 ms "
     "with 1 row, 22 with 64 and 30 with 256, one of the draft model 20 / C, and .01 for each further row, a message "
@@ -68,10 +64,8 @@ def contenders_of(speed_ratio: float) -> tuple[Contender, ...]:
     chain = {"num_speculative_tokens": math.ceil(speed_ratio)}
     published = [as_published(method, **(chain if method in ("card", "double") else {})) for method in PAPERS]
     ours = [contender(method) for method in (*PAPERS, *RIVALS, *OURS)]
-    sources = [
-        contender("retrieval", name, rows="ROWS_TREE", retrieval_params={"sources": names})
-        for name, names in SOURCES.items()
-    ]
+    # Sources have no draft model: its C is of no matter to them.
+    sources = [contender("retrieval", name, **fields) for name, fields in TRAINLESS.items()]
     with_sources = speed_ratio == max(SPEED_RATIOS)
     return (PLAIN, *ours, *published, *map(as_published, RIVALS), *(sources if with_sources else ()))
 

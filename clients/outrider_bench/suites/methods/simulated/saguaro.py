@@ -39,6 +39,7 @@ from outrider_bench.suites.methods.simulated.sizes import SimulatedSizes
 from outrider_cli.prompts import ALL_CATEGORIES
 
 PART = "simulated-saguaro"
+TITLE = "SAGUARO in simulated time"
 BUDGET, BIAS, FALLBACK = f"{PART}-budget", f"{PART}-bias", f"{PART}-fallback"
 CHAIN: dict[str, Any] = {"num_speculative_tokens": 8, "min_path_probability": 0.0}
 """Chains of a fixed length, however improbable they get, as in the paper."""

@@ -22,6 +22,12 @@ class SimulatedSizes:
     """K of CARD."""
     biases: tuple[float, ...] = (1.0, 0.5, 0.25)
     """C of SAGUARO sampling."""
+    double_tokens: int = 48
+    """Limit of each text of DOUBLE, whose matches depend on how far it has come."""
+    depths: tuple[int, ...] = (1, 2, 5, 10, 16)
+    """d of DOUBLE: most retrieved tokens at a time."""
+    match_lens: tuple[int, ...] = (1, 2, 3, 4, 6, 10)
+    """n of DOUBLE: longest n-gram that is looked up."""
     gammas: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
     """Drafted tokens of a round of speculative decoding."""
     replay_requests: int = 90
@@ -30,7 +36,7 @@ class SimulatedSizes:
     replay_tokens: int = 20
     near_shares: tuple[float, ...] = (0.0, 0.2, 0.4)
     """Shares of near-repeats among the requests after the cold start."""
-    batches: tuple[int, ...] = (1, 4, 16)
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Generations at once, the last one the most."""
     batch_tokens: int = 24
     batch_repeats: int = 3
@@ -45,6 +51,9 @@ QUICK_SIZES = SimulatedSizes(
     uniform_budgets=(8,),
     beam_widths=(4, 16),
     biases=(1.0, 0.5),
+    double_tokens=12,
+    depths=(1, 10, 16),
+    match_lens=(1, 4),
     gammas=(1, 4),
     replay_requests=6,
     replay_cold=2,

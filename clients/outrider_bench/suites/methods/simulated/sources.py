@@ -21,6 +21,7 @@ from outrider_bench.suites.methods.prompts import code
 from outrider_bench.suites.methods.simulated.sizes import SimulatedSizes
 
 PART = "simulated-sources"
+TITLE = "Sources without a draft model, in simulated time"
 TEMPERATURES = (0.0, 0.7, 1.0)
 SOURCES: dict[str, list[str]] = {
     "token recycling": ["SOURCE_RECYCLED"],

@@ -23,6 +23,7 @@ from outrider_bench.suites.methods.replay import NEAR, NEAR_SHARE, replay_reques
 from outrider_bench.suites.methods.simulated.sizes import SimulatedSizes
 
 PART = "simulated-spacelike"
+TITLE = "Spacelike decoding in simulated time"
 TEMPERATURES = (0.0, 0.7)
 MOST_NEAR_TEMPERATURES = (*TEMPERATURES, 1.0)
 """Those of the replay with the most near-repeats, where ours stands beside the method as published."""

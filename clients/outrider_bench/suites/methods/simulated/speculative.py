@@ -34,6 +34,7 @@ from outrider_bench.suites.methods.prompts import code
 from outrider_bench.suites.methods.simulated.sizes import SimulatedSizes
 
 PART = "simulated-speculative"
+TITLE = "Speculative decoding in simulated time"
 GAMMA = f"{PART}-gamma"
 TEMPERATURES = (0.0, 0.7, 1.0)
 RULES: dict[str, dict[str, Any]] = {"match": {}, "ratio": {"acceptance_rule": "ACCEPTANCE_RULE_RATIO"}}

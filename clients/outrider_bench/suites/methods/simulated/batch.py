@@ -1,0 +1,96 @@
+"""Generations at once in simulated time: every method by the same number of plain generations.
+
+Rows are free for long on the devices where the papers measure, and not on two cores of a CPU: what a batch leaves of a
+method's speed-up is a matter of the device's costs, so it is simulated beside being timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from outrider_bench.costs import GPU, GPU_NOTE
+from outrider_bench.experiment import OFF, Experiment
+from outrider_bench.measured import Measured
+from outrider_bench.plotting import METHOD_COLOURS, PALETTE, draw_level, draw_line, finish, new_figure
+from outrider_bench.result import Measurement, above, at_least, reported
+from outrider_bench.statistics import label_of
+from outrider_bench.suites.methods import papers
+from outrider_bench.suites.methods.prompts import code
+from outrider_bench.suites.methods.settings import BATCH_METHODS
+from outrider_bench.suites.methods.simulated.sizes import SimulatedSizes
+from outrider_cli.prompts import ALL_CATEGORIES
+
+PART = "simulated-batch"
+TITLE = "Generations at once, in simulated time"
+TEMPERATURE = 0.7
+NOTE = f"{GPU_NOTE} No prior: double and retrieval have the session's own text."
+
+
+def experiments(sizes: SimulatedSizes) -> list[Experiment]:
+    """List the experiments of this part."""
+    return [
+        Experiment(
+            PART,
+            PART,
+            "Generations at once",
+            BATCH_METHODS,
+            (TEMPERATURE,),
+            code(max(sizes.batches)),
+            sizes.batch_tokens,
+            sizes.batch_repeats,
+            concurrencies=sizes.batches,
+            costs=GPU,
+            note=NOTE,
+        )
+    ]
+
+
+def claims(measured: Measured, sizes: SimulatedSizes) -> list[Measurement]:
+    """Return the claims of this part: drafts pay in every batch, and `auto` finds the method that pays most."""
+    found: list[Measurement] = []
+    fixed = [one.method for one in BATCH_METHODS if one.method not in (OFF, "auto")]
+    for count in sizes.batches:
+        speedups = {label: _ratio(measured, label, OFF, count) for label in (*fixed, "auto")}
+        by_others = {label: _ratio(measured, "auto", label, count) for label in fixed}
+        known = {label: ratio for label, ratio in by_others.items() if ratio is not None}
+        best = min(known, key=lambda label: known[label], default="")
+        remark = f"best of them: {best}" if best else ""
+        what = f"{count} at once"
+        found.append(at_least(PART, f"{what}: auto by off", speedups["auto"], 0.98))
+        found.append(at_least(PART, f"{what}: auto by the best fixed method", known.get(best), 0.95, remark))
+        found.append(above(PART, f"{what}: double by off", speedups["double"], 1.0, paper=papers.DOUBLE_BATCH))
+        others = [label for label in fixed if label != "double"]
+        found += [reported(PART, f"{what}: {label} by off", speedups[label]) for label in others]
+    return found
+
+
+def _ratio(measured: Measured, label: str, base: str, count: int) -> float | None:
+    return measured.batch_ratio(PART, label, base, TEMPERATURE, count)
+
+
+def draw(found: Mapping[str, Mapping[str, Any]], _: Mapping[str, Any]) -> Figure | None:
+    """Draw the speed-up of each method by the number of generations at once."""
+    if PART not in found:
+        return None
+    figure, (axes,) = new_figure(width=7)
+    for number, one in enumerate(BATCH_METHODS):
+        points = [
+            (row["concurrency"], row["speedup_over_off"])
+            for row in found[PART]["rows"]
+            if label_of(row) == one.method and row["category"] == ALL_CATEGORIES and row["speedup_over_off"]
+        ]
+        if points and one.method != OFF:
+            colour = METHOD_COLOURS.get(one.method, PALETTE[number % len(PALETTE)])
+            draw_line(axes, sorted(points), one.method, colour)
+    draw_level(axes)
+    finish(axes)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("generations at once")
+    axes.set_ylabel("speed-up over off at the same number")
+    axes.set_title(f"Generations at once, T = {TEMPERATURE:g}")
+    axes.legend(frameon=False, fontsize=8, ncols=2)
+    return figure

@@ -108,6 +108,7 @@ def rounds_from_proto(summary: verifier_pb2.SpeculationSummary) -> Rounds:
         num_accepted=summary.num_accepted_tokens,
         num_empty=summary.num_empty_rounds,
         num_hits=summary.num_hits,
+        num_ready_hits=summary.num_ready_hits,
         num_draft_forwards=summary.num_draft_forwards,
         num_draft_rows=summary.num_draft_rows,
         num_withheld_nodes=summary.num_withheld_nodes,

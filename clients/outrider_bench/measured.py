@@ -145,9 +145,11 @@ class Measured:
 
     def hit_rate(self, experiment: str, label: str, temperature: float) -> float | None:
         """Return the share of commits whose next token the tree already had."""
-        rounds = [each for each in self._rounds(experiment, label, temperature) if each.num_hits is not None]
-        num_rounds = sum(each.num_rounds for each in rounds)
-        return sum(each.num_hits or 0 for each in rounds) / num_rounds if num_rounds else None
+        return _per_round(self._rounds(experiment, label, temperature), "num_hits")
+
+    def ready_hit_rate(self, experiment: str, label: str, temperature: float) -> float | None:
+        """Return the share of commits behind whose next token more was drafted already: SAGUARO's hits."""
+        return _per_round(self._rounds(experiment, label, temperature), "num_ready_hits")
 
     def acceptance(self, experiment: str, label: str, temperature: float, category: str = "") -> float | None:
         """Return the share of chain tokens kept, of those that were compared with the target's."""
@@ -219,6 +221,7 @@ class Measured:
             "accepted": [generation.rounds.num_accepted for _, _, generation in found],
             "judged": [generation.rounds.num_judged for _, _, generation in found],
             "hits": [generation.rounds.num_hits for _, _, generation in found],
+            "ready_hits": [generation.rounds.num_ready_hits for _, _, generation in found],
             "draft_forwards": [generation.rounds.num_draft_forwards for _, _, generation in found],
             "draft_rows": [generation.rounds.num_draft_rows for _, _, generation in found],
             "withheld_nodes": [generation.rounds.num_withheld_nodes for _, _, generation in found],
@@ -331,6 +334,14 @@ def _acceptance(rounds: Iterable[Rounds]) -> float | None:
     rounds = list(rounds)
     num_judged = sum(each.num_judged or 0 for each in rounds)
     return sum(each.num_accepted for each in rounds) / num_judged if num_judged else None
+
+
+def _per_round(rounds: Iterable[Rounds], count: str) -> float | None:
+    """Divide a count of `Rounds` by the rounds of the generations in which it was counted."""
+    counted = [(getattr(each, count), each.num_rounds) for each in rounds]
+    known = [(amount, num_rounds) for amount, num_rounds in counted if amount is not None]
+    num_rounds = sum(each for _, each in known)
+    return sum(amount for amount, _ in known) / num_rounds if num_rounds else None
 
 
 def _per_token(generations: Iterable[tuple[GenerationSample, int]], count: str) -> float | None:

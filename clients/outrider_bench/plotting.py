@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ METHOD_COLOURS = {
     "card": "#882255",
     "double": PINK,
     "spacelike": "#DDCC77",
+    "opt-tree": "#117733",
+    "sequoia": "#332288",
     "best-first": BLUE,
     "best-first chain": "#8888CC",
     "auto": RED,
@@ -147,6 +150,27 @@ def draw_line(axes: Axes, points: Sequence[tuple[float, float]], label: str, col
     """Draw a line through points, with a mark on each. Return the line."""
     x, y = zip(*points, strict=True)
     return axes.plot(x, y, label=label, color=colour, **({"marker": "o"} | style))[0]
+
+
+def draw_by_concurrency(axes: Axes, rows: Sequence[Row], title: str, prefix: str = "") -> None:
+    """Draw the speed-up over `off` of each contender by generations at once; labels without the prefix."""
+    lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        if row["category"] == ALL_CATEGORIES and row["method"] != OFF and row["speedup_over_off"]:
+            lines[label_of(row)].append((row["concurrency"], row["speedup_over_off"]))
+    for number, (label, points) in enumerate(lines.items()):
+        colour = METHOD_COLOURS.get(label, PALETTE[number % len(PALETTE)])
+        draw_line(axes, sorted(points), label.removeprefix(prefix), colour)
+    draw_level(axes)
+    finish(axes)
+    counts = sorted({row["concurrency"] for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("generations at once")
+    axes.set_ylabel("speed-up over off at the same number")
+    axes.set_title(title)
+    axes.legend(frameon=False, fontsize=8, ncols=2)
 
 
 def draw_level(axes: Axes, value: float = 1.0) -> None:

@@ -320,20 +320,22 @@ EXPERIMENT_COLUMNS = (
     "T",
     "tok/s",
     "x off",
-    "tok/forward",
-    "accepted",
+    "tok/fwd",
+    "accept",
     "kept",
     "hits",
+    "ready",
     "empty",
-    "wait ms",
+    "wait",
     "same",
 )
 EXPERIMENT_CAPTION = (
     "tok/s: output tokens by wall time at the client, prefill included; median of the repeats. x off: median (lowest "
-    "to highest) of the ratio to off in the same repeat. tok/forward: tokens committed by one forward of the target, "
-    "its own included. accepted: drafted tokens kept, of those compared with the target's; kept: of all that were "
-    "verified. hits: next tokens that the draft tree already had. empty: rounds without a draft. wait: for a draft, "
-    "median of the rounds. same: texts with the very token ids of off; under the ratio rule they part."
+    "to highest) of the ratio to off in the same repeat. tok/fwd: tokens committed by one forward of the target, "
+    "its own included. accept: drafted tokens kept, of those compared with the target's; kept: of all that were "
+    "verified. hits: next tokens that the draft tree already had; ready: those behind which more was drafted. "
+    "empty: rounds without a draft. wait: ms for a draft, median of the rounds. same: texts with the very token ids of "
+    "off; under the ratio rule they part."
 )
 
 
@@ -414,6 +416,7 @@ def _experiment_cells(row: Row) -> list[str]:
         percent_cell(row["acceptance"]) if drafts else NONE,
         percent_cell(row["draft_acceptance_rate"]) if drafts else NONE,
         percent_cell(row["hit_rate"]) if drafts else NONE,
+        percent_cell(row["ready_hit_rate"]) if drafts else NONE,
         percent_cell(row["empty_chain_rate"]) if drafts else NONE,
         NONE if is_off else number_cell(row["wait_ms_p50"], 1),
         NONE if is_off else percent_cell(row["identical_to_off"]),

@@ -48,6 +48,8 @@ class Rounds:
     """Rounds without a draft; None means not counted."""
     num_hits: int | None = None
     """Next tokens that the draft tree already had; None means that there is no such tree."""
+    num_ready_hits: int | None = None
+    """Hits behind which more was drafted already; None means not counted."""
     num_judged: int | None = None
     """Chain tokens that were compared with the target's: the kept ones, and the first refused one of a round; None
     means not counted."""

@@ -172,6 +172,7 @@ def _speculation(done: Sequence[GenerationSample]) -> Row:
     num_accepted = sum(r.num_accepted for r in rounds)
     empty = [r.num_empty for r in rounds if r.num_empty is not None]
     hits = [r.num_hits for r in rounds if r.num_hits is not None]
+    ready = [r.num_ready_hits for r in rounds if r.num_ready_hits is not None]
     # Totals over totals, not means of means: a long generation has more rounds to tell of. The 1 is the target's own
     # token, of which every round has one.
     row: Row = {
@@ -181,6 +182,7 @@ def _speculation(done: Sequence[GenerationSample]) -> Row:
         "mean_acceptance_length": 1 + num_accepted / num_rounds if num_rounds else None,
         "draft_acceptance_rate": num_accepted / num_drafted if num_drafted else None,
         "hit_rate": sum(hits) / num_rounds if hits and num_drafted else None,
+        "ready_hit_rate": sum(ready) / num_rounds if ready and num_drafted else None,
         "empty_chain_rate": sum(empty) / num_rounds if empty and num_drafted else None,
         "degraded": sum(r.degraded for r in rounds),
     }

@@ -26,6 +26,7 @@ def generation(num_chunks: int, per_chunk: int, *, prefill_s: float = 0.1, round
         num_accepted=num_tokens - num_chunks,
         num_empty=num_chunks if is_off else 1,
         num_hits=0 if is_off else num_chunks // 2,
+        num_ready_hits=0 if is_off else num_chunks // 2,
         times_p50=times,
     )
     return GenerationSample(3, tuple(range(num_tokens)), chunks, chunks[-1].at_s, rounds)

@@ -58,13 +58,24 @@ def test_a_ratio_and_its_reverse_are_one_for_an_odd_number_of_repeats(pairs: lis
 
 
 def test_rates_are_over_all_rounds_of_all_prompts() -> None:
-    rounds = {"num_drafted": 20, "num_accepted": 6, "num_judged": 8, "num_hits": 4}
-    more = {"num_drafted": 20, "num_accepted": 18, "num_judged": 22, "num_hits": 9}
+    rounds = {"num_drafted": 20, "num_accepted": 6, "num_judged": 8, "num_hits": 4, "num_ready_hits": 2}
+    more = {"num_drafted": 20, "num_accepted": 18, "num_judged": 22, "num_hits": 9, "num_ready_hits": 8}
     measured = Measured({"e": [ran("card", 1.0, made(1.0, **rounds)), ran("card", 1.0, made(1.0, **more), prompt=1)]})
     assert measured.tokens_per_forward("e", "card", 1.0) == pytest.approx(1 + 24 / 20)
     assert measured.acceptance("e", "card", 1.0) == pytest.approx(24 / 30)
     assert measured.hit_rate("e", "card", 1.0) == pytest.approx(13 / 20)
     assert measured.hit_rate("e", "card", 0.0) is None
+    assert measured.ready_hit_rate("e", "card", 1.0) == pytest.approx(10 / 20)
+    uncounted = Measured({"e": [ran("card", 1.0, made(1.0, **rounds)), ran("card", 1.0, made(1.0), prompt=1)]})
+    assert uncounted.ready_hit_rate("e", "card", 1.0) == pytest.approx(2 / 10), "of the rounds where they are counted"
+
+
+def test_what_a_source_gave_is_of_all_tokens() -> None:
+    sources = ({"prior": 4, "ring": 2, "draft": 9}, {"prior": 1})
+    blocks = [ran("double", 1.0, made(1.0, accepted_by_source=each), prompt=p) for p, each in enumerate(sources)]
+    measured = Measured({"e": blocks})
+    assert measured.accepted_from("e", "double", 1.0, ("prior", "ring")) == pytest.approx(7 / 200)
+    assert measured.accepted_from("e", "double", 0.0, ("prior",)) is None
 
 
 def test_rows_have_what_the_suite_adds_to_them() -> None:

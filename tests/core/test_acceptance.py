@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -137,6 +138,53 @@ def test_what_is_drawn_carries_the_biased_probability_and_what_is_picked_the_mod
     first, second, third = sampled_candidates(row, [0, 1, 2], [math.log(0.8), math.log(0.1), math.log(0.1)], 0, 3)
     assert math.exp(first.logprob) == pytest.approx(0.4 / 0.6, abs=1e-3)
     assert [math.exp(c.logprob) for c in (second, third)] == pytest.approx([0.1, 0.1])
+
+
+def trade(p: Sequence[float], q: Sequence[float], bias: float, num_biased: int) -> tuple[float, float]:
+    """SAGUARO sampling, all outcomes counted: the probability that a draft is kept, and that of a hit after a refusal,
+    which is that the next token is one of the draft model's F best. `q` begins with the most probable token."""
+    row = sparse_row(range(len(q)), q, bias, num_biased)
+    claimed = [row.probability(token_id) for token_id in range(len(q))]
+    left = [max(0.0, target - draft) for target, draft in zip(p, claimed, strict=True)]
+    return 1 - sum(left), sum(left[:num_biased]) / sum(left) if sum(left) else 1.0
+
+
+BIASES = (1.0, 0.75, 0.5, 0.25, 0.0)
+
+
+def test_a_smaller_bias_trades_acceptance_for_hits() -> None:
+    # C = .5 and F = 2: of .5, .3, .15 and .05 the best two are halved, and the sum is .6.
+    p = q = [0.5, 0.3, 0.15, 0.05]
+    kept, hits = trade(p, q, 0.5, 2)
+    assert kept == pytest.approx((0.25 + 0.15) / 0.6 + 0.15 + 0.05, abs=1e-3)
+    assert hits == 1, "nothing but the best two is left"
+    # A draft that is not the target: without a bias .1 is left, all of it of the last token.
+    p = [0.5, 0.3, 0.05, 0.15]
+    found = [trade(p, q, bias, 2) for bias in BIASES]
+    acceptances, rates = zip(*found, strict=True)
+    assert list(acceptances) == sorted(acceptances, reverse=True)
+    assert list(rates) == sorted(rates)
+    assert acceptances == pytest.approx((0.9, 0.8625, 0.8, 0.675, 0.2), abs=2e-3)
+    assert rates == pytest.approx((0, 0.364, 0.667, 0.923, 1), abs=1e-2)
+
+
+@given(st.data(), st.integers(2, 40), st.integers(1, 8))
+def test_hits_rise_with_every_smaller_bias_and_a_draft_like_the_target_is_kept_less(
+    data: st.DataObject, size: int, num_biased: int
+) -> None:
+    weights = st.lists(st.floats(0.01, 1), min_size=size, max_size=size)
+    p, q = ([each / sum(values) for each in values] for values in (data.draw(weights), data.draw(weights)))
+    q.sort(reverse=True)
+    num_biased = min(num_biased, size - 1)
+    rates = [trade(p, q, bias, num_biased)[1] for bias in BIASES]
+    # A row has integer weights: each probability is off by half a weight at most.
+    rounding = size / TOTAL_WEIGHT
+    lefts = [1 - trade(p, q, bias, num_biased)[0] for bias in BIASES]
+    for earlier, later, left in zip(rates, rates[1:], lefts, strict=False):
+        assert later >= earlier - rounding / max(left, rounding)
+    kept = [trade(q, q, bias, num_biased)[0] for bias in BIASES]
+    assert all(later <= earlier + rounding for earlier, later in itertools.pairwise(kept))
+    assert kept[-1] < kept[0]
 
 
 def with_uniforms(monkeypatch: pytest.MonkeyPatch, uniforms: Sequence[float]) -> None:

@@ -186,6 +186,7 @@ def _rounds(statistics: Statistics, num_judged: int) -> dict[str, Any]:
         "num_accepted": statistics.num_accepted_tokens,
         "num_empty": statistics.num_empty_rounds,
         "num_hits": statistics.num_hits,
+        "num_ready_hits": statistics.num_ready_hits,
         "num_draft_forwards": statistics.num_draft_forwards,
         "num_draft_rows": statistics.num_draft_rows,
         "num_withheld_nodes": statistics.num_withheld_nodes,

@@ -86,7 +86,7 @@ def test_every_part_has_its_claims_and_its_tables(results: dict[str, Any]) -> No
     assert "| T = 0: saguaro by off | 3.000 | ≥ 4.60 | missed | up to 5x (SAGUARO, abstract) |  |" in text
     assert "| T = 1: acceptance, shared noise | 0.800 |  |  | 70-80 %, LLaMA-2 7B for 70B" in text
     assert "| 4 | pearl | 0.7 |" in text
-    assert "| pearl | 0 | 30.0 | 3.00 | 3.00 | 80% | 50% | 50% | 25% | 30.0 | 100% |" in text
+    assert "| pearl | 0 | 30.0 | 3.00 | 3.00 | 80% | 50% | 50% | 50% | 25% | 30.0 | 100% |" in text
     assert "| off | 0 | 10.0 | – | 1.00 | – | – | – | – | – | – |" in text
     assert "| prose | auto | 0.7 |" in text
     assert "| all | auto |" not in text

@@ -101,7 +101,7 @@ def _saguaro(evidence: MethodsEvidence) -> list[Measurement]:
     slow = measured.ratio("saguaro-c5", "saguaro", "speculative", 0.0)
     remark = _speed_ratio_remark(evidence, DRAFT_C5)
     what = "T = 0, slow draft model: saguaro by speculative"
-    hits, alone = (measured.hit_rate(fan_out, label, 1.0) for label in ("saguaro", f"saguaro {NO_NOISE}"))
+    hits, alone = (measured.ready_hit_rate(fan_out, label, 1.0) for label in ("saguaro", f"saguaro {NO_NOISE}"))
     claims = [
         at_least(part, what, slow, 1.12, remark, papers.SAGUARO_BY_SPECULATIVE),
         at_least(part, "T = 1: hit rate", hits, 0.80, paper=papers.SAGUARO_HITS),
@@ -113,7 +113,9 @@ def _saguaro(evidence: MethodsEvidence) -> list[Measurement]:
         for noise in ("", f" {AS_IN_THE_PAPER}"):
             geometric, uniform = (f"saguaro {shape}{noise}" for shape in (GEOMETRIC, UNIFORM))
             what = f"geometric by uniform fan-out{f', {NO_NOISE}' if noise else ''}"
-            hits = share_of(measured.hit_rate(fan_out, geometric, t), measured.hit_rate(fan_out, uniform, t))
+            hits = share_of(
+                measured.ready_hit_rate(fan_out, geometric, t), measured.ready_hit_rate(fan_out, uniform, t)
+            )
             claims.append(above(part, f"T = {t:g}: hit rate, {what}", hits, 1.0, paper=papers.SAGUARO_FAN_OUT))
             speed = measured.ratio(fan_out, geometric, uniform, t)
             claims.append(above(part, f"T = {t:g}: tokens/s, {what}", speed, 1.0, paper=papers.SAGUARO_FAN_OUT))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,11 +12,10 @@ from outrider_bench.plotting import (
     BLUE,
     GREEN,
     GREY,
-    METHOD_COLOURS,
     ORANGE,
-    PALETTE,
     RED,
     draw_bars,
+    draw_by_concurrency,
     draw_groups,
     draw_level,
     draw_line,
@@ -128,14 +126,16 @@ def draw_saguaro(experiments: Experiments, _: Mapping[str, Any]) -> Figure | Non
     by_temperature = [rows_by_label(experiment, t) for t in temperatures]
     labels = dict.fromkeys(label for rows in by_temperature for label in rows)
     rates = {
-        label.removeprefix("saguaro "): [rows[label]["hit_rate"] if label in rows else None for rows in by_temperature]
+        label.removeprefix("saguaro "): [
+            rows[label]["ready_hit_rate"] if label in rows else None for rows in by_temperature
+        ]
         for label in labels
     }
     draw_groups(bars, [f"T = {t:g}" for t in temperatures], rates, dict(zip(rates, _FAN_OUT_COLOURS, strict=False)))
     bars.set_ylabel("hit rate")
     bars.set_title("Fan-out, at the same budget")
     rows = rows_by_label(experiments["saguaro-bias"], 1.0) if "saguaro-bias" in experiments else {}
-    for field, label, colour in (("hit_rate", "hit rate", BLUE), ("acceptance", "acceptance", ORANGE)):
+    for field, label, colour in (("ready_hit_rate", "hit rate", BLUE), ("acceptance", "acceptance", ORANGE)):
         if points := points_of(rows, "saguaro C = ", field):
             draw_line(curve, points, label, colour)
     finish(curve)
@@ -254,23 +254,7 @@ def draw_batch(experiments: Experiments, _: Mapping[str, Any]) -> Figure | None:
         return None
     figure, panels = new_figure(len(found), width=7)
     for axes, (name, title) in zip(panels, found, strict=True):
-        lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        for row in experiments[name]["rows"]:
-            if row["category"] == ALL_CATEGORIES and row["method"] != OFF and row["speedup_over_off"]:
-                lines[label_of(row)].append((row["concurrency"], row["speedup_over_off"]))
-        for number, (label, points) in enumerate(lines.items()):
-            colour = METHOD_COLOURS.get(label, PALETTE[number % len(PALETTE)])
-            draw_line(axes, sorted(points), label.removeprefix("saguaro fallback "), colour)
-        draw_level(axes)
-        finish(axes)
-        counts = sorted({row["concurrency"] for row in experiments[name]["rows"]})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(counts, [str(count) for count in counts])
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("generations at once")
-        axes.set_ylabel("speed-up over off at the same number")
-        axes.set_title(title)
-        axes.legend(frameon=False, fontsize=8, ncols=2)
+        draw_by_concurrency(axes, experiments[name]["rows"], title, "saguaro fallback ")
     return figure
 
 

@@ -14,14 +14,12 @@ from matplotlib.figure import Figure
 from outrider_bench.costs import GPU, GPU_NOTE
 from outrider_bench.experiment import OFF, Experiment
 from outrider_bench.measured import Measured
-from outrider_bench.plotting import METHOD_COLOURS, PALETTE, draw_level, draw_line, finish, new_figure
+from outrider_bench.plotting import draw_by_concurrency, new_figure
 from outrider_bench.result import Measurement, above, at_least, reported
-from outrider_bench.statistics import label_of
 from outrider_bench.suites.methods import papers
 from outrider_bench.suites.methods.prompts import code
 from outrider_bench.suites.methods.settings import BATCH_METHODS
 from outrider_bench.suites.methods.simulated.sizes import SimulatedSizes
-from outrider_cli.prompts import ALL_CATEGORIES
 
 PART = "simulated-batch"
 TITLE = "Generations at once, in simulated time"
@@ -76,21 +74,5 @@ def draw(found: Mapping[str, Mapping[str, Any]], _: Mapping[str, Any]) -> Figure
     if PART not in found:
         return None
     figure, (axes,) = new_figure(width=7)
-    for number, one in enumerate(BATCH_METHODS):
-        points = [
-            (row["concurrency"], row["speedup_over_off"])
-            for row in found[PART]["rows"]
-            if label_of(row) == one.method and row["category"] == ALL_CATEGORIES and row["speedup_over_off"]
-        ]
-        if points and one.method != OFF:
-            colour = METHOD_COLOURS.get(one.method, PALETTE[number % len(PALETTE)])
-            draw_line(axes, sorted(points), one.method, colour)
-    draw_level(axes)
-    finish(axes)
-    axes.set_xscale("log", base=2)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("generations at once")
-    axes.set_ylabel("speed-up over off at the same number")
-    axes.set_title(f"Generations at once, T = {TEMPERATURE:g}")
-    axes.legend(frameon=False, fontsize=8, ncols=2)
+    draw_by_concurrency(axes, found[PART]["rows"], f"Generations at once, T = {TEMPERATURE:g}")
     return figure

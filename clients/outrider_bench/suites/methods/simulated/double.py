@@ -108,25 +108,27 @@ def _of_parts(measured: Measured, t: float) -> Iterator[Measurement]:
 
 
 def _of_retrieved(measured: Measured, t: float) -> Iterator[Measurement]:
-    """Yield the tokens that retrieval has brought on either side, and those of the rejected tier."""
+    """Yield the tokens that retrieval has brought on either side, and what the rejected tier adds to them."""
 
     def of(label: str, count: str) -> float | None:
         return measured.per_token(PARTS_OF_DOUBLE, label, t, count)
 
-    def kept(label: str, *sources: str) -> float | None:
-        return measured.accepted_from(PARTS_OF_DOUBLE, label, t, sources)
+    def retrieved(label: str) -> float | None:
+        """Return the phrases' tokens that the draft model has kept, and the others that the target has."""
+        kept = measured.accepted_from(PARTS_OF_DOUBLE, label, t, RETRIEVED)
+        phrases = of(label, "num_phrase_tokens")
+        return None if kept is None or phrases is None else kept + phrases
 
     amt = share_of(of("double", "num_phrase_tokens"), of("double", "num_draft_forwards"))
-    session = "double no dynamic tier"
-    more = share_of(kept("double", *RETRIEVED), kept("double no rejected tier", *RETRIEVED))
-    more_alone = share_of(kept(session, *RETRIEVED), kept(f"double {NO_OWN_TEXT}", *RETRIEVED))
-    tails, refused = of("double", "num_tail_tokens"), kept("double", "rejected")
+    tails = of("double", "num_tail_tokens")
     yield above(PART, f"T = {t:g}: tokens kept behind a draft, by token", tails, 0.0, paper=papers.DOUBLE_TAILS)
-    yield above(PART, f"T = {t:g}: kept from the rejected tier, by token", refused, 0.0, paper=papers.DOUBLE_REJECTED)
-    what, least = f"T = {t:g}: retrieved tokens, with the rejected tier by without", MORE_RETRIEVED[t]
-    yield at_least(PART, what, more, least, paper=papers.DOUBLE_REJECTED)
-    alone = f"{what}, where there is no dynamic one"
-    yield at_least(PART, alone, more_alone, least, paper=papers.DOUBLE_REJECTED)
+    what = f"T = {t:g}: retrieved tokens, with the rejected tier by without"
+    for remark, label, without in (
+        ("", "double", "double no rejected tier"),
+        (", where there is no dynamic one", "double no dynamic tier", f"double {NO_OWN_TEXT}"),
+    ):
+        more = share_of(retrieved(label), retrieved(without))
+        yield at_least(PART, f"{what}{remark}", more, MORE_RETRIEVED[t], paper=papers.DOUBLE_REJECTED)
     yield reported(PART, f"T = {t:g}: retrieved tokens of a draft forward (AMT)", amt, paper=papers.DOUBLE_AMT)
 
 

@@ -2,7 +2,7 @@
 
 Kumar, Dao and May, "Speculative Speculative Decoding". Theorem 12 takes for granted that the next token is missed by F
 guesses with a probability that falls like F ** -r; here the rate of misses over the whole budget shows how far that
-holds, with the exponent that fits.
+holds, with the exponent that fits. A hit is what it is in the paper: an outcome with a speculation behind it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from outrider_bench.plotting import (
     BLUE,
     GREEN,
     ORANGE,
-    PALETTE,
     SKY,
-    draw_level,
+    draw_by_concurrency,
     draw_line,
     finish,
     new_figure,
@@ -32,11 +31,9 @@ from outrider_bench.plotting import (
 )
 from outrider_bench.power_law import PowerLaw, fit_power_law
 from outrider_bench.result import Measurement, above, at_least, claim, reported, share_of
-from outrider_bench.statistics import label_of
 from outrider_bench.suites.methods import papers
 from outrider_bench.suites.methods.prompts import code
 from outrider_bench.suites.methods.simulated.sizes import SimulatedSizes
-from outrider_cli.prompts import ALL_CATEGORIES
 
 PART = "simulated-saguaro"
 TITLE = "SAGUARO in simulated time"
@@ -124,7 +121,9 @@ def _of_misses(measured: Measured, sizes: SimulatedSizes) -> Iterator[Measuremen
     """Yield the exponent of the misses, and how well the law fits, by temperature and noise."""
     for t in TEMPERATURES:
         for noise in NOISES:
-            rates = {budget: measured.hit_rate(BUDGET, f"saguaro {noise}B = {budget}", t) for budget in sizes.budgets}
+            rates = {
+                budget: measured.ready_hit_rate(BUDGET, f"saguaro {noise}B = {budget}", t) for budget in sizes.budgets
+            }
             law = _law({budget: rate for budget, rate in rates.items() if rate is not None})
             what = f"T = {t:g}: {noise or SHARED}misses by B"
             exponent, fit = (None, None) if law is None else (law.exponent, law.r_squared)
@@ -143,7 +142,7 @@ def _of_fan_outs(measured: Measured, sizes: SimulatedSizes) -> Iterator[Measurem
         for noise in NOISES:
             for budget in sizes.uniform_budgets:
                 labels = [f"saguaro {shape}{noise}B = {budget}" for shape in ("", "uniform, ")]
-                hits = share_of(*(measured.hit_rate(BUDGET, label, t) for label in labels))
+                hits = share_of(*(measured.ready_hit_rate(BUDGET, label, t) for label in labels))
                 speed = measured.ratio(BUDGET, labels[0], labels[1], t)
                 what = f"{noise or SHARED}B = {budget}, geometric by uniform fan-out"
                 yield above(PART, f"T = {t:g}: hit rate, {what}", hits, 1.0, paper=papers.SAGUARO_FAN_OUT)
@@ -156,7 +155,7 @@ def _of_bias(measured: Measured, sizes: SimulatedSizes) -> Iterator[Measurement]
     for t in TEMPERATURES:
         for bias in sizes.biases[1:]:
             label, paper = f"saguaro C = {bias:g}", papers.SAGUARO_BIAS
-            hits = share_of(measured.hit_rate(BIAS, label, t), measured.hit_rate(BIAS, first, t))
+            hits = share_of(measured.ready_hit_rate(BIAS, label, t), measured.ready_hit_rate(BIAS, first, t))
             kept = share_of(measured.acceptance(BIAS, label, t), measured.acceptance(BIAS, first, t))
             speed = measured.ratio(BIAS, label, first, t)
             yield above(PART, f"T = {t:g}: C = {bias:g} by 1, hit rate (up)", hits, 1.0, paper=paper)
@@ -195,30 +194,18 @@ def draw(found: Mapping[str, Mapping[str, Any]], _: Mapping[str, Any]) -> Figure
     _draw_misses(misses, found[BUDGET])
     for t, style in zip(TEMPERATURES, ("-", "--"), strict=True):
         rows = rows_by_label(found[BIAS], t)
-        for field, name, colour in (("hit_rate", "hit rate", BLUE), ("acceptance", "acceptance", ORANGE)):
+        for field, name, colour in (("ready_hit_rate", "hit rate", BLUE), ("acceptance", "acceptance", ORANGE)):
             if values := points_of(rows, "saguaro C = ", field):
                 draw_line(bias, values, f"{name}, T = {t:g}", colour, linestyle=style)
     bias.set_xlabel("C: factor of the most probable draft tokens")
     bias.set_ylabel("share")
     bias.set_ylim(0, 1)
     bias.set_title("SAGUARO sampling, ratio rule")
-    for number, name in enumerate(FALLBACKS):
-        points = [
-            (row["concurrency"], row["speedup_over_off"])
-            for row in found[FALLBACK]["rows"]
-            if label_of(row) == f"saguaro fallback {name}" and row["category"] == ALL_CATEGORIES
-        ]
-        if points:
-            draw_line(batches, sorted(points), name, PALETTE[number % len(PALETTE)])
-    draw_level(batches)
-    batches.set_xscale("log", base=2)
-    batches.set_xlabel("generations at once")
-    batches.set_ylabel("speed-up over off at the same number")
-    batches.set_ylim(bottom=0)
-    batches.set_title(f"After a miss, T = {FALLBACK_TEMPERATURE:g}")
-    for axes in (bias, batches):
-        finish(axes)
-        axes.legend(frameon=False, fontsize=8)
+    finish(bias)
+    bias.legend(frameon=False, fontsize=8)
+    draw_by_concurrency(
+        batches, found[FALLBACK]["rows"], f"After a miss, T = {FALLBACK_TEMPERATURE:g}", "saguaro fallback "
+    )
     return figure
 
 
@@ -227,7 +214,7 @@ def _draw_misses(axes: Any, experiment: Mapping[str, Any]) -> None:
     for t in TEMPERATURES:
         rows = rows_by_label(experiment, t)
         for noise in NOISES:
-            points = [(budget, 1 - rate) for budget, rate in points_of(rows, f"saguaro {noise}B = ", "hit_rate")]
+            points = [(budget, 1 - rate) for budget, rate in points_of(rows, f"saguaro {noise}B = ", "ready_hit_rate")]
             law, colour = fit_power_law(points), _COLOURS[t, noise]
             if law is None:
                 continue

@@ -72,6 +72,12 @@ class PairCosts:
         return self.target_ms[1] / self.draft_ms[1]
 
     @property
+    def beside_slowdown(self) -> float:
+        """Return how much longer forwards take beside one another than in turns: the factor of the target's. What slows
+        it down, the memory that both read, slows the draft down alike; the probes see the draft in turns alone."""
+        return max(1.0, self.ahead_slowdown / self.turn_slowdown)
+
+    @property
     def plain_round_ms(self) -> float:
         """Return the time of a token of `off`."""
         return self.plain_stretch * (self.plain_ms + self.plain_overhead_ms)
@@ -81,14 +87,15 @@ class PairCosts:
         takes_turns = method == TURN_SHORT.method
         # The service's forwards are slower than the worker's by what else goes on there; rows cost the same shares.
         scale = self.plain_ms / self.target_ms[1] * (self.turn_slowdown if takes_turns else self.ahead_slowdown)
-        draft_scale = self.step_ms / self.draft_ms[1]
+        step_ms = self.step_ms * (1.0 if takes_turns else self.beside_slowdown)
+        draft_scale = step_ms / self.draft_ms[1]
         widest = max(self.draft_ms)
         row_ms = max(0.0, (self.draft_ms[widest] - self.draft_ms[1]) / (widest - 1)) * draft_scale
         stretch = self.turn_stretch if takes_turns else self.ahead_stretch
         overhead_ms = self.turn_overhead_ms if takes_turns else self.ahead_overhead_ms
         return {
             "target_ms": {rows: stretch * scale * ms for rows, ms in self.target_ms.items()},
-            "draft_ms": stretch * max(0.0, self.step_ms - row_ms),
+            "draft_ms": stretch * max(0.0, step_ms - row_ms),
             "draft_row_ms": stretch * row_ms,
             "one_way_ms": stretch * self.one_way_ms,
             "overhead_ms": stretch * overhead_ms,

@@ -16,7 +16,7 @@ from outrider.models.products import make_product
 from outrider.models.rotary import RotaryTable
 from outrider.models.steps import Steps
 
-pytestmark = pytest.mark.skipif(not bfloat16_products.is_supported(), reason="this CPU lacks the instruction")
+pytestmark = pytest.mark.skipif(not bfloat16_products.has_instruction(), reason="this CPU lacks the instruction")
 
 
 @pytest.fixture(params=[1, 2], ids=["one thread", "two threads"], autouse=True)
@@ -36,15 +36,15 @@ def test_a_product_is_that_of_exact_arithmetic_rounded(num_rows: int, num_output
     expected = x.double() @ weight.double().T + bias.double()
     # Half a unit in the last place of bfloat16, and the sums' own rounding.
     torch.testing.assert_close(
-        make_product(weight, bias)(x).double(), expected, rtol=2**-8, atol=1e-5 * num_inputs**0.5
+        PanelProduct(weight, bias)(x).double(), expected, rtol=2**-8, atol=1e-5 * num_inputs**0.5
     )
-    without = make_product(weight)(x).double()
+    without = PanelProduct(weight)(x).double()
     torch.testing.assert_close(without, expected - bias.double(), rtol=2**-8, atol=1e-5 * num_inputs**0.5)
 
 
 def test_a_row_has_the_same_bits_whatever_rows_stand_beside_it() -> None:
     torch.manual_seed(0)
-    product, x = make_product(torch.randn(64, 130).bfloat16()), torch.randn(40, 130).bfloat16()
+    product, x = PanelProduct(torch.randn(64, 130).bfloat16()), torch.randn(40, 130).bfloat16()
     alone = torch.cat([product(row[None]) for row in x])
     for num_rows in range(1, 41):
         assert torch.equal(product(x[:num_rows]), alone[:num_rows])
@@ -53,7 +53,7 @@ def test_a_row_has_the_same_bits_whatever_rows_stand_beside_it() -> None:
 
 def test_rows_that_do_not_lie_side_by_side_are_read_as_they_are() -> None:
     torch.manual_seed(0)
-    product, x = make_product(torch.randn(32, 64).bfloat16()), torch.randn(4, 128).bfloat16()
+    product, x = PanelProduct(torch.randn(32, 64).bfloat16()), torch.randn(4, 128).bfloat16()
     assert torch.equal(product(x[:, ::2]), product(x[:, ::2].contiguous()))
     assert torch.equal(product(x[::2, :64]), product(x[::2, :64].contiguous()))
 
@@ -65,6 +65,15 @@ def test_matrices_that_do_not_fit_are_multiplied_otherwise(shape: tuple[int, int
     assert not bfloat16_products.takes(weight)
     expected = x.double() @ weight.double().T
     torch.testing.assert_close(make_product(weight)(x).double(), expected, rtol=2**-7, atol=1e-2)
+
+
+@pytest.mark.parametrize("has_tiles", [False, True])
+def test_where_the_cpu_multiplies_whole_tiles_the_library_does_it(
+    monkeypatch: pytest.MonkeyPatch, has_tiles: bool
+) -> None:
+    abilities = {**torch.cpu.get_capabilities(), "amx_bf16": has_tiles}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: abilities)
+    assert isinstance(make_product(torch.randn(64, 64).bfloat16()), PanelProduct) != has_tiles
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 17])

@@ -33,17 +33,20 @@ _PAIRS = ir.VectorType(LANE, _NUM_SUMS)
 _NARROW = ir.VectorType(ir.IntType(16), _NUM_SUMS)
 
 
-def is_supported() -> bool:
-    """Returns True if this CPU has the instruction, and none that multiplies whole tiles (AMX), as the library does."""
-    abilities = torch.cpu.get_capabilities()
-    return bool(abilities.get("avx512_bf16")) and not abilities.get("amx_bf16")
+def has_instruction() -> bool:
+    """Returns True if this CPU has the instruction."""
+    return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
 def takes(weight: Tensor) -> bool:
-    """Returns True for a matrix [out, in] of bfloat16 that can be put into panels as a whole, where this CPU has the
-    instruction."""
+    """Returns True for a matrix [out, in] of bfloat16 that can be put into panels as a whole, where that is fastest.
+
+    It is not where the CPU multiplies whole tiles (AMX), as the library does: there even 64 rows cost hardly more than
+    one.
+    """
     is_whole = weight.shape[0] % PANEL == 0 and weight.shape[1] % 2 == 0
-    return weight.dtype is torch.bfloat16 and is_whole and is_supported()
+    has_tiles = torch.cpu.get_capabilities().get("amx_bf16")
+    return weight.dtype is torch.bfloat16 and is_whole and has_instruction() and not has_tiles
 
 
 class PanelProduct:

@@ -15,12 +15,12 @@ from rich.console import Console
 
 from outrider_bench.config import PARTS, MethodsConfig
 from outrider_bench.drivers import StackError
-from outrider_bench.experiment import AS_PUBLISHED, OFF, Experiment, label_of
+from outrider_bench.experiment import OFF, Experiment, label_of
 from outrider_bench.report import QUICK_NOTE, shown, summary_of_claims
 from outrider_bench.samples import Block, Condition, Sample
 from outrider_bench.suites.methods import suite as suite_module
 from outrider_bench.suites.methods.figures import figures_of
-from outrider_bench.suites.methods.report import published_table, report_of
+from outrider_bench.suites.methods.report import papers_table, report_of
 from outrider_bench.suites.methods.suite import MethodsSuite
 from outrider_cli.failures import FAILED, INTERRUPTED
 from tests.bench.samples import generation
@@ -212,18 +212,13 @@ def test_intervals_come_from_all_prompts_and_decide_what_is_inconclusive() -> No
     assert suite.results()["claims"] == results["claims"]
 
 
-def test_each_method_stands_beside_itself_as_published_and_its_papers_figure(results: dict[str, Any]) -> None:
+def test_each_method_stands_beside_its_papers_figure(results: dict[str, Any]) -> None:
     [experiment] = [one for one in results["experiments"] if one["name"] == "methods"]
-    text = published_table(experiment).to_markdown()
-    assert "| card | 0 | 3.00x | – | 4.72x (CARD, Table 1, GSM8K, Llama 3 70B/1B); at most 4.83x" in text
-    assert "| card | 0.7 | 3.00x | – | none |" in text
-    assert "auto" not in text
-    like = [row | {"setting": AS_PUBLISHED, "speedup_over_off": 1.5} for row in experiment["rows"]]
-    published = [row for row in like if row["method"] in ("card", "auto")]
-    text = published_table({**experiment, "rows": [*experiment["rows"], *published]}).to_markdown()
-    assert "| card | 0 | 3.00x | 1.50x | 4.72x (CARD" in text
-    assert "| auto | 0 | 3.00x | 1.50x | none |" in text
+    text = papers_table(experiment).to_markdown()
+    assert "| card | 0 | 3.00x | 4.72x (CARD, Table 1, GSM8K, Llama 3 70B/1B); at most 4.83x" in text
+    assert "| card | 0.7 | 3.00x | none |" in text
     assert text.count("| card |") == 3
+    assert "auto" not in text
 
 
 def test_an_interrupted_run_gives_the_pictures_that_there_is_something_for(tmp_path: Path) -> None:

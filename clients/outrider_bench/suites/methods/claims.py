@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider_bench.experiment import AS_PUBLISHED, LLAMA_CPP_CONTENDERS, OFF, label_of
+from outrider_bench.experiment import LLAMA_CPP_CONTENDERS, OFF, label_of
 from outrider_bench.measured import Measured
 from outrider_bench.prediction import expected_tokens
 from outrider_bench.result import Measurement, above, at_least, claim, reported, share_of
@@ -80,7 +80,7 @@ def _methods(evidence: MethodsEvidence) -> list[Measurement]:
         claims.append(at_least(part, f"T = {t:g}: saguaro by off", speedup, limit, paper=papers.SAGUARO_BY_OFF))
     for t, limit in AT_BEST.items():
         claims.append(at_least(part, f"T = {t:g}: best-first by off", measured.speedup(part, "best-first", t), limit))
-    fixed = [label_of(one) for one in ALL_METHODS if one.method not in (OFF, "auto") and one.setting != AS_PUBLISHED]
+    fixed = [label_of(one) for one in ALL_METHODS if one.method not in (OFF, "auto")]
     for t in TEMPERATURES:
         others = [label for label in fixed if label not in BEST_FIRST]
         ratio, remark = measured.beside_the_best(part, "best-first", others, t)

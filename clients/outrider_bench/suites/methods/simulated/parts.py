@@ -24,7 +24,7 @@ from outrider_bench.suites.methods.simulated.sizes import SimulatedSizes
 
 
 class SimulatedPart(Protocol):
-    """What the module of a part has."""
+    """The module of a part."""
 
     PART: str
     TITLE: str

@@ -116,6 +116,16 @@ def test_a_service_that_is_slower_than_the_worker_is_slower_at_all_rows() -> Non
     assert costs.plain_round_ms == pytest.approx(12.5)
 
 
+def test_what_slows_the_target_beside_the_draft_slows_the_draft_alike() -> None:
+    costs = costs_of(TIMES, probed())
+    beside, in_turns = costs.of("pearl"), costs.of("speculative")
+    assert costs.beside_slowdown == pytest.approx(18.0 / 13.2)
+    for name in ("draft_ms", "draft_row_ms"):
+        assert beside[name] == pytest.approx(in_turns[name] * 18.0 / 13.2)
+    faster = [probe(PROBES[3], overhead_ms=2.0, forward_ms=12.0), *(one for one in probed() if "pearl" not in str(one))]
+    assert costs_of(TIMES, faster).beside_slowdown == 1.0, "no forward is faster beside another"
+
+
 def test_rare_long_rounds_count_where_they_are() -> None:
     usual, plain = costs_of(TIMES, probed()), PROBES[0]
     rare = costs_of(TIMES, [probe(plain, overhead_ms=0.5, last_s=0.014 * 5), *probed()[1:]])

@@ -239,7 +239,8 @@ async def test_what_a_draft_has_cost_is_no_round_trip(stub: Any, verifier: Runni
     assert measured[0].forward_us > 0
     assert measured[0].round_trip_us > 1
     last = [event.steering for event in slow if event.WhichOneof("event") == "steering"][-1]
-    assert last.round_trip_us == 1
+    # At most half a millisecond: a change by less is not worth a message, and the quick caller may have been near.
+    assert last.round_trip_us <= 501
 
 
 async def test_a_caller_is_waited_for_as_a_speculator_is(stub: Any, verifier: RunningVerifier) -> None:

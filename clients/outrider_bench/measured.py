@@ -85,6 +85,13 @@ class Measured:
         found = list(chain.from_iterable(ratios))
         return median(found) if found else None
 
+    def batch_beside_the_best(
+        self, experiment: str, label: str, others: Iterable[str], temperature: float, concurrency: int
+    ) -> tuple[float | None, str]:
+        """Return what `beside_the_best` does, so many generations running at once."""
+        ratios = {other: self.batch_ratio(experiment, label, other, temperature, concurrency) for other in others}
+        return _least(ratios)
+
     def kept(self, experiment: str, base_experiment: str, label: str, temperature: float) -> float | None:
         """Divide the tokens a second of a contender by those it has in another experiment with the same prompts."""
         ours = self._finished(experiment, label, temperature)
@@ -103,13 +110,7 @@ class Measured:
             The ratio, None if none of the others was measured; and a remark that names the fastest, and those of the
             others that were not measured.
         """
-        ratios = {other: self.ratio(experiment, label, other, temperature, category) for other in others}
-        known = {other: ratio for other, ratio in ratios.items() if ratio is not None}
-        if not known:
-            return None, ""
-        best = min(known, key=lambda other: known[other])
-        missing = ", ".join(ratios.keys() - known.keys())
-        return known[best], f"best of them: {best}" + (f"; not measured: {missing}" if missing else "")
+        return _least({other: self.ratio(experiment, label, other, temperature, category) for other in others})
 
     def the_best(
         self, experiment: str, labels: Iterable[str], base: str, temperature: float
@@ -282,6 +283,16 @@ class Measured:
         times = [drawn.get(prompt, 1) for _, prompt in keys]
         num_tokens = sum(len(found[key].token_ids) * count for key, count in zip(keys, times, strict=True))
         return num_tokens / sum(found[key].duration_s * count for key, count in zip(keys, times, strict=True))
+
+
+def _least(ratios: Mapping[str, float | None]) -> tuple[float | None, str]:
+    """Return the least of the ratios by some contenders, which is that by the best of them; and who that is."""
+    known = {other: ratio for other, ratio in ratios.items() if ratio is not None}
+    if not known:
+        return None, ""
+    best = min(known, key=lambda other: known[other])
+    missing = ", ".join(other for other in ratios if other not in known)
+    return known[best], f"best of them: {best}" + (f"; not measured: {missing}" if missing else "")
 
 
 def _by_condition(blocks: Iterable[Block]) -> Mapping[tuple[str, float], Mapping[str, Finished]]:

@@ -289,6 +289,10 @@ def test_the_chosen_fallback_stands_beside_the_best_of_the_others() -> None:
     blocks = [at_once(f"saguaro fallback {name}", 16, each) for name, each in seconds.items()]
     claims = claims_of(["batch"], evidence({"batch-fallbacks": blocks}))
     found = claim(claims, "T = 0.7, 16 at once: fallback auto by the best other")
-    assert (found.value, found.verdict, found.remark) == (pytest.approx(0.98), MET, "best of them: retrieval")
+    assert (found.value, found.verdict, found.remark) == (
+        pytest.approx(0.98),
+        MET,
+        "best of them: saguaro fallback retrieval",
+    )
     assert claim(claims, "T = 0.7, 16 at once: fallback plain by draft").value == pytest.approx(8 / 6)
     assert claim(claims, "T = 0.7, 4 at once: fallback auto by the best other").verdict == NOT_MEASURED

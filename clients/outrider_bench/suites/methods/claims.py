@@ -294,15 +294,10 @@ def _batch(evidence: MethodsEvidence) -> list[Measurement]:
     # plain one.
     fallbacks = "batch-fallbacks"
     for count in evidence.sizes.fallback_batches:
-        ratios = {
-            other: measured.batch_ratio(fallbacks, "saguaro fallback auto", f"saguaro fallback {other}", t, count)
-            for other in FALLBACKS[1:]
-        }
-        known = {other: ratio for other, ratio in ratios.items() if ratio is not None}
-        best = min(known, key=lambda other: known[other], default="")
+        others = [f"saguaro fallback {other}" for other in FALLBACKS[1:]]
+        ratio, remark = measured.batch_beside_the_best(fallbacks, "saguaro fallback auto", others, t, count)
         what = f"T = {t:g}, {count} at once: fallback auto by the best other"
-        remark = f"best of them: {best}" if best else ""
-        claims.append(at_least(part, what, known.get(best), 0.95, remark, papers.SAGUARO_FALLBACK))
+        claims.append(at_least(part, what, ratio, 0.95, remark, papers.SAGUARO_FALLBACK))
     most = evidence.sizes.fallback_batches[-1]
     plain = measured.batch_ratio(fallbacks, "saguaro fallback plain", "saguaro fallback draft", t, most)
     what = f"T = {t:g}, {most} at once: fallback plain by draft"

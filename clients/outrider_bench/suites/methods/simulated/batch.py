@@ -51,22 +51,15 @@ def claims(measured: Measured, sizes: SimulatedSizes) -> list[Measurement]:
     found: list[Measurement] = []
     fixed = [one.method for one in BATCH_METHODS if one.method not in (OFF, "auto")]
     for count in sizes.batches:
-        speedups = {label: _ratio(measured, label, OFF, count) for label in (*fixed, "auto")}
-        by_others = {label: _ratio(measured, "auto", label, count) for label in fixed}
-        known = {label: ratio for label, ratio in by_others.items() if ratio is not None}
-        best = min(known, key=lambda label: known[label], default="")
-        remark = f"best of them: {best}" if best else ""
+        speedups = {label: measured.batch_ratio(PART, label, OFF, TEMPERATURE, count) for label in (*fixed, "auto")}
+        by_the_best, remark = measured.batch_beside_the_best(PART, "auto", fixed, TEMPERATURE, count)
         what = f"{count} at once"
         found.append(at_least(PART, f"{what}: auto by off", speedups["auto"], 0.98))
-        found.append(at_least(PART, f"{what}: auto by the best fixed method", known.get(best), 0.95, remark))
+        found.append(at_least(PART, f"{what}: auto by the best fixed method", by_the_best, 0.95, remark))
         found.append(above(PART, f"{what}: double by off", speedups["double"], 1.0, paper=papers.DOUBLE_BATCH))
         others = [label for label in fixed if label != "double"]
         found += [reported(PART, f"{what}: {label} by off", speedups[label]) for label in others]
     return found
-
-
-def _ratio(measured: Measured, label: str, base: str, count: int) -> float | None:
-    return measured.batch_ratio(PART, label, base, TEMPERATURE, count)
 
 
 def draw(found: Mapping[str, Mapping[str, Any]], _: Mapping[str, Any]) -> Figure | None:

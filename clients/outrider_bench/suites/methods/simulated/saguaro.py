@@ -166,24 +166,23 @@ def _of_bias(measured: Measured, sizes: SimulatedSizes) -> Iterator[Measurement]
 def _of_fallbacks(measured: Measured, sizes: SimulatedSizes) -> Iterator[Measurement]:
     """Yield that drafting is best alone, something that costs no time with many, and `auto` hardly ever worse."""
 
-    def ratio(ours: str, theirs: str, count: int) -> float | None:
-        label, base = (f"saguaro fallback {name}" for name in (ours, theirs))
-        return measured.batch_ratio(FALLBACK, label, base, FALLBACK_TEMPERATURE, count)
-
-    paper = papers.SAGUARO_FALLBACK
+    labels, paper, t = (
+        {name: f"saguaro fallback {name}" for name in FALLBACKS},
+        papers.SAGUARO_FALLBACK,
+        FALLBACK_TEMPERATURE,
+    )
+    others = [label for name, label in labels.items() if name != "auto"]
     for count in sizes.batches:
-        others = {other: ratio("auto", other, count) for other in FALLBACKS if other != "auto"}
-        known = {other: value for other, value in others.items() if value is not None}
-        best = min(known, key=lambda other: known[other], default="")
-        remark = f"best of them: {best}" if best else ""
-        yield at_least(PART, f"{count} at once: auto by the best other", known.get(best), 0.95, remark, paper)
+        ratio, remark = measured.batch_beside_the_best(FALLBACK, labels["auto"], others, t, count)
+        yield at_least(PART, f"{count} at once: auto by the best other", ratio, 0.95, remark, paper)
         what = f"{count} at once: random by draft"
+        ratio = measured.batch_ratio(FALLBACK, labels["random"], labels["draft"], t, count)
         if count == 1:
-            yield claim(PART, what, ratio("random", "draft", count), "<", 1.0, paper=paper)
+            yield claim(PART, what, ratio, "<", 1.0, paper=paper)
         elif count == sizes.batches[-1]:
-            yield above(PART, what, ratio("random", "draft", count), 1.0, paper=paper)
+            yield above(PART, what, ratio, 1.0, paper=paper)
         else:
-            yield reported(PART, what, ratio("random", "draft", count), paper=paper)
+            yield reported(PART, what, ratio, paper=paper)
 
 
 def draw(found: Mapping[str, Mapping[str, Any]], _: Mapping[str, Any]) -> Figure | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -26,6 +27,8 @@ TOP_K = 3
 LENGTH = 6
 """Tokens of a text: the first rounds come before the first draft."""
 NUM_TEXTS, NUM_FULL_TEXTS = 300, 600
+MAX_SHARES = 8
+"""Times that many texts, at most, until enough drafts have come in time to be judged."""
 SAMPLED = [method.value for method in Method if method.samples]
 PUBLISHED = [
     name for name, preset in PRESETS.items() if preset.fixed.acceptance_rule == types_pb2.ACCEPTANCE_RULE_RATIO
@@ -73,15 +76,22 @@ async def test_texts_under_the_ratio_rule_have_the_targets_distribution(client: 
                 **CASES[case],
             )
 
-    results = await asyncio.gather(*(generate(seed) for seed in range(num_texts)))
+    results: list[Result] = []
+    # How many drafts come in time depends on the machine: where they are few, more texts are asked for.
+    while num_judged(results) <= num_texts // 5:
+        assert len(results) < MAX_SHARES * num_texts
+        seeds = range(len(results), len(results) + num_texts)
+        results += await asyncio.gather(*(generate(seed) for seed in seeds))
     assert not any(result.summary.degraded for result in results)
-    num_judged = sum(result.summary.num_drafted_tokens for result in results)
-    assert num_judged > num_texts // 5
     expected = law(tuple(await client.tokenize(PROMPT)))
     texts = [result.token_ids[:LENGTH] for result in results]
     assert set(texts) <= expected.keys()
     for place in range(LENGTH - 1):
         assert p_value(texts, expected, slice(place, place + 2)) > 1e-6
+
+
+def num_judged(results: Sequence[Result]) -> int:
+    return sum(result.summary.num_drafted_tokens for result in results)
 
 
 def p_value(texts: list[tuple[int, ...]], expected: dict[tuple[int, ...], float], part: slice) -> float:

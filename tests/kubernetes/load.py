@@ -23,6 +23,8 @@ PROMPTS = (
 )
 METHODS = ("auto", "pearl", "best-first", "double", "retrieval", "saguaro", "card", "off")
 LONG, LONG_SEED = 40, 7
+NUM_LONG = 2
+"""Applications that stream the long case and nothing else: so one is in its middle when a pod ends, however fast."""
 THINKING_S = 0.2
 """Between two generations of an application: two cores must start pods meanwhile, too."""
 
@@ -119,7 +121,8 @@ class Load:
     def _turns(self, number: int) -> Iterator[tuple[Case, str]]:
         for turn in itertools.count(number):
             # Prime to both counts: every case meets every method.
-            yield self._cases[5 * turn % len(self._cases)], METHODS[(turn + turn // len(METHODS)) % len(METHODS)]
+            place = LONG_SEED if number < NUM_LONG else 5 * turn % len(self._cases)
+            yield self._cases[place], METHODS[(turn + turn // len(METHODS)) % len(METHODS)]
 
     async def _generate(self, client: Client, case: Case, method: str) -> None:
         pauses = [0.0]

@@ -164,7 +164,7 @@ class Replay:
                 trees, as one with a wide beam does, makes each forward so much longer.
 
         Returns:
-            `tokens_per_round`, and `time_ms` of all texts.
+            `tokens_per_round`, and `text_ms`, the time of each text.
         """
         params = resolved(options)
         by_rows = {int(rows): ms for rows, ms in costs["target_ms"].items()}
@@ -173,14 +173,14 @@ class Replay:
         self._generate(warm_up, texts[0], temperature, max_tokens, params)
         slower_ms = max(0.0, warm_up.policy_ms - policy_ms)
         simulation = Simulation(self._draft, replace(nominal, draft_ms=nominal.draft_ms + slower_ms))
-        time_ms, num_rounds = 0.0, 0
+        text_ms, num_rounds = list[float](), 0
         # The first one twice: a server has seen drafts before, and scores them by what it has seen.
         for number, text in enumerate([texts[0], *texts]):
             taken_ms, of_text = self._generate(simulation, text, temperature, max_tokens, params)
             if number:
-                time_ms += taken_ms
+                text_ms.append(taken_ms)
                 num_rounds += of_text
-        return {"tokens_per_round": len(texts) * max_tokens / num_rounds, "time_ms": time_ms}
+        return {"tokens_per_round": len(texts) * max_tokens / num_rounds, "text_ms": text_ms}
 
     def _generate(
         self,

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from outrider.models.loading import DEMO_FOLDER
 from outrider_bench.experiment import PLAIN, Contender
 from outrider_bench.prediction import expected_tokens
-from outrider_bench.result import MET, MISSED
+from outrider_bench.result import INCONCLUSIVE, MET, MISSED
 from outrider_bench.samples import Block, Chunk, Condition, GenerationSample, Rounds, Sample
 from outrider_bench.suites.pair.acceptance import OWN_CHOICE, RATIO, SHARED_NOISE, acceptances_of, by_position
-from outrider_bench.suites.pair.comparison import claims_of, comparisons_of
+from outrider_bench.suites.pair.comparison import claims_of, comparisons_of, token_times
 from outrider_bench.suites.pair.costs import DRAFT_ROWS, LONG, PROBES, SHORT, TARGET_ROWS, costs_of
 from outrider_bench.suites.pair.settings import METHODS, Prediction, Setting, best_of, measured_settings, predicted_for
 from outrider_cli.local.stack import LocalStack, StackConfig
@@ -157,7 +157,7 @@ def test_a_probe_that_reports_nothing_is_named() -> None:
 def predictions(temperature: float = 0.7, **speedups: Sequence[float]) -> list[Prediction]:
     """Speed-ups of methods with chains of 2, 4, 8, ..."""
     return [
-        Prediction(Setting(method.replace("_", "-"), 2 ** (1 + place)), temperature, 2.0, speedup)
+        Prediction(Setting(method.replace("_", "-"), 2 ** (1 + place)), temperature, 2.0, speedup, (1.0,))
         for method, of_method in speedups.items()
         for place, speedup in enumerate(of_method)
     ]
@@ -186,7 +186,7 @@ def test_what_is_measured_has_the_best_and_some_that_should_be_worse() -> None:
 
 
 def test_auto_should_be_as_fast_as_the_best_and_never_slower_than_off() -> None:
-    rows = [one.to_json() for one in predictions(pearl=(1.5, 1.9)) + predictions(1.0, pearl=(0.8,))]
+    rows = predictions(pearl=(1.5, 1.9)) + predictions(1.0, pearl=(0.8,))
     assert predicted_for(rows, "auto", "", 0.7) == 1.9
     assert predicted_for(rows, "auto", "", 1.0) == 1.0
     assert predicted_for(rows, "pearl", "gamma = 2", 0.7) == 1.5
@@ -210,7 +210,7 @@ def test_speedups_are_of_decoding_and_a_busy_moment_falls_on_one_turn_only() -> 
     blocks += [turn(PEARL, 0.1, repeat, prompt, prefill_s=5.0) for repeat in range(3) for prompt in range(2)]
     # Busy in another repeat for each prompt: no repeat as a whole is quiet for both.
     blocks += [turn(PEARL, 0.9, repeat=0, prompt=0), turn(PEARL, 0.9, repeat=1, prompt=1)]
-    [found] = comparisons_of(blocks, [one.to_json() for one in predictions(pearl=(1.0, 2.2))])
+    [found] = comparisons_of(token_times(blocks), predictions(pearl=(1.0, 2.2)))
     assert found.measured == pytest.approx(2.0)
     assert min(found.runs) < 1.0
     assert found.error == pytest.approx(0.1)
@@ -218,25 +218,46 @@ def test_speedups_are_of_decoding_and_a_busy_moment_falls_on_one_turn_only() -> 
 
 def test_probes_tell_costs_and_are_compared_with_nothing() -> None:
     blocks = [turn(one, 0.2) for one in PROBES]
-    assert comparisons_of(blocks, []) == []
+    assert comparisons_of(token_times(blocks), []) == []
 
 
 def test_prompts_that_only_one_of_both_has_finished_do_not_count() -> None:
     blocks = [turn(PLAIN, 0.2), turn(PEARL, 0.1), turn(PEARL, 5.0, prompt=1)]
-    [found] = comparisons_of(blocks, [])
+    [found] = comparisons_of(token_times(blocks), [])
     assert found.measured == pytest.approx(2.0)
     assert found.error is None
-    assert comparisons_of([turn(PEARL, 0.1)], []) == []
+    assert comparisons_of(token_times([turn(PEARL, 0.1)]), []) == []
 
 
 def test_a_prediction_is_claimed_to_be_within_fifteen_percent_on_both_sides() -> None:
     blocks = [turn(PLAIN, 0.2), turn(PEARL, 0.1)]
     for speedup, verdict in ((2.28, MET), (1.72, MET), (2.4, MISSED), (1.6, MISSED)):
-        [claim] = claims_of(
-            "a pair", comparisons_of(blocks, [one.to_json() for one in predictions(pearl=(1, speedup))])
-        )
+        [claim] = claims_of("a pair", token_times(blocks), predictions(pearl=(1, speedup)), 1, 0)
         assert claim.verdict == verdict
         assert claim.name == "a pair, T = 0.7, pearl gamma = 4: prediction off by"
+        assert claim.interval is None, "one prompt says nothing about others"
+
+
+def test_a_prediction_that_other_prompts_would_refute_is_inconclusive() -> None:
+    blocks = [turn(PLAIN, 0.2, prompt=prompt) for prompt in range(4)]
+    blocks += [turn(PEARL, token_s, prompt=prompt) for prompt, token_s in enumerate((0.1, 0.1, 0.1, 0.05))]
+    told, right = (Prediction(Setting("pearl", 4), 0.7, 2.0, 2.0, text_ms) for text_ms in ((1.0,) * 4, (1, 1, 1, 0.5)))
+    [claim] = claims_of("a pair", token_times(blocks), [told], 4, 0)
+    assert claim.value == pytest.approx(1 - 2 / (0.8 / 0.35))
+    assert claim.interval == pytest.approx((0, 1 - 2 / (0.8 / 0.25)))
+    assert claim.verdict == INCONCLUSIVE
+    [claim] = claims_of("a pair", token_times(blocks), [right], 4, 0)
+    assert claim.verdict == MET, "both sides are of the prompts that were drawn"
+
+
+def test_auto_is_held_against_the_setting_that_is_the_best_on_the_prompts_that_were_drawn() -> None:
+    found = [
+        Prediction(Setting("pearl", 4), 0.7, 2.0, 2.0, (1.0, 2.0)),
+        Prediction(Setting("card", 4), 0.7, 2.0, 2.0, (2.5, 1.0)),
+    ]
+    assert predicted_for(found, "auto", "", 0.7) == pytest.approx(4 / 3)
+    assert predicted_for(found, "auto", "", 0.7, {0: 0, 1: 2}) == pytest.approx(2.0)
+    assert predicted_for(found, "pearl", "gamma = 4", 0.7, {0: 0, 1: 2}) == pytest.approx(1.0)
 
 
 @pytest.mark.timeout(420)

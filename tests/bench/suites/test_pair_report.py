@@ -10,7 +10,7 @@ from PIL import Image
 from rich.console import Console
 
 from outrider_bench.suites.pair.acceptance import acceptances_of
-from outrider_bench.suites.pair.comparison import Comparison, claims_of
+from outrider_bench.suites.pair.comparison import Comparison, claim_of
 from outrider_bench.suites.pair.costs import DRAFT_ROWS, TARGET_ROWS, PairCosts
 from outrider_bench.suites.pair.report import NEEDS_MODELS, SPACELIKE_NOTE, report_of, summary_of
 from outrider_bench.suites.pair.settings import METHODS, Prediction, Setting, best_of
@@ -35,7 +35,7 @@ def pair_of(title: str = "the pair", **changes: Any) -> dict[str, Any]:
     """A pair that best-first with long chains is the best for."""
     text = {"shared_noise": [1, 1, 0] * 8, "own_choice": [0] * 24, "kept": [0.9] * 24, "overlap": [0.9] * 24}
     predictions = [
-        Prediction(Setting(method, gamma), 0.7, 1 + gamma / 4, 1 + place / 10 + gamma / 20)
+        Prediction(Setting(method, gamma), 0.7, 1 + gamma / 4, 1 + place / 10 + gamma / 20, (1.0,))
         for place, method in enumerate(METHODS)
         for gamma in GAMMAS
     ]
@@ -60,7 +60,7 @@ def pair_of(title: str = "the pair", **changes: Any) -> dict[str, Any]:
         "failures": {},
         "rows": [],
         "comparisons": [one.to_json() for one in comparisons],
-        "claims": [one.to_json() for one in claims_of(title, comparisons)],
+        "claims": [claim_of(title, one).to_json() for one in comparisons],
     } | changes
 
 

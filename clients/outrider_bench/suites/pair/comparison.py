@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from outrider_bench.bootstrap import Multiplicities, draw, with_intervals
 from outrider_bench.experiment import OFF
 from outrider_bench.result import Measurement, at_most
-from outrider_bench.samples import Block
+from outrider_bench.samples import Block, Condition
 from outrider_bench.suites.pair.costs import PROBE
-from outrider_bench.suites.pair.settings import predicted_for
+from outrider_bench.suites.pair.settings import Prediction, predicted_for
 
 PART = "prediction"
 TOLERANCE = 0.15
@@ -54,71 +55,101 @@ class Comparison:
         }
 
 
-def comparisons_of(blocks: Sequence[Block], predictions: Sequence[Mapping[str, Any]]) -> list[Comparison]:
-    """Hold every contender but `off` and the probes against its prediction, in the order of the first turns."""
-    conditions = dict.fromkeys(
-        block.condition
-        for block in blocks
-        if block.condition.method != OFF and not block.condition.setting.startswith(PROBE)
-    )
-    times, found = _token_times(blocks), []
-    for one in sorted(conditions, key=lambda condition: condition.temperature):
-        ours, plain = (times.get((*name, one.temperature), {}) for name in ((one.method, one.setting), (OFF, "")))
-        if speedup := speedup_of(ours, plain):
-            repeats = sorted({repeat for of_prompt in ours.values() for repeat in of_prompt})
-            alone = [[_only(side, repeat) for side in (ours, plain)] for repeat in repeats]
-            runs = tuple(ratio for sides in alone if (ratio := speedup_of(*sides)))
-            predicted = predicted_for(predictions, one.method, one.setting, one.temperature)
-            found.append(Comparison(one.method, one.setting, one.temperature, predicted, speedup, runs))
-    return found
-
-
 TokenTimes = Mapping[int, Mapping[int, float]]
 """Seconds of a token by prompt and repeat."""
 
 
-def speedup_of(ours: TokenTimes, plain: TokenTimes) -> float | None:
-    """Divide the time of plain decoding by that of a contender, on the prompts that both finished.
-
-    Of each prompt the median of the repeats counts: a busy moment of the machine falls on one turn, not on a whole
-    repeat. None means that they share no prompt.
-    """
-    shared = sorted(index for index in ours.keys() & plain.keys() if ours[index] and plain[index])
-    if not shared:
-        return None
-    seconds = [sum(median(side[index].values()) for index in shared) for side in (ours, plain)]
-    return seconds[1] / seconds[0]
-
-
-def _token_times(blocks: Iterable[Block]) -> dict[tuple[str, str, float], dict[int, dict[int, float]]]:
-    """Return the seconds of a token of each generation, by contender and temperature, prompt and repeat.
+def token_times(blocks: Iterable[Block]) -> dict[Condition, dict[int, dict[int, float]]]:
+    """Return the seconds of a token of each generation, by condition, prompt and repeat.
 
     The prefill is left out: it is as long under every method, and no prediction is made of it.
     """
-    times: dict[tuple[str, str, float], dict[int, dict[int, float]]] = {}
+    times: dict[Condition, dict[int, dict[int, float]]] = {}
     for block in blocks:
-        one = block.condition
         for sample in block.samples:
             if (made := sample.generation) is not None and made.num_decoded:
-                of_prompts = times.setdefault((one.method, one.setting, one.temperature), {})
+                of_prompts = times.setdefault(block.condition, {})
                 of_prompts.setdefault(sample.prompt_index, {})[block.repeat] = made.decode_s / made.num_decoded
     return times
+
+
+def comparisons_of(
+    times: Mapping[Condition, TokenTimes], predictions: Sequence[Prediction], drawn: Multiplicities | None = None
+) -> list[Comparison]:
+    """Hold every contender but `off` and the probes against its prediction, in the order of the first turns.
+
+    Args:
+        times: As `token_times` returns them.
+        predictions: Of settings at temperatures.
+        drawn: How often each prompt counts, by its index, on both sides; None means once.
+    """
+    contenders = [one for one in times if one.method != OFF and not one.setting.startswith(PROBE)]
+    found = []
+    for one in sorted(contenders, key=lambda condition: condition.temperature):
+        ours, plain = times[one], times.get(Condition(OFF, "", one.temperature), {})
+        if speedup := speedup_of(ours, plain, drawn):
+            repeats = sorted({repeat for of_prompt in ours.values() for repeat in of_prompt})
+            alone = ((_only(ours, repeat), _only(plain, repeat)) for repeat in repeats)
+            runs = tuple(ratio for sides in alone if (ratio := speedup_of(*sides, drawn)))
+            predicted = predicted_for(predictions, one.method, one.setting, one.temperature, drawn)
+            found.append(Comparison(one.method, one.setting, one.temperature, predicted, speedup, runs))
+    return found
+
+
+def speedup_of(ours: TokenTimes, plain: TokenTimes, drawn: Multiplicities | None = None) -> float | None:
+    """Divide the time of plain decoding by that of a contender, on the prompts that both finished.
+
+    Of each prompt the median of the repeats counts: a busy moment of the machine falls on one turn, not on a whole
+    repeat. None means that they share no prompt, or that none of those was drawn.
+    """
+    shared = sorted(index for index in ours.keys() & plain.keys() if ours[index] and plain[index])
+    counts = [1 if drawn is None else drawn[index] for index in shared]
+    if not any(counts):
+        return None
+    seconds = [
+        sum(count * median(side[index].values()) for index, count in zip(shared, counts, strict=True))
+        for side in (ours, plain)
+    ]
+    return seconds[1] / seconds[0]
 
 
 def _only(times: TokenTimes, repeat: int) -> TokenTimes:
     return {index: {repeat: of_prompt[repeat]} for index, of_prompt in times.items() if repeat in of_prompt}
 
 
-def claims_of(title: str, comparisons: Iterable[Comparison]) -> list[Measurement]:
-    """Claim of every prediction that it is within `TOLERANCE` of what was measured."""
-    return [
-        at_most(
-            PART,
-            f"{title}, T = {one.temperature:g}, {one.label}: prediction off by",
-            abs(one.error),
-            TOLERANCE,
-            f"predicted {one.predicted:.2f}x, measured {one.measured:.2f}x",
-        )
-        for one in comparisons
-        if one.error is not None
-    ]
+def claims_of(
+    title: str,
+    times: Mapping[Condition, TokenTimes],
+    predictions: Sequence[Prediction],
+    num_prompts: int,
+    seed: int,
+) -> list[Measurement]:
+    """Claim of every prediction that it is within `TOLERANCE` of what was measured.
+
+    Args:
+        title: The pair's.
+        times: As `token_times` returns them.
+        predictions: Of settings at temperatures.
+        num_prompts: Prompts of the run, which are drawn anew for the intervals: predicted and measured are then of the
+            same ones, and so is the best setting, which `auto` is held against.
+        seed: Of the draws.
+    """
+
+    def claims_on(drawn: Multiplicities | None) -> list[Measurement]:
+        comparisons = comparisons_of(times, predictions, drawn)
+        return [claim_of(title, one) for one in comparisons if one.predicted is not None]
+
+    return with_intervals(claims_on(None), lambda random: claims_on(draw([range(num_prompts)], random)), seed)
+
+
+def claim_of(title: str, comparison: Comparison) -> Measurement:
+    """Claim of a prediction, which there must be, that it is within `TOLERANCE` of what was measured."""
+    one = comparison
+    assert one.error is not None
+    return at_most(
+        PART,
+        f"{title}, T = {one.temperature:g}, {one.label}: prediction off by",
+        abs(one.error),
+        TOLERANCE,
+        f"predicted {one.predicted:.2f}x, measured {one.measured:.2f}x",
+    )

@@ -13,7 +13,7 @@ from outrider_bench.measured import Measured
 from outrider_bench.running import run_experiment
 from outrider_bench.samples import Block
 from outrider_bench.suite import Log
-from outrider_bench.suites.pair.comparison import Comparison, comparisons_of
+from outrider_bench.suites.pair.comparison import Comparison, comparisons_of, token_times
 from outrider_bench.suites.pair.settings import AUTO, METHODS, Setting, flags_of
 from outrider_bench.suites.pair.study import NAME
 from outrider_client.channel import ChannelSecurity
@@ -34,7 +34,7 @@ class Served:
     @property
     def comparisons(self) -> list[Comparison]:
         """Return the measurements so far."""
-        return comparisons_of(self._blocks, [])
+        return comparisons_of(token_times(self._blocks), [])
 
     async def run(self, log: Log) -> None:
         """Measure every setting.

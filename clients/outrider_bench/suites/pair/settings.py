@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outrider_bench.bootstrap import Multiplicities
 from outrider_bench.experiment import OFF, Contender, contender
 
 METHODS = ("speculative", "pearl", "card", "saguaro", "double", "best-first")
@@ -40,8 +41,20 @@ class Prediction:
     temperature: float
     tokens_per_round: float
     """The target's own token included."""
-    speedup: float
-    """Over `off`, decoding alone."""
+    plain_ms: float
+    """Time of a text under `off`, decoding alone; texts are equally long."""
+    text_ms: tuple[float, ...]
+    """Time of the text of each prompt under the setting, decoding alone."""
+
+    @property
+    def speedup(self) -> float:
+        """Return the speed-up over `off`, decoding alone."""
+        return self.plain_ms * len(self.text_ms) / sum(self.text_ms)
+
+    def speedup_on(self, drawn: Multiplicities) -> float:
+        """Return the speed-up on a draw of the prompts, by their indices."""
+        times_ms = [count * self.text_ms[index] for index, count in drawn.items()]
+        return self.plain_ms * sum(drawn.values()) / sum(times_ms)
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that results.json keeps."""
@@ -51,6 +64,8 @@ class Prediction:
             "temperature": self.temperature,
             "tokens_per_round": self.tokens_per_round,
             "speedup": self.speedup,
+            "plain_ms": self.plain_ms,
+            "text_ms": list(self.text_ms),
         }
 
 
@@ -87,17 +102,28 @@ def measured_settings(predictions: Sequence[Prediction], temperature: float) -> 
 
 
 def predicted_for(
-    predictions: Iterable[Mapping[str, Any]], method: str, setting: str, temperature: float
+    predictions: Iterable[Prediction],
+    method: str,
+    setting: str,
+    temperature: float,
+    drawn: Multiplicities | None = None,
 ) -> float | None:
-    """Return the speed-up that was predicted for a contender, from results.json; None if none was.
+    """Return the speed-up that was predicted for a contender; None if none was.
 
     `auto` should be as fast as the best, and never slower than `off`.
+
+    Args:
+        predictions: Of settings at temperatures.
+        method: The contender's.
+        setting: The contender's, as its condition has it.
+        temperature: The contender's.
+        drawn: How often each prompt counts, by its index; None means once.
     """
-    labels: dict[tuple[str, str], float] = {
-        (one["method"], f"gamma = {one['num_speculative_tokens']}"): one["speedup"]
-        for one in predictions
-        if one["temperature"] == temperature
-    }
+    labels: dict[tuple[str, str], float] = {}
+    for one in predictions:
+        if one.temperature == temperature:
+            label = (one.setting.method, one.setting.contender.setting)
+            labels[label] = one.speedup if drawn is None else one.speedup_on(drawn)
     if method == AUTO:
         return max(1.0, *labels.values()) if labels else None
     return labels.get((method, setting), 1.0 if method == OFF else None)

@@ -12,11 +12,12 @@ from outrider_bench.config import BenchConfig, PairConfig
 from outrider_bench.drivers import GenerationFailed, StackDriver, running_stack
 from outrider_bench.experiment import PLAIN, Contender, Experiment, contender
 from outrider_bench.measured import Measured
+from outrider_bench.result import Measurement
 from outrider_bench.running import Running, run_experiment, seed_of, turns_of
 from outrider_bench.samples import Block
 from outrider_bench.suite import Log
 from outrider_bench.suites.pair.acceptance import Acceptance, acceptances_of
-from outrider_bench.suites.pair.comparison import Comparison, comparisons_of
+from outrider_bench.suites.pair.comparison import Comparison, claims_of, comparisons_of, token_times
 from outrider_bench.suites.pair.costs import DRAFT_ROWS, PROBES, TARGET_ROWS, PairCosts, costs_of
 from outrider_bench.suites.pair.settings import (
     AUTO,
@@ -75,8 +76,12 @@ class Study:
     @property
     def comparisons(self) -> list[Comparison]:
         """Return the measurements so far, beside their predictions."""
-        predictions = self.later_predictions or self.predictions
-        return comparisons_of(self._blocks, [one.to_json() for one in predictions])
+        return comparisons_of(token_times(self._blocks), self.later_predictions or self.predictions)
+
+    def claims(self) -> list[Measurement]:
+        """Claim of every prediction that it is right, with intervals over the prompts."""
+        predictions, config = self.later_predictions or self.predictions, self.config
+        return claims_of(self.pair.title, token_times(self._blocks), predictions, len(config.prompts), config.seed)
 
     async def run(self, log: Log) -> None:
         """Study the pair from beginning to end.
@@ -254,8 +259,8 @@ class Study:
             costs=costs.of(setting.method),
             policy_ms=max(0.0, costs.step_ms - costs.draft_ms[1]),
         )
-        plain_ms = costs.plain_round_ms * max_tokens * len(texts)
-        return Prediction(setting, temperature, answer["tokens_per_round"], plain_ms / answer["time_ms"])
+        plain_ms = costs.plain_round_ms * max_tokens
+        return Prediction(setting, temperature, answer["tokens_per_round"], plain_ms, tuple(answer["text_ms"]))
 
     async def _measure(self, driver: StackDriver, log: Log) -> None:
         """Let `off`, the probes, the settings that matter and `auto` take turns; every repeat has the same texts."""

@@ -15,7 +15,6 @@ from outrider_bench.drivers import StackError
 from outrider_bench.environment import describe_environment
 from outrider_bench.experiment import DRAFT, DRAFT_UNTRAINED, TARGET
 from outrider_bench.suite import Log, Suite
-from outrider_bench.suites.pair.comparison import claims_of
 from outrider_bench.suites.pair.report import report_of
 from outrider_bench.suites.pair.served import Served
 from outrider_bench.suites.pair.study import Pair, PairRefused, Study
@@ -74,7 +73,7 @@ class PairSuite(Suite):
 
     def found(self) -> dict[str, Any]:
         config = self.config
-        claims = [one for study in self._studies for one in claims_of(study.pair.title, study.comparisons)]
+        claims = [one for study in self._studies for one in study.claims()]
         models = {} if config.is_family else self._all[0].models
         return {
             "environment": describe_environment(models, config.cores),

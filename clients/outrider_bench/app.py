@@ -246,7 +246,8 @@ def pair(
     prompts: Annotated[Path | None, typer.Option(help="JSONL with prompts, as of `generation`.")] = None,
     categories: Annotated[str, typer.Option(help="Categories of prompts to use. Default: all.")] = "",
     num_prompts: Annotated[
-        int | None, typer.Option(help="Prompts to use, the categories taking turns. Default: 4; with --quick 2.")
+        int | None,
+        typer.Option(help="Prompts to use, the categories taking turns. Default: 4; with --family 12, with --quick 2."),
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="Tokens to generate for each prompt. Default: 40; with --quick 24.")
@@ -269,7 +270,8 @@ def pair(
     with _checked():
         usual_temperatures = "0.7" if family or quick else "0,0.7,1"
         usual_counts = "6" if address else "2,8" if quick else "2,4,8" if family else "1,2,3,4,5,6,7,8,12"
-        usual_prompts, usual_tokens = (2, 24) if quick else (4, _PAIR.max_tokens)
+        # The family is there for its claims, which are decided by intervals over prompts.
+        usual_prompts, usual_tokens = (2, 24) if quick else (12 if family else 4, _PAIR.max_tokens)
         config = PairConfig(
             repeats,
             seed,

@@ -190,7 +190,7 @@ def test_a_part_of_double_is_worth_what_double_loses_without_it() -> None:
 def test_the_rejected_tier_brings_so_many_more_retrieved_tokens(rejected: int, verdict: str) -> None:
     counts = {"num_tail_tokens": 7, "num_phrase_tokens": 30, "num_draft_forwards": 20}
     blocks = [of_double("double", 1.0, rejected, **counts), of_double("double no rejected tier", 1.0, **counts)]
-    claims = double.claims(Measured({double.PARTS_OF_DOUBLE: blocks}), SIZES)
+    claims = double.claims(Measured({double.REJECTED_TIER: blocks}), SIZES)
     more = claim(claims, "T = 1: retrieved tokens, with the rejected tier by without")
     assert (more.value, more.verdict) == (pytest.approx(1 + rejected / 50), verdict)
     assert claim(claims, "T = 1: tokens kept behind a draft, by token").value == pytest.approx(0.07)

@@ -38,6 +38,7 @@ from outrider_bench.suites.methods.simulated.sizes import SimulatedSizes
 PART = "simulated-double"
 TITLE = "DOUBLE in simulated time"
 PARTS_OF_DOUBLE, DEPTH, MATCH_LEN = f"{PART}-ablations", f"{PART}-depth", f"{PART}-match-len"
+REJECTED_TIER = f"{PART}-rejected"
 TEMPERATURES = (0.0, 0.7, 1.0)
 SWEEP_TEMPERATURES = (0.0, 0.7)
 SPEED_RATIO = 2.5
@@ -66,15 +67,23 @@ def experiments(sizes: SimulatedSizes) -> list[Experiment]:
         costs=published.costs_of(SPEED_RATIO),
         note=NOTE,
     )
-    ablations = (contender("double", name, double=switches) for name, switches in ABLATIONS.items())
+    ablations = {name: contender("double", name, double=switches) for name, switches in ABLATIONS.items()}
+    tiers = (ablations[name] for name in ("no rejected tier", "no dynamic tier", NO_OWN_TEXT))
     depths = (contender("double", f"d = {depth}", double={"max_phrase_len": depth}) for depth in sizes.depths)
     lengths = (contender("double", f"n = {count}", double={"max_match_len": count}) for count in sizes.match_lens)
     return [
         simulated(
             PARTS_OF_DOUBLE,
             title="double without some of its parts",
-            contenders=(PLAIN, contender("pearl"), contender("double"), *ablations),
+            contenders=(PLAIN, contender("pearl"), contender("double"), *ablations.values()),
             temperatures=TEMPERATURES,
+        ),
+        simulated(
+            REJECTED_TIER,
+            title="The tier of refused drafts, on more prompts",
+            contenders=(PLAIN, contender("double"), *tiers),
+            temperatures=TEMPERATURES,
+            prompts=code(sizes.rejected_prompts),
         ),
         simulated(DEPTH, title="Depth of retrieval", contenders=(PLAIN, *depths), temperatures=SWEEP_TEMPERATURES),
         simulated(MATCH_LEN, title="Longest n-gram", contenders=(PLAIN, *lengths), temperatures=SWEEP_TEMPERATURES),
@@ -100,10 +109,12 @@ def _of_parts(measured: Measured, t: float) -> Iterator[Measurement]:
         yield above(PART, "T = 0: double by off exceeds C", double, SPEED_RATIO, paper=papers.DOUBLE_BEYOND_C)
     yield above(PART, f"T = {t:g}: double by pearl", by_pearl, 1.0, paper=of_paper)
     for name in (name for name in ABLATIONS if name != NO_OWN_TEXT):
-        ratio = measured.ratio(PARTS_OF_DOUBLE, "double", f"double {name}", t)
+        # Their effect is small: it takes more prompts to tell it.
+        experiment = REJECTED_TIER if name == "no rejected tier" else PARTS_OF_DOUBLE
+        ratio = measured.ratio(experiment, "double", f"double {name}", t)
         figure = papers.DOUBLE_ABLATIONS.get(name, papers.NONE)
         yield above(PART, f"T = {t:g}: double by double with {name}", ratio, 1.0, paper=figure)
-    ratio = measured.ratio(PARTS_OF_DOUBLE, "double no dynamic tier", f"double {NO_OWN_TEXT}", t)
+    ratio = measured.ratio(REJECTED_TIER, "double no dynamic tier", f"double {NO_OWN_TEXT}", t)
     yield above(PART, f"T = {t:g}: the rejected tier, where there is no dynamic one", ratio, 1.0)
 
 
@@ -111,11 +122,11 @@ def _of_retrieved(measured: Measured, t: float) -> Iterator[Measurement]:
     """Yield the tokens that retrieval has brought on either side, and what the rejected tier adds to them."""
 
     def of(label: str, count: str) -> float | None:
-        return measured.per_token(PARTS_OF_DOUBLE, label, t, count)
+        return measured.per_token(REJECTED_TIER, label, t, count)
 
     def retrieved(label: str) -> float | None:
         """Return the phrases' tokens that the draft model has kept, and the others that the target has."""
-        kept = measured.accepted_from(PARTS_OF_DOUBLE, label, t, RETRIEVED)
+        kept = measured.accepted_from(REJECTED_TIER, label, t, RETRIEVED)
         phrases = of(label, "num_phrase_tokens")
         return None if kept is None or phrases is None else kept + phrases
 

@@ -24,6 +24,8 @@ class SimulatedSizes:
     """C of SAGUARO sampling."""
     double_tokens: int = 48
     """Limit of each text of DOUBLE, whose matches depend on how far it has come."""
+    rejected_prompts: int = 64
+    """Prompts on which DOUBLE's rejected tier is judged: what it adds is a few percent."""
     depths: tuple[int, ...] = (1, 2, 5, 10, 16)
     """d of DOUBLE: most retrieved tokens at a time."""
     match_lens: tuple[int, ...] = (1, 2, 3, 4, 6, 10)
@@ -52,6 +54,7 @@ QUICK_SIZES = SimulatedSizes(
     beam_widths=(4, 16),
     biases=(1.0, 0.5),
     double_tokens=12,
+    rejected_prompts=1,
     depths=(1, 10, 16),
     match_lens=(1, 4),
     gammas=(1, 4),

@@ -23,10 +23,8 @@ async def test_nodes_are_committed_or_wasted_and_messages_and_time_are_counted()
         running_verifier(speculator=speculator.address) as verifier,
         Client(verifier.address) as client,
     ):
-        # Until the connection stands a session goes on alone, and is drafted for from where it is by then: a resync.
         accepted = (await client.complete(PROMPT, seed=2, method="speculative")).summary.num_accepted_tokens
         assert (await client.info()).speculator.connected
-        resyncs = speculator.engine.counts.num_resyncs
         for method in ("speculative", "pearl", "best-first"):
             result = await client.complete(PROMPT, seed=3, max_tokens=48, ignore_eos=True, method=method)
             accepted += result.summary.num_accepted_tokens
@@ -43,7 +41,10 @@ async def test_nodes_are_committed_or_wasted_and_messages_and_time_are_counted()
     assert number["nodes"] >= number["sent_nodes"] > 0
     assert number["committed_tokens"] >= accepted > 0
     assert number["proposals"] <= number["sent_nodes"] < received
-    assert (number["sessions"], number["sessions_active"], number["resyncs"]) == (4, 0, resyncs)
+    assert (number["sessions"], number["sessions_active"]) == (4, 0)
+    # Until the connection stands, or while the machine is busy, a session goes on alone, and is drafted for from where
+    # it is by then.
+    assert number["resyncs"] <= number["sessions"]
     steps = values["outrider_draft_step_duration_seconds"]
     assert steps["count"] > 0
     assert steps["sum"] <= number["busy_seconds"]

@@ -15,6 +15,7 @@ from outrider_client.errors import DeadlineExceeded, OutOfRange
 from outrider_client.generation import Result
 from tests.support.metric_values import above_0, values_of
 from tests.support.services import RunningVerifier, running_speculator, running_verifier
+from tests.support.waiting import until
 
 PROMPT = "class TestParser(unittest.TestCase):\n    def test_"
 PREFIX = "outrider_spec_decode_num_"
@@ -146,8 +147,9 @@ async def test_tokens_and_rounds_are_counted_while_a_generation_runs(client: Cli
     values = values_of(verifier.servicer.metrics())
     assert above_0(values["outrider_requests_total"]) == {"CANCELLED,": 1}
     assert (values["outrider_requests_running"][""], values["outrider_requests_waiting"][""]) == (0, 0)
-    assert values["outrider_kv_cache_bytes"][""] == 0
     assert values["outrider_request_duration_seconds"]["count"] == 0
+    # A session is forgotten a moment before its blocks are free, and the engine is another thread.
+    await until(lambda: values_of(verifier.servicer.metrics())["outrider_kv_cache_bytes"][""] == 0)
 
 
 async def test_a_generation_waits_until_its_prompt_is_processed(client: Client, verifier: RunningVerifier) -> None:

@@ -28,8 +28,9 @@ log = structlog.get_logger(__name__)
 
 BATCH_TOKENS = 32
 """Tokens that make a record worth a message at once."""
-FLUSH_S = 0.05
-"""Longest wait of fewer tokens for more."""
+FLUSH_S = 0.25
+"""Longest wait of fewer tokens for more. A message takes time here, in the datastore and in Redis, however short it is:
+with one for every second round, all services on one core said 2 to 3 % fewer tokens a second."""
 MAX_TOKENS = 4096
 """Most tokens of one message."""
 MAX_REJECTIONS = 128

@@ -25,7 +25,7 @@ from outrider_bench.suites.methods.simulated.sizes import SimulatedSizes
 from outrider_bench.suites.methods.suite import MethodsSuite
 from tests.bench.experiment_samples import evidence, made, ran
 
-BUDGET_S = 35 * 60.0
+BUDGET_S = 40 * 60.0
 SIZES = SimulatedSizes()
 
 
@@ -35,7 +35,7 @@ def claim(claims: Sequence[Measurement], what: str) -> Measurement:
 
 
 @pytest.mark.slow
-def test_a_whole_run_in_simulated_time_fits_into_35_minutes() -> None:
+def test_a_whole_run_in_simulated_time_fits_into_40_minutes() -> None:
     experiments = experiments_of(SIMULATED_PARTS, MethodsSizes(), MethodsConfig().repeats)
     assert total_seconds(experiments, MethodsSizes()) <= BUDGET_S
     assert {experiment.part for experiment in experiments} == set(SIMULATED_PARTS)

@@ -84,6 +84,22 @@ class GenerationFlags:
         list[int] | None, _sampling("--stop-token-id", text="Ends the generation. Can be repeated.")
     ]
     ignore_eos: Annotated[bool | None, _sampling("--ignore-eos", text="Goes on after end-of-sequence tokens.")]
+    stop: Annotated[list[str] | None, _sampling("--stop", text="String that ends the text. Can be repeated.")]
+    include_stop_str_in_output: Annotated[
+        bool | None, _sampling("--include-stop-str-in-output", text="Has the text end with the stop string.")
+    ]
+    min_tokens: Annotated[int | None, _sampling(text="Least tokens before anything stops the text.")]
+    repetition_penalty: Annotated[float | None, _sampling(text="Above 1: tokens of prompt and text get rarer.")]
+    presence_penalty: Annotated[float | None, _sampling(text="Taken off tokens that the text has; -2 to 2.")]
+    frequency_penalty: Annotated[float | None, _sampling(text="The same for each time that it has them; -2 to 2.")]
+    logit_bias: Annotated[
+        list[str] | None,
+        _sampling("--logit-bias", metavar="TOKEN_ID=BIAS", text="Added to a token's logit. Can be repeated."),
+    ]
+    bad_words: Annotated[
+        list[str] | None, _sampling("--bad-word", text="Word that the text must not have. Can be repeated.")
+    ]
+    truncate_prompt_tokens: Annotated[int | None, _sampling(text="Keeps the last tokens of the prompt, so many.")]
     method: Annotated[
         Method | None,
         _speculation(
@@ -166,11 +182,29 @@ def generating(*, without: Sequence[str] = (), **defaults: object) -> Callable[[
     return decorate
 
 
-def _generation(method_param: list[str] | None = None, sources: str | None = None, **flags: Any) -> GenerateOptions:
+def _generation(
+    method_param: list[str] | None = None,
+    sources: str | None = None,
+    logit_bias: list[str] | None = None,
+    **flags: Any,
+) -> GenerateOptions:
+    # typer makes an empty list of a flag that can be repeated and was not given.
+    flags = {name: value for name, value in flags.items() if value != []}
     given = {**flags, **_method_params(flags.get("method"), method_param or ())}
+    if logit_bias:
+        given["logit_bias"] = dict(map(_bias, logit_bias))
     if sources is not None:
         given["sources"] = [_source_name(name) for name in sources.split(",")]
     return cast(GenerateOptions, given)
+
+
+def _bias(pair: str) -> tuple[int, float]:
+    """Returns a token id and its bias. Ends the command as wrong usage if the text is not TOKEN_ID=BIAS."""
+    token_id, _, bias = pair.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        raise typer.BadParameter(f"must be TOKEN_ID=BIAS, got {pair!r}", param_hint="--logit-bias") from None
 
 
 def _source_name(text: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from outrider.core.params import Source
+from outrider.core.reports import TokenLogprobs
 from outrider.v1 import verifier_pb2
 from outrider_client.errors import Internal
 
@@ -23,7 +24,7 @@ class FinishReason(Enum):
     LENGTH = "length"
     """max_tokens, or the end of the context."""
     STOP = "stop"
-    """The model's end-of-sequence token, or one of stop_token_ids."""
+    """The model's end-of-sequence token, one of stop_token_ids, or a stop string."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,10 @@ class Chunk:
     """Their text, as far as it is decided: bytes of an unfinished character come with a later chunk."""
     num_drafted: int
     """Chain tokens that were verified in this round."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Log-probabilities of the tokens, in parallel, where they were asked for."""
+    round: verifier_pb2.RoundReport | None = None
+    """What the round did, where that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,17 @@ class Result:
     servers that held them."""
     num_resumes: int = 0
     """Number of times that the generation went on in another call."""
+    stop_string: str | None = None
+    """The stop string that ended it; None if it ended for another reason. The tokens that it is made of are among
+    `token_ids`."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Log-probabilities of `token_ids`, in parallel, where they were asked for."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Those of the prompt from its second token on, where they were asked for."""
+    prompt_token_ids: tuple[int, ...] = ()
+    """The prompt as the target reads it, where `echo` asked for it."""
+    prompt_text: str = ""
+    """The text of these tokens, special ones left out."""
 
     @property
     def acceptance_length(self) -> float:
@@ -102,7 +118,9 @@ class Transcript:
         """Number of times that the generation went on in another call."""
         self._token_ids: list[int] = []
         self._texts: list[str] = []
-        self._num_prompt_tokens = 0
+        self._logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._started = verifier_pb2.Started()
         self._has_rest = False
         self._result: Result | None = None
 
@@ -132,7 +150,12 @@ class Transcript:
                     self.num_resumes += 1
                 self.session_id = response.started.session_id
                 self.seed = response.started.seed
-                self._num_prompt_tokens = response.started.num_prompt_tokens
+                self._started = response.started
+            case "prompt_logprobs":
+                told = response.prompt_logprobs
+                # A call that is resumed tells them again.
+                del self._prompt_logprobs[max(0, told.first_position - 1) :]
+                self._prompt_logprobs += map(_token_logprobs, told.logprobs)
             case "chunk":
                 chunk = _chunk(response.chunk)
                 if not chunk.token_ids:
@@ -141,6 +164,7 @@ class Transcript:
                         return None
                     self._has_rest = True
                 self._token_ids.extend(chunk.token_ids)
+                self._logprobs.extend(chunk.logprobs)
                 self._texts.append(chunk.text)
                 return chunk
             case "finished":
@@ -163,10 +187,15 @@ class Transcript:
             # By presence, not by value: 0 can be a stop token.
             stop_token_id=finished.stop_token_id if finished.HasField("stop_token_id") else None,
             seed=self.seed,
-            num_prompt_tokens=self._num_prompt_tokens,
+            num_prompt_tokens=self._started.num_prompt_tokens,
             num_output_tokens=finished.num_output_tokens,
             summary=finished.summary,
             num_resumes=self.num_resumes,
+            stop_string=finished.stop_string if finished.HasField("stop_string") else None,
+            logprobs=tuple(self._logprobs),
+            prompt_logprobs=tuple(self._prompt_logprobs),
+            prompt_token_ids=tuple(self._started.prompt_token_ids),
+            prompt_text=self._started.prompt_text,
         )
 
 
@@ -176,4 +205,16 @@ def known_sources(numbers: Iterable[int]) -> tuple[Source | None, ...]:
 
 
 def _chunk(message: verifier_pb2.Chunk) -> Chunk:
-    return Chunk(tuple(message.token_ids), known_sources(message.sources), message.text, message.num_drafted)
+    return Chunk(
+        tuple(message.token_ids),
+        known_sources(message.sources),
+        message.text,
+        message.num_drafted,
+        tuple(map(_token_logprobs, message.logprobs)),
+        message.round if message.HasField("round") else None,
+    )
+
+
+def _token_logprobs(message: verifier_pb2.TokenLogprobs) -> TokenLogprobs:
+    top = zip(message.top_token_ids, message.top_logprobs, strict=True)
+    return TokenLogprobs(message.logprob, message.rank, tuple(top))

@@ -46,6 +46,38 @@ class GenerateOptions(TypedDict, total=False):
     """Tokens that end the generation; they are not part of the output."""
     ignore_eos: bool | None
     """Goes on after the model's end-of-sequence tokens."""
+    stop: str | Sequence[str] | None
+    """A string that ends the generation, or several; nothing behind it is sent. The text ends before it."""
+    include_stop_str_in_output: bool | None
+    """Has the text end with the stop string."""
+    min_tokens: int | None
+    """Least number of tokens to generate before anything stops it."""
+    repetition_penalty: float | None
+    """Makes tokens of prompt and output rarer (above 1) or more frequent (below 1)."""
+    presence_penalty: float | None
+    """Taken off the logits of tokens that the output has: -2 to 2."""
+    frequency_penalty: float | None
+    """Taken off a token's logit once for each time that the output has it: -2 to 2."""
+    logit_bias: Mapping[int, float] | None
+    """Added to the logits of these tokens: -100 to 100."""
+    bad_words: Sequence[str] | None
+    """Words that the output must not have."""
+    bad_words_token_ids: Sequence[Sequence[int]] | None
+    """The same by token ids."""
+    truncate_prompt_tokens: int | None
+    """Keeps only so many tokens of the prompt, the last ones."""
+    logprobs: int | None
+    """Reports the log-probability of each output token, and those of so many most probable ones at its place: 0 to
+    20."""
+    prompt_logprobs: int | None
+    """The same for the prompt's tokens."""
+    logprobs_mode: str | None
+    """Log-probabilities ("raw-logprobs") or logits ("raw-logits") of the model, or those that tokens are drawn by,
+    after temperature, penalties and filters ("processed-logprobs", "processed-logits")."""
+    echo: bool | None
+    """Reports the prompt as the target reads it: `Result.prompt_token_ids` and `Result.prompt_text`."""
+    rounds: bool | None
+    """Reports what each round did: `Chunk.round`."""
     method: Method | str | None
     """Makes drafts by this method: "off", "speculative", "pearl", "retrieval", "card", "saguaro", "double",
     "spacelike", "best-first", "opt-tree", "sequoia", "auto". Changes the speed, never the text."""
@@ -128,6 +160,7 @@ _ENUMS: dict[str, EnumDescriptor] = {
         if field.enum_type is not None
     },
     "retrieval_scope": types_pb2.RetrievalScope.DESCRIPTOR,
+    "logprobs_mode": verifier_pb2.LogprobsMode.DESCRIPTOR,
 }
 """Options that may be given by the name of their value."""
 
@@ -145,6 +178,12 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
         raise TypeError(f"generate() got an unexpected keyword argument {min(unknown)!r}")
     for name in given.keys() & _ENUMS.keys():
         given[name] = enum_number(_ENUMS[name], given[name], name)
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    if isinstance(given.get("bad_words"), str):
+        raise TypeError(f"bad_words must be a list, got {given['bad_words']!r}")
+    if "bad_words_token_ids" in given:
+        given["bad_words_token_ids"] = [types_pb2.TokenIds(token_ids=word) for word in given["bad_words_token_ids"]]
     if "sources" in given:
         given["sources"] = _source_numbers(given["sources"])
     methods = [name for name in METHOD_MESSAGES if name in given]
@@ -163,7 +202,9 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
         prompt=prompt_message(prompt),
         sampling=_message_of(types_pb2.SamplingParams, given),
         speculation=speculation,
+        report=_message_of(verifier_pb2.ReportParams, given),
         resume_token_ids=given.get("resume_token_ids", ()),
+        truncate_prompt_tokens=given.get("truncate_prompt_tokens"),
     )
 
 
@@ -188,7 +229,7 @@ def prompt_message(prompt: Prompt) -> verifier_pb2.Prompt:
     # An empty list goes out as token ids: the server refuses an empty prompt, of whatever kind.
     if items and isinstance(items[0], (ChatMessage, Mapping)):
         return verifier_pb2.Prompt(chat=verifier_pb2.ChatMessages(messages=[_chat_message(item) for item in items]))
-    return verifier_pb2.Prompt(token_ids=verifier_pb2.TokenIds(token_ids=_token_ids(items)))
+    return verifier_pb2.Prompt(token_ids=types_pb2.TokenIds(token_ids=_token_ids(items)))
 
 
 def _chat_message(item: object) -> ChatMessage:

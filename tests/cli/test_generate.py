@@ -42,7 +42,10 @@ def test_every_flag_of_a_generation_is_an_option_of_the_sdk() -> None:
     flags = GenerationFlags.__annotations__.keys() - {"method_param"}  # stands for those that methods have
     assert flags < GenerateOptions.__annotations__.keys()
     missing = GenerateOptions.__annotations__.keys() - flags - METHOD_MESSAGES.keys()
-    assert missing == {"resume_token_ids", "resume", "resume_timeout_s", "stall_timeout_s"}
+    assert missing == {
+        *("resume_token_ids", "resume", "resume_timeout_s", "stall_timeout_s"),
+        *("bad_words_token_ids", "logprobs", "prompt_logprobs", "logprobs_mode", "echo", "rounds"),
+    }
 
 
 def test_generated_text_goes_to_stdout_and_the_rest_to_stderr(verifier: FakeVerifier) -> None:

@@ -40,16 +40,25 @@ async def test_zero_and_false_are_not_unset(verifier: FakeVerifier, client: Clie
 async def test_every_option_arrives_in_its_field(verifier: FakeVerifier, client: Client) -> None:
     sampling = {
         "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": SEED, "max_tokens": 7,
-        "stop_token_ids": [1, 2], "ignore_eos": True,
+        "stop_token_ids": [1, 2], "ignore_eos": True, "repetition_penalty": 1.5, "presence_penalty": -1.0,
+        "frequency_penalty": 0.5, "logit_bias": {7: 2.0}, "min_tokens": 3, "bad_words": ["no"], "stop": ["end"],
+        "include_stop_str_in_output": True,
     }  # fmt: skip
+    report = {"logprobs": 0, "prompt_logprobs": 2, "echo": False, "rounds": True}
     speculation = {"num_speculative_tokens": 4, "lookahead": 9, "min_path_probability": 0.2, "retrieval": True}
-    await client.complete([1, 2], method=Method.PEARL, resume_token_ids=[3, 4], **sampling, **speculation)  # type: ignore[arg-type]
+    other: dict[str, Any] = {"resume_token_ids": [3, 4], "truncate_prompt_tokens": 9}
+    named = {"method": Method.PEARL, "logprobs_mode": "raw-logits", "bad_words_token_ids": [[1, 2]]}
+    await client.complete([1, 2], **named, **sampling, **speculation, **report, **other)  # type: ignore[arg-type]
+    sampling["bad_words_token_ids"] = [types_pb2.TokenIds(token_ids=[1, 2])]
     assert verifier.requests[0] == GenerateRequest(
-        prompt=verifier_pb2.Prompt(token_ids=verifier_pb2.TokenIds(token_ids=[1, 2])),
+        prompt=verifier_pb2.Prompt(token_ids=types_pb2.TokenIds(token_ids=[1, 2])),
         sampling=types_pb2.SamplingParams(**sampling),  # type: ignore[arg-type]
         speculation=types_pb2.SpeculationParams(method=types_pb2.METHOD_PEARL, **speculation),  # type: ignore[arg-type]
-        resume_token_ids=[3, 4],
+        report=verifier_pb2.ReportParams(logprobs_mode=verifier_pb2.LOGPROBS_MODE_RAW_LOGITS, **report),  # type: ignore[arg-type]
+        **other,
     )
+    await client.complete([1, 2], stop="one")
+    assert list(verifier.requests[1].sampling.stop) == ["one"]
 
 
 @pytest.mark.parametrize("method", Method)

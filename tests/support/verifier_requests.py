@@ -25,11 +25,13 @@ def request(prompt: verifier_pb2.Prompt | None = PROMPT, **fields: Any) -> verif
         sampling=types_pb2.SamplingParams(**sampling),
         speculation=types_pb2.SpeculationParams(**speculation),
         resume_token_ids=fields.get("resume_token_ids", ()),
+        report=verifier_pb2.ReportParams(**fields.get("report", {})),
+        truncate_prompt_tokens=fields.get("truncate_prompt_tokens"),
     )
 
 
 def tokens(*token_ids: int) -> verifier_pb2.Prompt:
-    return verifier_pb2.Prompt(token_ids=verifier_pb2.TokenIds(token_ids=token_ids))
+    return verifier_pb2.Prompt(token_ids=types_pb2.TokenIds(token_ids=token_ids))
 
 
 async def refusal(call: Any) -> grpc.aio.AioRpcError:
@@ -89,6 +91,74 @@ BAD_REQUESTS = {
     "top_p 1.5": (request(top_p=1.5), Code.INVALID_ARGUMENT, "sampling.top_p must be in (0, 1]"),
     "top_k -1": (request(top_k=-1), Code.INVALID_ARGUMENT, "sampling.top_k must be >= 0"),
     "min_p 2": (request(min_p=2.0), Code.INVALID_ARGUMENT, "sampling.min_p must be in [0, 1]"),
+    "penalty NaN": (
+        request(repetition_penalty=math.nan),
+        Code.INVALID_ARGUMENT,
+        "sampling.repetition_penalty must be finite and > 0",
+    ),
+    "presence beyond its range": (
+        request(presence_penalty=-2.5),
+        Code.INVALID_ARGUMENT,
+        "sampling.presence_penalty must be in [-2, 2], got -2.5",
+    ),
+    "bias of no token": (
+        request(logit_bias={2048: 1.0}),
+        Code.INVALID_ARGUMENT,
+        "sampling.logit_bias[2048]",
+    ),
+    "ten thousand biases": (
+        request(logit_bias=dict.fromkeys(range(2048), 1.0)),
+        Code.INVALID_ARGUMENT,
+        "sampling.logit_bias must be of at most 1024 tokens, got 2048",
+    ),
+    "min_tokens over max_tokens": (
+        request(min_tokens=5),
+        Code.INVALID_ARGUMENT,
+        "sampling.min_tokens must be at most max_tokens (4), got 5",
+    ),
+    "empty stop string": (request(stop=["a", ""]), Code.INVALID_ARGUMENT, "sampling.stop[1] must be 1 to 256 bytes"),
+    "a stop string of a megabyte": (
+        request(stop=["x" * 1_000_000]),
+        Code.INVALID_ARGUMENT,
+        "sampling.stop[0] must be 1 to 256 bytes long, got 1000000",
+    ),
+    "many stop strings": (request(stop=["a"] * 17), Code.INVALID_ARGUMENT, "sampling.stop must be at most 16 strings"),
+    "a stop to include, and none": (
+        request(include_stop_str_in_output=True),
+        Code.INVALID_ARGUMENT,
+        "sampling.include_stop_str_in_output must be unset without stop strings",
+    ),
+    "empty bad word": (request(bad_words=[""]), Code.INVALID_ARGUMENT, "sampling.bad_words[0] must be 1 to 256 bytes"),
+    "a long bad word": (
+        request(bad_words=["é" * 120]),
+        Code.INVALID_ARGUMENT,
+        "sampling.bad_words[0] must be of",
+    ),
+    "bad word of no token": (
+        request(bad_words_token_ids=[{"token_ids": [4, 2048]}]),
+        Code.INVALID_ARGUMENT,
+        "sampling.bad_words_token_ids[0].token_ids[1] must be in",
+    ),
+    "21 logprobs": (
+        request(report={"logprobs": 21}),
+        Code.INVALID_ARGUMENT,
+        "report.logprobs must be in [0, 20]",
+    ),
+    "logprobs_mode for nothing": (
+        request(report={"logprobs_mode": 1}),
+        Code.INVALID_ARGUMENT,
+        "report.logprobs_mode must be unset where no log-probabilities are asked for",
+    ),
+    "unknown logprobs_mode": (
+        request(report={"logprobs": 0, "logprobs_mode": 9}),
+        Code.INVALID_ARGUMENT,
+        "report.logprobs_mode must be one of LOGPROBS_MODE_RAW_LOGPROBS",
+    ),
+    "truncated to nothing": (
+        request(truncate_prompt_tokens=0),
+        Code.INVALID_ARGUMENT,
+        "truncate_prompt_tokens must be >= 1, got 0",
+    ),
     "unknown stop": (request(stop_token_ids=[9999]), Code.INVALID_ARGUMENT, "sampling.stop_token_ids[0] must be in"),
     "unknown method": (request(method=77), Code.INVALID_ARGUMENT, "speculation.method must be one of"),
     "gamma 0": (request(num_speculative_tokens=0), Code.INVALID_ARGUMENT, "speculation.num_speculative_tokens must be"),

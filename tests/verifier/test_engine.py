@@ -29,7 +29,7 @@ def engine() -> Engine:
     runner = SimpleNamespace(pool=KVPool(shape, 64))
     loop = SimpleNamespace(call_soon_threadsafe=lambda *call: None)
     engine = Engine(
-        cast(Any, SimpleNamespace(runner=runner)),
+        cast(Any, SimpleNamespace(runner=runner, tokenizer=SimpleNamespace(backend_tokenizer=None))),
         cast(Any, loop),
         forward_times=ForwardTimes({1: 10.0}),
         stopwatch=HostStopwatch(),

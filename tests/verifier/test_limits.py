@@ -132,7 +132,7 @@ async def test_a_flood_of_drafts_is_dropped_and_the_text_is_the_same(logs: list[
         async with grpc.aio.insecure_channel(verifier.address) as channel:
             call = verifier_pb2_grpc.VerifierServiceStub(channel).Collaborate()
             request = verifier_pb2.GenerateRequest(
-                prompt=verifier_pb2.Prompt(token_ids=verifier_pb2.TokenIds(token_ids=[5, 6, 7])),
+                prompt=verifier_pb2.Prompt(token_ids=types_pb2.TokenIds(token_ids=[5, 6, 7])),
                 sampling=types_pb2.SamplingParams(seed=3, max_tokens=500, ignore_eos=True),
                 speculation=types_pb2.SpeculationParams(method=types_pb2.METHOD_PEARL),
             )

@@ -10,7 +10,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.params import Method, SamplingParams, Source
+from outrider.core.params import Method, Source
 from outrider.core.statistics import COUNTS, DraftTime, RoundTime, Statistics, Traffic
 from outrider.core.tree import Draft
 from outrider.v1 import types_pb2, verifier_pb2
@@ -18,27 +18,8 @@ from outrider.wire.convert import (
     COST_PER_NAT,
     draft_from_proto,
     draft_to_proto,
-    sampling_from_proto,
-    sampling_to_proto,
     summary_to_proto,
 )
-
-UNIT = st.floats(0, 1, exclude_min=True)
-
-
-@given(
-    params=st.builds(
-        SamplingParams,
-        seed=st.integers(0, 2**64 - 1),
-        temperature=st.floats(0, 10),
-        top_k=st.integers(0, 1000),
-        top_p=UNIT,
-        min_p=UNIT,
-    )
-)
-def test_sampling_parameters_survive_the_wire_bit_by_bit(params: SamplingParams) -> None:
-    message = types_pb2.SamplingParams.FromString(sampling_to_proto(params).SerializeToString())
-    assert sampling_from_proto(message, default_seed=0) == params
 
 
 @given(data=st.data(), size=st.integers(0, 20), source=st.sampled_from(Source))

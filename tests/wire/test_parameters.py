@@ -30,7 +30,7 @@ PAIRS: list[tuple[type[Message], type[Any]]] = [
     (types_pb2.SpacelikeParams, SpacelikeParams),
     (types_pb2.BestFirstParams, BestFirstParams),
 ]
-RESOLVED_ELSEWHERE = {"allow_fallback", "max_tokens", "ignore_eos"}
+RESOLVED_ELSEWHERE = {"allow_fallback", "max_tokens", "ignore_eos", "include_stop_str_in_output"}
 """For admission and for the end of the session: no parameters of the drafting or of a draw."""
 OTHERS: dict[str, Any] = {"temperature": 0.5, "top_p": 0.5, "min_p": 0.25, "min_path_probability": 0.5, "bias": 0.5}
 """Values other than the default, where 2 is out of range or not exact."""

@@ -25,7 +25,7 @@ import numpy as np
 from outrider.core.drafting.policy import Candidate, Expansion
 from outrider.core.noise import acceptance_uniform
 from outrider.core.params import SamplingParams, SpeculationParams
-from outrider.core.tree import DraftTree, Node, SparseRow, TokenId
+from outrider.core.tree import DraftTree, SparseRow, TokenId, path_to
 
 MAX_ROW_LEN = 64
 """Most tokens that a draft is drawn from: a row of the wire then has at most 260 bytes with a small vocabulary,
@@ -178,7 +178,7 @@ class DraftNoise:
             self._num_hashed = len(committed)
         words, path = [], list[TokenId]()
         for node in expansion.nodes:
-            path = _path(tree.root, node)
+            path = path_to(node, tree.root)
             words.append(self._word(path))
         # A phrase stands behind the only node of its expansion, which is the one that `path` ends with.
         for token_id in expansion.phrase:
@@ -198,14 +198,3 @@ class DraftNoise:
 def _bytes(token_ids: Sequence[TokenId]) -> bytes:
     # Of fixed width and byte order: different contexts have different bytes, and every machine draws the same words.
     return np.asarray(token_ids, dtype="<u4").tobytes()
-
-
-def _path(root: Node, node: Node) -> list[TokenId]:
-    """Returns the tokens below the root down to a node."""
-    path: list[TokenId] = []
-    above: Node | None = node
-    while above is not None and above is not root:
-        path.append(above.token_id)
-        above = above.parent
-    path.reverse()
-    return path

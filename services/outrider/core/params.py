@@ -26,9 +26,18 @@ def check(condition: bool, field: str, rule: str, value: object) -> None:
         raise InvalidParameter(field, rule, value)
 
 
+MAX_LOGIT_BIAS = 1024
+"""Most tokens that have a bias."""
+MAX_BAD_WORDS = 512
+"""Most words that must not be said, by their tokens: two spellings of each word that is given as text."""
+MAX_BAD_WORD_LEN = 64
+"""Most tokens of one of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters of the target's draws. A draw is a pure function of (logits, these, output index)."""
+    """Parameters of the target's draws. A draw is a pure function of (logits, these, the tokens before, output
+    index)."""
 
     seed: int = 0
     """Keys the Gumbel noise. 0 <= seed < 2**64."""
@@ -40,6 +49,22 @@ class SamplingParams:
     """Keeps the smallest set of most probable tokens whose probability reaches top_p."""
     min_p: float = 0.0
     """Keeps tokens at least min_p times as probable as the most probable one."""
+    repetition_penalty: float = 1.0
+    """Divides the positive logits of tokens that prompt or output have, multiplies the negative ones (Keskar et al.
+    2019)."""
+    presence_penalty: float = 0.0
+    """Taken off the logits of tokens that the output has."""
+    frequency_penalty: float = 0.0
+    """Taken off the logit of a token once for each time that the output has it."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids, each once, and what is added to their logits."""
+    min_tokens: int = 0
+    """Output tokens before which none of `stop_token_ids` is drawn."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the generation, those of the model included. Empty where min_tokens is 0: the draw does not
+    depend on them then."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Words, by their tokens: the last one is not drawn behind the others."""
 
     def __post_init__(self) -> None:
         check(0 <= self.seed < 2**64, "sampling.seed", "in [0, 2**64)", self.seed)
@@ -52,6 +77,24 @@ class SamplingParams:
         check(self.top_k >= 0, "sampling.top_k", ">= 0 (0 = all)", self.top_k)
         check(0 < self.top_p <= 1, "sampling.top_p", "in (0, 1]", self.top_p)
         check(0 <= self.min_p <= 1, "sampling.min_p", "in [0, 1]", self.min_p)
+        penalty = self.repetition_penalty
+        check(math.isfinite(penalty) and penalty > 0, "sampling.repetition_penalty", "finite and > 0", penalty)
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            check(-2 <= value <= 2, f"sampling.{name}", "in [-2, 2]", value)
+        check(self.min_tokens >= 0, "sampling.min_tokens", ">= 0", self.min_tokens)
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        field, count = "sampling.logit_bias", len(self.logit_bias)
+        check(count <= MAX_LOGIT_BIAS, field, f"of at most {MAX_LOGIT_BIAS} tokens", count)
+        for token_id, bias in self.logit_bias:
+            check(-100 <= bias <= 100, f"{field}[{token_id}]", "in [-100, 100]", bias)
+        field, count = "sampling.bad_words_token_ids", len(self.bad_words_token_ids)
+        check(count <= MAX_BAD_WORDS, field, f"at most {MAX_BAD_WORDS} words", count)
+        for index, word in enumerate(self.bad_words_token_ids):
+            length = len(word)
+            check(1 <= length <= MAX_BAD_WORD_LEN, f"{field}[{index}]", f"1 to {MAX_BAD_WORD_LEN} tokens", length)
 
     @property
     def is_greedy(self) -> bool:
@@ -62,6 +105,16 @@ class SamplingParams:
     def has_filters(self) -> bool:
         """True if a token that is not allowed may not be drawn, however much noise it has."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
+    def has_penalties(self) -> bool:
+        """True if logits depend on which tokens the text has."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def has_adjustments(self) -> bool:
+        """True if logits are changed before temperature and filters (`outrider.core.adjustments`)."""
+        return bool(self.has_penalties or self.logit_bias or self.min_tokens or self.bad_words_token_ids)
 
 
 class Method(Enum):

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from outrider.core.acceptance import decides_by_ratio
 from outrider.core.noise import row_key
 from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
+from outrider.core.reports import ReportParams, RoundReport, TokenLogprobs
 from outrider.core.statistics import Counts, Statistics
 from outrider.core.tree import DraftTree, Node, TokenId
 
@@ -54,6 +56,30 @@ class Verdict:
     finish_reason: FinishReason | None
     stop_token_id: TokenId | None
     """The token that ended the generation, if one did."""
+    stop_string: str | None = None
+    """The string that ended it, if one did."""
+    text: str | None = None
+    """Text that these tokens decide, cut at a stop string. None where nobody looks for any: then whoever sends the
+    tokens decodes them."""
+    last_text: str = ""
+    """Text that no further token will decide, once the generation has ended; only where `text` is set."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Log-probabilities of the tokens, in parallel, where the request asks for them."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Those of the prompt from its second token on, in the first verdict."""
+    report: RoundReport | None = None
+    """What the round did, where the request asks for it."""
+
+
+class Ending(Protocol):
+    """Ends a generation by what its tokens come to: a stop string, a grammar that is complete."""
+
+    def take(self, token_ids: Sequence[TokenId]) -> int | None:
+        """Takes in the next output tokens, in which no stop token is.
+
+        Returns:
+            How many of them belong to the output, if it ends with them: at least 1. None means that it goes on.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +101,19 @@ class SessionSpec:
     """Output that an earlier, interrupted generation has already emitted."""
     requested_method: Method | None = None
     """The method that was asked for, where that of `speculation` replaces it."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the generation."""
+    includes_stop: bool = False
+    """True if the text has the stop string at its end."""
+    resumed_stop: str | None = None
+    """The stop string that the resumed tokens end with, if they do: then nothing is left to generate."""
+    report: ReportParams = field(default_factory=ReportParams)
 
 
 def ending_of(spec: SessionSpec) -> Verdict | None:
     """Returns the last verdict of a generation whose resumed tokens are all that it may emit, or None if it goes on."""
     num_resumed = len(spec.resume_token_ids)
-    if num_resumed < spec.max_tokens:
+    if num_resumed < spec.max_tokens and spec.resumed_stop is None:
         return None
     return Verdict(
         num_drafted=0,
@@ -91,17 +124,24 @@ def ending_of(spec: SessionSpec) -> Verdict | None:
         sources=(),
         rejected_token_ids=(),
         rejected_row=None,
-        finish_reason=FinishReason.LENGTH,
+        finish_reason=FinishReason.LENGTH if spec.resumed_stop is None else FinishReason.STOP,
         stop_token_id=None,
+        stop_string=spec.resumed_stop,
     )
 
 
 class Session:
     """Runs one generation as a state machine. The caller owns the model, the clock and the streams."""
 
-    def __init__(self, spec: SessionSpec, totals: Counts | None = None) -> None:
-        """`totals` are those of the process; its statistics are added to them. None means that there are none."""
+    def __init__(self, spec: SessionSpec, totals: Counts | None = None, endings: Sequence[Ending] = ()) -> None:
+        """
+        Args:
+            spec: The request.
+            totals: Counts of the process; those of this generation are added to them. None means that there are none.
+            endings: What may end it beside stop tokens and its length.
+        """
         self.spec = spec
+        self._endings = endings
         self.tree = DraftTree(spec.prompt_token_ids + spec.resume_token_ids, spec.vocab_size)
         self.statistics = Statistics(totals=totals)
         self.finish_reason: FinishReason | None = None
@@ -178,6 +218,12 @@ class Session:
                 # A stop is not part of the output, nor is what was accepted behind it.
                 del token_ids[index:], sources[index:]
                 break
+        for ending in self._endings:
+            num_kept = ending.take(token_ids) if token_ids else None
+            if num_kept is not None:
+                # Before a stop token that stands behind, and before the end of the length: it comes first.
+                reason, stop_token_id = FinishReason.STOP, None
+                del token_ids[num_kept:], sources[num_kept:]
         if reason is None and len(token_ids) >= self.num_wanted:  # never more: the chain left room for the next token
             reason = FinishReason.LENGTH
         base_len = len(self.tree.committed)

@@ -118,6 +118,8 @@ class Counts:
         is_trouble=True,
     )
     accepted_by_source: Counter[Source] = field(default_factory=Counter)
+    rounds_by_num_accepted: Counter[int] = field(default_factory=Counter)
+    """Rounds that verified drafted tokens, by how many of these were kept."""
     totals: Counts | None = None
     """The counts that these are a part of: what is added here is added there, too. None means that there are none."""
 
@@ -145,6 +147,8 @@ class Counts:
         )
         behind_draft = dropwhile(lambda source: source is not Source.DRAFT, accepted_sources)
         self.add(num_tail_tokens=sum(source is not Source.DRAFT for source in behind_draft))
+        if num_drafted:
+            self.rounds_by_num_accepted[len(accepted_sources)] += 1
         # Counter.update adds to what is there, unlike dict.update.
         self.accepted_by_source.update(accepted_sources)
         if self.totals is not None:

@@ -271,6 +271,17 @@ class DraftTree:
             queue.extend(node.children.values())
 
 
+def path_to(node: Node, root: Node) -> list[TokenId]:
+    """Returns the tokens below a root down to a node; none for the root itself."""
+    path: list[TokenId] = []
+    above: Node | None = node
+    while above is not None and above is not root:
+        path.append(above.token_id)
+        above = above.parent
+    path.reverse()
+    return path
+
+
 def _reweigh(node: Node, change: float) -> None:
     """Adds to the path's log-probability of a node and of all below it."""
     stack = [node]

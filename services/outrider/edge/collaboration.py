@@ -19,9 +19,10 @@ from outrider.core.auto.strategies import opening_params
 from outrider.core.params import InvalidParameter, Method, SpeculationParams
 from outrider.core.tree import Draft, TokenId
 from outrider.v1 import types_pb2, verifier_pb2
-from outrider.wire.convert import draft_to_proto, sampling_from_proto
+from outrider.wire.convert import draft_to_proto
 from outrider.wire.errors import InvalidArgument, RpcError
 from outrider.wire.handshake import handshake
+from outrider.wire.sampling import sampling_from_proto
 from outrider.wire.speculation import METHODS, SpeculationLimits, speculation_from_proto
 from outrider.wire.steering import check_drafted, steering_from_proto
 
@@ -123,7 +124,8 @@ class Collaboration:
             case "started":
                 started = verifier_pb2.Started()
                 started.CopyFrom(response.started)
-                del started.prompt_token_ids[:]  # the application has not asked for them
+                if not self._request.report.echo:
+                    del started.prompt_token_ids[:]  # the application has not asked for them
                 return verifier_pb2.GenerateResponse(started=started)
             case "chunk":
                 return verifier_pb2.GenerateResponse(chunk=response.chunk)
@@ -131,6 +133,8 @@ class Collaboration:
                 return verifier_pb2.GenerateResponse(finished=response.finished)
             case "waiting":
                 return verifier_pb2.GenerateResponse(waiting=response.waiting)
+            case "prompt_logprobs":
+                return verifier_pb2.GenerateResponse(prompt_logprobs=response.prompt_logprobs)
         return None
 
     def _learn(self, response: verifier_pb2.CollaborateResponse) -> None:
@@ -176,7 +180,13 @@ class Collaboration:
         if not self._prompt_token_ids:
             raise InvalidArgument("started.prompt_token_ids", "must be set: they were asked for")
         # The relay leaves the seed unset only where the verifier will refuse the request for want of it.
-        sampling = sampling_from_proto(self._request.sampling, default_seed=0)
+        sampling = sampling_from_proto(
+            self._request.sampling,
+            default_seed=0,
+            vocab_size=self._drafter.model.vocab_size,
+            eos_token_ids=self._target.model.eos_token_ids,
+            spellings=self._drafter.codec.spellings,
+        )
         committed, num_prompt_tokens = [*self._prompt_token_ids, *self._output], len(self._prompt_token_ids)
         self._drafter.open(self._session_id, committed, num_prompt_tokens, sampling, speculation, self)
         self._opened = self._current = speculation

@@ -107,7 +107,11 @@ class Drafter:
     """Grows draft trees for the generations of this edge. Every method may be called from the event loop."""
 
     def __init__(self, model: LoadedModel, settings: EdgeSettings) -> None:
+        from outrider.models.text import TextCodec
+
         self.model = model
+        self.codec = TextCodec(model.tokenizer)
+        """Makes tokens of bad words as the target does, whose tokenizer is the same."""
         self._max_num_sessions = settings.max_num_sessions
         # Kept here besides the engine's own, which change on its thread and later than a call of `reserve` or `close`.
         self._sessions: set[str] = set()

@@ -20,8 +20,10 @@ from outrider.core.acceptance import (
     sampled_candidates,
     sparse_row,
 )
+from outrider.core.adjustments import Adjustment
 from outrider.core.drafting.policy import Candidate
 from outrider.core.params import SamplingParams
+from outrider.models.adjustments import adjusted
 from outrider.models.sampling import Sampler, tempered_and_filtered
 
 
@@ -119,6 +121,8 @@ class Round:
     """For each row, how many tokens the generation put out before the one drawn there."""
     chain: Sequence[Drafted] | None = None
     """Tokens that the ratio rule judges, one for each row but the first. None means the match rule."""
+    adjustments: Sequence[Adjustment | None] = ()
+    """Changes of each row's logits before a token is drawn. Empty means that there are none."""
 
 
 def emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round]) -> list[list[int]]:
@@ -129,6 +133,12 @@ def emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round]) -> list[l
         logits: float32 [rows of all rounds, vocab], in their order.
         rounds: One for each session; both rules may be among them.
     """
+    of_rows = [each.adjustments or [None] * len(each.output_indices) for each in rounds]
+    with adjusted(logits, [adjustment for of_round in of_rows for adjustment in of_round]):
+        return _emitted(sampler, logits, rounds)
+
+
+def _emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round]) -> list[list[int]]:
     ends = list(accumulate(len(each.output_indices) for each in rounds))
     spans = [(end - len(each.output_indices), end) for each, end in zip(rounds, ends, strict=True)]
     drawn = [number for number, each in enumerate(rounds) if each.chain is None]

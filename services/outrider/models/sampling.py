@@ -183,7 +183,7 @@ def most_probable(logits: Tensor, temperatures: Sequence[float | None], k: int) 
     if not wanted:
         return found
     rows = logits if len(wanted) == len(found) else logits[list(wanted)]
-    values, token_ids = _leading_values(rows, min(k, logits.shape[-1]))
+    values, token_ids = leading_values(rows, min(k, logits.shape[-1]))
     divisors = [[min(max(divisor, LEAST_TEMPERATURE), GREATEST_TEMPERATURE)] for divisor in wanted.values()]
     shares = (values.double() / torch.tensor(divisors, dtype=torch.double, device=values.device)).softmax(-1)
     # Of a row that is not a number the shares are none either: they count as 0.
@@ -193,7 +193,7 @@ def most_probable(logits: Tensor, temperatures: Sequence[float | None], k: int) 
     return found
 
 
-def _leading_values(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def leading_values(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Finds the `count` largest logits of each row, falling, and their token ids: [rows, count] each."""
     if not _is_lazy(logits):
         values, token_ids = logits.topk(count)

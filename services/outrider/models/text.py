@@ -29,6 +29,12 @@ class TextCodec:
         """Encodes a text, with the special tokens that the model expects."""
         return list(self._tokenizer(text)["input_ids"])
 
+    def spellings(self, word: str) -> list[tuple[int, ...]]:
+        """Returns the ways in which a word is made of tokens: as it stands, and behind a space."""
+        texts = (word, f" {word.lstrip()}")
+        tokens = (self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
+        return list(dict.fromkeys(map(tuple, tokens)))
+
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """Encodes a chat of (role, content), ready for the assistant's turn.
 

@@ -33,8 +33,9 @@ from outrider.security.quotas import Clock, TokenBucket
 from outrider.telemetry.tracing import NO_SPAN, SPECULATE, current_span
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
 from outrider.wire.channels import doubled
-from outrider.wire.convert import draft_from_proto, last_node_id, sampling_to_proto
+from outrider.wire.convert import draft_from_proto, last_node_id
 from outrider.wire.handshake import Model, handshake
+from outrider.wire.sampling import sampling_to_proto
 from outrider.wire.speculation import speculation_to_proto
 from outrider.wire.steering import steering_to_proto
 

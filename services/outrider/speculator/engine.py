@@ -19,6 +19,7 @@ from outrider.core.drafting.policy import Expansion
 from outrider.core.params import Steering
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.tree import Draft, TokenId
+from outrider.models.adjustments import adjusted
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
 from outrider.models.prefill import MIN_PREFILL_ROWS, PrefillTurns
@@ -174,17 +175,18 @@ class Engine(EngineThread[_Drafting, _Growth]):
             for (session, _, expansion), segment in zip(work, segments, strict=True)
             if segment.num_logits
         ]
-        found = candidates(
-            self._sampler,
-            logits,
-            [session.ranking for session, expansion in drawing for _ in session.output_indices(expansion)],
-            [index for session, expansion in drawing for index in session.output_indices(expansion)],
-            [draw for session, expansion in drawing for draw in session.draws(expansion)],
-            # As many for every row as the widest wants; the others are cut below. No row wants any while all sessions
-            # read their prompts.
-            max((expansion.num_children for _, expansion in drawing), default=1),
-            [session.has_raw_scores for session, expansion in drawing for _ in session.output_indices(expansion)],
-        )
+        with adjusted(logits, [each for session, expansion in drawing for each in session.adjustments(expansion)]):
+            found = candidates(
+                self._sampler,
+                logits,
+                [session.ranking for session, expansion in drawing for _ in session.output_indices(expansion)],
+                [index for session, expansion in drawing for index in session.output_indices(expansion)],
+                [draw for session, expansion in drawing for draw in session.draws(expansion)],
+                # As many for every row as the widest wants; the others are cut below. No row wants any while all
+                # sessions read their prompts.
+                max((expansion.num_children for _, expansion in drawing), default=1),
+                [session.has_raw_scores for session, expansion in drawing for _ in session.output_indices(expansion)],
+            )
         forward_us = (time.perf_counter() - started) * 1e6
         self.counts.steps.add(forward_us / 1e6)
         row = 0

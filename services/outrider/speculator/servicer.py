@@ -22,7 +22,7 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import SPECULATE, current_span, traced_call
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc
 from outrider.version import __version__
-from outrider.wire.convert import draft_to_proto, sampling_from_proto, token_ids_from_proto
+from outrider.wire.convert import draft_to_proto, token_ids_from_proto
 from outrider.wire.errors import (
     InvalidArgument,
     NotServing,
@@ -34,6 +34,7 @@ from outrider.wire.errors import (
     rpc_errors,
 )
 from outrider.wire.handshake import check_handshake, model_info
+from outrider.wire.sampling import sampling_from_proto
 from outrider.wire.speculation import METHODS_TO_PROTO, SpeculationLimits, speculation_from_proto
 from outrider.wire.steering import DRAFTED, check_drafted, steering_from_proto
 
@@ -298,7 +299,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             session_id=f"{opening.session_id}/{self._num_opened}",
             committed_token_ids=committed,
             num_prompt_tokens=num_prompt_tokens,
-            sampling=sampling_from_proto(opening.sampling, default_seed=0),
+            sampling=sampling_from_proto(opening.sampling, default_seed=0, vocab_size=model.vocab_size),
             speculation=speculation,
             vocab_size=model.vocab_size,
             prefix_salt=opening.prefix_salt,

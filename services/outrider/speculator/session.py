@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.core.acceptance import DraftNoise, decides_by_ratio
+from outrider.core.adjustments import Adjustment, TextAdjustments
 from outrider.core.calibration import DraftCalibration, PendingClaims, RetrievalCalibration
 from outrider.core.drafting.methods import growth_policy
 from outrider.core.drafting.policy import Candidate, Expansion, GrowthPolicy
@@ -78,6 +79,7 @@ class DraftSession:
         self.has_raw_scores = not spec.speculation.calibration
         """True if candidates are scored by the draft model's own probabilities."""
         self.tree = DraftTree(spec.committed_token_ids, spec.vocab_size)
+        self._adjustments = TextAdjustments(spec.sampling, self.tree, spec.num_prompt_tokens)
         self.cache = cache
         self.has_begun = False
         """True once it has had room in the pool."""
@@ -245,6 +247,17 @@ class DraftSession:
         first = 1 - self.spec.num_prompt_tokens  # a row's draw is for the position behind it
         indices = [node.position + first for node in expansion.nodes]
         return [*indices, *range(indices[-1] + 1, indices[-1] + 1 + len(expansion.phrase))]
+
+    def adjustments(self, expansion: Expansion) -> list[Adjustment | None]:
+        """Returns for each row of an expansion's logits how the target would adjust its own there."""
+        if not self.spec.sampling.has_adjustments:
+            return [None] * (len(expansion.nodes) + len(expansion.phrase))
+        tip = expansion.nodes[-1]
+        phrases = [expansion.phrase[:length] for length in range(1, len(expansion.phrase) + 1)]
+        return [
+            *map(self._adjustments.behind, expansion.nodes),
+            *(self._adjustments.behind(tip, phrase) for phrase in phrases),
+        ]
 
     def draws(self, expansion: Expansion) -> Sequence[DraftDraw | None]:
         """Returns the draw for each row of an expansion's logits; None means that the row is ranked."""

@@ -8,20 +8,27 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class LogprobsMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LOGPROBS_MODE_UNSPECIFIED: _ClassVar[LogprobsMode]
+    LOGPROBS_MODE_RAW_LOGPROBS: _ClassVar[LogprobsMode]
+    LOGPROBS_MODE_RAW_LOGITS: _ClassVar[LogprobsMode]
+    LOGPROBS_MODE_PROCESSED_LOGPROBS: _ClassVar[LogprobsMode]
+    LOGPROBS_MODE_PROCESSED_LOGITS: _ClassVar[LogprobsMode]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
+LOGPROBS_MODE_UNSPECIFIED: LogprobsMode
+LOGPROBS_MODE_RAW_LOGPROBS: LogprobsMode
+LOGPROBS_MODE_RAW_LOGITS: LogprobsMode
+LOGPROBS_MODE_PROCESSED_LOGPROBS: LogprobsMode
+LOGPROBS_MODE_PROCESSED_LOGITS: LogprobsMode
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_STOP: FinishReason
-
-class TokenIds(_message.Message):
-    __slots__ = ("token_ids",)
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")
@@ -43,33 +50,73 @@ class Prompt(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     text: str
-    token_ids: TokenIds
+    token_ids: _types_pb2.TokenIds
     chat: ChatMessages
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ...) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "sampling", "speculation", "resume_token_ids")
+    __slots__ = ("prompt", "sampling", "speculation", "resume_token_ids", "report", "truncate_prompt_tokens")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt: Prompt
     sampling: _types_pb2.SamplingParams
     speculation: _types_pb2.SpeculationParams
     resume_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[_types_pb2.SpeculationParams, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    report: ReportParams
+    truncate_prompt_tokens: int
+    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[_types_pb2.SpeculationParams, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., report: _Optional[_Union[ReportParams, _Mapping]] = ..., truncate_prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class ReportParams(_message.Message):
+    __slots__ = ("logprobs", "prompt_logprobs", "logprobs_mode", "echo", "rounds")
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_MODE_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    logprobs: int
+    prompt_logprobs: int
+    logprobs_mode: LogprobsMode
+    echo: bool
+    rounds: bool
+    def __init__(self, logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., logprobs_mode: _Optional[_Union[LogprobsMode, str]] = ..., echo: _Optional[bool] = ..., rounds: _Optional[bool] = ...) -> None: ...
+
+class TokenLogprobs(_message.Message):
+    __slots__ = ("logprob", "rank", "top_token_ids", "top_logprobs")
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    logprob: float
+    rank: int
+    top_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("first_position", "logprobs")
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    first_position: int
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    def __init__(self, first_position: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("started", "chunk", "finished", "waiting")
+    __slots__ = ("started", "chunk", "finished", "waiting", "prompt_logprobs")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     started: Started
     chunk: Chunk
     finished: Finished
     waiting: Waiting
-    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: PromptLogprobs
+    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("num_waiting",)
@@ -78,49 +125,71 @@ class Waiting(_message.Message):
     def __init__(self, num_waiting: _Optional[int] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("session_id", "seed", "num_prompt_tokens", "prompt_token_ids", "model")
+    __slots__ = ("session_id", "seed", "num_prompt_tokens", "prompt_token_ids", "model", "prompt_text")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     seed: int
     num_prompt_tokens: int
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     model: _types_pb2.ModelInfo
-    def __init__(self, session_id: _Optional[str] = ..., seed: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ...) -> None: ...
+    prompt_text: str
+    def __init__(self, session_id: _Optional[str] = ..., seed: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., prompt_text: _Optional[str] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("token_ids", "sources", "text", "num_drafted", "acknowledged_node_id")
+    __slots__ = ("token_ids", "sources", "text", "num_drafted", "acknowledged_node_id", "logprobs", "round")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sources: _containers.RepeatedScalarFieldContainer[_types_pb2.Source]
     text: str
     num_drafted: int
     acknowledged_node_id: int
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[_Union[_types_pb2.Source, str]]] = ..., text: _Optional[str] = ..., num_drafted: _Optional[int] = ..., acknowledged_node_id: _Optional[int] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    round: RoundReport
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[_Union[_types_pb2.Source, str]]] = ..., text: _Optional[str] = ..., num_drafted: _Optional[int] = ..., acknowledged_node_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., round: _Optional[_Union[RoundReport, _Mapping]] = ...) -> None: ...
+
+class RoundReport(_message.Message):
+    __slots__ = ("method", "drafted_by_source", "num_accepted_tokens", "num_forward_rows", "times")
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_BY_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FORWARD_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    method: _types_pb2.Method
+    drafted_by_source: _containers.RepeatedCompositeFieldContainer[_types_pb2.SourceCount]
+    num_accepted_tokens: int
+    num_forward_rows: int
+    times: RoundTimes
+    def __init__(self, method: _Optional[_Union[_types_pb2.Method, str]] = ..., drafted_by_source: _Optional[_Iterable[_Union[_types_pb2.SourceCount, _Mapping]]] = ..., num_accepted_tokens: _Optional[int] = ..., num_forward_rows: _Optional[int] = ..., times: _Optional[_Union[RoundTimes, _Mapping]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "stop_token_id", "num_prompt_tokens", "num_output_tokens", "summary")
+    __slots__ = ("reason", "stop_token_id", "num_prompt_tokens", "num_output_tokens", "summary", "stop_string")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     stop_token_id: int
     num_prompt_tokens: int
     num_output_tokens: int
     summary: SpeculationSummary
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., summary: _Optional[_Union[SpeculationSummary, _Mapping]] = ...) -> None: ...
+    stop_string: str
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., summary: _Optional[_Union[SpeculationSummary, _Mapping]] = ..., stop_string: _Optional[str] = ...) -> None: ...
 
 class SpeculationSummary(_message.Message):
-    __slots__ = ("method", "num_rounds", "num_drafted_tokens", "num_accepted_tokens", "num_empty_rounds", "num_hits", "accepted_by_source", "num_speculator_losses", "degraded", "times_p50", "requested_method", "decisions", "num_bytes_sent", "num_bytes_received", "num_ready_hits", "num_tail_tokens", "num_draft_forwards", "num_phrase_tokens", "num_draft_rows", "num_withheld_nodes")
+    __slots__ = ("method", "num_rounds", "num_drafted_tokens", "num_accepted_tokens", "num_empty_rounds", "num_hits", "accepted_by_source", "num_speculator_losses", "degraded", "times_p50", "requested_method", "decisions", "num_bytes_sent", "num_bytes_received", "num_ready_hits", "num_tail_tokens", "num_draft_forwards", "num_phrase_tokens", "num_draft_rows", "num_withheld_nodes", "speculative_decoding")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +210,7 @@ class SpeculationSummary(_message.Message):
     NUM_PHRASE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_WITHHELD_NODES_FIELD_NUMBER: _ClassVar[int]
+    SPECULATIVE_DECODING_FIELD_NUMBER: _ClassVar[int]
     method: _types_pb2.Method
     num_rounds: int
     num_drafted_tokens: int
@@ -161,7 +231,26 @@ class SpeculationSummary(_message.Message):
     num_phrase_tokens: int
     num_draft_rows: int
     num_withheld_nodes: int
-    def __init__(self, method: _Optional[_Union[_types_pb2.Method, str]] = ..., num_rounds: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_empty_rounds: _Optional[int] = ..., num_hits: _Optional[int] = ..., accepted_by_source: _Optional[_Iterable[_Union[_types_pb2.SourceCount, _Mapping]]] = ..., num_speculator_losses: _Optional[int] = ..., degraded: _Optional[bool] = ..., times_p50: _Optional[_Union[RoundTimes, _Mapping]] = ..., requested_method: _Optional[_Union[_types_pb2.Method, str]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., num_bytes_sent: _Optional[int] = ..., num_bytes_received: _Optional[int] = ..., num_ready_hits: _Optional[int] = ..., num_tail_tokens: _Optional[int] = ..., num_draft_forwards: _Optional[int] = ..., num_phrase_tokens: _Optional[int] = ..., num_draft_rows: _Optional[int] = ..., num_withheld_nodes: _Optional[int] = ...) -> None: ...
+    speculative_decoding: SpeculativeDecodingMetrics
+    def __init__(self, method: _Optional[_Union[_types_pb2.Method, str]] = ..., num_rounds: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_empty_rounds: _Optional[int] = ..., num_hits: _Optional[int] = ..., accepted_by_source: _Optional[_Iterable[_Union[_types_pb2.SourceCount, _Mapping]]] = ..., num_speculator_losses: _Optional[int] = ..., degraded: _Optional[bool] = ..., times_p50: _Optional[_Union[RoundTimes, _Mapping]] = ..., requested_method: _Optional[_Union[_types_pb2.Method, str]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., num_bytes_sent: _Optional[int] = ..., num_bytes_received: _Optional[int] = ..., num_ready_hits: _Optional[int] = ..., num_tail_tokens: _Optional[int] = ..., num_draft_forwards: _Optional[int] = ..., num_phrase_tokens: _Optional[int] = ..., num_draft_rows: _Optional[int] = ..., num_withheld_nodes: _Optional[int] = ..., speculative_decoding: _Optional[_Union[SpeculativeDecodingMetrics, _Mapping]] = ...) -> None: ...
+
+class SpeculativeDecodingMetrics(_message.Message):
+    __slots__ = ("mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens", "num_spec_tokens")
+    MEAN_ACCEPTANCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_ACCEPTANCE_RATE_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPEC_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPEC_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: _containers.RepeatedScalarFieldContainer[int]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+    def __init__(self, mean_acceptance_length: _Optional[float] = ..., draft_acceptance_rate: _Optional[float] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., num_spec_steps: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_spec_tokens: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
     __slots__ = ("method", "rows", "retrieval", "num_rounds", "num_tokens", "time_ms")
@@ -222,18 +311,20 @@ class CollaborateOpen(_message.Message):
     def __init__(self, handshake: _Optional[_Union[_types_pb2.Handshake, _Mapping]] = ..., request: _Optional[_Union[GenerateRequest, _Mapping]] = ..., wants_prompt_token_ids: _Optional[bool] = ...) -> None: ...
 
 class CollaborateResponse(_message.Message):
-    __slots__ = ("started", "chunk", "finished", "steering", "waiting")
+    __slots__ = ("started", "chunk", "finished", "steering", "waiting", "prompt_logprobs")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     STEERING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     started: Started
     chunk: Chunk
     finished: Finished
     steering: _types_pb2.Steering
     waiting: Waiting
-    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., steering: _Optional[_Union[_types_pb2.Steering, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: PromptLogprobs
+    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., steering: _Optional[_Union[_types_pb2.Steering, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("prompt",)

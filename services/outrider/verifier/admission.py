@@ -13,8 +13,11 @@ from outrider.core.tree import TokenId
 from outrider.models.loading import LoadedModel
 from outrider.models.text import ChatRefused, NoChatTemplate, TextCodec
 from outrider.v1 import verifier_pb2
-from outrider.wire.convert import sampling_from_proto, token_ids_from_proto
+from outrider.verifier.stop_text import StopText
+from outrider.wire.convert import token_ids_from_proto
 from outrider.wire.errors import FailedPrecondition, InvalidArgument, OutOfRange
+from outrider.wire.reports import report_from_proto
+from outrider.wire.sampling import sampling_from_proto, stop_strings_from_proto, stop_token_ids_from_proto
 from outrider.wire.speculation import SpeculationLimits, speculation_from_proto
 
 MAX_TOKEN_LEN = 256
@@ -79,13 +82,15 @@ def session_spec(
         FailedPrecondition: the method needs a peer that is not configured, and the request does not allow another.
     """
     _check_length(request.prompt, model.max_context_len)
-    prompt = prompt_token_ids(request.prompt, model, codec)
+    prompt = _truncated(prompt_token_ids(request.prompt, model, codec), request)
     if limits.max_prompt_tokens and len(prompt) > limits.max_prompt_tokens:
         raise OutOfRange(
             f"prompt must come to at most {limits.max_prompt_tokens} tokens, this server's limit, got {len(prompt)}"
         )
     # A caller that names no seed is told this one in `Started`, and can resume with it.
-    sampling = sampling_from_proto(request.sampling, default_seed=secrets.randbits(64))
+    sampling = sampling_from_proto(
+        request.sampling, secrets.randbits(64), model.vocab_size, model.eos_token_ids, codec.spellings
+    )
     requested = speculation_from_proto(request.speculation, limits.defaults, limits.speculation)
     speculation = _served(requested, limits, brings_drafts, request.speculation.allow_fallback)
     if sampling.is_greedy and speculation.is_ratio:
@@ -96,22 +101,36 @@ def session_spec(
     resumed = token_ids_from_proto(request.resume_token_ids, model.vocab_size, "resume_token_ids")
     if resumed and not (sampling.is_greedy or request.sampling.HasField("seed")):
         raise InvalidArgument("sampling.seed", "must be set to resume: the tokens so far were drawn with it")
-    stops = token_ids_from_proto(request.sampling.stop_token_ids, model.vocab_size, "sampling.stop_token_ids")
-    eos = () if request.sampling.ignore_eos else model.eos_token_ids
-    stop_token_ids = frozenset((*stops, *eos))
+    stop_token_ids = stop_token_ids_from_proto(request.sampling, model.vocab_size, model.eos_token_ids)
     if resumed and resumed[-1] in stop_token_ids:
         resumed = resumed[:-1]  # a stop is not part of the output: the target draws it again, and that is the end
-    return SessionSpec(
+    max_tokens = _max_tokens(request, len(prompt), len(resumed), model)
+    rule = f"at most max_tokens ({max_tokens})"
+    check(sampling.min_tokens <= max_tokens, "sampling.min_tokens", rule, sampling.min_tokens)
+    spec = SessionSpec(
         session_id=uuid.uuid4().hex[:16],
         prompt_token_ids=prompt,
         sampling=sampling,
         speculation=speculation,
         vocab_size=model.vocab_size,
-        max_tokens=_max_tokens(request, len(prompt), len(resumed), model),
-        stop_token_ids=stop_token_ids,
+        max_tokens=max_tokens,
+        stop_token_ids=frozenset(stop_token_ids),
         resume_token_ids=resumed,
         requested_method=None if speculation.method is requested.method else requested.method,
+        stop=stop_strings_from_proto(request.sampling),
+        includes_stop=request.sampling.include_stop_str_in_output,
+        report=report_from_proto(request.report),
     )
+    # The text may have come to its end just before the call broke that is resumed.
+    return replace(spec, resumed_stop=StopText(spec, codec).found) if resumed and spec.stop else spec
+
+
+def _truncated(prompt: tuple[TokenId, ...], request: verifier_pb2.GenerateRequest) -> tuple[TokenId, ...]:
+    """Returns the last tokens of the prompt, if the request wants no more."""
+    if not request.HasField("truncate_prompt_tokens"):
+        return prompt
+    check(request.truncate_prompt_tokens >= 1, "truncate_prompt_tokens", ">= 1", request.truncate_prompt_tokens)
+    return prompt[-request.truncate_prompt_tokens :]
 
 
 def _check_length(prompt: verifier_pb2.Prompt, max_context_len: int) -> None:

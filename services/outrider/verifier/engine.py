@@ -10,22 +10,29 @@ import asyncio
 import math
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 
+from torch import Tensor
+
 from outrider.core.blocks import OutOfBlocks
 from outrider.core.costs import HOLD_SHARE, ForwardTimes
+from outrider.core.reports import LogprobsMode, ReportParams
 from outrider.core.retrieval.recycling import NUM_NEXT
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
+from outrider.models.adjustments import adjusted
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
+from outrider.models.logprobs import token_logprobs
 from outrider.models.packing import Segment
 from outrider.models.prefill import PrefillTurns
 from outrider.models.ratio import Round, emitted
 from outrider.models.residency import Residency
-from outrider.models.sampling import Sampler, most_probable
+from outrider.models.sampling import Sampler, most_probable, tempered_and_filtered
+from outrider.models.text import TextCodec
 from outrider.models.timing import Stopwatch, stopwatch_for
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import GenerationListener, PeerRequests, VerifySession
@@ -64,6 +71,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self.counts = RoundCounts()
         self._timings = EngineTimings(forward_times, max_num_rows)
         self._sampler = Sampler()
+        self._codec = TextCodec(model.tokenizer)
         self._stopwatch = stopwatch or stopwatch_for(model.runner.device)
         self._loop = loop
         self._prefill_turns: PrefillTurns[VerifySession] = PrefillTurns(prefill_chunk)
@@ -93,10 +101,11 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         """
 
         def open_session() -> VerifySession:
-            cache = self._runner.new_cache(salt)
+            # What the forward says of a prompt is wanted of all of it, also of what others have read.
+            cache = self._runner.new_cache(salt if spec.report.prompt_logprobs is None else None)
             now = time.perf_counter()
             session = VerifySession(
-                spec, listener, cache, self._timings, self.counts, tiers, now, has_drafter=has_drafter
+                spec, listener, cache, self._timings, self.counts, tiers, now, self._codec, has_drafter=has_drafter
             )
             self.residency.add(session)
             if (opening := session.opening()) is not None:
@@ -161,9 +170,15 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._stopwatch.start()
         logits = self._runner.forward(segments)
         self._stopwatch.stop()
-        # Without logits, and so without a verdict, are the pieces of prompts that are not through.
-        drawing = [session for session, segment in zip(work, segments, strict=True) if segment.num_logits]
-        draws = emitted(self._sampler, logits, [round_of(session) for session in drawing])
+        logits = self._take_prompts(logits, work, segments)
+        # Without a verdict are the pieces of prompts that are not through.
+        drawing = [
+            session
+            for session, segment in zip(work, segments, strict=True)
+            if segment.num_logits > session.num_prompt_rows
+        ]
+        rounds = [round_of(session) for session in drawing]
+        draws = emitted(self._sampler, logits, rounds)
         wanted = [temperature for session in drawing for temperature in wanted_temperatures(session)]
         next_tokens = iter(most_probable(logits, wanted, NUM_NEXT))
         # Asked behind the draws: an asynchronous device has only been told of the forward when that returns. Pieces of
@@ -173,19 +188,42 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         # round goes on from them.
         self.take_posted(0.0)
         now = time.perf_counter()
-        self._measure(segments, forward_ms, num_verdicts=len(drawing))
-        verdicts = []
-        for session, token_ids in zip(drawing, draws, strict=True):
-            of_session = list(islice(next_tokens, 1 + len(session.nodes)))
+        num_rows = self._measure(work, segments, forward_ms, num_verdicts=len(drawing))
+        verdicts, first_row = [], 0
+        for session, round_, token_ids in zip(drawing, rounds, draws, strict=True):
+            rows = logits[first_row : first_row + 1 + len(session.nodes)]
+            first_row += len(rows)
+            of_session = list(islice(next_tokens, len(rows)))
             if not self.residency.has(session):
                 continue  # closed a moment ago, by what was posted during the forward: its cache is empty
-            verdict = session.apply(token_ids, forward_ms, started, now, of_session)
+            verdict = session.apply(token_ids, forward_ms, started, now, of_session, num_rows)
+            verdict = _with_logprobs(verdict, session.session.spec.report, rows, round_)
             verdicts.append((session.listener, verdict, session.session.statistics, session.peer_requests()))
             if verdict.finish_reason is not None:
                 self.remove(session.session.spec.session_id)
         if verdicts:
             # One call for all of them: each one would write to the pipe that wakes the loop.
             self._loop.call_soon_threadsafe(_deliver, verdicts)
+
+    def _take_prompts(self, logits: Tensor, work: list[VerifySession], segments: list[Segment]) -> Tensor:
+        """Tells sessions what the forward says of their prompts, where they ask; returns the logits of all other
+        rows."""
+        if not any(session.num_prompt_rows for session in work):
+            return logits
+        others: list[int] = []
+        first_row = 0
+        for session, segment in zip(work, segments, strict=True):
+            num_prompt_rows, spec = session.num_prompt_rows, session.session.spec
+            if num_prompt_rows:
+                # The logits of a row are of the token behind it. Behind the prompt are tokens that were resumed.
+                position = session.cache.length - len(segment.token_ids) + 1
+                token_ids = spec.prompt_token_ids[position : position + num_prompt_rows]
+                rows = logits[first_row : first_row + len(token_ids)]
+                told = token_logprobs(rows, token_ids, spec.report.prompt_logprobs or 0, _raw(spec.report))
+                session.reports.add_prompt_logprobs(position, told)
+            others += range(first_row + num_prompt_rows, first_row + segment.num_logits)
+            first_row += segment.num_logits
+        return logits[others]
 
     def _segments(self, work: list[VerifySession]) -> tuple[list[VerifySession], list[Segment]]:
         """Makes the rows of a step, and room for them in the pool: of all sessions that decode, and of some prompts."""
@@ -221,18 +259,21 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             return False
         return True
 
-    def _measure(self, segments: list[Segment], forward_ms: float, num_verdicts: int) -> None:
+    def _measure(self, work: list[VerifySession], segments: list[Segment], forward_ms: float, num_verdicts: int) -> int:
+        """Counts a forward and its time; returns its rows."""
         num_rows = sum(len(segment.token_ids) for segment in segments)
         if num_verdicts:
             self.counts.add_forward(forward_ms, num_rows)
         # A drafter that is only tried may slow the forward down: it would seem to be no slower than a plain one.
         if any(session.is_probing for session in self.sessions.values()):
-            return
+            return num_rows
         # A forward with a piece of a prompt in it, the last one too, says nothing of those that only decode. Rows
         # without logits are those of prompts.
-        if all(len(segment.token_ids) == segment.num_logits for segment in segments):
+        is_decoding = not any(session.num_prompt_rows for session in work)
+        if is_decoding and all(len(segment.token_ids) == segment.num_logits for segment in segments):
             self._timings.forward_ms.add(forward_ms)
             self._timings.forward_times.observe(num_rows, forward_ms)
+        return num_rows
 
 
 def ready_sessions(
@@ -277,7 +318,36 @@ def round_of(session: VerifySession) -> Round:
     # Minus the length of the prompt: what follows position p has the output index p + 1 + offset.
     offset = first - len(generation.committed)
     indices = [first, *(node.position + 1 + offset for node in session.nodes)]
-    return Round(generation.spec.sampling, indices, session.nodes if generation.decides_by_ratio else None)
+    chain = session.nodes if generation.decides_by_ratio else None
+    return Round(generation.spec.sampling, indices, chain, session.adjustments())
+
+
+def _raw(report: ReportParams) -> LogprobsMode:
+    """Returns what is told of a prompt, of which nothing was drawn."""
+    return LogprobsMode.RAW_LOGPROBS if report.logprobs_mode.is_normalised else LogprobsMode.RAW_LOGITS
+
+
+def _with_logprobs(verdict: Verdict, report: ReportParams, logits: Tensor, round_: Round) -> Verdict:
+    """Returns a verdict with the log-probabilities of its tokens, if they are asked for.
+
+    Args:
+        verdict: That of the round.
+        report: What is asked for.
+        logits: float32 [rows of the round, vocab], not adjusted.
+        round_: The round, as it was before the verdict.
+    """
+    if report.logprobs is None or not verdict.token_ids:
+        return verdict
+    # A token was drawn from the row of the one before it: the root's, then those of the accepted ones.
+    rows = [0, *verdict.accepted_rows][: len(verdict.token_ids)]
+    drawn_from = logits[rows]
+    if report.logprobs_mode.is_processed:
+        adjustments = round_.adjustments or [None] * len(logits)
+        with adjusted(drawn_from, [adjustments[row] for row in rows]):
+            drawn_from = tempered_and_filtered(drawn_from, [round_.sampling] * len(rows))
+    return replace(
+        verdict, logprobs=tuple(token_logprobs(drawn_from, verdict.token_ids, report.logprobs, report.logprobs_mode))
+    )
 
 
 def _deliver(verdicts: list[tuple[GenerationListener, Verdict, Statistics, PeerRequests]]) -> None:

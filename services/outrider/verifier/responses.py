@@ -11,14 +11,26 @@ from outrider.v1 import types_pb2, verifier_pb2
 from outrider.verifier.generation import Generation
 from outrider.wire.convert import finish_reason_to_proto, source_to_proto, summary_to_proto
 from outrider.wire.handshake import Model, model_info
+from outrider.wire.reports import logprobs_to_proto, round_to_proto, speculative_decoding_to_proto
 
-Event = verifier_pb2.Started | verifier_pb2.Chunk | verifier_pb2.Finished | verifier_pb2.Waiting | types_pb2.Steering
+Event = (
+    verifier_pb2.Started
+    | verifier_pb2.Chunk
+    | verifier_pb2.Finished
+    | verifier_pb2.Waiting
+    | verifier_pb2.PromptLogprobs
+    | types_pb2.Steering
+)
+
+LOGPROBS_PER_MESSAGE = 1024
+"""Prompt tokens of one message: some 170 bytes each with the most that can be asked for, and a message has 4 MB."""
 
 FIELDS: dict[type[Event], str] = {
     verifier_pb2.Started: "started",
     verifier_pb2.Chunk: "chunk",
     verifier_pb2.Finished: "finished",
     verifier_pb2.Waiting: "waiting",
+    verifier_pb2.PromptLogprobs: "prompt_logprobs",
     types_pb2.Steering: "steering",
 }
 """Fields of the responses by their types, where each response has one."""
@@ -33,7 +45,7 @@ class Responses:
     """Makes the messages about one generation, and decodes its text bit by bit on the way."""
 
     def __init__(self, generation: Generation, model: Model, codec: TextCodec) -> None:
-        self._generation, self._model = generation, model
+        self._generation, self._model, self._codec = generation, model, codec
         self._text = codec.stream()
         # Bytes of a character may have begun in what an earlier call has sent.
         self._text.step(generation.spec.resume_token_ids)
@@ -41,24 +53,31 @@ class Responses:
     def started(self, *, shows_prompt: bool) -> verifier_pb2.Started:
         """Makes the first message. `shows_prompt`: True if the caller wants to know the tokens of its prompt."""
         spec = self._generation.spec
+        echo = spec.report.echo
         return verifier_pb2.Started(
             session_id=spec.session_id,
             seed=spec.sampling.seed,
             num_prompt_tokens=len(spec.prompt_token_ids),
-            prompt_token_ids=spec.prompt_token_ids if shows_prompt else (),
+            prompt_token_ids=spec.prompt_token_ids if shows_prompt or echo else (),
             model=model_info(self._model),
+            prompt_text=self._codec.decode(spec.prompt_token_ids) if echo else "",
         )
 
     def of_verdict(
         self, verdict: Verdict, acknowledged_node_id: int
-    ) -> Iterator[verifier_pb2.Chunk | verifier_pb2.Finished]:
+    ) -> Iterator[verifier_pb2.PromptLogprobs | verifier_pb2.Chunk | verifier_pb2.Finished]:
         """Makes the messages of a round: a chunk if it committed tokens; at the end the rest of the text and Finished.
+        Before the first one, what is told of the prompt.
 
         Args:
             verdict: The outcome of the round.
             acknowledged_node_id: The latest node that has arrived from a caller that drafts.
         """
-        text = self._text.step(verdict.token_ids)
+        for first in range(0, len(verdict.prompt_logprobs), LOGPROBS_PER_MESSAGE):
+            some = verdict.prompt_logprobs[first : first + LOGPROBS_PER_MESSAGE]
+            # The first token of a prompt has none.
+            yield verifier_pb2.PromptLogprobs(first_position=1 + first, logprobs=logprobs_to_proto(some))
+        text = self._text.step(verdict.token_ids) if verdict.text is None else verdict.text
         if verdict.token_ids:
             yield verifier_pb2.Chunk(
                 token_ids=verdict.token_ids,
@@ -66,23 +85,30 @@ class Responses:
                 text=text,
                 num_drafted=verdict.num_drafted,
                 acknowledged_node_id=acknowledged_node_id,
+                logprobs=logprobs_to_proto(verdict.logprobs),
+                round=None if verdict.report is None else round_to_proto(verdict.report),
             )
         if verdict.finish_reason is not None:
             # A message of its own: a client that resumes behind it knows that this text has come.
-            if rest := self._text.finish():
+            if rest := self._text.finish() if verdict.text is None else verdict.last_text:
                 yield verifier_pb2.Chunk(text=rest)
             yield self._finished(verdict)
 
     def _finished(self, verdict: Verdict) -> verifier_pb2.Finished:
         generation, spec = self._generation, self._generation.spec
         assert verdict.finish_reason is not None
+        summary = summary_to_proto(
+            spec.speculation.method, generation.statistics, spec.requested_method, generation.traffic
+        )
+        num_spec_tokens = spec.speculation.num_speculative_tokens
+        metrics = speculative_decoding_to_proto(generation.statistics, num_spec_tokens)
+        summary.speculative_decoding.CopyFrom(metrics)
         return verifier_pb2.Finished(
             reason=finish_reason_to_proto(verdict.finish_reason),
             stop_token_id=verdict.stop_token_id,  # None leaves a field of a message unset
+            stop_string=verdict.stop_string,
             num_prompt_tokens=len(spec.prompt_token_ids),
             # Resumed tokens are part of the output.
             num_output_tokens=verdict.base_len + len(verdict.token_ids) - len(spec.prompt_token_ids),
-            summary=summary_to_proto(
-                spec.speculation.method, generation.statistics, spec.requested_method, generation.traffic
-            ),
+            summary=summary,
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol
 
+from outrider.core.adjustments import Adjustment, TextAdjustments
 from outrider.core.auto.controller import Controller
 from outrider.core.auto.strategies import PLAIN, opening_params, params_of, strategies_of
 from outrider.core.costs import DraftTimings, Waiting, patience_ms, waiting_of
@@ -19,7 +20,9 @@ from outrider.core.statistics import DraftTime, RoundTime, RunningMean, Statisti
 from outrider.core.tree import Draft, Node, StreamNodes, TokenId
 from outrider.models.prefill import MIN_PREFILL_ROWS
 from outrider.models.runner import KVCache, Segment
+from outrider.models.text import TextCodec
 from outrider.verifier.metrics import RoundCounts
+from outrider.verifier.reports import SessionReports
 from outrider.verifier.retrieval import Question, SessionRetrieval
 from outrider.verifier.round import (
     EmptyRoundReason,
@@ -27,6 +30,7 @@ from outrider.verifier.round import (
     is_worth_verifying,
     select_nodes,
 )
+from outrider.verifier.stop_text import StopText
 from outrider.verifier.timings import EngineTimings
 
 MAX_DRAFT_ROUNDS = 4.0
@@ -86,6 +90,7 @@ class VerifySession:
         counts: RoundCounts,
         tiers: TierSource | None,
         now: float,
+        codec: TextCodec | None = None,
         *,
         has_drafter: bool = True,
     ) -> None:
@@ -98,9 +103,12 @@ class VerifySession:
             counts: What all sessions have counted.
             tiers: Copies of the datastore's tiers. None means that there is no datastore.
             now: Time of the opening.
+            codec: Decodes the text. None is for a generation without stop strings.
             has_drafter: True if drafts will come, should the method want any.
         """
-        self.session = Session(spec, counts)
+        stop_text = StopText(spec, codec) if spec.stop and codec is not None else None
+        self.session = Session(spec, counts, () if stop_text is None else (stop_text,))
+        self._adjustments = TextAdjustments(spec.sampling, self.session.tree, len(spec.prompt_token_ids))
         self.listener = listener
         self.cache = cache
         self.opened_at = now
@@ -145,6 +153,11 @@ class VerifySession:
         # What is retrieved on this side.
         plan = target_plan(spec.speculation)
         self._retrieval = None if plan is None else SessionRetrieval(self.session, plan, timings, tiers)
+
+        # What is told beside the tokens.
+        self.reports = SessionReports(spec, stop_text)
+        self.num_prompt_rows = 0
+        """Rows with logits of the latest segment that only tell how probable the prompt is. They come first."""
 
         # The next round.
         self.nodes: list[Node] = []
@@ -414,7 +427,8 @@ class VerifySession:
         if self.is_prefilling and len(pending) > max_prefill_rows:
             # No verdict follows, which would begin a round: the next piece is ready from the next plan on.
             self.ready_since = None
-            return Segment(self.cache, pending[:max_prefill_rows], num_logits=0)
+            self.num_prompt_rows = max_prefill_rows if self.reports.wants_prompt else 0
+            return Segment(self.cache, pending[:max_prefill_rows], num_logits=self.num_prompt_rows)
         # The last piece of a prompt; `is_ready` has chosen no nodes while there was more of it.
         if self.is_prefilling:
             self.nodes = self._next_nodes()
@@ -422,7 +436,9 @@ class VerifySession:
         # Parents come before their children: what is left is a chain or a sub-tree still.
         self.nodes = self.nodes[:max_num_nodes]
         self._empty_reason = self._reason_if_empty(is_crowded_out=is_crowded_out)
-        return Segment.of_tree(self.cache, pending, self.nodes, num_logits=1 + len(self.nodes))
+        self.num_prompt_rows = len(pending) - 1 if self.reports.wants_prompt else 0
+        num_logits = self.num_prompt_rows + 1 + len(self.nodes)
+        return Segment.of_tree(self.cache, pending, self.nodes, num_logits=num_logits)
 
     def _reason_if_empty(self, *, is_crowded_out: bool) -> EmptyRoundReason | None:
         if self.nodes or self.session.max_chain_len < 1:
@@ -438,6 +454,12 @@ class VerifySession:
             was_awaited=self._waiting_since is not None,
         )
 
+    def adjustments(self) -> list[Adjustment | None]:
+        """Returns for each row of the round how its logits are changed before a token is drawn."""
+        if not self.session.spec.sampling.has_adjustments:
+            return [None] * (1 + len(self.nodes))
+        return [self._adjustments.behind(node) for node in (self.session.tree.root, *self.nodes)]
+
     @property
     def wants_next_tokens(self) -> bool:
         """True if `apply` shall be told the most probable next tokens of every row."""
@@ -450,6 +472,7 @@ class VerifySession:
         started: float,
         now: float,
         next_tokens: Sequence[Sequence[Follower]] = (),
+        num_forward_rows: int = 0,
     ) -> Verdict:
         """Commits what the target's draws decide, and prepares the next round.
 
@@ -459,6 +482,7 @@ class VerifySession:
             started: Time at which the round began.
             now: Time at which its draws were there.
             next_tokens: The most probable ones of each row with their weights, if the session wants them.
+            num_forward_rows: Rows of the forward, those of other sessions included.
         """
         session, nodes = self.session, self.nodes
         self._count_timeout()
@@ -477,7 +501,9 @@ class VerifySession:
         if self._retrieval is not None:
             rejected_rows = () if verdict.rejected_row is None else (verdict.rejected_row,)
             self._retrieval.learn([nodes[row - 1] for row in (*verdict.accepted_rows, *rejected_rows)], verdict)
-        self._count_round(verdict, forward_ms, started, now)
+        method = self._strategy.method  # read before the controller chooses that of the next round
+        times = self._count_round(verdict, forward_ms, started, now)
+        verdict = self.reports.complete(verdict, method, nodes, times, num_forward_rows)
         self._begin_round(now)
         return verdict
 
@@ -489,8 +515,9 @@ class VerifySession:
         elif self._retrieval is not None:
             self._retrieval.time_out()
 
-    def _count_round(self, verdict: Verdict, forward_ms: float, started: float, now: float) -> None:
-        """Counts a round and its times, and lets the controller choose the strategy of the next one."""
+    def _count_round(self, verdict: Verdict, forward_ms: float, started: float, now: float) -> RoundTime:
+        """Counts a round and its times, which it returns, and lets the controller choose the strategy of the next
+        one."""
         has_waited, statistics = self._waiting_since is not None, self.session.statistics
         wait_ms = 0.0 if self._waiting_since is None else (started - self._waiting_since) * 1e3
         retrieval_ms = 0.0 if self._retrieval is None else self._retrieval.spent_s * 1e3
@@ -508,6 +535,7 @@ class VerifySession:
             self._set_strategy()
             if verdict.finish_reason is not None:
                 statistics.decisions = self._controller.decisions()
+        return times
 
     def _begin_round(self, now: float) -> None:
         """Prepares the next round: what is known in process continues the commit at once."""

@@ -11,12 +11,12 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from outrider.core.auto.strategies import Decision
-from outrider.core.params import Method, SamplingParams, Source, check
+from outrider.core.params import Method, Source, check
 from outrider.core.session import FinishReason
 from outrider.core.statistics import COUNTS, RoundTime, Statistics, Traffic, median_or_zero
 from outrider.core.tree import Draft, SparseRow
 from outrider.v1 import types_pb2, verifier_pb2
-from outrider.wire.speculation import METHODS_TO_PROTO, scalars_from_proto, scalars_to_proto
+from outrider.wire.speculation import METHODS_TO_PROTO
 
 PROTOCOL_VERSION = 1
 
@@ -30,18 +30,6 @@ MAX_Q_ROW_LEN = 1024
 """Most tokens in what one node was drawn from."""
 MAX_Q_ROW_TOTAL = 2**31 - 1
 """Largest sum of their weights."""
-
-
-def sampling_from_proto(message: types_pb2.SamplingParams, default_seed: int) -> SamplingParams:
-    """Returns how tokens are drawn; unset fields have the defaults that the proto states."""
-    return SamplingParams(**{"seed": default_seed} | scalars_from_proto(message, SamplingParams))
-
-
-def sampling_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
-    """Returns how tokens are drawn, with every field set."""
-    message = types_pb2.SamplingParams()
-    scalars_to_proto(params, message)
-    return message
 
 
 def token_ids_from_proto(token_ids: Iterable[int], vocab_size: int, field: str) -> tuple[int, ...]:

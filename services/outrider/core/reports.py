@@ -1,0 +1,83 @@
+"""What a generation tells beside its text, if the request asks for it: log-probabilities, and what each round did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from outrider.core.params import Method, Source, check
+from outrider.core.statistics import RoundTime
+
+MAX_LOGPROBS = 20
+"""Most tokens beside a token whose log-probabilities are told."""
+
+
+class LogprobsMode(Enum):
+    """The numbers that are told for log-probabilities. The values are those of the wire, the names vLLM's."""
+
+    RAW_LOGPROBS = 1
+    """Of the model's own distribution: before temperature, penalties, bias and filters."""
+    RAW_LOGITS = 2
+    """The model's own logits."""
+    PROCESSED_LOGPROBS = 3
+    """Of the distribution that tokens are drawn from."""
+    PROCESSED_LOGITS = 4
+    """The logits of that distribution."""
+
+    @property
+    def is_processed(self) -> bool:
+        """True if the numbers are those after all that a request asks for."""
+        return self in (LogprobsMode.PROCESSED_LOGPROBS, LogprobsMode.PROCESSED_LOGITS)
+
+    @property
+    def is_normalised(self) -> bool:
+        """True if the numbers are log-probabilities, not logits."""
+        return self in (LogprobsMode.RAW_LOGPROBS, LogprobsMode.PROCESSED_LOGPROBS)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportParams:
+    """Parameters of what is told beside the text. The text does not depend on them."""
+
+    logprobs: int | None = None
+    """Most probable tokens whose log-probabilities are told beside each output token's own. None means not even its
+    own."""
+    prompt_logprobs: int | None = None
+    """The same for prompt tokens."""
+    logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS
+    echo: bool = False
+    """Tells the prompt as the target reads it."""
+    rounds: bool = False
+    """Tells what each round did."""
+
+    def __post_init__(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            check(value is None or 0 <= value <= MAX_LOGPROBS, f"report.{name}", f"in [0, {MAX_LOGPROBS}]", value)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The log-probability of one token, or its logit (`LogprobsMode`), and those of the most probable ones there."""
+
+    logprob: float
+    rank: int
+    """Number of tokens that were more probable, and 1."""
+    top: tuple[tuple[int, float], ...]
+    """Token ids and their numbers, the most probable first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """What one round did."""
+
+    method: Method
+    """The way in which it was drafted."""
+    drafted_by_source: Mapping[Source, int]
+    """Drafted tokens that were verified."""
+    num_accepted: int
+    """Those of them that were kept."""
+    num_forward_rows: int
+    """Rows of the target's forward, those of other sessions included."""
+    times: RoundTime

@@ -1,0 +1,60 @@
+"""What a session tells beside its tokens: the text where it may have a stop string, log-probabilities, its rounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from outrider.core.params import Method
+from outrider.core.reports import RoundReport, TokenLogprobs
+from outrider.core.session import SessionSpec, Verdict
+from outrider.core.statistics import RoundTime
+from outrider.core.tree import Node
+from outrider.verifier.stop_text import StopText
+
+
+class SessionReports:
+    """Completes the verdicts of one session by what its request asks for. Owned by the engine's thread."""
+
+    def __init__(self, spec: SessionSpec, stop_text: StopText | None) -> None:
+        """`stop_text` decodes the output where the generation has stop strings; None where it has none."""
+        self._params, self._stop_text = spec.report, stop_text
+        self._num_prompt_tokens = len(spec.prompt_token_ids)
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._is_first = True
+
+    @property
+    def wants_prompt(self) -> bool:
+        """True if log-probabilities of prompt tokens are still to be told."""
+        return self._params.prompt_logprobs is not None and len(self._prompt_logprobs) < self._num_prompt_tokens - 1
+
+    def add_prompt_logprobs(self, first_position: int, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Takes in those of prompt tokens from a position on; nothing is known of what lies before the first call."""
+        # After a preemption the prompt is read again: what is known already is passed over.
+        num_known = 1 + len(self._prompt_logprobs) - first_position
+        self._prompt_logprobs += logprobs[max(0, num_known) :]
+
+    def complete(
+        self, verdict: Verdict, method: Method, nodes: Sequence[Node], times: RoundTime, num_forward_rows: int
+    ) -> Verdict:
+        """Returns a verdict with what is told beside its tokens.
+
+        Args:
+            verdict: That of the round.
+            method: The way in which the round was drafted.
+            nodes: Drafted tokens that it verified.
+            times: Its times.
+            num_forward_rows: Rows of its forward, those of other sessions included.
+        """
+        if self._stop_text is not None:
+            last_text = self._stop_text.finish() if verdict.finish_reason is not None else ""
+            text, stop_string = self._stop_text.take_text(), self._stop_text.found
+            verdict = replace(verdict, text=text, last_text=last_text, stop_string=stop_string)
+        if self._is_first and self._prompt_logprobs:
+            verdict = replace(verdict, prompt_logprobs=tuple(self._prompt_logprobs))
+        self._is_first = False
+        if not self._params.rounds:
+            return verdict
+        drafted = Counter(node.source for node in nodes)
+        return replace(verdict, report=RoundReport(method, drafted, verdict.num_accepted, num_forward_rows, times))

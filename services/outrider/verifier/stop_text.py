@@ -1,0 +1,53 @@
+"""The text of a generation that has stop strings: it is decoded where the generation can still be ended by it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.core.session import SessionSpec
+from outrider.core.stop_strings import StopStrings
+from outrider.core.tree import TokenId
+from outrider.models.text import TextCodec
+
+
+class StopText:
+    """Decodes the output token by token, and ends the generation at a stop string (`outrider.core.session.Ending`)."""
+
+    def __init__(self, spec: SessionSpec, codec: TextCodec) -> None:
+        """Begins behind the resumed tokens, whose text has been sent as far as it was decided."""
+        self._stream = codec.stream()
+        self._strings = StopStrings(spec.stop, includes_stop=spec.includes_stop)
+        self._min_tokens = spec.sampling.min_tokens
+        self._num_tokens = 0
+        self._text: list[str] = []
+        self.take(spec.resume_token_ids)
+        self._text.clear()
+
+    @property
+    def found(self) -> str | None:
+        """The stop string that has ended the generation, if one has."""
+        return self._strings.found
+
+    def take(self, token_ids: Sequence[TokenId]) -> int | None:
+        """See `outrider.core.session.Ending`."""
+        for number, token_id in enumerate(token_ids, start=1):
+            self._num_tokens += 1
+            # The tokens that are asked for at least may end with a stop string, like any others.
+            may_stop = self._num_tokens >= self._min_tokens
+            self._text.append(self._strings.feed(self._stream.step([token_id]), may_stop=may_stop))
+            if self.found is not None:
+                return number
+        return None
+
+    def take_text(self) -> str:
+        """Returns the text that was decided since the last call."""
+        text = "".join(self._text)
+        self._text.clear()
+        return text
+
+    def finish(self) -> str:
+        """Returns the text that no further token will decide. None may follow."""
+        if self.found is not None:
+            return ""
+        # Bytes of a character that was never finished may end with a stop string too: the end is the end.
+        return self._strings.feed(self._stream.finish(), may_stop=False) + self._strings.finish()

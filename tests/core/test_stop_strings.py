@@ -1,0 +1,56 @@
+"""Stop strings: found where they first end, wherever the text is cut."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.stop_strings import StopStrings
+
+texts = st.text(alphabet="abc", max_size=20)
+stops = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+def by_definition(text: str, strings: list[str], *, includes_stop: bool) -> tuple[str, str | None]:
+    for end in range(1, len(text) + 1):
+        ending = [string for string in strings if text[:end].endswith(string)]
+        if ending:
+            longest = max(ending, key=len)
+            return text[: end if includes_stop else end - len(longest)], longest
+    return text, None
+
+
+@given(text=texts, strings=stops, cuts=st.sets(st.integers(0, 20)), includes_stop=st.booleans())
+def test_where_the_text_is_cut_decides_nothing(
+    text: str, strings: list[str], cuts: set[int], includes_stop: bool
+) -> None:
+    watched = StopStrings(strings, includes_stop=includes_stop)
+    bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    decided = ""
+    for begin, end in pairwise(bounds):
+        decided += watched.feed(text[begin:end])
+        # What is decided stays so: nothing of a stop is ever said before it is known to be none.
+        assert by_definition(text, strings, includes_stop=includes_stop)[0].startswith(decided)
+        if watched.found is not None:
+            break
+    decided += "" if watched.found is not None else watched.finish()
+    assert (decided, watched.found) == by_definition(text, strings, includes_stop=includes_stop)
+
+
+@given(text=texts, strings=stops)
+def test_only_what_may_become_a_stop_is_held_back(text: str, strings: list[str]) -> None:
+    watched = StopStrings(strings)
+    decided = watched.feed(text)
+    if watched.found is None:
+        held = text[len(decided) :]
+        assert not held or any(string.startswith(held) for string in strings)
+
+
+def test_a_string_that_ends_too_early_is_passed_over() -> None:
+    watched = StopStrings(["ab", "bx"])
+    assert watched.feed("1ab", may_stop=False) == "1a"  # the b may begin bx
+    assert watched.feed("c ") == "bc "
+    assert watched.feed("ab") == ""
+    assert watched.found == "ab"

@@ -1,0 +1,209 @@
+"""Every sampling parameter under every method: the text is that of `off`, and at temperature 0 that of transformers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.models.loading import build_hf_model
+from outrider_cli.prompts import default_prompts
+from outrider_client import Client, FinishReason, Result
+from tests.e2e.test_lossless import VARIANTS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
+
+NUM_TOKENS = 40
+PROMPTS = [prompt.text for prompt in default_prompts()][:4]
+BAD_WORDS = ["self", "return", "def test"]
+
+PARAMETERS: dict[str, Mapping[str, Any]] = {
+    "repetition": {"repetition_penalty": 1.3},
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"frequency_penalty": 0.8, "presence_penalty": -0.5},
+    "bias": {"logit_bias": {10: 4.0, 11: -100.0, 300: 2.5}},
+    "min_tokens": {"min_tokens": 20, "stop_token_ids": list(range(5, 200)), "ignore_eos": False},
+    "bad_words": {"bad_words": BAD_WORDS},
+    "stop": {"stop": ["\n\n", "):", "self."]},
+    "all": {
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.2,
+        "logit_bias": {20: 3.0},
+        "bad_words": ["self"],
+        "min_tokens": 10,
+        "top_p": 0.95,
+        "top_k": 50,
+        "min_p": 0.01,
+        "stop": ["\n\n", "):"],
+        "logprobs": 3,
+    },
+}
+
+
+async def generate(client: Client, prompt: str, temperature: float, variant: str, given: Mapping[str, Any]) -> Result:
+    name, _, rows = variant.partition(" ")
+    base, _, retrieval = name.partition("+")
+    options: dict[str, Any] = {
+        "ignore_eos": True,
+        "method": base,
+        "rows": rows or ("chain" if base not in ("off", "retrieval", "spacelike") else None),
+        "retrieval": True if retrieval else None,
+        "sources": retrieval.split(",") if retrieval not in ("", "retrieval") else None,
+        **given,
+    }
+    return await client.complete(prompt, temperature=temperature, seed=5, max_tokens=NUM_TOKENS, **options)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+async def test_a_parameter_gives_the_text_of_off_under_every_method(client: Client, name: str, full: bool) -> None:
+    prompts = PROMPTS if full else PROMPTS[list(PARAMETERS).index(name) % 4 :][:1]
+    for temperature in (0.0, 0.8):
+        for prompt in prompts:
+            results = await asyncio.gather(
+                *(generate(client, prompt, temperature, variant, PARAMETERS[name]) for variant in VARIANTS)
+            )
+            for variant, result in zip(VARIANTS, results, strict=True):
+                assert said(result) == said(results[0]), f"{variant} at temperature {temperature}"
+
+
+def said(result: Result) -> tuple[Any, ...]:
+    told = [(each.rank, [token_id for token_id, _ in each.top]) for each in result.logprobs]
+    return result.token_ids, result.text, result.finish_reason, result.stop_string, result.stop_token_id, told
+
+
+@pytest.mark.parametrize("name", ["repetition", "bias", "bad_words", "min_tokens"])
+async def test_greedy_text_is_that_of_transformers_with_the_same_parameters(client: Client, name: str) -> None:
+    model, tokenizer = build_hf_model("demo/target", "float32")
+    given = dict(PARAMETERS[name])
+    options: dict[str, Any] = {"eos_token_id": given.get("stop_token_ids")}
+    if penalty := given.get("repetition_penalty"):
+        options["repetition_penalty"] = penalty
+    if bias := given.get("logit_bias"):
+        options["sequence_bias"] = [[[token_id], value] for token_id, value in bias.items()]
+    if given.get("bad_words"):
+        spellings = [spelling for word in BAD_WORDS for spelling in (word, f" {word}")]
+        options["bad_words_ids"] = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in spellings]
+    if given.get("min_tokens"):
+        options["min_new_tokens"] = given["min_tokens"]
+    for prompt in PROMPTS:
+        ids = torch.tensor([tokenizer(prompt)["input_ids"]])
+        with torch.inference_mode():
+            expected = model.generate(ids, do_sample=False, max_new_tokens=NUM_TOKENS, **options)
+        result = await generate(client, prompt, 0.0, "best-first", given)
+        stop = [] if result.stop_token_id is None else [result.stop_token_id]
+        assert [*result.token_ids, *stop] == expected[0, ids.shape[1] :].tolist(), prompt
+
+
+async def test_a_bad_word_is_never_said(client: Client) -> None:
+    plain = await generate(client, PROMPTS[0], 0.0, "off", {})
+    words = [tuple(plain.token_ids[begin : begin + length]) for begin, length in ((0, 1), (4, 2), (9, 3))]
+    assert any(contains(plain.token_ids, word) for word in words)
+    without = await generate(client, PROMPTS[0], 0.0, "pearl", {"bad_words_token_ids": words})
+    assert not any(contains(without.token_ids, word) for word in words)
+
+
+def contains(token_ids: Sequence[int], word: Sequence[int]) -> bool:
+    return any(tuple(token_ids[begin : begin + len(word)]) == tuple(word) for begin in range(len(token_ids)))
+
+
+# Stop strings.
+
+
+@pytest.mark.parametrize("method", ["off", "pearl", "best-first"])
+async def test_nothing_behind_a_stop_string_leaves_the_server(client: Client, method: str) -> None:
+    plain = await generate(client, PROMPTS[1], 0.0, method, {})
+    # A piece in the middle of the text, cut anywhere within tokens.
+    for begin in range(20, len(plain.text) - 12, 7):
+        stop = plain.text[begin : begin + 5]
+        expected = plain.text[: plain.text.index(stop)]
+        async with client.generate(
+            PROMPTS[1], temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, method=method, stop=stop
+        ) as generation:
+            seen = ""
+            async for chunk in generation:
+                seen += chunk.text
+                assert expected.startswith(seen)
+        result = generation.result
+        assert (seen, result.text, result.stop_string) == (expected, expected, stop)
+        assert result.finish_reason is FinishReason.STOP
+        assert result.num_output_tokens == len(result.token_ids)
+        # The last token is the one that completes the string.
+        assert stop not in await client.detokenize(result.token_ids[:-1])
+        assert stop in await client.detokenize(result.token_ids)
+        included = await generate(client, PROMPTS[1], 0.0, method, {"stop": [stop], "include_stop_str_in_output": True})
+        assert included.text == expected + stop
+
+
+async def test_a_text_with_stop_strings_is_resumed_exactly_wherever_it_was_broken_off(client: Client) -> None:
+    plain = await generate(client, PROMPTS[1], 0.0, "off", {})
+    given = {"stop": [plain.text[60:66]]}
+    whole = await generate(client, PROMPTS[1], 0.0, "pearl", given)
+    texts = []
+    for number in range(1, len(whole.token_ids) + 1):
+        rest = await generate(client, PROMPTS[1], 0.0, "off", {**given, "resume_token_ids": whole.token_ids[:number]})
+        assert (*whole.token_ids[:number], *rest.token_ids) == whole.token_ids
+        assert rest.stop_string == whole.stop_string
+        assert whole.text.endswith(rest.text)
+        texts.append(rest.text)
+    assert texts[-1] == ""
+
+
+# What is told beside the text.
+
+
+@pytest.mark.parametrize("variant", ["off", "pearl", "best-first tree", "retrieval", "auto"])
+async def test_logprobs_are_those_of_transformers(client: Client, variant: str) -> None:
+    model, tokenizer = build_hf_model("demo/target", "float32")
+    for temperature in (0.0, 1.0):
+        given = {"logprobs": 5, "prompt_logprobs": 2, "echo": True, "presence_penalty": 0.5}
+        result = await generate(client, PROMPTS[2], temperature, variant, given)
+        prompt = tokenizer(PROMPTS[2])["input_ids"]
+        assert (list(result.prompt_token_ids), result.prompt_text) == (prompt, PROMPTS[2])
+        text = [*prompt, *result.token_ids]
+        with torch.inference_mode():
+            expected = model(torch.tensor([text])).logits[0].log_softmax(-1)
+        told = [*result.prompt_logprobs, *result.logprobs]
+        assert (len(told), len(result.logprobs)) == (len(text) - 1, len(result.token_ids))
+        for token_id, row, each in zip(text[1:], expected, told, strict=False):
+            assert each.logprob == pytest.approx(float(row[token_id]), abs=1e-4)
+            values, _ = row.topk(len(each.top))
+            assert [value for _, value in each.top] == pytest.approx(values.tolist(), abs=1e-4)
+            assert (each.rank == 1) == (each.top[0][0] == token_id)
+        assert {len(each.top) for each in result.logprobs} == {5}
+
+
+async def test_processed_logprobs_are_of_what_is_drawn_from(client: Client) -> None:
+    given = {"logprobs": 20, "top_k": 3, "logprobs_mode": "processed-logprobs"}
+    result = await generate(client, PROMPTS[0], 0.7, "pearl", given)
+    for each in result.logprobs:
+        probabilities = [2.718281828**value for _, value in each.top]
+        assert sum(probabilities[:3]) == pytest.approx(1.0, abs=1e-4)
+        assert sum(probabilities[3:]) == 0
+        assert each.rank <= 3
+
+
+async def test_a_round_tells_what_it_did(client: Client) -> None:
+    async with client.generate(
+        PROMPTS[0], temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, method="pearl", rounds=True
+    ) as generation:
+        rounds = [chunk.round async for chunk in generation]
+    assert all(each is not None and each.times.round_ms > 0 and each.num_forward_rows > 0 for each in rounds)
+    summary, metrics = generation.result.summary, generation.result.summary.speculative_decoding
+    drafted = sum(count.num_tokens for each in rounds if each for count in each.drafted_by_source)
+    assert drafted == summary.num_drafted_tokens == metrics.num_draft_tokens
+    assert metrics.num_accepted_draft_tokens == summary.num_accepted_tokens
+    assert sum(metrics.acceptance_histogram) == metrics.num_spec_steps
+    assert sum(i * n for i, n in enumerate(metrics.acceptance_histogram)) == summary.num_accepted_tokens
+
+
+async def test_a_long_prompt_is_cut_to_its_last_tokens(client: Client) -> None:
+    whole = await client.tokenize(PROMPTS[0])
+    cut = await client.complete(
+        PROMPTS[0], truncate_prompt_tokens=7, echo=True, max_tokens=8, temperature=0, ignore_eos=True
+    )
+    asked = await client.complete(whole[-7:], max_tokens=8, temperature=0, ignore_eos=True)
+    assert (cut.prompt_token_ids, cut.token_ids) == (tuple(whole[-7:]), asked.token_ids)

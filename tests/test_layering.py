@@ -53,6 +53,7 @@ HOMES = {
     "safetensors": ("services/outrider/models/",),
     "tokenizers": ("services/outrider/models/",),
     "huggingface_hub": ("services/outrider/models/",),
+    "llguidance": ("services/outrider/models/structure.py",),
     "redis": ("services/outrider/datastore/redis/",),
     "hiredis": ("services/outrider/datastore/redis/",),
     "pydivsufsort": ("services/outrider/datastore/", "clients/outrider_bench/workers/"),

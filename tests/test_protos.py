@@ -122,7 +122,8 @@ def messages(file: FileDescriptorProto) -> Iterator[tuple[tuple[int, ...], Descr
     while found:
         path, message, name = found.pop()
         yield path, message, name
-        nested = enumerate(message.nested_type)
+        # Those that protoc makes of maps have no place in the file.
+        nested = [each for each in enumerate(message.nested_type) if not each[1].options.map_entry]
         found += [((*path, 3, index), inner, f"{name}.{inner.name}") for index, inner in nested]
 
 

@@ -31,6 +31,7 @@ STYLES: dict[Source, tuple[str, str]] = {
     Source.RING: ("retrieval", "cyan"),
     Source.RECYCLED: ("retrieval", "cyan"),
     Source.POOL: ("retrieval", "cyan"),
+    Source.GRAMMAR: ("grammar", "magenta"),
 }
 """Name in the legend and colour of a source. The target's own tokens look like ordinary text."""
 
@@ -78,7 +79,12 @@ def show(
 
 def legend() -> Text:
     """Returns the names of the colours, each in its colour."""
-    meanings = {"draft": "guessed by the draft model", "retrieval": "retrieved", "target": "the target's own"}
+    meanings = {
+        "draft": "guessed by the draft model",
+        "retrieval": "retrieved",
+        "grammar": "forced by a grammar",
+        "target": "the target's own",
+    }
     line = Text()
     # A dict: the sources of one name share one entry.
     for name, style in dict(STYLES.values()).items():

@@ -99,6 +99,16 @@ class GenerationFlags:
     bad_words: Annotated[
         list[str] | None, _sampling("--bad-word", text="Word that the text must not have. Can be repeated.")
     ]
+    json_schema: Annotated[
+        str | None,
+        _sampling("--json-schema", metavar="JSON|@FILE", text="JSON schema that the text must obey."),
+    ]
+    regex: Annotated[str | None, _sampling("--regex", text="Regular expression that the whole text must match.")]
+    grammar: Annotated[
+        str | None,
+        _sampling("--grammar", metavar="TEXT|@FILE", text="Grammar that the text must obey, in Lark or GBNF."),
+    ]
+    choice: Annotated[list[str] | None, _sampling("--choice", text="Text to choose. Can be repeated.")]
     truncate_prompt_tokens: Annotated[int | None, _sampling(text="Keeps the last tokens of the prompt, so many.")]
     method: Annotated[
         Method | None,
@@ -186,16 +196,36 @@ def _generation(
     method_param: list[str] | None = None,
     sources: str | None = None,
     logit_bias: list[str] | None = None,
+    json_schema: str | None = None,
+    regex: str | None = None,
+    grammar: str | None = None,
+    choice: list[str] | None = None,
     **flags: Any,
 ) -> GenerateOptions:
     # typer makes an empty list of a flag that can be repeated and was not given.
     flags = {name: value for name, value in flags.items() if value != []}
     given = {**flags, **_method_params(flags.get("method"), method_param or ())}
+    structures = {"json": _text(json_schema), "regex": regex, "grammar": _text(grammar), "choice": choice or None}
+    structures = {kind: value for kind, value in structures.items() if value is not None}
+    if len(structures) > 1:
+        raise typer.BadParameter("only one of --json-schema, --regex, --grammar and --choice may be given")
+    if structures:
+        given["structured_outputs"] = structures
     if logit_bias:
         given["logit_bias"] = dict(map(_bias, logit_bias))
     if sources is not None:
         given["sources"] = [_source_name(name) for name in sources.split(",")]
     return cast(GenerateOptions, given)
+
+
+def _text(value: str | None) -> str | None:
+    """Returns a text, or that of the file that it names behind an @. Ends the command if there is none."""
+    if value is None or not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"cannot read {value[1:]}: {error}") from None
 
 
 def _bias(pair: str) -> tuple[int, float]:

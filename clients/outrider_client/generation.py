@@ -42,7 +42,7 @@ class Chunk:
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of the tokens, in parallel, where they were asked for."""
     round: verifier_pb2.RoundReport | None = None
-    """What the round did, where that was asked for."""
+    """The work of the round, where that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ A parameter of the protocol is named once here, in `GenerateOptions`; its place 
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict, TypeVar, cast
@@ -64,6 +65,9 @@ class GenerateOptions(TypedDict, total=False):
     """Words that the output must not have."""
     bad_words_token_ids: Sequence[Sequence[int]] | None
     """The same by token ids."""
+    structured_outputs: Mapping[str, Any] | None
+    """Has the output obey a description: `{"json": schema}`, `{"json_object": True}`, `{"regex": "[a-z]+"}`,
+    `{"grammar": text}` in Lark's notation or in GBNF, or `{"choice": ["yes", "no"]}`. A schema is a dict or JSON."""
     truncate_prompt_tokens: int | None
     """Keeps only so many tokens of the prompt, the last ones."""
     logprobs: int | None
@@ -205,7 +209,23 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
         report=_message_of(verifier_pb2.ReportParams, given),
         resume_token_ids=given.get("resume_token_ids", ()),
         truncate_prompt_tokens=given.get("truncate_prompt_tokens"),
+        structured_outputs=_structured_outputs(given["structured_outputs"]) if "structured_outputs" in given else None,
     )
+
+
+def _structured_outputs(given: object) -> types_pb2.StructuredOutputs:
+    """Returns the description of an output. Raises TypeError if it is none, or more than one."""
+    known = list(types_pb2.StructuredOutputs.DESCRIPTOR.fields_by_name)
+    if not isinstance(given, Mapping) or len(given) != 1 or not set(given) <= set(known):
+        raise TypeError(f"structured_outputs must have one of {', '.join(known)}, got {given!r}")
+    ((kind, value),) = given.items()
+    if kind == "json" and not isinstance(value, str):
+        value = json.dumps(value)
+    if kind == "choice":
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise TypeError(f"structured_outputs.choice must be a list, got {value!r}")
+        value = types_pb2.Choices(choices=value)
+    return types_pb2.StructuredOutputs(**{kind: value})
 
 
 def _source_numbers(sources: object) -> list[int]:

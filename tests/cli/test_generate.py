@@ -39,12 +39,14 @@ def test_every_parameter_of_the_protocol_has_a_flag() -> None:
 
 
 def test_every_flag_of_a_generation_is_an_option_of_the_sdk() -> None:
-    flags = GenerationFlags.__annotations__.keys() - {"method_param"}  # stands for those that methods have
+    # They stand for those that methods have, and for `structured_outputs`.
+    flags = GenerationFlags.__annotations__.keys() - {"method_param", "json_schema", "regex", "grammar", "choice"}
     assert flags < GenerateOptions.__annotations__.keys()
     missing = GenerateOptions.__annotations__.keys() - flags - METHOD_MESSAGES.keys()
     assert missing == {
         *("resume_token_ids", "resume", "resume_timeout_s", "stall_timeout_s"),
         *("bad_words_token_ids", "logprobs", "prompt_logprobs", "logprobs_mode", "echo", "rounds"),
+        "structured_outputs",
     }
 
 

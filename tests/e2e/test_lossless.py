@@ -8,29 +8,17 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from outrider.core.params import Method
 from outrider.models.loading import build_hf_model, load_model
 from outrider.models.runner import Segment
 from outrider_cli.prompts import default_prompts
 from outrider_client.client import Client
+from tests.support.variants import VARIANTS, options_of
 
 # Hundreds of generations each, on machines of any speed.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 
 NUM_TOKENS = 32
 NUM_PROMPTS = 40
-VARIANTS = (
-    "off",
-    *(method.value for method in Method if method is not Method.OFF),
-    "pearl+retrieval",
-    "best-first+retrieval",
-    *(f"{method.value} tree" for method in Method if method.has_draft_model),
-    "retrieval tree",
-    *(f"retrieval+{source}{rows}" for source in ("recycled", "pool") for rows in ("", " tree")),
-    "pearl+recycled",
-    "best-first+pool,recycled,dynamic tree",
-)
-"""A method, `+retrieval` or `+` its sources if continuations are retrieved, ` tree` if its rows are."""
 
 
 def prompts() -> list[str]:
@@ -40,18 +28,13 @@ def prompts() -> list[str]:
 
 
 async def generate(client: Client, prompt: str, temperature: float, variant: str) -> tuple[int, ...]:
-    name, _, rows = variant.partition(" ")
-    base, _, retrieval = name.partition("+")
     result = await client.complete(
         prompt,
         temperature=temperature,
         seed=len(prompt),
         max_tokens=NUM_TOKENS,
         ignore_eos=True,
-        method=base,
-        rows=rows or ("chain" if Method(base).has_draft_model else None),
-        retrieval=True if retrieval else None,
-        sources=retrieval.split(",") if retrieval not in ("", "retrieval") else None,
+        **options_of(variant),
     )
     assert not result.summary.degraded
     return result.token_ids

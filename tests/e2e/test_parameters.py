@@ -12,7 +12,7 @@ import torch
 from outrider.models.loading import build_hf_model
 from outrider_cli.prompts import default_prompts
 from outrider_client import Client, FinishReason, Result
-from tests.e2e.test_lossless import VARIANTS
+from tests.support.variants import VARIANTS, options_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 
@@ -45,16 +45,7 @@ PARAMETERS: dict[str, Mapping[str, Any]] = {
 
 
 async def generate(client: Client, prompt: str, temperature: float, variant: str, given: Mapping[str, Any]) -> Result:
-    name, _, rows = variant.partition(" ")
-    base, _, retrieval = name.partition("+")
-    options: dict[str, Any] = {
-        "ignore_eos": True,
-        "method": base,
-        "rows": rows or ("chain" if base not in ("off", "retrieval", "spacelike") else None),
-        "retrieval": True if retrieval else None,
-        "sources": retrieval.split(",") if retrieval not in ("", "retrieval") else None,
-        **given,
-    }
+    options = {"ignore_eos": True, **options_of(variant), **given}
     return await client.complete(prompt, temperature=temperature, seed=5, max_tokens=NUM_TOKENS, **options)
 
 

@@ -11,6 +11,7 @@ from outrider.core.auto.strategies import params_of, strategies_of
 from outrider.core.params import TIERS, AcceptanceRule, Method, RetrievalScope, Rows, Source, SpeculationParams
 from outrider.core.retrieval.plan import draft_plan
 from outrider.core.session import SessionSpec
+from outrider.models.structure import Grammars
 from outrider.models.text import TextCodec
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.verifier.admission import Limits, prompt_token_ids, session_spec
@@ -40,7 +41,8 @@ def admitted(
     )
     model = target_model()
     limits = Limits(defaults, SpeculationLimits(), has_speculator, has_datastore)
-    return session_spec(request, model, TextCodec(model.tokenizer), limits, brings_drafts=brings_drafts)
+    codec, grammars = TextCodec(model.tokenizer), Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids)
+    return session_spec(request, model, codec, limits, grammars, brings_drafts=brings_drafts)
 
 
 @pytest.mark.parametrize("has_speculator", [False, True])

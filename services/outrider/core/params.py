@@ -197,6 +197,7 @@ class Source(Enum):
     RECYCLED = 9
     POOL = 10
     RANDOM = 11
+    GRAMMAR = 12
 
 
 class RetrievalScope(Enum):

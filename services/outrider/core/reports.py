@@ -1,4 +1,4 @@
-"""What a generation tells beside its text, if the request asks for it: log-probabilities, and what each round did."""
+"""Reports of a generation beside its text, where the request asks for them: log-probabilities, and its rounds."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class LogprobsMode(Enum):
     """The numbers that are told for log-probabilities. The values are those of the wire, the names vLLM's."""
 
     RAW_LOGPROBS = 1
-    """Of the model's own distribution: before temperature, penalties, bias and filters."""
+    """Log-probabilities of the model's own distribution: before temperature, penalties, bias and filters."""
     RAW_LOGITS = 2
     """The model's own logits."""
     PROCESSED_LOGPROBS = 3
-    """Of the distribution that tokens are drawn from."""
+    """Log-probabilities of the distribution that tokens are drawn from."""
     PROCESSED_LOGITS = 4
     """The logits of that distribution."""
 
@@ -31,6 +31,11 @@ class LogprobsMode(Enum):
         return self in (LogprobsMode.PROCESSED_LOGPROBS, LogprobsMode.PROCESSED_LOGITS)
 
     @property
+    def raw(self) -> LogprobsMode:
+        """The same of the model's own distribution."""
+        return LogprobsMode.RAW_LOGPROBS if self.is_normalised else LogprobsMode.RAW_LOGITS
+
+    @property
     def is_normalised(self) -> bool:
         """True if the numbers are log-probabilities, not logits."""
         return self in (LogprobsMode.RAW_LOGPROBS, LogprobsMode.PROCESSED_LOGPROBS)
@@ -38,7 +43,7 @@ class LogprobsMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReportParams:
-    """Parameters of what is told beside the text. The text does not depend on them."""
+    """Parameters of the reports. The text does not depend on them."""
 
     logprobs: int | None = None
     """Most probable tokens whose log-probabilities are told beside each output token's own. None means not even its
@@ -70,7 +75,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """What one round did."""
+    """The work of one round."""
 
     method: Method
     """The way in which it was drafted."""

@@ -20,6 +20,7 @@ from outrider.core.noise import row_key
 from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
 from outrider.core.reports import ReportParams, RoundReport, TokenLogprobs
 from outrider.core.statistics import Counts, Statistics
+from outrider.core.structure import Matcher, Structure, StructuredText
 from outrider.core.tree import DraftTree, Node, TokenId
 
 
@@ -68,7 +69,7 @@ class Verdict:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Those of the prompt from its second token on, in the first verdict."""
     report: RoundReport | None = None
-    """What the round did, where the request asks for it."""
+    """The work of the round, where the request asks for it."""
 
 
 class Ending(Protocol):
@@ -105,15 +106,22 @@ class SessionSpec:
     """Strings that end the generation."""
     includes_stop: bool = False
     """True if the text has the stop string at its end."""
+    is_complete: bool = False
+    """True if the resumed tokens are a whole output already, by a stop string or the structure: nothing is left to
+    generate."""
     resumed_stop: str | None = None
-    """The stop string that the resumed tokens end with, if they do: then nothing is left to generate."""
+    """The stop string that the resumed tokens end with, if they do."""
     report: ReportParams = field(default_factory=ReportParams)
+    structure: Structure | None = None
+    """Description of the texts that the output must be one of."""
+    matcher: Matcher | None = field(default=None, compare=False)
+    """Follows the output through it, and stands at its beginning. Set if, and only if, `structure` is."""
 
 
 def ending_of(spec: SessionSpec) -> Verdict | None:
     """Returns the last verdict of a generation whose resumed tokens are all that it may emit, or None if it goes on."""
     num_resumed = len(spec.resume_token_ids)
-    if num_resumed < spec.max_tokens and spec.resumed_stop is None:
+    if num_resumed < spec.max_tokens and not spec.is_complete:
         return None
     return Verdict(
         num_drafted=0,
@@ -124,7 +132,7 @@ def ending_of(spec: SessionSpec) -> Verdict | None:
         sources=(),
         rejected_token_ids=(),
         rejected_row=None,
-        finish_reason=FinishReason.LENGTH if spec.resumed_stop is None else FinishReason.STOP,
+        finish_reason=FinishReason.STOP if spec.is_complete else FinishReason.LENGTH,
         stop_token_id=None,
         stop_string=spec.resumed_stop,
     )
@@ -133,16 +141,20 @@ def ending_of(spec: SessionSpec) -> Verdict | None:
 class Session:
     """Runs one generation as a state machine. The caller owns the model, the clock and the streams."""
 
-    def __init__(self, spec: SessionSpec, totals: Counts | None = None, endings: Sequence[Ending] = ()) -> None:
+    def __init__(self, spec: SessionSpec, totals: Counts | None = None, ending: Ending | None = None) -> None:
         """
         Args:
             spec: The request.
             totals: Counts of the process; those of this generation are added to them. None means that there are none.
-            endings: What may end it beside stop tokens and its length.
+            ending: What may end it beside stop tokens, its structure and its length.
         """
         self.spec = spec
-        self._endings = endings
         self.tree = DraftTree(spec.prompt_token_ids + spec.resume_token_ids, spec.vocab_size)
+        self.structured: StructuredText | None = None
+        """Holds the output to its structure, if it must have one."""
+        if spec.matcher is not None:
+            self.structured = StructuredText(spec.matcher, self.tree, spec.resume_token_ids)
+        self._endings = [each for each in (self.structured, ending) if each is not None]
         self.statistics = Statistics(totals=totals)
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: TokenId | None = None

@@ -37,6 +37,7 @@ class Node:
 
     # No __eq__: nodes are keys by their identity, because the same token may be claimed in many places.
     __slots__ = (
+        "barred",
         "children",
         "is_expanded",
         "logprob",
@@ -61,6 +62,8 @@ class Node:
         self.source = source
         self.state = state
         self.children: dict[TokenId, Node] = {}
+        self.barred: set[TokenId] | None = None
+        """Tokens that cannot follow it (`DraftTree.remove`). None means that none is known."""
         self.path_logprob: float = logprob if parent is None else parent.path_logprob + logprob
         """Sum of the log-probabilities from an ancestor that all live nodes share: nodes of one tree can be compared by
         it, before and after a commit. Relative to the root, subtract the root's."""
@@ -147,7 +150,7 @@ class DraftTree:
 
         Returns:
             The node that now stands for the claim, which may be an existing one. None if the claim is contradicted, its
-            parent is gone, the token does not exist, or the tree is full.
+            parent is gone, the token does not exist or cannot come there, or the tree is full.
         """
         if parent.state is NodeState.DEAD or not 0 <= token_id < self.vocab_size:
             return None
@@ -160,6 +163,8 @@ class DraftTree:
             # By its position it is the last committed token; but perhaps a copy of the root, made as an anchor, whose
             # children nobody would find.
             parent = self.root
+        if parent.barred is not None and token_id in parent.barred:
+            return None
         existing = parent.children.get(token_id)
         if existing is not None:
             if source is Source.DRAFT and existing.source is not Source.DRAFT:
@@ -199,6 +204,14 @@ class DraftTree:
                 self.root = child
                 num_known += 1
         return num_known
+
+    def remove(self, node: Node) -> None:
+        """Removes a live node, and all below it, that cannot come: nobody's claim brings it back."""
+        if node.state is NodeState.LIVE and node.parent is not None:
+            parent = node.parent
+            del parent.children[node.token_id]
+            self._kill(node)
+            parent.barred = (parent.barred or set()) | {node.token_id}
 
     def _kill(self, node: Node) -> None:
         # A stack, not recursion: a chain of max_num_nodes is deeper than Python's default limit.

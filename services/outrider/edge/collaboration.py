@@ -25,6 +25,7 @@ from outrider.wire.handshake import handshake
 from outrider.wire.sampling import sampling_from_proto
 from outrider.wire.speculation import METHODS, SpeculationLimits, speculation_from_proto
 from outrider.wire.steering import check_drafted, steering_from_proto
+from outrider.wire.structure import structure_from_proto
 
 if TYPE_CHECKING:  # it imports torch, see there
     from outrider.edge.draft_model import Drafter
@@ -188,7 +189,10 @@ class Collaboration:
             spellings=self._drafter.codec.spellings,
         )
         committed, num_prompt_tokens = [*self._prompt_token_ids, *self._output], len(self._prompt_token_ids)
-        self._drafter.open(self._session_id, committed, num_prompt_tokens, sampling, speculation, self)
+        structure = None
+        if self._request.HasField("structured_outputs"):
+            structure = structure_from_proto(self._request.structured_outputs)
+        self._drafter.open(self._session_id, committed, num_prompt_tokens, sampling, speculation, self, structure)
         self._opened = self._current = speculation
 
 

@@ -11,6 +11,7 @@ import structlog
 
 from outrider.core.blocks import PoolState, PrefixScope
 from outrider.core.params import SamplingParams, SpeculationParams, Steering
+from outrider.core.structure import Structure
 from outrider.core.tree import TokenId
 from outrider.edge.settings import EdgeSettings
 from outrider.models.threads import in_own_thread
@@ -107,11 +108,14 @@ class Drafter:
     """Grows draft trees for the generations of this edge. Every method may be called from the event loop."""
 
     def __init__(self, model: LoadedModel, settings: EdgeSettings) -> None:
+        from outrider.models.structure import Grammars
         from outrider.models.text import TextCodec
 
         self.model = model
         self.codec = TextCodec(model.tokenizer)
         """Makes tokens of bad words as the target does, whose tokenizer is the same."""
+        self.grammars = Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids)
+        """Compiles the structures of outputs."""
         self._max_num_sessions = settings.max_num_sessions
         # Kept here besides the engine's own, which change on its thread and later than a call of `reserve` or `close`.
         self._sessions: set[str] = set()
@@ -155,12 +159,14 @@ class Drafter:
         sampling: SamplingParams,
         speculation: SpeculationParams,
         listener: DraftListener,
+        structure: Structure | None = None,
     ) -> None:
         """Begins a session whose room is reserved.
 
         Raises:
             InvalidParameter: a token is outside the vocabulary.
             OutOfRange: the draft model's context is too short.
+            BadStructure: the structure of the output cannot be compiled.
         """
         from outrider.speculator.session import DraftSessionSpec
 
@@ -177,6 +183,7 @@ class Drafter:
             speculation,
             self.model.vocab_size,
             prefix_salt=f"caller {current_tenant() or ''}",
+            matcher=None if structure is None else self.grammars.matcher(structure),
         )
         self._engine.open(spec, listener)
 

@@ -44,7 +44,7 @@ def adjusted(logits: Tensor, adjustments: Sequence[Adjustment | None]) -> Iterat
 
 
 class _Places:
-    """Where the adjustments of rows are in the flat logits, and by how much: tensors on their device."""
+    """Places of the adjustments of rows in the flat logits, and by how much: tensors on their device."""
 
     def __init__(self, rows: Sequence[tuple[int, Adjustment]], logits: Tensor) -> None:
         self._rows, self._width, self._device = rows, logits.shape[-1], logits.device

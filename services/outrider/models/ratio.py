@@ -23,8 +23,11 @@ from outrider.core.acceptance import (
 from outrider.core.adjustments import Adjustment
 from outrider.core.drafting.policy import Candidate
 from outrider.core.params import SamplingParams
+from outrider.core.structure import Matcher, StructureBroken, StructuredText
+from outrider.core.tree import Node
 from outrider.models.adjustments import adjusted
 from outrider.models.sampling import Sampler, tempered_and_filtered
+from outrider.models.structure import mask_row, masked
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,10 @@ class Round:
     """Tokens that the ratio rule judges, one for each row but the first. None means the match rule."""
     adjustments: Sequence[Adjustment | None] = ()
     """Changes of each row's logits before a token is drawn. Empty means that there are none."""
+    nodes: Sequence[Node] = ()
+    """Drafted tokens of the rows but the first. Needed with `structured` only."""
+    structured: StructuredText | None = None
+    """Holds the draws to a structure. None means that there is none."""
 
 
 def emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round]) -> list[list[int]]:
@@ -151,9 +158,48 @@ def _emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round]) -> list[
         for number in drawn:
             found[number] = list(islice(tokens, len(rounds[number].output_indices)))
     for number, (each, span) in enumerate(zip(rounds, spans, strict=True)):
-        if each.chain is not None:
-            found[number] = judge(sampler, logits[slice(*span)], each.sampling, each.output_indices[0], each.chain)
+        rows = logits[slice(*span)]
+        if each.structured is not None:
+            found[number] = _structured(sampler, rows, each, each.structured, found.get(number, []))
+        elif each.chain is not None:
+            found[number] = judge(sampler, rows, each.sampling, each.output_indices[0], each.chain)
     return [found[number] for number in range(len(rounds))]
+
+
+def _structured(
+    sampler: Sampler, logits: Tensor, round_: Round, structured: StructuredText, draws: Sequence[int]
+) -> list[int]:
+    """Returns the draws of a round that obey its structure. If the text cannot go on: none, and `structured` says
+    why."""
+    sampling, indices = round_.sampling, round_.output_indices
+
+    def redraw(row: int, matcher: Matcher) -> int:
+        (token_id,) = sampler.draw(masked(logits[row : row + 1], matcher), [sampling], [indices[row]])
+        return token_id
+
+    try:
+        if round_.chain is None:
+            # Filters look at the whole distribution: they come behind the structure.
+            is_filtered = sampling.has_filters and not sampling.is_greedy
+            return structured.settled(round_.nodes, draws, redraw, all_=is_filtered)
+        rows, path = logits.clone(), list[int]()
+        for row in range(len(rows)):
+            if row:
+                path.append(round_.chain[row - 1].token_id)
+            matcher = structured.behind(path)
+            if matcher is None:
+                break  # the token before is judged, and refused
+            is_over = matcher.is_over
+            if not is_over:
+                mask_row(rows, row, matcher)
+            matcher.rollback(len(path))
+            if is_over:
+                break  # what is drawn behind the end is cut off
+        rows = rows[: row + 1]
+        return judge(sampler, rows, sampling, indices[0], round_.chain[: len(rows) - 1])
+    except StructureBroken as error:
+        structured.error = str(error)
+        return []
 
 
 @torch.inference_mode()

@@ -17,6 +17,7 @@ import structlog
 
 from outrider.core.params import SamplingParams, SpeculationParams, Steering
 from outrider.core.statistics import RunningMean, Traffic
+from outrider.core.structure import Structure
 from outrider.core.tree import Draft, TokenId
 from outrider.peers.channel import PeerState
 from outrider.peers.reconnecting import (
@@ -38,6 +39,7 @@ from outrider.wire.handshake import Model, handshake
 from outrider.wire.sampling import sampling_to_proto
 from outrider.wire.speculation import speculation_to_proto
 from outrider.wire.steering import steering_to_proto
+from outrider.wire.structure import structure_to_proto
 
 log = structlog.get_logger(__name__)
 
@@ -111,6 +113,8 @@ class SpeculationSpec:
     microseconds. 0 means that it shall not wait."""
     prefix_salt: str = ""
     """Sessions of the same salt find each other's prefixes there; empty means that this one shares none."""
+    structure: Structure | None = None
+    """Description of the texts that the output must be one of."""
 
 
 class SpeculatorPeer:
@@ -295,6 +299,7 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
                 speculation=speculation_to_proto(self._spec.speculation),
                 max_forward_us=self._spec.max_forward_us,
                 prefix_salt=self._spec.prefix_salt,
+                structured_outputs=None if self._spec.structure is None else structure_to_proto(self._spec.structure),
             )
         )
         # A speculator that comes back has forgotten everything.

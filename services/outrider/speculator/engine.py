@@ -176,6 +176,11 @@ class Engine(EngineThread[_Drafting, _Growth]):
             if segment.num_logits
         ]
         with adjusted(logits, [each for session, expansion in drawing for each in session.adjustments(expansion)]):
+            first_row = 0
+            for session, expansion in drawing:
+                num_rows = len(expansion.nodes) + len(expansion.phrase)
+                session.keep_to_structure(expansion, logits[first_row : first_row + num_rows])
+                first_row += num_rows
             found = candidates(
                 self._sampler,
                 logits,

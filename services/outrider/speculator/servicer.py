@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import structlog
 
 from outrider.core.params import InvalidParameter, Method, SpeculationParams, check
+from outrider.core.structure import Matcher
 from outrider.core.tree import Draft, TokenId
 from outrider.models.loading import LoadedModel
+from outrider.models.structure import BadStructure, Grammars
 from outrider.security.callers import name_of_caller
 from outrider.security.quotas import Quotas
 from outrider.server import streams
@@ -20,7 +23,7 @@ from outrider.speculator.metrics import read_drafts
 from outrider.speculator.session import DraftSessionSpec
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import SPECULATE, current_span, traced_call
-from outrider.v1 import speculator_pb2, speculator_pb2_grpc
+from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
 from outrider.version import __version__
 from outrider.wire.convert import draft_to_proto, token_ids_from_proto
 from outrider.wire.errors import (
@@ -37,6 +40,7 @@ from outrider.wire.handshake import check_handshake, model_info
 from outrider.wire.sampling import sampling_from_proto
 from outrider.wire.speculation import METHODS_TO_PROTO, SpeculationLimits, speculation_from_proto
 from outrider.wire.steering import DRAFTED, check_drafted, steering_from_proto
+from outrider.wire.structure import structure_from_proto
 
 log = structlog.get_logger(__name__)
 
@@ -149,6 +153,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         self._stall_timeout_s = stall_timeout_s
         self._model: LoadedModel | None = None
         self._engine: Engine | None = None
+        self._grammars: Grammars | None = None
         self._is_draining = False
         self.num_sessions = 0
         self._streams: set[_Stream] = set()
@@ -183,7 +188,10 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         with traced_call(SPECULATE, context), rpc_errors(context):
             model, engine = self._loaded()
             # grpc.aio makes one iterator of a call's requests: `_read` goes on behind the message that is taken here.
-            spec = self._spec(await anext(aiter(requests), None), model, engine.forward_us)
+            first = await anext(aiter(requests), None)
+            spec = self._spec(first, model, engine.forward_us)
+            if first is not None and first.open.HasField("structured_outputs"):
+                spec = replace(spec, matcher=await self._matcher(first.open.structured_outputs, model))
             with self._quotas.session(name_of_caller(context)):
                 await self._draft(spec, requests, context, model, engine)
 
@@ -261,6 +269,16 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             stream.end(invalid_argument(error))
         else:
             stream.end()
+
+    async def _matcher(self, message: types_pb2.StructuredOutputs, model: LoadedModel) -> Matcher:
+        """Compiles the grammar of a session's output, in a thread."""
+        if self._grammars is None:
+            self._grammars = Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids)
+        structure = structure_from_proto(message)
+        try:
+            return await asyncio.to_thread(self._grammars.matcher, structure)
+        except BadStructure as error:
+            raise InvalidArgument(f"open.structured_outputs.{structure.kind.value}", str(error)) from error
 
     def _spec(
         self, request: speculator_pb2.SpeculateRequest | None, model: LoadedModel, forward_us: int

@@ -22,10 +22,12 @@ from outrider.core.params import Method, SamplingParams, Source, SpeculationPara
 from outrider.core.retrieval.plan import draft_plan
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.statistics import RunningMean
-from outrider.core.tree import Draft, DraftTree, Node, NodeState, TokenId
+from outrider.core.structure import Matcher, StructureBroken, StructuredText
+from outrider.core.tree import Draft, DraftTree, Node, NodeState, TokenId, path_to
 from outrider.models.prefill import MIN_PREFILL_ROWS
 from outrider.models.ratio import DraftDraw
 from outrider.models.runner import KVCache, Segment
+from outrider.models.structure import Logits, mask_row
 from outrider.speculator.metrics import DraftCounts
 from outrider.speculator.phrases import Phrases
 from outrider.speculator.send_budget import SendBudget
@@ -45,6 +47,8 @@ class DraftSessionSpec:
     """True if nothing is read or grown before the caller steers."""
     prefix_salt: str = ""
     """Sessions of the same salt find each other's prefixes; empty means that this one shares none."""
+    matcher: Matcher | None = None
+    """Follows the output through its structure, and stands at its beginning. None means that it has none."""
 
 
 class DraftSession:
@@ -80,6 +84,10 @@ class DraftSession:
         """True if candidates are scored by the draft model's own probabilities."""
         self.tree = DraftTree(spec.committed_token_ids, spec.vocab_size)
         self._adjustments = TextAdjustments(spec.sampling, self.tree, spec.num_prompt_tokens)
+        self._structured: StructuredText | None = None
+        if spec.matcher is not None:
+            output = spec.committed_token_ids[spec.num_prompt_tokens :]
+            self._structured = StructuredText(spec.matcher, self.tree, output)
         self.cache = cache
         self.has_begun = False
         """True once it has had room in the pool."""
@@ -160,6 +168,8 @@ class DraftSession:
         # These two walk down from the old root, so they come before the tree is re-rooted.
         self._claims.judge(self.tree, token_ids)
         self._phrases.commit(token_ids)
+        if self._structured is not None:
+            self._structured.take(token_ids)
         num_nodes = self.tree.num_nodes
         num_known = self.tree.commit(token_ids)
         self._counts.num_committed += num_known
@@ -258,6 +268,27 @@ class DraftSession:
             *map(self._adjustments.behind, expansion.nodes),
             *(self._adjustments.behind(tip, phrase) for phrase in phrases),
         ]
+
+    def keep_to_structure(self, expansion: Expansion, logits: Logits) -> None:
+        """Takes what the structure of the output forbids out of an expansion's logits, in place.
+
+        Args:
+            expansion: The expansion.
+            logits: float32 [rows of the expansion, vocab].
+        """
+        if self._structured is None or self._structured.error:
+            return
+        paths = [path_to(node, self.tree.root) for node in expansion.nodes]
+        paths += [[*paths[-1], *expansion.phrase[: length + 1]] for length in range(len(expansion.phrase))]
+        try:
+            for row, path in enumerate(paths):
+                matcher = self._structured.behind(path)
+                if matcher is not None:
+                    if not matcher.is_over:
+                        mask_row(logits, row, matcher)
+                    matcher.rollback(len(path))
+        except StructureBroken as error:
+            self._structured.error = str(error)  # guesses go on without; the target tells its caller
 
     def draws(self, expansion: Expansion) -> Sequence[DraftDraw | None]:
         """Returns the draw for each row of an expansion's logits; None means that the row is ranked."""

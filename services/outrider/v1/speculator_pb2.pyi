@@ -18,7 +18,7 @@ class SpeculateRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[SpeculateOpen, _Mapping]] = ..., commit: _Optional[_Union[_types_pb2.Commit, _Mapping]] = ..., steering: _Optional[_Union[_types_pb2.Steering, _Mapping]] = ...) -> None: ...
 
 class SpeculateOpen(_message.Message):
-    __slots__ = ("handshake", "session_id", "committed_token_ids", "num_prompt_tokens", "sampling", "speculation", "max_forward_us", "prefix_salt")
+    __slots__ = ("handshake", "session_id", "committed_token_ids", "num_prompt_tokens", "sampling", "speculation", "max_forward_us", "prefix_salt", "structured_outputs")
     HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class SpeculateOpen(_message.Message):
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     MAX_FORWARD_US_FIELD_NUMBER: _ClassVar[int]
     PREFIX_SALT_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     handshake: _types_pb2.Handshake
     session_id: str
     committed_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -35,7 +36,8 @@ class SpeculateOpen(_message.Message):
     speculation: _types_pb2.SpeculationParams
     max_forward_us: int
     prefix_salt: str
-    def __init__(self, handshake: _Optional[_Union[_types_pb2.Handshake, _Mapping]] = ..., session_id: _Optional[str] = ..., committed_token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[_types_pb2.SpeculationParams, _Mapping]] = ..., max_forward_us: _Optional[int] = ..., prefix_salt: _Optional[str] = ...) -> None: ...
+    structured_outputs: _types_pb2.StructuredOutputs
+    def __init__(self, handshake: _Optional[_Union[_types_pb2.Handshake, _Mapping]] = ..., session_id: _Optional[str] = ..., committed_token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[_types_pb2.SpeculationParams, _Mapping]] = ..., max_forward_us: _Optional[int] = ..., prefix_salt: _Optional[str] = ..., structured_outputs: _Optional[_Union[_types_pb2.StructuredOutputs, _Mapping]] = ...) -> None: ...
 
 class SpeculateResponse(_message.Message):
     __slots__ = ("opened", "draft")

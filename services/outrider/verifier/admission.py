@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from outrider.core.blocks import PrefixScope
 from outrider.core.params import TIERS, AcceptanceRule, Method, RetrievalScope, SpeculationParams, check
 from outrider.core.session import SessionSpec
+from outrider.core.structure import StructureBroken
 from outrider.core.tree import TokenId
 from outrider.models.loading import LoadedModel
+from outrider.models.structure import BadStructure, Grammars
 from outrider.models.text import ChatRefused, NoChatTemplate, TextCodec
 from outrider.v1 import verifier_pb2
 from outrider.verifier.stop_text import StopText
@@ -19,6 +21,7 @@ from outrider.wire.errors import FailedPrecondition, InvalidArgument, OutOfRange
 from outrider.wire.reports import report_from_proto
 from outrider.wire.sampling import sampling_from_proto, stop_strings_from_proto, stop_token_ids_from_proto
 from outrider.wire.speculation import SpeculationLimits, speculation_from_proto
+from outrider.wire.structure import structure_from_proto
 
 MAX_TOKEN_LEN = 256
 """Most characters of one token: the longest in use, runs of spaces, have half as many."""
@@ -69,7 +72,13 @@ def prompt_token_ids(prompt: verifier_pb2.Prompt, model: LoadedModel, codec: Tex
 
 
 def session_spec(
-    request: verifier_pb2.GenerateRequest, model: LoadedModel, codec: TextCodec, limits: Limits, *, brings_drafts: bool
+    request: verifier_pb2.GenerateRequest,
+    model: LoadedModel,
+    codec: TextCodec,
+    limits: Limits,
+    grammars: Grammars,
+    *,
+    brings_drafts: bool,
 ) -> SessionSpec:
     """Checks a request and resolves every field of it.
 
@@ -121,8 +130,28 @@ def session_spec(
         includes_stop=request.sampling.include_stop_str_in_output,
         report=report_from_proto(request.report),
     )
-    # The text may have come to its end just before the call broke that is resumed.
-    return replace(spec, resumed_stop=StopText(spec, codec).found) if resumed and spec.stop else spec
+    if request.HasField("structured_outputs"):
+        spec = _structured(spec, request, grammars)
+    if resumed and spec.stop and (found := StopText(spec, codec).found):
+        # The text had come to its end just before the call broke that is resumed.
+        spec = replace(spec, is_complete=True, resumed_stop=found)
+    return spec
+
+
+def _structured(spec: SessionSpec, request: verifier_pb2.GenerateRequest, grammars: Grammars) -> SessionSpec:
+    """Returns a spec with the structure that the output must have."""
+    rule = "unset or false with structured_outputs: the grammar says where the text may end"
+    check(not request.sampling.ignore_eos, "sampling.ignore_eos", rule, request.sampling.ignore_eos)
+    structure = structure_from_proto(request.structured_outputs)
+    field = f"structured_outputs.{structure.kind.value}"
+    try:
+        matcher, trial = grammars.matcher(structure), grammars.matcher(structure)
+    except (BadStructure, StructureBroken) as error:
+        raise InvalidArgument(field, str(error)) from error
+    resumed = spec.resume_token_ids
+    is_allowed = all(trial.consume(token_id) for token_id in resumed)
+    check(is_allowed, "resume_token_ids", f"a beginning that {field} allows", "another one")
+    return replace(spec, structure=structure, matcher=matcher, is_complete=bool(resumed) and trial.is_over)
 
 
 def _truncated(prompt: tuple[TokenId, ...], request: verifier_pb2.GenerateRequest) -> tuple[TokenId, ...]:

@@ -14,24 +14,20 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 
-from torch import Tensor
-
 from outrider.core.blocks import OutOfBlocks
 from outrider.core.costs import HOLD_SHARE, ForwardTimes
-from outrider.core.reports import LogprobsMode, ReportParams
 from outrider.core.retrieval.recycling import NUM_NEXT
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
-from outrider.models.adjustments import adjusted
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
-from outrider.models.logprobs import token_logprobs
+from outrider.models.logprobs import round_logprobs, without_prompts
 from outrider.models.packing import Segment
 from outrider.models.prefill import PrefillTurns
 from outrider.models.ratio import Round, emitted
 from outrider.models.residency import Residency
-from outrider.models.sampling import Sampler, most_probable, tempered_and_filtered
+from outrider.models.sampling import Sampler, most_probable
 from outrider.models.text import TextCodec
 from outrider.models.timing import Stopwatch, stopwatch_for
 from outrider.verifier.metrics import RoundCounts
@@ -170,7 +166,14 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._stopwatch.start()
         logits = self._runner.forward(segments)
         self._stopwatch.stop()
-        logits = self._take_prompts(logits, work, segments)
+        logits, of_prompts = without_prompts(
+            logits,
+            [(segment.num_logits, session.num_prompt_rows) for session, segment in zip(work, segments, strict=True)],
+        )
+        for session, segment, rows in zip(work, segments, of_prompts, strict=True):
+            if session.num_prompt_rows:
+                # The rows are in the cache by now.
+                session.reports.add_prompt(rows, segment.cache.length - len(segment.token_ids))
         # Without a verdict are the pieces of prompts that are not through.
         drawing = [
             session
@@ -196,34 +199,18 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             of_session = list(islice(next_tokens, len(rows)))
             if not self.residency.has(session):
                 continue  # closed a moment ago, by what was posted during the forward: its cache is empty
+            if round_.structured is not None and round_.structured.error:
+                self._loop.call_soon_threadsafe(session.listener.on_broken, round_.structured.error)
+                self.remove(session.session.spec.session_id)
+                continue
             verdict = session.apply(token_ids, forward_ms, started, now, of_session, num_rows)
-            verdict = _with_logprobs(verdict, session.session.spec.report, rows, round_)
+            verdict = replace(verdict, logprobs=round_logprobs(rows, round_, verdict, session.session.spec.report))
             verdicts.append((session.listener, verdict, session.session.statistics, session.peer_requests()))
             if verdict.finish_reason is not None:
                 self.remove(session.session.spec.session_id)
         if verdicts:
             # One call for all of them: each one would write to the pipe that wakes the loop.
             self._loop.call_soon_threadsafe(_deliver, verdicts)
-
-    def _take_prompts(self, logits: Tensor, work: list[VerifySession], segments: list[Segment]) -> Tensor:
-        """Tells sessions what the forward says of their prompts, where they ask; returns the logits of all other
-        rows."""
-        if not any(session.num_prompt_rows for session in work):
-            return logits
-        others: list[int] = []
-        first_row = 0
-        for session, segment in zip(work, segments, strict=True):
-            num_prompt_rows, spec = session.num_prompt_rows, session.session.spec
-            if num_prompt_rows:
-                # The logits of a row are of the token behind it. Behind the prompt are tokens that were resumed.
-                position = session.cache.length - len(segment.token_ids) + 1
-                token_ids = spec.prompt_token_ids[position : position + num_prompt_rows]
-                rows = logits[first_row : first_row + len(token_ids)]
-                told = token_logprobs(rows, token_ids, spec.report.prompt_logprobs or 0, _raw(spec.report))
-                session.reports.add_prompt_logprobs(position, told)
-            others += range(first_row + num_prompt_rows, first_row + segment.num_logits)
-            first_row += segment.num_logits
-        return logits[others]
 
     def _segments(self, work: list[VerifySession]) -> tuple[list[VerifySession], list[Segment]]:
         """Makes the rows of a step, and room for them in the pool: of all sessions that decode, and of some prompts."""
@@ -319,35 +306,8 @@ def round_of(session: VerifySession) -> Round:
     offset = first - len(generation.committed)
     indices = [first, *(node.position + 1 + offset for node in session.nodes)]
     chain = session.nodes if generation.decides_by_ratio else None
-    return Round(generation.spec.sampling, indices, chain, session.adjustments())
-
-
-def _raw(report: ReportParams) -> LogprobsMode:
-    """Returns what is told of a prompt, of which nothing was drawn."""
-    return LogprobsMode.RAW_LOGPROBS if report.logprobs_mode.is_normalised else LogprobsMode.RAW_LOGITS
-
-
-def _with_logprobs(verdict: Verdict, report: ReportParams, logits: Tensor, round_: Round) -> Verdict:
-    """Returns a verdict with the log-probabilities of its tokens, if they are asked for.
-
-    Args:
-        verdict: That of the round.
-        report: What is asked for.
-        logits: float32 [rows of the round, vocab], not adjusted.
-        round_: The round, as it was before the verdict.
-    """
-    if report.logprobs is None or not verdict.token_ids:
-        return verdict
-    # A token was drawn from the row of the one before it: the root's, then those of the accepted ones.
-    rows = [0, *verdict.accepted_rows][: len(verdict.token_ids)]
-    drawn_from = logits[rows]
-    if report.logprobs_mode.is_processed:
-        adjustments = round_.adjustments or [None] * len(logits)
-        with adjusted(drawn_from, [adjustments[row] for row in rows]):
-            drawn_from = tempered_and_filtered(drawn_from, [round_.sampling] * len(rows))
-    return replace(
-        verdict, logprobs=tuple(token_logprobs(drawn_from, verdict.token_ids, report.logprobs, report.logprobs_mode))
-    )
+    sampling, structured = generation.spec.sampling, generation.structured
+    return Round(sampling, indices, chain, session.adjustments(), session.nodes, structured)
 
 
 def _deliver(verdicts: list[tuple[GenerationListener, Verdict, Statistics, PeerRequests]]) -> None:

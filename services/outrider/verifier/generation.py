@@ -21,7 +21,7 @@ from outrider.peers.datastore import DatastorePeer, RetrievalStream
 from outrider.peers.speculator import SpeculationSpec, SpeculationStream, SpeculatorPeer
 from outrider.verifier.engine import Engine
 from outrider.verifier.session import PeerRequests, VerifySession
-from outrider.wire.errors import ResourceExhausted, RpcError, Unavailable
+from outrider.wire.errors import InvalidArgument, ResourceExhausted, RpcError, Unavailable
 
 HIGH_WATER = 64
 """Verdicts that a slow reader may be behind before its generation pauses."""
@@ -106,7 +106,13 @@ class Generation:
             return
         spec, params = self.spec, opening_params(self.spec.speculation)
         opening = SpeculationSpec(
-            spec.session_id, len(spec.prompt_token_ids), spec.sampling, params, max_forward_us, self._salt or ""
+            spec.session_id,
+            len(spec.prompt_token_ids),
+            spec.sampling,
+            params,
+            max_forward_us,
+            self._salt or "",
+            spec.structure,
         )
         self._speculation = self._context.run(self._speculator.speculate, opening, self._committed, self)
         self.traffic = self._speculation.traffic
@@ -240,6 +246,10 @@ class Generation:
     def on_no_room(self) -> None:
         """Ends the generation: others have taken all room for too long."""
         self.fail(ResourceExhausted("no room for this session in the pool of keys and values came free in time"))
+
+    def on_broken(self, reason: str) -> None:
+        """Ends the generation: its text cannot go on under its structure."""
+        self.fail(InvalidArgument("structured_outputs", f"cannot be followed any further: {reason}"))
 
     def on_failure(self) -> None:
         """Ends the generation: the engine could not go on."""

@@ -1,4 +1,4 @@
-"""What a session tells beside its tokens: the text where it may have a stop string, log-probabilities, its rounds."""
+"""Reports of a session beside its tokens: its text where that may have a stop string, log-probabilities, rounds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from outrider.core.reports import RoundReport, TokenLogprobs
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import RoundTime
 from outrider.core.tree import Node
+from outrider.models.logprobs import Logits, token_logprobs
 from outrider.verifier.stop_text import StopText
 
 
@@ -20,20 +21,23 @@ class SessionReports:
     def __init__(self, spec: SessionSpec, stop_text: StopText | None) -> None:
         """`stop_text` decodes the output where the generation has stop strings; None where it has none."""
         self._params, self._stop_text = spec.report, stop_text
-        self._num_prompt_tokens = len(spec.prompt_token_ids)
+        self._prompt_token_ids = spec.prompt_token_ids
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._is_first = True
 
     @property
     def wants_prompt(self) -> bool:
         """True if log-probabilities of prompt tokens are still to be told."""
-        return self._params.prompt_logprobs is not None and len(self._prompt_logprobs) < self._num_prompt_tokens - 1
+        return self._params.prompt_logprobs is not None and len(self._prompt_logprobs) < len(self._prompt_token_ids) - 1
 
-    def add_prompt_logprobs(self, first_position: int, logprobs: Sequence[TokenLogprobs]) -> None:
-        """Takes in those of prompt tokens from a position on; nothing is known of what lies before the first call."""
+    def add_prompt(self, logits: Logits, position: int) -> None:
+        """Takes in the logits behind tokens of the prompt, from a position on. Resumed tokens may stand behind it."""
         # After a preemption the prompt is read again: what is known already is passed over.
-        num_known = 1 + len(self._prompt_logprobs) - first_position
-        self._prompt_logprobs += logprobs[max(0, num_known) :]
+        num_known = max(0, len(self._prompt_logprobs) - position)
+        token_ids = self._prompt_token_ids[position + num_known + 1 : position + 1 + len(logits)]
+        of_tokens = logits[num_known : num_known + len(token_ids)]
+        num_top, mode = self._params.prompt_logprobs or 0, self._params.logprobs_mode.raw
+        self._prompt_logprobs += token_logprobs(of_tokens, token_ids, num_top, mode)
 
     def complete(
         self, verdict: Verdict, method: Method, nodes: Sequence[Node], times: RoundTime, num_forward_rows: int

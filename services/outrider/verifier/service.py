@@ -10,6 +10,7 @@ from outrider.core.blocks import PrefixScope
 from outrider.core.costs import ForwardTimes
 from outrider.core.params import Method, RetrievalScope, SpeculationParams
 from outrider.models.loading import CannotLoadModel, LoadedModel, load_for
+from outrider.models.structure import Grammars
 from outrider.models.text import TextCodec
 from outrider.models.threads import in_own_thread
 from outrider.models.timing import measure_forward
@@ -87,6 +88,7 @@ class VerifierService:
         self.serving = Serving(
             model=model,
             codec=TextCodec(model.tokenizer),
+            grammars=Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids),
             engine=engine,
             limits=limits_of(settings),
             speculator=_speculator(settings, model, security),

@@ -15,6 +15,7 @@ from outrider.core.params import Method, Steering
 from outrider.core.session import SessionSpec
 from outrider.models.kv_cache import KVPool
 from outrider.models.loading import LoadedModel
+from outrider.models.structure import Grammars
 from outrider.models.text import TextCodec
 from outrider.peers.channel import PeerState
 from outrider.peers.datastore import DatastorePeer
@@ -36,10 +37,13 @@ from outrider.verifier.observer import SessionObserver
 from outrider.verifier.responses import Event, Responses, in_field
 from outrider.version import __version__
 from outrider.wire.convert import token_ids_from_proto
-from outrider.wire.errors import NotServing, ResourceExhausted, rpc_errors
+from outrider.wire.errors import InvalidArgument, NotServing, ResourceExhausted, rpc_errors
 from outrider.wire.handshake import model_info
 from outrider.wire.speculation import METHODS_TO_PROTO
 from outrider.wire.steering import steering_to_proto
+
+COMPILE_TIMEOUT_S = 5.0
+"""Longest time to compile a grammar; the library's own limits mostly end it much earlier."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -50,6 +54,7 @@ class Serving:
 
     model: LoadedModel
     codec: TextCodec
+    grammars: Grammars
     engine: Engine
     limits: Limits
     speculator: SpeculatorPeer | None
@@ -256,8 +261,15 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 async def _session_spec(request: verifier_pb2.GenerateRequest, serving: Serving, *, brings_drafts: bool) -> SessionSpec:
     """Resolves a request; in a thread if it is so large that others on the event loop would wait."""
     model, codec, limits = serving.model, serving.codec, serving.limits
-    resolved = partial(session_spec, request, model, codec, limits, brings_drafts=brings_drafts)
-    return await streams.offload_if_large(request, resolved)
+    resolved = partial(session_spec, request, model, codec, limits, serving.grammars, brings_drafts=brings_drafts)
+    if not request.HasField("structured_outputs"):
+        return await streams.offload_if_large(request, resolved)
+    try:
+        async with asyncio.timeout(COMPILE_TIMEOUT_S):
+            return await asyncio.to_thread(resolved)
+    except TimeoutError:
+        problem = f"must compile within {COMPILE_TIMEOUT_S:g} s"
+        raise InvalidArgument("structured_outputs", problem) from None
 
 
 async def _stream(

@@ -17,6 +17,7 @@ from outrider.core.retrieval.plan import target_plan
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import Session, SessionSpec, Verdict
 from outrider.core.statistics import DraftTime, RoundTime, RunningMean, Statistics
+from outrider.core.structure import StructureBroken, StructuredText
 from outrider.core.tree import Draft, Node, StreamNodes, TokenId
 from outrider.models.prefill import MIN_PREFILL_ROWS
 from outrider.models.runner import KVCache, Segment
@@ -36,6 +37,12 @@ from outrider.verifier.timings import EngineTimings
 MAX_DRAFT_ROUNDS = 4.0
 """Plain rounds that a draft forward may take for an unknown drafter to be tried at once. A slower one can bring a
 quarter at most, and takes several times as long as the target to read a prompt."""
+
+
+FORCED_LOGPROB = -0.05
+"""Log-probability of a token of which the grammar allows the text, but perhaps also another spelling."""
+DRAFTED = (Source.DRAFT, Source.GRAMMAR)
+"""Sources of nodes for which a method that drafts first does not wait any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,9 @@ class GenerationListener(Protocol):
 
     def on_no_room(self) -> None:
         """Called if there was no room in time. Nothing has been generated."""
+
+    def on_broken(self, reason: str) -> None:
+        """Called if the text cannot go on under its structure."""
 
     def on_failure(self) -> None:
         """Called if the engine could not go on; its log says why."""
@@ -107,7 +117,7 @@ class VerifySession:
             has_drafter: True if drafts will come, should the method want any.
         """
         stop_text = StopText(spec, codec) if spec.stop and codec is not None else None
-        self.session = Session(spec, counts, () if stop_text is None else (stop_text,))
+        self.session = Session(spec, counts, stop_text)
         self._adjustments = TextAdjustments(spec.sampling, self.session.tree, len(spec.prompt_token_ids))
         self.listener = listener
         self.cache = cache
@@ -342,7 +352,7 @@ class VerifySession:
     def _is_worth_verifying(self) -> bool:
         if not self._is_drafting or self._is_answered:
             return bool(self.nodes)
-        if self._waiting is Waiting.ALWAYS and self.nodes and self.nodes[0].source is not Source.DRAFT:
+        if self._waiting is Waiting.ALWAYS and self.nodes and self.nodes[0].source not in DRAFTED:
             return False  # draft, then verify: what was retrieved stands behind the draft, not in its place
         return is_worth_verifying(self.session, self.nodes, self._timings, self._accepted_per_chain.get(1.0))
 
@@ -364,9 +374,33 @@ class VerifySession:
         return 0.0
 
     def _next_nodes(self) -> list[Node]:
+        """Chooses the nodes of the next round; none that the structure of the output forbids."""
+        structured = self.session.structured
+        if structured is None or self.session.spec.speculation.method is Method.OFF:
+            return self._chosen_nodes()
+        try:
+            self._add_forced(structured)
+            nodes = self._chosen_nodes()
+            # Under the ratio rule a sample is judged whatever it is: the target refuses it.
+            while nodes and not self.session.decides_by_ratio and structured.prune(nodes):
+                nodes = self._chosen_nodes()
+        except StructureBroken as error:
+            structured.error = str(error)  # the round that begins now ends with it
+            return []
+        return nodes
+
+    def _add_forced(self, structured: StructuredText) -> None:
+        """Adds what the structure forces next, as it is usually spelled."""
+        node: Node | None = self.session.tree.root
+        for token_id in structured.forced()[: max(0, self.session.max_chain_len)]:
+            if node is not None:
+                node = self.session.tree.add(node, token_id, FORCED_LOGPROB, Source.GRAMMAR)
+
+    def _chosen_nodes(self) -> list[Node]:
         fallback = self._fallback()
         if self._strategy.is_plain or fallback is Fallback.PLAIN:
-            return []
+            forced = takewhile(lambda node: node.source is Source.GRAMMAR, self.session.next_chain())
+            return [] if self.session.structured is None else list(forced)
         if fallback is Fallback.RANDOM:
             self.session.add_random_chain()
         # A sub-tree needs no chain, but making one puts what is retrieved into the tree.

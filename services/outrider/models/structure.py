@@ -1,0 +1,183 @@
+"""Grammars of structured output, compiled for a tokenizer by llguidance."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from copy import copy
+from typing import Any, TypeAlias
+
+import llguidance
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.core.structure import Matcher, Structure, StructureBroken, StructureKind
+from outrider.core.tree import TokenId
+
+MAX_DESCRIPTION_BYTES = 64 * 1024
+"""Longest description of a grammar."""
+NUM_CACHED = 64
+"""Compiled grammars that are kept: an application asks for the same ones again and again."""
+MAX_FORCED = 64
+"""Most forced tokens that are drafted at a time: as many as a round verifies of a path."""
+LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, max_grammar_size=100_000)
+"""Bounds of time and memory of one grammar: 20 ms to begin with and 17 ms a token of the library's own measure, and
+some 100 MB."""
+
+
+class BadStructure(ValueError):
+    """A description is none, or is too complex. The message says where."""
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer, and keeps them. Any thread may use it."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[TokenId]) -> None:
+        """
+        Args:
+            tokenizer: A fast tokenizer of transformers.
+            vocab_size: Token ids are below it.
+            eos_token_ids: Tokens that end a text where its grammar allows an end.
+        """
+        self._hf_tokenizer, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, list(eos_token_ids)
+        self._lock = threading.Lock()
+        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._cache: OrderedDict[Structure, llguidance.LLMatcher] = OrderedDict()
+
+    def matcher(self, structure: Structure) -> GrammarMatcher:
+        """Returns a matcher at the beginning of a text. Takes milliseconds, and for the first one up to seconds.
+
+        Raises:
+            BadStructure: The description is none, or is too complex.
+        """
+        with self._lock:
+            compiled = self._cache.get(structure)
+            if compiled is None:
+                compiled = self._compiled(structure)
+                self._cache[structure] = compiled
+            self._cache.move_to_end(structure)
+            while len(self._cache) > NUM_CACHED:
+                self._cache.popitem(last=False)
+            return GrammarMatcher(compiled.deep_copy(), self._vocab_size)
+
+    def _compiled(self, structure: Structure) -> llguidance.LLMatcher:
+        length = len(structure.text.encode())
+        if length > MAX_DESCRIPTION_BYTES:
+            raise BadStructure(f"must be at most {MAX_DESCRIPTION_BYTES} bytes long, got {length}")
+        if self._tokenizer is None:
+            self._tokenizer = _ll_tokenizer(self._hf_tokenizer, self._vocab_size, self._eos_token_ids)
+        try:
+            grammar = _grammar_of(structure)
+        except ValueError as error:
+            raise BadStructure(f"cannot be read: {error}") from error
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise BadStructure(f"does not compile: {matcher.get_error().strip()}")
+        # Its first mask costs most: what is too complex shows here, before a token was generated.
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            raise BadStructure(f"is too complex: {matcher.get_error().strip()}")
+        return matcher
+
+
+def _ll_tokenizer(tokenizer: Any, vocab_size: int, eos_token_ids: list[TokenId]) -> llguidance.LLTokenizer:
+    # A copy: padding and truncation of the one that encodes prompts stay as they are.
+    backend = copy(tokenizer.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    return llguidance.LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=eos_token_ids)
+
+
+def _grammar_of(structure: Structure) -> str:
+    """Returns a description in the library's own language. Raises ValueError."""
+    match structure.kind:
+        case StructureKind.JSON | StructureKind.JSON_OBJECT:
+            schema = structure.text if structure.kind is StructureKind.JSON else '{"type": "object"}'
+            # Free whitespace is where models that feel done write blanks up to the limit.
+            return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_flexible": False})
+        case StructureKind.REGEX:
+            return llguidance.LLMatcher.grammar_from_regex(structure.text)
+        case StructureKind.GRAMMAR:
+            return llguidance.grammar_from("grammar", structure.text)
+        case StructureKind.CHOICE:
+            return llguidance.grammar_from("regex", _regex_of(json.loads(structure.text)))
+
+
+def _regex_of(choices: Sequence[str]) -> str:
+    # Not `re.escape`, which escapes what Rust's expressions do not let be escaped.
+    return "|".join("".join(f"\\{c}" if c in r"\.+*?()|[]{}^$#&-~/" else c for c in choice) for choice in choices)
+
+
+class GrammarMatcher:
+    """Follows one text through a compiled grammar; see `outrider.core.structure.Matcher`."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
+        self._matcher, self._vocab_size = matcher, vocab_size
+
+    def consume(self, token_id: TokenId) -> bool:
+        """See `Matcher`."""
+        is_taken = self._matcher.try_consume_tokens([token_id]) == 1
+        self._check()
+        return is_taken
+
+    def rollback(self, num_tokens: int) -> None:
+        """See `Matcher`."""
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+            self._check()
+
+    def num_allowed(self, token_ids: Sequence[TokenId]) -> int:
+        """See `Matcher`."""
+        count = int(self._matcher.validate_tokens(list(token_ids)))
+        self._check()
+        return count
+
+    def forced(self) -> list[TokenId]:
+        """See `Matcher`."""
+        token_ids = [] if self.is_over else self._matcher.compute_ff_tokens()[:MAX_FORCED]
+        self._check()
+        return list(token_ids)
+
+    @property
+    def is_over(self) -> bool:
+        """See `Matcher`."""
+        return bool(self._matcher.is_stopped())
+
+    def mask(self) -> Tensor:
+        """Returns the tokens that may follow: bool [vocab_size]."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._check()
+        return torch.from_numpy(np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(np.bool_))
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise StructureBroken(self._matcher.get_error().strip())
+
+
+Logits: TypeAlias = Tensor
+"""float32 [rows, vocab]."""
+
+
+def masked(logits: Tensor, matcher: Matcher) -> Tensor:
+    """Returns a row of logits in which only the tokens that may follow can be drawn: float32 [1, vocab], a new one.
+
+    Where other parameters have forbidden all of these, they count as equal: the grammar leaves no other choice.
+    """
+    assert isinstance(matcher, GrammarMatcher)
+    mask = matcher.mask().to(logits.device)
+    # The logits may be padded beyond the vocabulary.
+    allowed = torch.zeros_like(logits, dtype=torch.bool)
+    allowed[:, : len(mask)] = mask
+    if not bool(allowed.any()):
+        raise StructureBroken("no token is allowed")
+    row = logits.masked_fill(~allowed, -torch.inf)
+    return row if bool((row > -torch.inf).any()) else torch.zeros_like(logits).masked_fill_(~allowed, -torch.inf)
+
+
+@torch.inference_mode()
+def mask_row(logits: Tensor, row: int, matcher: Matcher) -> None:
+    """Takes what may not follow out of one row of logits, in place: float32 [rows, vocab]."""
+    logits[row] = masked(logits[row : row + 1], matcher)[0]

@@ -1,0 +1,50 @@
+"""Descriptions of structured output, on the wire and in the domain."""
+
+from __future__ import annotations
+
+import json
+
+from outrider.core.params import check
+from outrider.core.structure import Structure, StructureKind
+from outrider.v1 import types_pb2
+
+MAX_CHOICES = 1024
+"""Most texts of which one is chosen."""
+FIELD = "structured_outputs"
+"""Name of the request's field, for errors."""
+
+
+def structure_from_proto(message: types_pb2.StructuredOutputs) -> Structure:
+    """Returns the description of the texts that are allowed. Whether it can be compiled shows later."""
+    which = message.WhichOneof("constraint")
+    known = ", ".join(kind.value for kind in StructureKind)
+    check(which is not None, FIELD, f"set to one of {known}", "none")
+    kind = StructureKind(which)
+    if kind is StructureKind.JSON_OBJECT:
+        check(message.json_object, f"{FIELD}.json_object", "true", "false")
+        return Structure(kind, "")
+    if kind is StructureKind.CHOICE:
+        choices = list(message.choice.choices)
+        field = f"{FIELD}.choice.choices"
+        check(1 <= len(choices) <= MAX_CHOICES, field, f"1 to {MAX_CHOICES} texts", len(choices))
+        check(all(choices), field, "texts that are not empty", "an empty one")
+        return Structure(kind, json.dumps(choices))
+    text: str = getattr(message, kind.value)
+    check(bool(text), f"{FIELD}.{kind.value}", "not empty", "an empty one")
+    return Structure(kind, text)
+
+
+def structure_to_proto(structure: Structure) -> types_pb2.StructuredOutputs:
+    """Converts a description."""
+    match structure.kind:
+        case StructureKind.JSON_OBJECT:
+            return types_pb2.StructuredOutputs(json_object=True)
+        case StructureKind.CHOICE:
+            choices = types_pb2.Choices(choices=json.loads(structure.text))
+            return types_pb2.StructuredOutputs(choice=choices)
+        case StructureKind.JSON:
+            return types_pb2.StructuredOutputs(json=structure.text)
+        case StructureKind.REGEX:
+            return types_pb2.StructuredOutputs(regex=structure.text)
+        case StructureKind.GRAMMAR:
+            return types_pb2.StructuredOutputs(grammar=structure.text)

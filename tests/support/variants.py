@@ -1,0 +1,32 @@
+"""Ways to draft: every method, with chains and with trees, with retrieval beside it and from each source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.core.params import Method
+
+VARIANTS = (
+    "off",
+    *(method.value for method in Method if method is not Method.OFF),
+    "pearl+retrieval",
+    "best-first+retrieval",
+    *(f"{method.value} tree" for method in Method if method.has_draft_model),
+    "retrieval tree",
+    *(f"retrieval+{source}{rows}" for source in ("recycled", "pool") for rows in ("", " tree")),
+    "pearl+recycled",
+    "best-first+pool,recycled,dynamic tree",
+)
+"""A method, `+retrieval` or `+` its sources if continuations are retrieved, ` tree` if its rows are."""
+
+
+def options_of(variant: str) -> dict[str, Any]:
+    """Returns the options of `generate` for one of them."""
+    name, _, rows = variant.partition(" ")
+    base, _, retrieval = name.partition("+")
+    return {
+        "method": base,
+        "rows": rows or ("chain" if Method(base).has_draft_model else None),
+        "retrieval": True if retrieval else None,
+        "sources": retrieval.split(",") if retrieval not in ("", "retrieval") else None,
+    }

@@ -215,7 +215,8 @@ class Session:
             token_ids.append(draws[row])
             child = node.children.get(draws[row])
             # The mirror may have grown since the forward began: a node that came later has no row, and so no draw.
-            if child is None or child not in rows:
+            # Nor has one behind the end of a structure, which whoever drew has seen.
+            if child is None or rows.get(child, len(draws)) >= len(draws):
                 break
             path.append(child)
             node, row = child, rows[child]

@@ -41,7 +41,7 @@ class BaseGeneration(Transcript, Generic[_Call]):
     """Holds a transcript and the calls that fill it, one after the other."""
 
     def __init__(self, resumable: ResumableCall, open_call: OpenCall[_Call]) -> None:
-        super().__init__()
+        super().__init__(resumable.num_choices)
         self._resumable = resumable
         self._open_call = open_call
         self._call = self._open()
@@ -49,7 +49,7 @@ class BaseGeneration(Transcript, Generic[_Call]):
     def _open(self) -> _Call:
         """Opens a call for the rest of the generation, to the replica whose turn it is."""
         replica = self._resumable.begin()
-        request = self._resumable.request(self.seed, self.token_ids)
+        request = self._resumable.request(self.seed, self.token_ids, self._resumption())
         return self._open_call(request, replica, self._resumable.remaining_s)
 
     def _cancel(self) -> None:

@@ -6,7 +6,7 @@ Knows nothing about channels and loops. Both clients' generations are transcript
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from outrider.core.params import Source
@@ -41,6 +41,8 @@ class Chunk:
     """Chain tokens that were verified in this round."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of the tokens, in parallel, where they were asked for."""
+    index: int = 0
+    """The text that it belongs to, where several were asked for."""
     round: verifier_pb2.RoundReport | None = None
     """The work of the round, where that was asked for."""
 
@@ -79,6 +81,8 @@ class Result:
     """The prompt as the target reads it, where `echo` asked for it."""
     prompt_text: str = ""
     """The text of these tokens, special ones left out."""
+    choices: tuple[Result, ...] = ()
+    """All texts, this one first, where several were asked for; each has the seed that alone gives it again."""
 
     @property
     def acceptance_length(self) -> float:
@@ -108,7 +112,10 @@ class Transcript:
     >>> again = client.generate(prompt, seed=lost.seed, resume_token_ids=lost.token_ids)    # doctest: +SKIP
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_choices: int = 1) -> None:
+        self._others = [Transcript() for _ in range(num_choices - 1)]
+        """The transcripts of the other texts, where several were asked for."""
+        self._own_result: Result | None = None
         self.session_id: str | None = None
         """Names the generation in the logs of all services; None before the server has admitted it. Another one after
         each resumption."""
@@ -142,7 +149,28 @@ class Transcript:
         return self._result
 
     def _fold(self, response: verifier_pb2.GenerateResponse) -> Chunk | None:
-        """Takes an event in; returns the chunk if it is one."""
+        """Takes an event of any of the texts in; returns the chunk if it is one."""
+        all_ = [self, *self._others]
+        if response.index >= len(all_):
+            raise Internal(f"the server speaks of text {response.index} of {len(all_)}")
+        chunk = all_[response.index]._fold_own(response)
+        results = [each._own_result for each in all_]
+        if self._result is None and all(results):
+            known = tuple(result for result in results if result is not None)
+            self._result = replace(known[0], choices=known if len(known) > 1 else ())
+        return chunk
+
+    def _resumption(self) -> list[verifier_pb2.ResumedChoice]:
+        """Returns what each of several texts has come to; nothing for a single one."""
+        if not self._others:
+            return []
+        return [
+            verifier_pb2.ResumedChoice(token_ids=each._token_ids, is_finished=each._own_result is not None)
+            for each in (self, *self._others)
+        ]
+
+    def _fold_own(self, response: verifier_pb2.GenerateResponse) -> Chunk | None:
+        """Takes an event of this text in; returns the chunk if it is one."""
         match response.WhichOneof("event"):
             case "started":
                 # Counted where a server takes the generation over: calls that were refused on the way are no resumes.
@@ -157,7 +185,7 @@ class Transcript:
                 del self._prompt_logprobs[max(0, told.first_position - 1) :]
                 self._prompt_logprobs += map(_token_logprobs, told.logprobs)
             case "chunk":
-                chunk = _chunk(response.chunk)
+                chunk = _chunk(response.chunk, response.index)
                 if not chunk.token_ids:
                     # The rest of the text comes last. A call that is resumed behind it sends it again.
                     if self._has_rest:
@@ -168,7 +196,7 @@ class Transcript:
                 self._texts.append(chunk.text)
                 return chunk
             case "finished":
-                self._result = self._finish(response.finished)
+                self._own_result = self._finish(response.finished)
         return None  # also for an event that a newer server may send
 
     def _end(self) -> None:
@@ -204,13 +232,14 @@ def known_sources(numbers: Iterable[int]) -> tuple[Source | None, ...]:
     return tuple(_SOURCES.get(number) for number in numbers)
 
 
-def _chunk(message: verifier_pb2.Chunk) -> Chunk:
+def _chunk(message: verifier_pb2.Chunk, index: int) -> Chunk:
     return Chunk(
         tuple(message.token_ids),
         known_sources(message.sources),
         message.text,
         message.num_drafted,
         tuple(map(_token_logprobs, message.logprobs)),
+        index,
         message.round if message.HasField("round") else None,
     )
 

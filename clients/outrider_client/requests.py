@@ -68,6 +68,9 @@ class GenerateOptions(TypedDict, total=False):
     structured_outputs: Mapping[str, Any] | None
     """Has the output obey a description: `{"json": schema}`, `{"json_object": True}`, `{"regex": "[a-z]+"}`,
     `{"grammar": text}` in Lark's notation or in GBNF, or `{"choice": ["yes", "no"]}`. A schema is a dict or JSON."""
+    n: int | None
+    """Generates so many texts; the prompt is read once. `Result.choices` has all of them, `Chunk.index` says of which
+    one a chunk is. The first one is the text of a request without `n`."""
     truncate_prompt_tokens: int | None
     """Keeps only so many tokens of the prompt, the last ones."""
     logprobs: int | None
@@ -209,6 +212,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
         report=_message_of(verifier_pb2.ReportParams, given),
         resume_token_ids=given.get("resume_token_ids", ()),
         truncate_prompt_tokens=given.get("truncate_prompt_tokens"),
+        n=given.get("n"),
         structured_outputs=_structured_outputs(given["structured_outputs"]) if "structured_outputs" in given else None,
     )
 

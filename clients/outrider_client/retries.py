@@ -172,6 +172,10 @@ BROKEN = REFUSALS | {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 """Statuses that the end of a server, or of the path to it, has here."""
 
 
+MAX_CHOICES = 1024
+"""Most texts of one request that are followed; servers take fewer."""
+
+
 class ResumableCall(RetryState):
     """Follows one generation across its calls. Used by the task, or the thread, that reads."""
 
@@ -214,8 +218,21 @@ class ResumableCall(RetryState):
             limit_s = min(limit_s, max(LAST_CHANCE_S, left_s))
         return None if math.isinf(limit_s) else limit_s
 
-    def request(self, seed: int | None, token_ids: Sequence[int]) -> verifier_pb2.GenerateRequest:
-        """Returns the request of the next call: what is left after this seed and these tokens have arrived."""
+    @property
+    def num_choices(self) -> int:
+        """Texts that are asked for. A number that no server takes counts as one."""
+        return max(1, min(self._request.n, MAX_CHOICES))
+
+    def request(
+        self, seed: int | None, token_ids: Sequence[int], choices: Sequence[verifier_pb2.ResumedChoice] = ()
+    ) -> verifier_pb2.GenerateRequest:
+        """Returns the request of the next call: what is left after this seed and these tokens have arrived.
+
+        Args:
+            seed: The seed in use; None if no server has told it yet.
+            token_ids: Tokens that have arrived.
+            choices: In their place, those of several texts.
+        """
         self._is_admitted = self._is_excused = False
         request = verifier_pb2.GenerateRequest()
         request.CopyFrom(self._request)
@@ -223,7 +240,14 @@ class ResumableCall(RetryState):
         if seed is not None:
             request.sampling.seed = seed
         # Extended, not set: the request may resume a text itself, and `token_ids` are those behind that.
-        request.resume_token_ids.extend(token_ids)
+        if not choices:
+            request.resume_token_ids.extend(token_ids)
+        elif seed is not None:
+            # What the request itself resumes comes first.
+            for choice, begun in zip(choices, request.resume_choices, strict=False):
+                choice.token_ids[:] = [*begun.token_ids, *choice.token_ids]
+            del request.resume_choices[:]
+            request.resume_choices.extend(choices)
         return request
 
     def on_message(self, response: verifier_pb2.GenerateResponse) -> None:

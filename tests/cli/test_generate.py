@@ -46,7 +46,7 @@ def test_every_flag_of_a_generation_is_an_option_of_the_sdk() -> None:
     assert missing == {
         *("resume_token_ids", "resume", "resume_timeout_s", "stall_timeout_s"),
         *("bad_words_token_ids", "logprobs", "prompt_logprobs", "logprobs_mode", "echo", "rounds"),
-        "structured_outputs",
+        *("structured_outputs", "n"),
     }
 
 

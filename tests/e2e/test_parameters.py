@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import grpc
 import pytest
 import torch
 
 from outrider.models.loading import build_hf_model
+from outrider.v1 import verifier_pb2_grpc
 from outrider_cli.prompts import default_prompts
-from outrider_client import Client, FinishReason, Result
+from outrider_client import Client, FinishReason, OutriderError, Result
+from outrider_client.errors import InvalidArgument, OutOfRange
+from outrider_client.requests import generate_request
 from tests.support.variants import VARIANTS, options_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
@@ -198,3 +203,58 @@ async def test_a_long_prompt_is_cut_to_its_last_tokens(client: Client) -> None:
     )
     asked = await client.complete(whole[-7:], max_tokens=8, temperature=0, ignore_eos=True)
     assert (cut.prompt_token_ids, cut.token_ids) == (tuple(whole[-7:]), asked.token_ids)
+
+
+# Several texts of one prompt.
+
+
+@pytest.mark.parametrize("variant", ["off", "pearl", "best-first tree", "auto"])
+async def test_each_of_several_texts_is_that_of_its_seed_alone(client: Client, variant: str) -> None:
+    given = {"logprobs": 1, "prompt_logprobs": 0, "stop": ["\n\n\n"]}
+    result = await generate(client, PROMPTS[0], 0.9, variant, {"n": 4, **given})
+    assert (len(result.choices), len({choice.seed for choice in result.choices})) == (4, 4)
+    assert said(result) == said(result.choices[0])
+    assert [bool(choice.prompt_logprobs) for choice in result.choices] == [True, False, False, False]
+    for choice in result.choices:
+        alone = await client.complete(
+            PROMPTS[0], temperature=0.9, seed=choice.seed, max_tokens=NUM_TOKENS, ignore_eos=True, method="off", **given
+        )
+        assert said(choice) == said(alone)
+
+
+async def test_several_structured_texts_are_each_valid(client: Client) -> None:
+    given = {"n": 3, "structured_outputs": {"regex": "[a-z]{4}-[0-9]{3}"}, "ignore_eos": None}
+    result = await generate(client, PROMPTS[0], 1.0, "pearl", given)
+    assert all(re.fullmatch("[a-z]{4}-[0-9]{3}", choice.text) for choice in result.choices)
+
+
+async def test_several_texts_are_resumed_each_from_what_it_had_come_to(client: Client) -> None:
+    whole = (await generate(client, PROMPTS[0], 0.9, "off", {"n": 3})).choices
+    request = generate_request(
+        PROMPTS[0], {"temperature": 0.9, "seed": 5, "max_tokens": NUM_TOKENS, "ignore_eos": True, "n": 3}
+    )
+    request.resume_choices.add(token_ids=whole[0].token_ids[:7])
+    request.resume_choices.add(token_ids=whole[1].token_ids, is_finished=True)
+    request.resume_choices.add()
+    token_ids: dict[int, list[int]] = {}
+    async with grpc.aio.insecure_channel(client.address) as channel:
+        async for response in verifier_pb2_grpc.VerifierServiceStub(channel).Generate(request):
+            token_ids.setdefault(response.index, []).extend(response.chunk.token_ids)
+    assert token_ids == {0: list(whole[0].token_ids[7:]), 2: list(whole[2].token_ids)}
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"n": 0}, InvalidArgument, r"n must be in \[1, 16\], this server's limit, got 0"),
+        ({"n": 17}, InvalidArgument, r"n must be in \[1, 16\]"),
+        ({"n": 16, "max_tokens": 100_000}, OutOfRange, r"for each of the n \(16\) texts"),
+        ({"n": 2, "resume_token_ids": [5]}, InvalidArgument, "resume_token_ids must be empty where n is 2"),
+    ],
+)
+async def test_several_texts_beyond_a_limit_are_refused_before_work_starts(
+    client: Client, given: dict[str, Any], error: type[OutriderError], words: str
+) -> None:
+    options: dict[str, Any] = {"max_tokens": 8, "temperature": 0, **given}
+    with pytest.raises(error, match=words):
+        await client.complete(PROMPTS[0], **options)

@@ -14,7 +14,7 @@ from outrider.core.session import SessionSpec
 from outrider.models.structure import Grammars
 from outrider.models.text import TextCodec
 from outrider.v1 import types_pb2, verifier_pb2
-from outrider.verifier.admission import Limits, prompt_token_ids, session_spec
+from outrider.verifier.admission import Limits, prompt_token_ids, session_specs
 from outrider.verifier.service import limits_of
 from outrider.verifier.settings import VerifierSettings
 from outrider.wire.errors import FailedPrecondition, InvalidArgument
@@ -42,7 +42,9 @@ def admitted(
     model = target_model()
     limits = Limits(defaults, SpeculationLimits(), has_speculator, has_datastore)
     codec, grammars = TextCodec(model.tokenizer), Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids)
-    return session_spec(request, model, codec, limits, grammars, brings_drafts=brings_drafts)
+    (spec,) = session_specs(request, model, codec, limits, grammars, brings_drafts=brings_drafts)
+    assert spec is not None
+    return spec
 
 
 @pytest.mark.parametrize("has_speculator", [False, True])

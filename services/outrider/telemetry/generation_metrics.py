@@ -67,7 +67,7 @@ class GenerationCalls:
 class GenerationCall:
     """Counts one call and measures its times."""
 
-    __slots__ = ("_began", "_calls", "_finish_reason", "_is_admitted", "_last")
+    __slots__ = ("_began", "_calls", "_finish_reason", "_finished_at", "_is_admitted", "_last")
 
     def __init__(self, calls: GenerationCalls) -> None:
         self._calls = calls
@@ -75,11 +75,13 @@ class GenerationCall:
         self._last: float | None = None
         self._is_admitted = False
         self._finish_reason = ""
+        self._finished_at: float | None = None
 
     def admit(self) -> None:
-        """Counts the call as admitted: from here on it is worked on."""
-        self._is_admitted = True
-        self._calls.num_waiting += 1
+        """Counts the call as admitted: from here on it is worked on. Nothing happens the second time."""
+        if not self._is_admitted:
+            self._is_admitted = True
+            self._calls.num_waiting += 1
 
     def chunk(self, num_tokens: int) -> None:
         """Counts tokens that are sent; possibly 0 in the last chunk."""
@@ -96,13 +98,15 @@ class GenerationCall:
             calls.tokens.add((now - last) / num_tokens, num_tokens)
 
     def finish(self, reason: verifier_pb2.FinishReason) -> None:
-        """Records the finish reason when everything is sent."""
+        """Records the finish reason when everything is sent: of several texts, that of the last one."""
         self._finish_reason = FINISH_REASONS.get(reason, "")
-        self._calls.durations.add(time.perf_counter() - self._began)
+        self._finished_at = time.perf_counter()
 
     def end(self, code: str) -> None:
         """Counts the call as over, with this status."""
         calls, key = self._calls, (code, self._finish_reason if code == "OK" else "")
+        if self._finished_at is not None:
+            calls.durations.add(self._finished_at - self._began)
         calls.ended[key] = calls.ended.get(key, 0) + 1
         if self._last is not None:
             calls.num_running -= 1

@@ -55,7 +55,7 @@ class Prompt(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "sampling", "speculation", "resume_token_ids", "report", "truncate_prompt_tokens", "structured_outputs")
+    __slots__ = ("prompt", "sampling", "speculation", "resume_token_ids", "report", "truncate_prompt_tokens", "structured_outputs", "n", "resume_choices")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,8 @@ class GenerateRequest(_message.Message):
     REPORT_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    RESUME_CHOICES_FIELD_NUMBER: _ClassVar[int]
     prompt: Prompt
     sampling: _types_pb2.SamplingParams
     speculation: _types_pb2.SpeculationParams
@@ -70,7 +72,17 @@ class GenerateRequest(_message.Message):
     report: ReportParams
     truncate_prompt_tokens: int
     structured_outputs: _types_pb2.StructuredOutputs
-    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[_types_pb2.SpeculationParams, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., report: _Optional[_Union[ReportParams, _Mapping]] = ..., truncate_prompt_tokens: _Optional[int] = ..., structured_outputs: _Optional[_Union[_types_pb2.StructuredOutputs, _Mapping]] = ...) -> None: ...
+    n: int
+    resume_choices: _containers.RepeatedCompositeFieldContainer[ResumedChoice]
+    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[_types_pb2.SpeculationParams, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., report: _Optional[_Union[ReportParams, _Mapping]] = ..., truncate_prompt_tokens: _Optional[int] = ..., structured_outputs: _Optional[_Union[_types_pb2.StructuredOutputs, _Mapping]] = ..., n: _Optional[int] = ..., resume_choices: _Optional[_Iterable[_Union[ResumedChoice, _Mapping]]] = ...) -> None: ...
+
+class ResumedChoice(_message.Message):
+    __slots__ = ("token_ids", "is_finished")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IS_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    is_finished: bool
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., is_finished: _Optional[bool] = ...) -> None: ...
 
 class ReportParams(_message.Message):
     __slots__ = ("logprobs", "prompt_logprobs", "logprobs_mode", "echo", "rounds")
@@ -107,18 +119,20 @@ class PromptLogprobs(_message.Message):
     def __init__(self, first_position: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("started", "chunk", "finished", "waiting", "prompt_logprobs")
+    __slots__ = ("started", "chunk", "finished", "waiting", "prompt_logprobs", "index")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     started: Started
     chunk: Chunk
     finished: Finished
     waiting: Waiting
     prompt_logprobs: PromptLogprobs
-    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
+    index: int
+    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., index: _Optional[int] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("num_waiting",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import uuid
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 from outrider.core.blocks import PrefixScope
 from outrider.core.params import TIERS, AcceptanceRule, Method, RetrievalScope, SpeculationParams, check
@@ -39,6 +40,8 @@ class Limits:
     """Longest prompt; 0 means as many tokens as the context has room for."""
     prefix_scope: PrefixScope = PrefixScope.TENANT
     """Says who finds the keys and values of a generation's beginning again."""
+    max_num_choices: int = 16
+    """Most texts of one request."""
 
 
 def prompt_token_ids(prompt: verifier_pb2.Prompt, model: LoadedModel, codec: TextCodec) -> tuple[TokenId, ...]:
@@ -71,7 +74,7 @@ def prompt_token_ids(prompt: verifier_pb2.Prompt, model: LoadedModel, codec: Tex
     return token_ids
 
 
-def session_spec(
+def session_specs(
     request: verifier_pb2.GenerateRequest,
     model: LoadedModel,
     codec: TextCodec,
@@ -79,17 +82,46 @@ def session_spec(
     grammars: Grammars,
     *,
     brings_drafts: bool,
-) -> SessionSpec:
+) -> list[SessionSpec | None]:
     """Checks a request and resolves every field of it.
 
     Args:
+        request: The request.
+        model: The target.
+        codec: Makes tokens of text, and text of tokens.
+        limits: Limits and defaults of this server.
+        grammars: Compiles structures.
         brings_drafts: True if the caller supplies the drafts itself (Collaborate).
+
+    Returns:
+        A spec for each text that is asked for; None for one that was finished before the request was resumed.
 
     Raises:
         InvalidArgument, InvalidParameter: a field is missing or outside its range.
         OutOfRange: prompt or max_tokens exceed the context, or the prompt what this server takes.
         FailedPrecondition: the method needs a peer that is not configured, and the request does not allow another.
     """
+    n = request.n if request.HasField("n") else 1
+    most = 1 if brings_drafts else limits.max_num_choices
+    check(1 <= n <= most, "n", f"in [1, {most}], this server's limit", n)
+    spec = _spec(request, model, codec, limits, brings_drafts=brings_drafts)
+    field = "resume_choices"
+    check(n > 1 or not request.resume_choices, field, "empty without n: resume_token_ids say it", "a list")
+    check(n == 1 or not request.resume_token_ids, "resume_token_ids", f"empty where n is {n}: {field} say it", "a list")
+    count = len(request.resume_choices)
+    check(count in (0, n), field, f"empty, or one for each of the n ({n})", count)
+    resumed = [verifier_pb2.ResumedChoice(token_ids=request.resume_token_ids)] * n
+    resumed = list(request.resume_choices) or resumed
+    return [
+        None if choice.is_finished else _choice(spec, index, choice, request, codec, grammars)
+        for index, choice in enumerate(resumed)
+    ]
+
+
+def _spec(
+    request: verifier_pb2.GenerateRequest, model: LoadedModel, codec: TextCodec, limits: Limits, *, brings_drafts: bool
+) -> SessionSpec:
+    """Returns what all texts of a request have in common."""
     _check_length(request.prompt, model.max_context_len)
     prompt = _truncated(prompt_token_ids(request.prompt, model, codec), request)
     if limits.max_prompt_tokens and len(prompt) > limits.max_prompt_tokens:
@@ -107,38 +139,68 @@ def session_spec(
         # together with a bias of 1: `SpeculationParams` refuses another one.
         saguaro = replace(speculation.saguaro, bias=1.0)
         speculation = replace(speculation, acceptance_rule=AcceptanceRule.MATCH, saguaro=saguaro)
-    resumed = token_ids_from_proto(request.resume_token_ids, model.vocab_size, "resume_token_ids")
-    if resumed and not (sampling.is_greedy or request.sampling.HasField("seed")):
-        raise InvalidArgument("sampling.seed", "must be set to resume: the tokens so far were drawn with it")
-    stop_token_ids = stop_token_ids_from_proto(request.sampling, model.vocab_size, model.eos_token_ids)
-    if resumed and resumed[-1] in stop_token_ids:
-        resumed = resumed[:-1]  # a stop is not part of the output: the target draws it again, and that is the end
-    max_tokens = _max_tokens(request, len(prompt), len(resumed), model)
+    max_tokens = _max_tokens(request, len(prompt), model)
     rule = f"at most max_tokens ({max_tokens})"
     check(sampling.min_tokens <= max_tokens, "sampling.min_tokens", rule, sampling.min_tokens)
-    spec = SessionSpec(
+    return SessionSpec(
         session_id=uuid.uuid4().hex[:16],
         prompt_token_ids=prompt,
         sampling=sampling,
         speculation=speculation,
         vocab_size=model.vocab_size,
         max_tokens=max_tokens,
-        stop_token_ids=frozenset(stop_token_ids),
-        resume_token_ids=resumed,
+        stop_token_ids=frozenset(stop_token_ids_from_proto(request.sampling, model.vocab_size, model.eos_token_ids)),
         requested_method=None if speculation.method is requested.method else requested.method,
         stop=stop_strings_from_proto(request.sampling),
         includes_stop=request.sampling.include_stop_str_in_output,
         report=report_from_proto(request.report),
     )
+
+
+def _choice(
+    spec: SessionSpec,
+    index: int,
+    choice: verifier_pb2.ResumedChoice,
+    request: verifier_pb2.GenerateRequest,
+    codec: TextCodec,
+    grammars: Grammars,
+) -> SessionSpec:
+    """Returns the spec of one of the texts, which goes on behind what it had come to."""
+    field = "resume_token_ids" if request.resume_token_ids else f"resume_choices[{index}].token_ids"
+    resumed = token_ids_from_proto(choice.token_ids, spec.vocab_size, field)
+    if resumed and not (spec.sampling.is_greedy or request.sampling.HasField("seed")):
+        raise InvalidArgument("sampling.seed", "must be set to resume: the tokens so far were drawn with it")
+    if resumed and resumed[-1] in spec.stop_token_ids:
+        resumed = resumed[:-1]  # a stop is not part of the output: the target draws it again, and that is the end
+    check(len(resumed) <= spec.max_tokens, field, f"no longer than max_tokens ({spec.max_tokens})", len(resumed))
+    spec = replace(spec, resume_token_ids=resumed)
+    if index:
+        spec = replace(
+            spec,
+            session_id=f"{spec.session_id}-{index}",
+            sampling=replace(spec.sampling, seed=choice_seed(spec.sampling.seed, index)),
+            # Told once, with the first of them.
+            report=replace(spec.report, prompt_logprobs=None, echo=False),
+        )
     if request.HasField("structured_outputs"):
-        spec = _structured(spec, request, grammars)
+        spec = _structured(spec, request, grammars, field)
     if resumed and spec.stop and (found := StopText(spec, codec).found):
         # The text had come to its end just before the call broke that is resumed.
         spec = replace(spec, is_complete=True, resumed_stop=found)
     return spec
 
 
-def _structured(spec: SessionSpec, request: verifier_pb2.GenerateRequest, grammars: Grammars) -> SessionSpec:
+def choice_seed(seed: int, index: int) -> int:
+    """Returns the seed of one of several texts; the first has that of the request."""
+    if not index:
+        return seed
+    key, salt = seed.to_bytes(8, "little"), index.to_bytes(4, "little")
+    return int.from_bytes(blake2b(key, digest_size=8, person=b"outrider choice", salt=salt).digest(), "little")
+
+
+def _structured(
+    spec: SessionSpec, request: verifier_pb2.GenerateRequest, grammars: Grammars, resume_field: str
+) -> SessionSpec:
     """Returns a spec with the structure that the output must have."""
     rule = "unset or false with structured_outputs: the grammar says where the text may end"
     check(not request.sampling.ignore_eos, "sampling.ignore_eos", rule, request.sampling.ignore_eos)
@@ -150,7 +212,7 @@ def _structured(spec: SessionSpec, request: verifier_pb2.GenerateRequest, gramma
         raise InvalidArgument(field, str(error)) from error
     resumed = spec.resume_token_ids
     is_allowed = all(trial.consume(token_id) for token_id in resumed)
-    check(is_allowed, "resume_token_ids", f"a beginning that {field} allows", "another one")
+    check(is_allowed, resume_field, f"a beginning that {field} allows", "another one")
     return replace(spec, structure=structure, matcher=matcher, is_complete=bool(resumed) and trial.is_over)
 
 
@@ -220,7 +282,8 @@ def _fallback(params: SpeculationParams, limits: Limits) -> SpeculationParams:
     )
 
 
-def _max_tokens(request: verifier_pb2.GenerateRequest, num_prompt: int, num_resumed: int, model: LoadedModel) -> int:
+def _max_tokens(request: verifier_pb2.GenerateRequest, num_prompt: int, model: LoadedModel) -> int:
+    """Returns the most tokens of each text. Raises OutOfRange if there is no room for them."""
     max_context_len, num_pool_tokens = model.max_context_len, model.runner.pool.num_slots
     # Alone it must fit, or it would lose its room for ever.
     if num_prompt >= num_pool_tokens:
@@ -228,20 +291,20 @@ def _max_tokens(request: verifier_pb2.GenerateRequest, num_prompt: int, num_resu
             f"prompt must be shorter than this server's pool of keys and values, {num_pool_tokens} tokens, got "
             f"{num_prompt} tokens"
         )
-    room = min(max_context_len, num_pool_tokens) - num_prompt
+    n = max(1, request.n)
+    room = min(max_context_len - num_prompt, (num_pool_tokens - num_prompt) // n)
     if room < 1:
         raise OutOfRange(
             f"prompt must be shorter than the context of {max_context_len} tokens, got {num_prompt} tokens"
         )
     if not request.sampling.HasField("max_tokens"):
-        wanted = room
-    else:
-        wanted = request.sampling.max_tokens
-        check(wanted >= 1, "sampling.max_tokens", ">= 1", wanted)
-        if wanted > room:
-            raise OutOfRange(
-                f"sampling.max_tokens must be at most {room}, got {wanted}: the prompt has {num_prompt} tokens, the "
-                f"context {max_context_len}, the pool of keys and values {num_pool_tokens}"
-            )
-    check(num_resumed <= wanted, "resume_token_ids", f"no longer than max_tokens ({wanted})", num_resumed)
+        return room
+    wanted = request.sampling.max_tokens
+    check(wanted >= 1, "sampling.max_tokens", ">= 1", wanted)
+    if wanted > room:
+        each = f" for each of the n ({n}) texts" if n > 1 else ""
+        raise OutOfRange(
+            f"sampling.max_tokens must be at most {room}{each}, got {wanted}: the prompt has {num_prompt} tokens, the "
+            f"context {max_context_len}, the pool of keys and values {num_pool_tokens}"
+        )
     return wanted

@@ -171,4 +171,5 @@ def limits_of(settings: VerifierSettings) -> Limits:
         has_datastore=bool(settings.datastore),
         max_prompt_tokens=settings.max_prompt_tokens,
         prefix_scope=PrefixScope(settings.prefix_scope),
+        max_num_choices=settings.max_num_choices,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,12 +23,13 @@ from outrider.peers.speculator import MAX_NODES_PER_S, DraftLimit, SpeculatorPee
 from outrider.security.callers import current_caller, current_tenant, name_of_caller
 from outrider.security.quotas import Quotas, TenantQuota
 from outrider.server import streams
-from outrider.telemetry.generation_metrics import GenerationCalls
+from outrider.telemetry.generation_metrics import GenerationCall, GenerationCalls
 from outrider.telemetry.kv_pool_metrics import read_pool
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import COLLABORATE, GENERATE, traced_call
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
-from outrider.verifier.admission import Limits, missing_peer, prompt_token_ids, session_spec
+from outrider.verifier.admission import Limits, missing_peer, prompt_token_ids, session_specs
+from outrider.verifier.choices import Send, run_choices
 from outrider.verifier.collaborate import CallerDrafts, opening_of
 from outrider.verifier.engine import Engine
 from outrider.verifier.generation import Generation, NoRoom
@@ -122,8 +123,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     async def Generate(self, request: verifier_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
         """Runs one generation; the speculator and the datastore of this server draft."""
 
-        def send(event: Event) -> Awaitable[None]:
-            response = verifier_pb2.GenerateResponse(**in_field(event))
+        def send(event: Event, index: int) -> Awaitable[None]:
+            response = verifier_pb2.GenerateResponse(index=index, **in_field(event))
             return streams.write(context, response, self._stall_timeout_s, "client")
 
         # Trace and counts enclose `rpc_errors`: they read the status that it sets.
@@ -134,10 +135,24 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             self._quota(context) as quota,
         ):
             serving = self._ready()
-            spec = await _session_spec(request, serving, brings_drafts=False)
-            with self._admitted(spec, serving, serving.speculator) as generation:
-                observer = SessionObserver(generation, serving.model, call, quota, self.counts)
-                await _stream(generation, serving, observer, send)
+            specs = await _session_specs(request, serving, brings_drafts=False)
+            with self._places(len(specs)):
+                await run_choices(specs, partial(self._generate, serving, call, quota), send)
+
+    async def _generate(
+        self,
+        serving: Serving,
+        call: GenerationCall,
+        quota: TenantQuota,
+        spec: SessionSpec,
+        salt: str | None,
+        send: Send,
+    ) -> None:
+        """Runs one generation for a caller that does not draft. One whose prefix nobody else may find finds it by
+        `salt` all the same."""
+        with self._generation(spec, serving, serving.speculator, salt) as generation:
+            observer = SessionObserver(generation, serving.model, call, quota, self.counts)
+            await _stream(generation, serving, observer, send)
 
     async def Collaborate(  # type: ignore[override]
         self, requests: AsyncIterator[verifier_pb2.CollaborateRequest], context: Context
@@ -148,8 +163,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             opening = await opening_of(requests, self._ready().model)
             with self._quota(context) as quota:
                 serving = self._ready()
-                spec = await _session_spec(opening.request, serving, brings_drafts=True)
-                with self._admitted(spec, serving, speculator=None, brings_drafts=True) as generation:
+                (spec,) = await _session_specs(opening.request, serving, brings_drafts=True)
+                assert spec is not None  # only one of several texts may be finished already
+                with self._places(1), self._generation(spec, serving, None, brings_drafts=True) as generation:
                     observer = SessionObserver(generation, serving.model, call, quota, self.counts)
                     await self._collaborate(generation, serving, observer, opening, requests, context)
 
@@ -185,25 +201,36 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         return self._quotas.session(name_of_caller(context), current_caller())
 
     @contextmanager
-    def _admitted(
-        self, spec: SessionSpec, serving: Serving, speculator: SpeculatorPeer | None, *, brings_drafts: bool = False
-    ) -> Iterator[Generation]:
-        """Runs a generation while the body does, if there is room for one. Raises ResourceExhausted."""
+    def _places(self, count: int) -> Iterator[None]:
+        """Holds the places of so many sessions while the body runs, if there are any. Raises ResourceExhausted."""
         # Nothing is awaited between this question and the count, so no other call comes between them.
-        if self.num_sessions >= self._max_num_sessions + self._max_num_queued:
+        if self.num_sessions + count > self._max_num_sessions + self._max_num_queued:
             queue = f", and {self._max_num_queued} wait" if self._max_num_queued else ""
             raise ResourceExhausted(f"the verifier has all {self._max_num_sessions} sessions in use{queue}")
-        self.num_sessions += 1
+        self.num_sessions += count
         try:
-            tenant = current_tenant()
-            salt = serving.limits.prefix_scope.salt(tenant)
-            generation = Generation(
-                spec, serving.engine, speculator, serving.datastore, tenant, brings_drafts=brings_drafts, salt=salt
-            )
-            with closing(generation):
-                yield generation
+            yield
         finally:
-            self.num_sessions -= 1
+            self.num_sessions -= count
+
+    @contextmanager
+    def _generation(
+        self,
+        spec: SessionSpec,
+        serving: Serving,
+        speculator: SpeculatorPeer | None,
+        salt: str | None = None,
+        *,
+        brings_drafts: bool = False,
+    ) -> Iterator[Generation]:
+        """Runs a generation while the body does. `salt` is that of its prefix where the tenant's may not be used."""
+        tenant = current_tenant()
+        salt = serving.limits.prefix_scope.salt(tenant) or salt
+        generation = Generation(
+            spec, serving.engine, speculator, serving.datastore, tenant, brings_drafts=brings_drafts, salt=salt
+        )
+        with closing(generation):
+            yield generation
 
     # Everything else.
 
@@ -258,10 +285,12 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         )
 
 
-async def _session_spec(request: verifier_pb2.GenerateRequest, serving: Serving, *, brings_drafts: bool) -> SessionSpec:
+async def _session_specs(
+    request: verifier_pb2.GenerateRequest, serving: Serving, *, brings_drafts: bool
+) -> list[SessionSpec | None]:
     """Resolves a request; in a thread if it is so large that others on the event loop would wait."""
     model, codec, limits = serving.model, serving.codec, serving.limits
-    resolved = partial(session_spec, request, model, codec, limits, serving.grammars, brings_drafts=brings_drafts)
+    resolved = partial(session_specs, request, model, codec, limits, serving.grammars, brings_drafts=brings_drafts)
     if not request.HasField("structured_outputs"):
         return await streams.offload_if_large(request, resolved)
     try:
@@ -276,7 +305,7 @@ async def _stream(
     generation: Generation,
     serving: Serving,
     observer: SessionObserver,
-    send: Callable[[Event], Awaitable[None]],
+    send: Send,
     drafts: CallerDrafts | None = None,
     *,
     shows_prompt: bool = False,

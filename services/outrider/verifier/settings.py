@@ -60,6 +60,7 @@ class VerifierSettings(ModelSettings):
     )
     queue_timeout_s: float = Field(30.0, gt=0, description="A session that has waited for room so long is refused.")
     max_sessions_per_caller: int = Field(0, ge=0, description=SESSIONS_PER_CALLER)
+    max_num_choices: int = Field(16, ge=1, le=128, description="Limit of n, the texts of one request.")
     max_prompt_tokens: int = Field(0, ge=0, description="Longest prompt; 0 = as long as the context has room for.")
     max_draft_nodes_per_s: float = Field(
         MAX_NODES_PER_S, gt=0, description="Most nodes a second of one session's drafts; what is beyond is dropped."

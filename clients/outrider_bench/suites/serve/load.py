@@ -90,7 +90,6 @@ class Load:
 
         What has ended is kept however the run ends; requests that still run when it is cancelled are given up.
         """
-        self.began_at = datetime.now()
         self._began, cpu_s = asyncio.get_running_loop().time(), time.process_time()
         try:
             async with asyncio.TaskGroup() as group:

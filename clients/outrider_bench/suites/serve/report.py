@@ -36,10 +36,11 @@ def report_of(results: Mapping[str, Any]) -> Report:
     chapters = [
         Chapter("Runs", [runs_table(runs, has_goodput=bool(results["config"]["goodput"]))], _sentences(results))
     ]
-    chapters += [
-        Chapter(f"{rate_of(run)}: latencies in ms", [latency_table(run, results["config"]["percentiles"])])
-        for run in runs
-    ]
+    for run in runs:
+        # Below the last table only: once is enough.
+        caption = LATENCY_CAPTION if run is runs[-1] else ""
+        table = latency_table(run, results["config"]["percentiles"], caption)
+        chapters.append(Chapter(f"{rate_of(run)}: latencies in ms", [table]))
     return Report("A server under load", _environment(results), _notes(results), chapters)
 
 
@@ -69,7 +70,7 @@ def runs_table(runs: Sequence[Mapping[str, Any]], *, has_goodput: bool) -> Table
     return Table("", columns, cells, RUNS_CAPTION)
 
 
-def latency_table(run: Mapping[str, Any], percentiles: Sequence[float]) -> Table:
+def latency_table(run: Mapping[str, Any], percentiles: Sequence[float], caption: str = "") -> Table:
     """Make the table of a run's latencies, in milliseconds."""
     # The median is a percentile of its own name in the results; once is enough here.
     measures = ["mean", "std", *([] if 50.0 in percentiles else ["median"]), *(f"p{one:g}" for one in percentiles)]
@@ -78,7 +79,7 @@ def latency_table(run: Mapping[str, Any], percentiles: Sequence[float]) -> Table
         for name, label in _ROWS.items()
         if f"mean_{name}_ms" in run
     ]
-    return Table("", ["", *(measure.replace("p", "P") for measure in measures)], cells, LATENCY_CAPTION)
+    return Table("", ["", *(measure.replace("p", "P") for measure in measures)], cells, caption)
 
 
 def rate_of(run: Mapping[str, Any]) -> str:

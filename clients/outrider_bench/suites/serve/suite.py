@@ -120,7 +120,7 @@ class ServeSuite(Suite):
     async def _run_rate(self, load: Load, log: Log) -> bool:
         """Run one rate; return True if any request was answered."""
         self._loads.append(load)
-        log(f"{len(load.times)} requests at {load.rate:g} requests/s, the last one due after {load.times[-1]:.1f} s")
+        log(f"{len(load.times)} requests, {load.rate:g} a second: the last one is due after {load.times[-1]:.1f} s")
         await load.offer()
         log(f"{load.num_completed} of {len(load.times)} completed in {load.duration_s:.1f} s")
         if not load.num_completed:

@@ -116,7 +116,9 @@ class ScriptedClient:
 
 
 def config_of(count: int, **settings: Any) -> ServeConfig:
-    return ServeConfig(**{"num_prompts": count, "prompts": (Prompt("a"), Prompt("b")), "arrival": "constant"} | settings)
+    return ServeConfig(
+        **{"num_prompts": count, "prompts": (Prompt("a"), Prompt("b")), "arrival": "constant"} | settings
+    )
 
 
 def offered(client: ScriptedClient, rate: float, count: int, *, for_s: float = math.inf, **settings: Any) -> Load:

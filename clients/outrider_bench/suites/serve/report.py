@@ -8,7 +8,9 @@ from typing import Any
 from outrider_bench.report import NONE, Chapter, Report, Table, environment_lines, notes_of, number_cell, percent_cell
 
 LATE_MS = 20.0
-"""Lateness of the generator, at the 99th of a hundred requests, that is worth a note."""
+"""Lateness of the generator for one request in a hundred, in milliseconds, that is worth a note."""
+BUSY_SHARE = 0.8
+"""Share of a core beyond which the generator reads chunks late."""
 LATENCY_CAPTION = (
     "TTFT: from sending a request to its first token. TPOT: from there to its end, by its tokens but one. ITL: between "
     "two chunks, each of which may bring several tokens. E2EL: from sending a request to its end. queue: the time it "
@@ -120,10 +122,10 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
             found.append(f"{rate_of(run)}: {run['unfinished']} requests had not ended, or not begun.")
         for kind, failure in run["failures"].items():
             found.append(f"{rate_of(run)}: {failure['count']} requests failed with {kind}: {failure['message']}")
-        late_ms = run["p99_lateness_ms"]
-        if late_ms is not None and late_ms > LATE_MS:
+        late_ms, share = run["p99_lateness_ms"] or 0.0, run["client_cpu_share"] or 0.0
+        if late_ms > LATE_MS or share > BUSY_SHARE:
             found.append(
-                f"{rate_of(run)}: the generator was late, by {late_ms:.0f} ms or more for one request in a hundred, "
-                f"and took {percent_cell(run['client_cpu_share'])} of a core: it may be what was measured."
+                f"{rate_of(run)}: the generator took {percent_cell(share)} of a core and was late, by {late_ms:.0f} ms or "
+                "more for one request in a hundred: it may be what was measured."
             )
     return found

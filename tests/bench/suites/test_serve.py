@@ -101,7 +101,7 @@ def test_flags_of_vllm_reach_the_requests_and_the_results(verifier: FakeVerifier
     assert {"p99.9_ttft_ms", "p99.9_client_queue_time_ms"} <= last.keys()
     # By the fake's summaries: 2 rounds, 16 drafted, 2 accepted in each generation.
     assert (last["spec_decode_acceptance_length"], last["spec_decode_acceptance_rate"]) == (2.0, 12.5)
-    assert "100 requests/s: latencies in ms" in result.stdout
+    assert "100 req/s: latencies in ms" in result.stdout
 
 
 def test_refused_requests_are_counted_and_the_rest_is_measured(verifier: FakeVerifier, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_refused_requests_are_counted_and_the_rest_is_measured(verifier: FakeVer
     assert (run["completed"], run["failed"]) == (3, 2)
     assert run["failures"] == {"RESOURCE_EXHAUSTED": {"count": 2, "message": "no more sessions"}}
     note = " ".join(result.stdout.split())
-    assert "all at once: 2 requests failed with RESOURCE_EXHAUSTED: no more sessions" in note
+    assert "all at once: 2 failed with RESOURCE_EXHAUSTED: no more sessions" in note
 
 
 def test_a_rate_at_which_nothing_is_answered_is_the_last_and_a_failure(verifier: FakeVerifier, tmp_path: Path) -> None:

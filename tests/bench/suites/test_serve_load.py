@@ -17,6 +17,7 @@ from outrider.core.params import Source
 from outrider.v1 import verifier_pb2
 from outrider_bench.config import ServeConfig
 from outrider_bench.suites.serve.load import Load, Outcome, arrival_times
+from outrider_bench.suites.serve.metrics import run_of
 from outrider_cli.prompts import Prompt
 from outrider_client.errors import Internal, OutriderError, ResourceExhausted
 from outrider_client.generation import Chunk, FinishReason, Result
@@ -161,10 +162,14 @@ def test_times_of_a_generation_count_from_its_sending() -> None:
 
 
 def test_a_limit_of_requests_at_a_time_makes_the_others_wait_before_they_are_sent() -> None:
-    outcomes = in_order(offered(ScriptedClient(), math.inf, 5, max_concurrency=2))
+    load = offered(ScriptedClient(), math.inf, 5, max_concurrency=2)
+    outcomes = in_order(load)
     assert [outcome.arrived_s for outcome in outcomes] == [0.0] * 5
     assert [outcome.sent_s for outcome in outcomes] == [0.0, 0.0, 2.0, 2.0, 4.0]
-    assert all(outcome.generation is not None and outcome.generation.ttft_s == 1.0 for outcome in outcomes)
+    run = run_of(load, config_of(5, max_concurrency=2), "a model")
+    assert (run["mean_ttft_ms"], run["mean_e2el_ms"]) == (1000, 2000), "from the sending"
+    assert (run["mean_client_queue_time_ms"], run["mean_e2el_including_client_queue_ms"]) == (1600, 3600)
+    assert (run["max_concurrency"], run["max_concurrent_requests"]) == (2, 2)
 
 
 def test_a_generator_that_is_held_up_shows_how_late_it_was() -> None:
@@ -191,6 +196,9 @@ def test_a_run_that_is_cut_short_keeps_what_has_ended() -> None:
     load = offered(ScriptedClient(), 1.0, 5, for_s=4.5)
     assert [outcome.index for outcome in load.outcomes] == [0, 1]
     assert load.duration_s == pytest.approx(4.5)
+    run = run_of(load, config_of(5), "a model")
+    assert (run["completed"], run["failed"], run["unfinished"]) == (2, 0, 3)
+    assert run["request_throughput"] == pytest.approx(2 / 4.5)
 
 
 def test_a_run_and_its_repetition_send_the_same_requests_each_with_a_seed_of_its_own() -> None:

@@ -193,23 +193,25 @@ def test_the_report_has_a_row_and_a_table_of_latencies_for_each_rate() -> None:
     text = report_of(results_of(run(2.0), run("inf"))).to_markdown()
     assert "| 2 | 2 of 3 | 1 | 0.50 | 0.25 | 33% | 1.8 | 5 | 2 | 33% | 2.00 | 12% |" in text
     assert text.count("| TTFT | 312.5 | 187.5 | 312.5 | 496.2 |") == 2
-    assert text.index("2 requests/s: latencies in ms") < text.index("all at once: latencies in ms")
+    assert text.index("2 req/s: latencies in ms") < text.index("all at once: latencies in ms")
     assert "|  | mean | std | P50 | P99 |" in text, "the median is P50"
-    assert "3 requests a run are made of 2 prompts" in text
+    assert "Each run has 3 requests of 2 prompts." in text
+    assert "Every run sends the same requests." in text
+    assert "Every run" not in report_of(results_of(run(2.0))).to_markdown()
 
 
 def test_failures_an_interruption_and_a_late_generator_are_said_before_the_numbers() -> None:
     text = report_of(results_of(run(2.0, unfinished=4, p99_lateness_ms=250.0), interrupted=True)).to_markdown()
     for note in (
         "The benchmark was interrupted",
-        "2 requests/s: 1 requests failed with RESOURCE_EXHAUSTED: too many sessions",
-        "2 requests/s: 4 requests had not ended, or not begun",
-        "2 requests/s: the generator took 12% of a core and was late, by 250 ms or more for one request in a hundred",
+        "2 req/s: 1 failed with RESOURCE_EXHAUSTED: too many sessions",
+        "2 req/s: 4 had not ended, or not begun",
+        "2 req/s: the generator took 12% of a core and was late, by 250 ms or more for one request in a hundred",
     ):
         assert 0 <= text.index(note) < text.index("| rate |")
     assert "was late" not in report_of(results_of(run(2.0))).to_markdown()
     busy = report_of(results_of(run(2.0, client_cpu_share=0.9))).to_markdown()
-    assert "2 requests/s: the generator took 90% of a core" in busy
+    assert "2 req/s: the generator took 90% of a core" in busy
 
 
 def test_a_table_fits_into_an_ordinary_terminal() -> None:

@@ -55,8 +55,10 @@ def run_of(load: Load, config: ServeConfig, model_id: str) -> Metrics:
     outcomes = sorted(load.outcomes, key=lambda outcome: outcome.index)
     run |= metrics_of(outcomes, load.duration_s, config.percentiles, config.goodput)
     if config.max_concurrency is not None:
-        waits = [outcome.sent_s - outcome.arrived_s for outcome in outcomes if outcome.generation is not None]
-        run |= statistics_of("client_queue_time", waits, config.percentiles)
+        done = [(one.sent_s - one.arrived_s, one.generation) for one in outcomes if one.generation is not None]
+        run |= statistics_of("client_queue_time", [wait_s for wait_s, _ in done], config.percentiles)
+        whole = [wait_s + made.duration_s for wait_s, made in done]
+        run |= statistics_of("e2el_including_client_queue", whole, config.percentiles)
     run |= {
         "unfinished": config.num_prompts - len(outcomes),
         "client_cpu_share": load.cpu_s / load.duration_s if load.duration_s else None,

@@ -14,7 +14,8 @@ BUSY_SHARE = 0.8
 LATENCY_CAPTION = (
     "TTFT: from sending a request to its first token. TPOT: from there to its end, by its tokens but one. ITL: between "
     "two chunks, each of which may bring several tokens. E2EL: from sending a request to its end. queue: the time it "
-    "waited here under --max-concurrency. lateness: how long after it was due the generator came to it."
+    "waited here before, under --max-concurrency; both: E2EL and queue. lateness: how long after it was due the "
+    "generator came to it."
 )
 RUNS_CAPTION = (
     "done, failed: requests. req/s: completed ones by the duration of the run. good: completed within all limits of "
@@ -28,6 +29,7 @@ _ROWS = {
     "itl": "ITL",
     "e2el": "E2EL",
     "client_queue_time": "queue",
+    "e2el_including_client_queue": "both",
     "lateness": "lateness",
 }
 
@@ -86,7 +88,7 @@ def latency_table(run: Mapping[str, Any], percentiles: Sequence[float], caption:
 
 def rate_of(run: Mapping[str, Any]) -> str:
     """Name a run by its rate, in words."""
-    return "all at once" if run["request_rate"] == "inf" else f"{run['request_rate']:g} requests/s"
+    return "all at once" if run["request_rate"] == "inf" else f"{run['request_rate']:g} req/s"
 
 
 def _environment(results: Mapping[str, Any]) -> list[str]:
@@ -102,13 +104,15 @@ def _environment(results: Mapping[str, Any]) -> list[str]:
 
 
 def _sentences(results: Mapping[str, Any]) -> list[str]:
-    """Say what repeats in a run: a server that has stored what it said answers it faster."""
-    count, num_prompts = results["config"]["num_texts"], results["config"]["num_prompts"]
-    found = (
-        [f"{num_prompts} requests a run are made of {count} prompts, which come again."] if count < num_prompts else []
-    )
+    """Say which requests come more than once: the second time a server may be faster."""
+    num_texts, num_prompts = results["config"]["num_texts"], results["config"]["num_prompts"]
+    found = []
+    if num_texts < num_prompts:
+        found.append(f"Each run has {num_prompts} requests of {num_texts} prompts.")
     if len(results["runs"]) > 1:
-        found.append("All runs send the same requests: a server that learns from what it said is faster in later ones.")
+        found.append("Every run sends the same requests.")
+    if found:
+        found.append("A server that keeps prefixes, or learns from texts, is faster when they come again.")
     return found
 
 
@@ -119,13 +123,13 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
     )
     for run in results["runs"]:
         if run["unfinished"]:
-            found.append(f"{rate_of(run)}: {run['unfinished']} requests had not ended, or not begun.")
+            found.append(f"{rate_of(run)}: {run['unfinished']} had not ended, or not begun.")
         for kind, failure in run["failures"].items():
-            found.append(f"{rate_of(run)}: {failure['count']} requests failed with {kind}: {failure['message']}")
+            found.append(f"{rate_of(run)}: {failure['count']} failed with {kind}: {failure['message']}")
         late_ms, share = run["p99_lateness_ms"] or 0.0, run["client_cpu_share"] or 0.0
         if late_ms > LATE_MS or share > BUSY_SHARE:
             found.append(
-                f"{rate_of(run)}: the generator took {percent_cell(share)} of a core and was late, by {late_ms:.0f} ms or "
-                "more for one request in a hundred: it may be what was measured."
+                f"{rate_of(run)}: the generator took {percent_cell(share)} of a core and was late, by {late_ms:.0f} ms "
+                "or more for one request in a hundred: it may be what was measured."
             )
     return found

@@ -126,7 +126,7 @@ class ServeSuite(Suite):
         if not load.num_completed:
             first = next(load.failures())
             why = f"no request was answered ({first.error}: {first.message}), so no other rate was tried"
-            self.failures[f"{load.rate:g} requests/s"] = why
+            self.failures[f"{load.rate:g} req/s"] = why
         return bool(load.num_completed)
 
     def _leave(self, out: Path | None, console: Console) -> None:

@@ -91,6 +91,9 @@ def test_flags_of_vllm_reach_the_requests_and_the_results(verifier: FakeVerifier
     result = bench("--address", verifier.address, *limits, *sampling, *load, out=tmp_path)
     assert result.exit_code == 0, result.output
     assert len(verifier.requests) == 1 + 2 * 3
+    assert verifier.requests[0].sampling.max_tokens == 7, (
+        "the server is warmed up by no longer a text than it is asked for"
+    )
     request = verifier.requests[-1]
     assert (request.sampling.max_tokens, request.sampling.ignore_eos) == (7, True)
     assert request.sampling.temperature == 0.5

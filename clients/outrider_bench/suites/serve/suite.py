@@ -60,12 +60,12 @@ class ServeSuite(Suite):
             StackError: Services of our own could not be started.
         """
         async with AsyncExitStack() as stack:
-            address = self.config.address
+            address, security = self.config.address, self._security
             if address is None:
                 log("starting the services")
                 models = BenchConfig(target=self.config.target, draft=self.config.draft, cores=self.config.cores)
-                address = (await stack.enter_async_context(running_services(stack_config(models, 0.0)))).stack.address
-            security = self._security if self.config.address is not None else SecurityOptions()
+                services = await stack.enter_async_context(running_services(stack_config(models, 0.0)))
+                address, security = services.stack.address, SecurityOptions()
             client = await stack.enter_async_context(Client(address, **security))
             log(f"warming up {address}")
             self._models = describe_server(await client.info())

@@ -1,6 +1,6 @@
 """`outrider bench`: how fast each method is, on this machine, beside what the machine could do.
 
-app               six subcommands, their flags
+app               the subcommands, their flags
 config            what the flags come to, checked
 suite             the base of all suites: run, interrupt, results, write
 result            a measurement beside its target

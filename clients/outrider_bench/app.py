@@ -1,4 +1,4 @@
-"""`outrider bench`: seven subcommands, each with exactly its own flags; reads them, checks them, and runs the suite."""
+"""`outrider bench`: eight subcommands, each with exactly its own flags; reads them, checks them, and runs the suite."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from outrider_bench.config import (
+    ARRIVALS,
     BASELINES,
     DTYPE_ALIASES,
+    GOODPUT_METRICS,
     METHODS,
     NETWORK_PARTS,
     PARTS,
@@ -29,20 +31,25 @@ from outrider_bench.config import (
     NetworkConfig,
     ObservabilityConfig,
     PairConfig,
+    ServeConfig,
     SuiteConfig,
     parse_cores,
     parse_counts,
+    parse_goodput,
+    parse_list,
     parse_names,
     parse_numbers,
     read_prompts,
 )
 from outrider_cli.failures import WRONG_USAGE, FlagError
-from outrider_cli.options import secured
+from outrider_cli.options import METHOD_PARAMS_EPILOG, generating, secured
 from outrider_cli.prompts import PromptError
 from outrider_client.channel import ChannelSecurity, SecurityOptions
+from outrider_client.requests import GenerateOptions
+from outrider_client.retries import addresses_of
 
 DEFAULT_SUITE = "generation"
-_GENERATION, _SUITE, _FAULTS, _PAIR = BenchConfig(), SuiteConfig(), FaultsConfig(), PairConfig()
+_GENERATION, _SUITE, _FAULTS, _PAIR, _SERVE = BenchConfig(), SuiteConfig(), FaultsConfig(), PairConfig(), ServeConfig()
 _WIDTH = 118
 """Columns of a report that is not written to a terminal."""
 
@@ -68,6 +75,7 @@ class SuiteGroup(TyperGroup):
             arguments = self._with_suite(list(arguments))
             if arguments and not arguments[0].startswith("-"):
                 self._check_flags(arguments[0], arguments[1:])
+            arguments = _with_flag_before_each("--goodput", arguments)
         return list(super().parse_args(context, arguments))
 
     def _with_suite(self, arguments: list[str]) -> list[str]:
@@ -116,7 +124,7 @@ app = typer.Typer(
 
 @app.callback()
 def bench() -> None:
-    """Measures Outrider on this machine: speed, methods, a pair of models, network, datastore, faults, watching it."""
+    """Measures Outrider: speed, methods, a pair of models, a load, network, datastore, faults, watching it."""
 
 
 @app.command()
@@ -297,6 +305,85 @@ def pair(
     _run("pair", config, out, channel_security)
 
 
+@app.command(epilog=METHOD_PARAMS_EPILOG)
+@secured
+@generating(without=("seed", "stop_token_ids"), max_tokens=128)
+def serve(
+    *,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            envvar="OUTRIDER_ADDRESS",
+            help="The verifier, HOST:PORT; several, with commas between them, are its replicas. Default: a stack of "
+            "our own on this machine.",
+        ),
+    ] = None,
+    request_rate: Annotated[
+        str, typer.Option(help="Requests a second; several = a run for each; inf = all at once.")
+    ] = "inf",
+    arrival: Annotated[str, typer.Option(help=f"How requests arrive: {' or '.join(ARRIVALS)}.")] = _SERVE.arrival,
+    burstiness: Annotated[
+        float,
+        typer.Option(help="Gaps of poisson are drawn from a gamma distribution of this shape: below 1 in bursts."),
+    ] = _SERVE.shape,
+    max_concurrency: Annotated[
+        int | None, typer.Option(help="Most requests that run at a time; the others wait here. Default: no limit.")
+    ] = None,
+    num_prompts: Annotated[
+        int | None, typer.Option(help="Requests of each run; prompts come again. Default: each prompt once.")
+    ] = None,
+    prompts: Annotated[Path | None, typer.Option(help="JSONL with prompts, as of `generation`.")] = None,
+    categories: Annotated[str, typer.Option(help="Categories of prompts to use. Default: all.")] = "",
+    goodput: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:MS NAME:MS",
+            help=f"Limits in milliseconds of {', '.join(GOODPUT_METRICS)}: counts the requests that keep all of them.",
+        ),
+    ] = None,
+    percentiles: Annotated[str, typer.Option(help="Percentiles of the latencies.")] = "50,90,99",
+    seed: Seed = _SERVE.seed,
+    save_detailed: Annotated[
+        bool, typer.Option("--save-detailed", help="Keeps the times of every request in the results.")
+    ] = False,
+    target: Target = _SERVE.target,
+    draft: Draft = _SERVE.draft,
+    cores: Cores = "auto",
+    out: Out = None,
+    options: GenerateOptions,
+    security: SecurityOptions,
+) -> None:
+    """Measures a verifier under load: requests arrive at a rate, whatever it makes of them.
+
+    Flags and results have the names of `vllm bench serve`.
+    """
+    with _checked():
+        chosen = read_prompts(prompts, categories, None)
+        config = ServeConfig(
+            address=address,
+            request_rates=parse_list(
+                "--request-rate", request_rate, float, "a number > 0, or inf", lambda rate: rate > 0
+            ),
+            arrival=arrival,
+            shape=burstiness,
+            max_concurrency=max_concurrency,
+            num_prompts=len(chosen) if num_prompts is None else num_prompts,
+            prompts=chosen,
+            options=options,
+            goodput=parse_goodput(goodput or ()),
+            percentiles=parse_numbers("--percentiles", percentiles, "a number in (0, 100]", lambda one: 0 < one <= 100),
+            seed=seed,
+            save_detailed=save_detailed,
+            target=target,
+            draft=draft,
+            # A server that runs already is not ours to pin, and may be on another machine.
+            cores=_cores(cores) if address is None else (),
+        )
+        for each in addresses_of(address) if address is not None else ():
+            ChannelSecurity(**security).credentials_for(each)  # only for its errors, here where they are wrong usage
+    _run("serve", config, out, security)
+
+
 @app.command()
 def network(
     *,
@@ -362,6 +449,19 @@ def observability(
     with _checked():
         config = ObservabilityConfig(repeats, seed, _cores(cores), quick)
     _run("observability", config, out)
+
+
+def _with_flag_before_each(flag: str, arguments: Sequence[str]) -> list[str]:
+    """Put a flag before each of the words behind it: the parser takes one word a flag, `vllm bench serve` several."""
+    found: list[str] = []
+    is_behind = False
+    for argument in arguments:
+        if argument.startswith("-"):
+            is_behind = argument.partition("=")[0] == flag
+        elif is_behind and found[-1] != flag:
+            found.append(flag)
+        found.append(argument)
+    return found
 
 
 def _run(suite: str, config: object, out: Path | None, *more: object) -> None:

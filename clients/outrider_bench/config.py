@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +12,7 @@ from typing import TypeVar
 from outrider.core.params import Method
 from outrider_cli.failures import FlagError
 from outrider_cli.prompts import Prompt, PromptError, choose, default_prompts, load_prompts
+from outrider_client.requests import GenerateOptions
 
 METHODS = (*(method.value for method in Method), "speculative+retrieval", "pearl+retrieval")
 """`+retrieval` sets `SpeculationParams.retrieval`."""
@@ -36,7 +37,10 @@ NETWORK_PARTS = ("rtt", "simulation", "bytes", "wan", "edge")
 MAX_CHAIN_LEN = 32
 """Limit of num_speculative_tokens of a verifier that nobody has set another for."""
 PAIR_MODELS = ("demo/target-100m", "demo/draft", "auto", "auto")
-"""Target and draft of the pair's suite where no flag names others, and their number formats."""
+"""Target and draft of the suites `pair` and `serve` where no flag names others, and their number formats."""
+ARRIVALS = ("poisson", "constant")
+GOODPUT_METRICS = ("ttft", "tpot", "e2el")
+"""Latencies of a request that --goodput can limit."""
 T = TypeVar("T")
 
 
@@ -217,6 +221,56 @@ class FaultsConfig:
         _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
 
 
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """A run of the load generator, fully decided."""
+
+    address: str | None = None
+    """A verifier that runs already, or its replicas; None means that the suite starts services."""
+    request_rates: tuple[float, ...] = (math.inf,)
+    """Requests a second, one run for each; infinity means all at once."""
+    arrival: str = "poisson"
+    shape: float = 1.0
+    """--burstiness: the shape of the gamma distribution that gaps are drawn from; 1 makes it exponential."""
+    max_concurrency: int | None = None
+    """Most requests that run at a time; None means no limit."""
+    num_prompts: int = 1
+    """Requests of each run; the prompts come again where they are fewer."""
+    prompts: tuple[Prompt, ...] = field(default=(), repr=False)
+    options: GenerateOptions = field(default_factory=GenerateOptions)
+    """Options of every generation, without the seed."""
+    goodput: Mapping[str, float] = field(default_factory=dict)
+    """Limits in milliseconds, by names of GOODPUT_METRICS; empty means that no request is judged."""
+    percentiles: tuple[float, ...] = (50.0, 90.0, 99.0)
+    seed: int = 0
+    """Keys the arrivals and the sampling."""
+    save_detailed: bool = False
+    """Keeps the times of every request in the results."""
+    target: str = PAIR_MODELS[0]
+    draft: str = PAIR_MODELS[1]
+    cores: tuple[int, ...] = ()
+    """The target's core, then the core of everything else, this program included; empty = not pinned."""
+
+    def __post_init__(self) -> None:
+        _require(self.arrival in ARRIVALS, "--arrival", _one_of(ARRIVALS), self.arrival)
+        # Below 0.1 most gaps of a gamma distribution are zero in floating point.
+        _require(0.1 <= self.shape < math.inf, "--burstiness", "a number >= 0.1", self.shape)
+        is_drawn = self.arrival == "poisson" or self.shape == 1
+        _require(is_drawn, "--burstiness", "1 with --arrival constant, of which the gaps are equal", self.shape)
+        limit = self.max_concurrency
+        _require(limit is None or limit >= 1, "--max-concurrency", ">= 1", limit)
+        _require(self.num_prompts >= 1, "--num-prompts", ">= 1", self.num_prompts)
+        _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
+        is_usual = (self.target, self.draft) == PAIR_MODELS[:2]
+        unset = "their defaults with --address, where the models run already"
+        _require(self.address is None or is_usual, "--target and --draft", unset, f"{self.target} and {self.draft}")
+
+    @property
+    def burstiness(self) -> float:
+        """The shape of the distribution of the gaps, where infinity means equal ones, as in vLLM's results."""
+        return self.shape if self.arrival == "poisson" else math.inf
+
+
 def parse_list(
     flag: str, text: str, convert: Callable[[str], T], rule: str, allowed: Callable[[T], bool]
 ) -> tuple[T, ...]:
@@ -247,6 +301,23 @@ def parse_numbers(flag: str, text: str, rule: str, allowed: Callable[[float], bo
 def parse_counts(flag: str, text: str) -> tuple[int, ...]:
     """Comma-separated whole numbers, each at least 1."""
     return parse_list(flag, text, int, ">= 1, a whole number", lambda value: value >= 1)
+
+
+def parse_goodput(words: Sequence[str]) -> dict[str, float]:
+    """Read limits like ttft:500, in milliseconds; without any the result is empty."""
+    names = ", ".join(GOODPUT_METRICS)
+    rule = f"NAME:MILLISECONDS, a name of {names} and a number > 0"
+
+    def limit_of(text: str) -> tuple[str, float]:
+        name, _, number = text.partition(":")
+        return name, float(number)
+
+    def is_allowed(limit: tuple[str, float]) -> bool:
+        return limit[0] in GOODPUT_METRICS and 0 < limit[1] < math.inf
+
+    limits = parse_list("--goodput", ",".join(words), limit_of, rule, is_allowed) if words else ()
+    _require(len(dict(limits)) == len(limits), "--goodput", f"at most one limit of each of {names}", " ".join(words))
+    return dict(limits)
 
 
 def parse_cores(text: str, available: Sequence[int]) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from outrider_bench import app as app_module
 from outrider_bench.app import app
-from outrider_bench.config import NETWORK_PARTS, PARTS, BenchConfig, MethodsConfig
+from outrider_bench.config import NETWORK_PARTS, PARTS, BenchConfig, MethodsConfig, ServeConfig
 
 GENERATION = [
     (["--methods", "off,magic"], "--methods must be one of off, speculative, pearl, retrieval"),
@@ -78,6 +79,32 @@ OTHERS = [
     ("faults --faults 0", "--faults must be >= 1, got '0'"),
     ("faults --sessions 0", "--sessions must be >= 1, got '0'"),
     ("observability --repeats 0", "--repeats must be >= 1, got '0'"),
+    ("serve --request-rate 1,0", "--request-rate must be a number > 0, or inf, got '0'"),
+    ("serve --request-rate 1,nan", "--request-rate must be a number > 0, or inf, got 'nan'"),
+    ("serve --request-rate fast", "--request-rate must be a number > 0, or inf, got 'fast'"),
+    ("serve --arrival uniform", "--arrival must be one of poisson, constant, got 'uniform'"),
+    ("serve --burstiness 0", "--burstiness must be a number >= 0.1, got '0.0'"),
+    ("serve --burstiness inf", "--burstiness must be a number >= 0.1, got 'inf'"),
+    ("serve --burstiness 2 --arrival constant", "--burstiness must be 1 with --arrival constant"),
+    ("serve --max-concurrency 0", "--max-concurrency must be >= 1, got '0'"),
+    ("serve --num-prompts 0", "--num-prompts must be >= 1, got '0'"),
+    ("serve --seed -1", "--seed must be in [0, 2**32), got '-1'"),
+    ("serve --percentiles 50,101", "--percentiles must be a number in (0, 100], got '101'"),
+    (
+        "serve --goodput ttft",
+        "--goodput must be NAME:MILLISECONDS, a name of ttft, tpot, e2el and a number > 0, got 'ttft'",
+    ),
+    ("serve --goodput ttft:1 itl:5", "--goodput must be NAME:MILLISECONDS, a name of ttft, tpot, e2el"),
+    ("serve --goodput tpot:0", "--goodput must be NAME:MILLISECONDS, a name of ttft, tpot, e2el"),
+    (
+        "serve --goodput ttft:1 ttft:2",
+        "--goodput must be at most one limit of each of ttft, tpot, e2el, got 'ttft:1 ttft:2'",
+    ),
+    ("serve --prompts /nowhere.jsonl", "--prompts: /nowhere.jsonl: No such file or directory"),
+    ("serve --address h:1 --draft demo/draft-c5", "--target and --draft must be their defaults with --address"),
+    ("serve --address 127.0.0.1:1,h:1", "h:1 is not on this machine: ca_file is needed for TLS"),
+    ("serve --address ,", "address must name at least one server, HOST:PORT, got ','"),
+    ("serve --out /proc/nothing", "--out must be a folder that can be written to"),
 ]
 MISPLACED = [
     ("methods --methods off", "--methods is a flag of outrider bench generation, not of methods"),
@@ -86,14 +113,19 @@ MISPLACED = [
     ("datastore --parts card", "--parts is a flag of outrider bench methods, network, not of datastore"),
     ("datastore --target-dtype bf16", "--target-dtype is a flag of outrider bench generation, not of datastore"),
     ("datastore --faults 3", "--faults is a flag of outrider bench faults, not of datastore"),
-    ("observability --address h:1", "--address is a flag of outrider bench generation, pair, not of observability"),
-    ("faults --ca-file x", "--ca-file is a flag of outrider bench generation, pair, not of faults"),
+    (
+        "observability --address h:1",
+        "--address is a flag of outrider bench generation, pair, serve, not of observability",
+    ),
+    ("faults --ca-file x", "--ca-file is a flag of outrider bench generation, pair, serve, not of faults"),
     ("network --llama-server sh", "--llama-server is a flag of outrider bench generation, methods, not of network"),
     (
         "faults --cores 0",
-        "--cores is a flag of outrider bench generation, methods, pair, network, datastore, observability",
+        "--cores is a flag of outrider bench generation, methods, pair, serve, network, datastore, observability",
     ),
     ("--parts card", "--parts is a flag of outrider bench methods, network, not of generation"),
+    ("--request-rate 3", "--request-rate is a flag of outrider bench serve, not of generation"),
+    ("serve --methods off", "--methods is a flag of outrider bench generation, not of serve"),
     ("--minutes 3", "--minutes is a flag of outrider bench faults, not of generation"),
     (
         "generation --quick",
@@ -130,7 +162,10 @@ def test_a_flag_of_another_suite_says_where_it_belongs(line: str, message: str) 
 @pytest.mark.parametrize("line", ["fault", "--suite fault", "--suite=fault --quick", "fault --seed 3"])
 def test_an_unknown_suite_names_the_nearest_one(line: str) -> None:
     message = complaint(*line.split())
-    assert "must be one of generation, methods, pair, network, datastore, faults, observability, got 'fault'" in message
+    assert (
+        "must be one of generation, methods, pair, serve, network, datastore, faults, observability, got 'fault'"
+        in message
+    )
     assert message.endswith("did you mean faults?\n")
 
 
@@ -191,11 +226,28 @@ def test_without_parts_a_suite_measures_all_of_them(runs: list[tuple[str, Any]])
     assert [config.parts for _, config in runs] == [PARTS, NETWORK_PARTS]
 
 
+def test_a_load_has_the_flags_of_vllm(runs: list[tuple[str, Any]]) -> None:
+    load = "serve --address 127.0.0.1:1 --request-rate 0.5,4,inf --goodput ttft:500 tpot:50.5 --max-concurrency 8"
+    for line in (f"{load} --percentiles 50,99.9", f"{load.replace('500 tpot', '500,tpot')} --percentiles 50,99.9"):
+        result = CliRunner().invoke(app, line.split())
+        assert (result.exit_code, result.stderr) == (0, "")
+    (name, config), again = runs
+    assert isinstance(config, ServeConfig)
+    assert (name, config.address, config.cores) == ("serve", "127.0.0.1:1", ())
+    assert (config.request_rates, config.max_concurrency) == ((0.5, 4.0, math.inf), 8)
+    assert config.goodput == {"ttft": 500.0, "tpot": 50.5}
+    assert (config.percentiles, config.burstiness) == ((50.0, 99.9), 1.0)
+    assert config.num_prompts == len(config.prompts) == 24
+    assert config.options["max_tokens"] == 128
+    assert config == again[1]
+
+
 def test_every_suite_has_a_help_with_all_its_flags() -> None:
     assert [command.name or command.callback.__name__ for command in app.registered_commands if command.callback] == [
         "generation",
         "methods",
         "pair",
+        "serve",
         "network",
         "datastore",
         "faults",

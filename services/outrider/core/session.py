@@ -75,6 +75,8 @@ class SessionSpec:
     """Output that an earlier, interrupted generation has already emitted."""
     requested_method: Method | None = None
     """The method that was asked for, where that of `speculation` replaces it."""
+    skip_special_tokens: bool = True
+    """Leaves special tokens out of the text; the tokens are the same."""
 
 
 def ending_of(spec: SessionSpec) -> Verdict | None:

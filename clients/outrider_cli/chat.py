@@ -12,7 +12,8 @@ from outrider_cli.failures import reported
 from outrider_cli.options import DEFAULT_ADDRESS, Address, Plain, generating, secured
 from outrider_client.blocking import BlockingClient
 from outrider_client.channel import SecurityOptions
-from outrider_client.requests import ChatMessage, GenerateOptions
+from outrider_client.chats import ChatMessage
+from outrider_client.requests import GenerateOptions
 
 MAX_TOKENS = 512
 """Bounds an answer: a small model that has lost the thread may never emit its end-of-sequence token."""

@@ -205,7 +205,7 @@ class _Grammar:
 
     marked: Mapping[str, _Form]
     bare: Mapping[str, _Form]
-    """By their first character."""
+    """Its openers are the first characters of the text."""
 
 
 def _format(name: ToolCallFormat | str) -> ToolCallFormat:

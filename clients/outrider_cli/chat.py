@@ -42,7 +42,7 @@ COMMANDS = {
 }
 """Lines that are not sent to the model, and their effects."""
 LEAST_ROOM = 4
-"""What was said longest ago is forgotten before an answer gets less than one part in this many of the context."""
+"""The oldest turns are forgotten before an answer gets less of the context than one part in this many."""
 
 
 @secured

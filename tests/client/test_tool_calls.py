@@ -67,6 +67,7 @@ WRITTEN: list[tuple[str, str, list[ToolCall]]] = [
 def test_calls_are_found_in_each_format(format: str, text: str, calls: list[ToolCall]) -> None:
     assert parse_tool_calls(text, format) == ("", calls)
     assert parse_tool_calls(text, ToolCallFormat(format)) == ("", calls)
+    assert one_by_one(text, format) == ("", calls)
 
 
 def test_every_format_is_among_those_tested() -> None:

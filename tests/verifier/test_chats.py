@@ -171,7 +171,7 @@ def test_every_text_of_a_chat_counts_towards_its_length() -> None:
         tools=[{"name": "k", "description": "lm", "parameters": "n"}],
         chat_template_kwargs="op",
     )
-    assert num_characters(full) == len("abcdefghijklmnop") + len(["message", "call", "tool"])
+    assert num_characters(full) == len("abcdefghijklmnop")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_every_text_of_a_chat_counts_towards_its_length() -> None:
     [
         {"tools": [{"name": "a", "description": "b" * 256}] * 2048},
         {"chat_template_kwargs": " " * (MAX_TOKEN_LEN * 2048)},
-        {"messages": [{"role": "assistant", "tool_calls": [{"name": "a"}] * (MAX_TOKEN_LEN * 1024)}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"name": "a"}] * (MAX_TOKEN_LEN * 2048)}]},
     ],
 )
 def test_a_chat_that_cannot_fit_is_refused_before_it_is_rendered(long: dict[str, Any]) -> None:

@@ -32,7 +32,8 @@ def chat_from_proto(chat: verifier_pb2.ChatMessages) -> Chat:
 
 
 def num_characters(chat: verifier_pb2.ChatMessages) -> int:
-    """Counts what a template may write of a chat: all its characters, and one for each message, call and tool."""
+    """Counts the characters of everything that a template may write. A message, a call and a tool have one at least:
+    without a role or a name, `chat_from_proto` refuses the chat."""
     texts = [chat.chat_template_kwargs]
     for message in chat.messages:
         texts += (message.role, message.content, message.name, message.tool_call_id)
@@ -40,8 +41,7 @@ def num_characters(chat: verifier_pb2.ChatMessages) -> int:
             texts += (call.id, call.name, call.arguments)
     for tool in chat.tools:
         texts += (tool.name, tool.description, tool.parameters)
-    num_calls = sum(len(message.tool_calls) for message in chat.messages)
-    return sum(map(len, texts)) + len(chat.messages) + num_calls + len(chat.tools)
+    return sum(map(len, texts))
 
 
 def _message(message: verifier_pb2.ChatMessage, field: str) -> dict[str, Any]:

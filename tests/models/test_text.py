@@ -14,7 +14,7 @@ from outrider.models.text import (
     NotInTemplate,
     TextCodec,
 )
-from tests.support.chat_templates import ALTERNATING, CHATML, UPPERCASE, with_template
+from tests.support.chat_templates import ALTERNATING, CHATML, TRIMMING, UPPERCASE, with_template
 from tests.support.services import target_model
 
 USER = {"role": "user", "content": "How warm is it?"}
@@ -74,22 +74,38 @@ def test_the_last_message_is_left_open_to_be_continued() -> None:
     assert text.endswith("<|im_start|>assistant\nIt is ")
 
 
-def test_a_template_that_changes_the_last_message_cannot_continue_it() -> None:
-    begun = {"role": "assistant", "content": "It is"}
+@pytest.mark.parametrize(
+    ("template", "content"), [(UPPERCASE, "It is"), (TRIMMING, "It is "), (TRIMMING, "\nIt is"), ("{{ 1 }}", "It is")]
+)
+def test_a_template_that_changes_the_last_message_cannot_continue_it(template: str, content: str) -> None:
+    begun = {"role": "assistant", "content": content}
     with pytest.raises(NotInTemplate, match="does not render the last message as it is") as caught:
-        rendered(UPPERCASE, USER, begun, add_generation_prompt=False, continue_final_message=True)
+        rendered(template, USER, begun, add_generation_prompt=False, continue_final_message=True)
     assert caught.value.part == "continue_final_message"
 
 
+def test_a_template_that_trims_continues_what_has_nothing_to_trim() -> None:
+    begun = {"role": "assistant", "content": "It is"}
+    text = rendered(TRIMMING, USER, begun, add_generation_prompt=False, continue_final_message=True)
+    assert text == "[How warm is it?][It is"
+
+
+def test_a_template_for_tools_alone_may_continue_what_another_cannot() -> None:
+    templates: Any = {"default": UPPERCASE, "tool_use": CHATML}
+    begun = {"role": "assistant", "content": "It is"}
+    text = rendered(templates, USER, begun, tools=[TOOL], add_generation_prompt=False, continue_final_message=True)
+    assert text.endswith("<|im_start|>assistant\nIt is")
+
+
 def test_a_variable_reaches_the_template() -> None:
-    assert rendered(CHATML, USER, template_variables={"enable_thinking": False}).endswith("<think></think>")
-    assert not rendered(CHATML, USER, template_variables={"enable_thinking": True}).endswith("<think></think>")
+    assert rendered(CHATML, USER, chat_template_kwargs={"enable_thinking": False}).endswith("<think></think>")
+    assert not rendered(CHATML, USER, chat_template_kwargs={"enable_thinking": True}).endswith("<think></think>")
 
 
 @pytest.mark.parametrize("name", ["enable_thinkin", "thinking", "(", ""])
 def test_a_variable_that_the_template_does_not_read_is_named(name: str) -> None:
     with pytest.raises(NotInTemplate, match="reads no variable") as caught:
-        rendered(CHATML, USER, template_variables={name: False})
+        rendered(CHATML, USER, chat_template_kwargs={name: False})
     assert caught.value.part == "chat_template_kwargs"
 
 
@@ -119,7 +135,7 @@ def test_values_nested_too_deeply_and_half_a_surrogate_pair_are_refused() -> Non
     for _ in range(2000):
         deep = {"a": deep}
     with pytest.raises(ChatRefused, match="RecursionError"):
-        rendered(CHATML, USER, template_variables={"enable_thinking": deep})
+        rendered(CHATML, USER, chat_template_kwargs={"enable_thinking": deep})
     with pytest.raises(ChatRefused, match="surrogates not allowed"):
         rendered(CHATML, {"role": "user", "content": "\ud83d"})
 

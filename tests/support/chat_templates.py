@@ -47,6 +47,9 @@ ALTERNATING = """
 """
 """Takes two roles, and knows no tools."""
 
+TRIMMING = "{%- for message in messages %}{{- '[' + message.content | trim + ']' }}{%- endfor %}"
+"""Takes white space off the ends of messages."""
+
 UPPERCASE = "{%- for message in messages %}{{- message.content | upper }}{%- endfor %}"
 """Changes what messages say: none of them can be continued."""
 

@@ -108,7 +108,7 @@ def test_a_template_gets_what_was_set_and_nothing_else() -> None:
         {"name": "weather", "description": "Tells it.", "parameters": {"type": "object"}},
         {"name": "now", "parameters": no_parameters},
     ]
-    assert converted.template_variables == {"enable_thinking": False}
+    assert converted.chat_template_kwargs == {"enable_thinking": False}
 
 
 @pytest.mark.parametrize(

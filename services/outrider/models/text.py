@@ -55,7 +55,7 @@ class Chat:
     """Ends the rendering with the beginning of an assistant's message."""
     continue_final_message: bool = False
     """Leaves the last message open. It must have content, and goes without `add_generation_prompt`."""
-    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the template. None of them is in `RESERVED_TEMPLATE_VARIABLES`."""
 
 
@@ -93,7 +93,7 @@ class TextCodec:
             "tools": list(tools) or None,
             "tokenize": False,
             "add_generation_prompt": chat.add_generation_prompt,
-            **chat.template_variables,
+            **chat.chat_template_kwargs,
         }
         messages = list(chat.messages)
         try:
@@ -108,22 +108,27 @@ class TextCodec:
             return rendered
         try:
             # Only now: what else is wrong with the chat was raised above, so this error is about the continuation.
-            return str(self._tokenizer.apply_chat_template(messages, continue_final_message=True, **options))
-        except _TEMPLATE_ERRORS as error:
+            rendered = str(self._tokenizer.apply_chat_template(messages, continue_final_message=True, **options))
+            # transformers lets a template trim the message, and then the model goes on with another text.
+            is_open = rendered.endswith(messages[-1]["content"])
+        except _TEMPLATE_ERRORS:
+            is_open = False
+        if not is_open:
             problem = "the chat template of the target's tokenizer does not render the last message as it is"
-            raise NotInTemplate("continue_final_message", problem) from error
+            raise NotInTemplate("continue_final_message", problem)
+        return rendered
 
     def _rendered_without_tools(self, chat: Chat) -> str | None:
         """Renders the chat as if it had no tools; None where the template refuses that."""
         try:
             return self._rendered(chat, ())
-        except ChatRefused:
+        except (ChatRefused, NotInTemplate):
             return None
 
     def _check_variables(self, chat: Chat) -> None:
         """Raises NotInTemplate for a variable that the template does not read."""
         template = self._tokenizer.get_chat_template(tools=list(chat.tools) or None)
-        for name in chat.template_variables:
+        for name in chat.chat_template_kwargs:
             # A template reads a variable by writing its name; there is no other way to get at one.
             if not (name.isidentifier() and re.search(rf"\b{name}\b", template)):
                 problem = f"the chat template of the target's tokenizer reads no variable {name!r}"

@@ -27,7 +27,7 @@ def chat_from_proto(chat: verifier_pb2.ChatMessages) -> Chat:
         tools=[_tool(tool, f"{CHAT_FIELD}.tools[{index}]") for index, tool in enumerate(chat.tools)],
         add_generation_prompt=chat.add_generation_prompt if has_choice else not chat.continue_final_message,
         continue_final_message=chat.continue_final_message,
-        template_variables=_template_variables(chat.chat_template_kwargs),
+        chat_template_kwargs=_template_variables(chat.chat_template_kwargs),
     )
 
 

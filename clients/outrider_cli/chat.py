@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import re
+import time
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from outrider.v1 import verifier_pb2
 from outrider_cli.console import show
-from outrider_cli.failures import reported
+from outrider_cli.failures import FlagError, complain, reported
 from outrider_cli.options import DEFAULT_ADDRESS, Address, Plain, generating, secured
 from outrider_client.blocking import BlockingClient
 from outrider_client.channel import SecurityOptions
-from outrider_client.requests import ChatMessage, GenerateOptions
+from outrider_client.chats import ChatMessage, ChatOptions
+from outrider_client.errors import OutOfRange
+from outrider_client.generation import Transcript
+from outrider_client.requests import GenerateOptions
 
 MAX_TOKENS = 512
 """Bounds an answer: a small model that has lost the thread may never emit its end-of-sequence token."""
@@ -27,6 +34,15 @@ NOT_IN_A_CHAT = (
     "min_path_probability",
 )
 """Flags of `generate` that tune one text, or measure: `outrider chat` leaves them out on purpose."""
+COMMANDS = {
+    "/help": "lists the commands",
+    "/reset": "forgets what was said",
+    "/stats": "counts what was said",
+    "/exit": "ends, as Ctrl-D does",
+}
+"""Lines that are not sent to the model, and their effects."""
+LEAST_ROOM = 4
+"""The oldest turns are forgotten before an answer gets less of the context than one part in this many."""
 
 
 @secured
@@ -36,29 +52,158 @@ def chat(
     address: Address = DEFAULT_ADDRESS,
     plain: Plain = False,
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(metavar="JSON", help="More for the chat template: '{\"enable_thinking\": false}'.")
+    ] = None,
     options: GenerateOptions,
     security: SecurityOptions,
 ) -> None:
-    """Talks with the model. /reset forgets, /exit or Ctrl-D ends, Ctrl-C stops an answer."""
-    beginning = [ChatMessage(role="system", content=system)] if system else []
-    messages = list(beginning)
-    with reported(address), BlockingClient(address, **security) as client:
-        client.info()  # fails at once if there is no server, not after the first line was typed
-        while (line := _read_line()) is not None:
-            if line == "/reset":
-                messages = list(beginning)
-            elif line:
-                messages.append(ChatMessage(role="user", content=line))
-                answer = show(client, messages, options, plain=plain, stoppable=True)
-                # Also an answer that Ctrl-C has cut short: the model should know what the user has seen of it.
-                messages.append(ChatMessage(role="assistant", content=answer.text))
+    """Talks with the model. /help lists the commands, /exit or Ctrl-D ends, Ctrl-C stops an answer."""
+    with reported(address):
+        if chat_template_kwargs is not None:
+            options["chat_template_kwargs"] = _json_object(chat_template_kwargs, "--chat-template-kwargs")
+        with BlockingClient(address, **security) as client:
+            # Asked first: it fails at once if there is no server, not after the first line was typed.
+            conversation = Conversation(client, client.info(), options, system, plain=plain)
+            while (line := _read_line()) not in (None, "/exit"):
+                conversation.take(line)
+
+
+class Conversation:
+    """Holds what was said. Where the context is full, it forgets what was said longest ago."""
+
+    def __init__(
+        self,
+        client: BlockingClient,
+        info: verifier_pb2.GetInfoResponse,
+        options: GenerateOptions,
+        system: str | None,
+        *,
+        plain: bool,
+    ) -> None:
+        """
+        Args:
+            client: Generates the answers.
+            info: What the server has said of itself.
+            options: Of each answer.
+            system: What the model is told first, and never forgets. None or an empty text: nothing.
+            plain: Shows the answers alone.
+        """
+        self._client, self._options, self._plain = client, options, plain
+        context_len = info.model.max_context_len
+        self._context_len = min(context_len, info.kv_pool.num_tokens or context_len)
+        self._beginning = [ChatMessage(role="system", content=system)] if system else []
+        self._messages = list(self._beginning)
+        self._num_answers = self._num_tokens = self._num_forgotten = 0
+        self._seconds = 0.0
+
+    def take(self, line: str) -> None:
+        """Follows a command, or sends what the user has said and shows the answer."""
+        match line:
+            case "":
+                return
+            case "/help":
+                complain("\n".join(f"{name:7} {effect}" for name, effect in COMMANDS.items()), kind="")
+            case "/reset":
+                self._messages = list(self._beginning)
+            case "/stats":
+                complain(self._stats(), kind="")
+            # A path is no command: it has another slash.
+            case _ if word := re.match(r"/\w+(?=\s|$)", line):
+                complain(f"there is no command {word[0]}: /help lists them")
+            case _:
+                self._say(line)
+
+    def _say(self, line: str) -> None:
+        self._messages.append(ChatMessage(role="user", content=line))
+        try:
+            answer = self._answer()
+        except OutOfRange as error:
+            complain(f"{error.message}; what you said is left out")
+            self._messages.pop()
+            return
+        # Also an answer that Ctrl-C has cut short: the model should know what the user has seen of it.
+        self._messages.append(ChatMessage(role="assistant", content=answer.text))
+
+    def _answer(self) -> Transcript:
+        """Shows the answer. Raises OutOfRange if the last message alone is too long."""
+        options = self._options
+        while True:
+            started = time.perf_counter()
+            try:
+                answer = show(self._client, self._messages, options, plain=self._plain, stoppable=True)
+            except OutOfRange as error:
+                options = self._with_room(options, error)
+                continue
+            self._seconds += time.perf_counter() - started
+            self._num_answers += 1
+            self._num_tokens += len(answer.token_ids)
+            return answer
+
+    def _with_room(self, options: GenerateOptions, error: OutOfRange) -> GenerateOptions:
+        """Forgets, or shortens the answer, and says so. Returns the options for another try; raises the error where
+        there is nothing left to give up."""
+        wanted = options.get("max_tokens") or MAX_TOKENS
+        if self._room([*self._beginning, self._messages[-1]]) < 1:
+            raise error  # whatever were forgotten
+        room = self._room(self._messages)
+        # The server refuses even so: it has a limit of its own, which it does not tell beforehand.
+        is_prompt_too_long = room >= wanted
+        num_forgotten = 0
+        while (is_prompt_too_long or room < min(wanted, self._context_len // LEAST_ROOM)) and self._forget():
+            num_forgotten += 1
+            room, is_prompt_too_long = self._room(self._messages), False
+        if num_forgotten:
+            self._num_forgotten += num_forgotten
+            turns = "turn is" if num_forgotten == 1 else f"{num_forgotten} turns are"
+            complain(f"the context is full: the oldest {turns} forgotten", kind="")
+        if is_prompt_too_long:
+            raise error
+        if room < wanted:
+            complain(f"the context is full: the answer may have {room} tokens, not {wanted}", kind="")
+            return GenerateOptions(**{**options, "max_tokens": room})
+        return options
+
+    def _room(self, messages: list[ChatMessage]) -> int:
+        """Counts the tokens that the context has for an answer; none are left where the number is below 1."""
+        options = ChatOptions(chat_template_kwargs=self._options.get("chat_template_kwargs"))
+        return self._context_len - len(self._client.tokenize(messages, **options))
+
+    def _forget(self) -> bool:
+        """Drops the oldest message of the user's and its answer. Returns False if there is none but the last one."""
+        start = len(self._beginning)
+        if len(self._messages) - start < 2:
+            return False
+        del self._messages[start : start + 2]
+        return True
+
+    def _stats(self) -> str:
+        speed = f" ({self._num_tokens / self._seconds:.0f} tokens/s)" if self._seconds else ""
+        parts = [
+            f"answers: {self._num_answers}",
+            f"tokens: {self._num_tokens} in {self._seconds:.1f} s{speed}",
+            f"messages remembered: {len(self._messages)}",
+            f"turns forgotten: {self._num_forgotten}",
+        ]
+        if self._messages:
+            parts.append(f"context: {self._context_len - self._room(self._messages)} of {self._context_len} tokens")
+        return " · ".join(parts)
 
 
 def _read_line() -> str | None:
     """Returns a line that the user types; None at the end."""
     try:
         # Asked on stderr: stdout is for answers alone.
-        line = Console(stderr=True).input("[bold]you>[/] ").strip()
+        return Console(stderr=True).input("[bold]you>[/] ").strip()
     except EOFError:
         return None
-    return None if line == "/exit" else line
+
+
+def _json_object(text: str, flag: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise FlagError(flag, "a JSON object", text)
+    return value

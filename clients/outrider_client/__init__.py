@@ -7,10 +7,11 @@
 
 from outrider.core.params import Method, Source
 from outrider_client.blocking import BlockingClient, BlockingGeneration
+from outrider_client.chats import ChatMessage
 from outrider_client.client import Client, Generation
 from outrider_client.errors import OutriderError
 from outrider_client.generation import Chunk, FinishReason, Result
-from outrider_client.requests import ChatMessage, GenerateOptions, Prompt
+from outrider_client.requests import GenerateOptions, Prompt
 
 __all__ = [
     "BlockingClient",

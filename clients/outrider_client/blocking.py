@@ -30,6 +30,7 @@ from outrider_client.base import (
     is_serving,
 )
 from outrider_client.channel import ChannelSecurity, SecurityOptions, open_blocking
+from outrider_client.chats import ChatOptions
 from outrider_client.errors import Cancelled, OutriderError, from_rpc_error
 from outrider_client.generation import Chunk, Result
 from outrider_client.requests import GenerateOptions, Prompt, prompt_message
@@ -160,9 +161,11 @@ class BlockingClient(BaseClient[grpc.Channel]):
                 pass
         return generation.result
 
-    def tokenize(self, prompt: Prompt, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> list[int]:
+    def tokenize(
+        self, prompt: Prompt, *, timeout_s: float | None = DEFAULT_TIMEOUT_S, **options: Unpack[ChatOptions]
+    ) -> list[int]:
         """Returns the token ids of a prompt, by the target's tokenizer (and chat template)."""
-        request = verifier_pb2.TokenizeRequest(prompt=prompt_message(prompt))
+        request = verifier_pb2.TokenizeRequest(prompt=prompt_message(prompt, options))
         return list(self._ask([stub.Tokenize for stub in self._stubs], request, timeout_s).token_ids)
 
     def detokenize(self, token_ids: Sequence[int], *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> str:

@@ -24,6 +24,7 @@ from outrider_client.base import (
     is_serving,
 )
 from outrider_client.channel import ChannelSecurity, SecurityOptions, open_aio
+from outrider_client.chats import ChatOptions
 from outrider_client.errors import Cancelled, Internal, OutriderError, from_rpc_error
 from outrider_client.generation import Chunk, Result
 from outrider_client.requests import GenerateOptions, Prompt, prompt_message
@@ -169,9 +170,11 @@ class Client(BaseClient[grpc.aio.Channel]):
                 pass
         return generation.result
 
-    async def tokenize(self, prompt: Prompt, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> list[int]:
+    async def tokenize(
+        self, prompt: Prompt, *, timeout_s: float | None = DEFAULT_TIMEOUT_S, **options: Unpack[ChatOptions]
+    ) -> list[int]:
         """Returns the token ids of a prompt, by the target's tokenizer (and chat template)."""
-        request = verifier_pb2.TokenizeRequest(prompt=prompt_message(prompt))
+        request = verifier_pb2.TokenizeRequest(prompt=prompt_message(prompt, options))
         response = await self._ask([stub.Tokenize for stub in self._stubs], request, timeout_s)
         return list(response.token_ids)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -16,19 +16,17 @@ from google.protobuf.message_factory import GetMessageClass
 
 from outrider.core.params import AcceptanceRule, Method, RetrievalScope, Rows, Source
 from outrider.v1 import types_pb2, verifier_pb2
+from outrider_client.chats import CHAT_OPTIONS, ChatMessage, ChatOptions, chat_messages
 from outrider_client.enums import enum_number
 from outrider_client.presets import published
 
 _M = TypeVar("_M", bound=Message)
 
-ChatMessage = verifier_pb2.ChatMessage
-"""Holds one message of a chat: `role` ("system", "user", "assistant") and `content`."""
-
-Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage | Mapping[str, str]]
-"""Text, token ids, or a chat: messages, or dicts with `role` and `content`."""
+Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage | Mapping[str, Any]]
+"""Text, token ids, or a chat: messages, or dicts in OpenAI's shape, with `role` and `content`."""
 
 
-class GenerateOptions(TypedDict, total=False):
+class GenerateOptions(ChatOptions, total=False):
     """Holds the keyword arguments of `generate` and `complete`. An absent one, or None, means the server's default."""
 
     temperature: float | None
@@ -85,6 +83,9 @@ class GenerateOptions(TypedDict, total=False):
     """Reports the prompt as the target reads it: `Result.prompt_token_ids` and `Result.prompt_text`."""
     rounds: bool | None
     """Reports what each round did: `Chunk.round`."""
+    skip_special_tokens: bool | None
+    """Leaves special tokens out of the text. Unset: yes. False for models whose tool calls begin with one, like
+    Mistral's; the tokens are the same."""
     method: Method | str | None
     """Makes drafts by this method: "off", "speculative", "pearl", "retrieval", "card", "saguaro", "double",
     "spacelike", "best-first", "opt-tree", "sequoia", "auto". Changes the speed, never the text."""
@@ -206,7 +207,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
     if given.get("as_published"):
         speculation = published(speculation or types_pb2.SpeculationParams())
     return verifier_pb2.GenerateRequest(
-        prompt=prompt_message(prompt),
+        prompt=prompt_message(prompt, cast(ChatOptions, {name: given[name] for name in given.keys() & CHAT_OPTIONS})),
         sampling=_message_of(types_pb2.SamplingParams, given),
         speculation=speculation,
         report=_message_of(verifier_pb2.ReportParams, given),
@@ -214,6 +215,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
         truncate_prompt_tokens=given.get("truncate_prompt_tokens"),
         n=given.get("n"),
         structured_outputs=_structured_outputs(given["structured_outputs"]) if "structured_outputs" in given else None,
+        skip_special_tokens=given.get("skip_special_tokens"),
     )
 
 
@@ -245,23 +247,25 @@ def _message_of(kind: type[_M], given: Mapping[str, Any]) -> _M | None:
     return kind(**fields) if fields else None
 
 
-def prompt_message(prompt: Prompt) -> verifier_pb2.Prompt:
-    """Returns the prompt in the form that its type asks for. Raises TypeError for anything else."""
+def prompt_message(prompt: Prompt, options: ChatOptions) -> verifier_pb2.Prompt:
+    """Returns the prompt in the form that its type asks for; the options go with a chat only.
+
+    Raises:
+        TypeError: The prompt is anything else, something in it has the wrong type, or the options go with no chat.
+        ValueError: The wire cannot hold a value.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if unknown := given.keys() - CHAT_OPTIONS:
+        raise TypeError(f"tokenize() got an unexpected keyword argument {min(unknown)!r}")
+    items = [] if isinstance(prompt, str) else list(prompt)
+    if items and isinstance(items[0], (ChatMessage, Mapping)):
+        return verifier_pb2.Prompt(chat=chat_messages(items, given))
+    if given:
+        raise TypeError(f"{min(given)} must be unset unless the prompt is a chat, a list of messages")
     if isinstance(prompt, str):
         return verifier_pb2.Prompt(text=prompt)
-    items = list(prompt)
     # An empty list goes out as token ids: the server refuses an empty prompt, of whatever kind.
-    if items and isinstance(items[0], (ChatMessage, Mapping)):
-        return verifier_pb2.Prompt(chat=verifier_pb2.ChatMessages(messages=[_chat_message(item) for item in items]))
     return verifier_pb2.Prompt(token_ids=types_pb2.TokenIds(token_ids=_token_ids(items)))
-
-
-def _chat_message(item: object) -> ChatMessage:
-    if isinstance(item, ChatMessage):
-        return item
-    if isinstance(item, Mapping):
-        return ChatMessage(**item)
-    raise TypeError(f"a chat must hold messages only, got {type(item).__name__}")
 
 
 def _token_ids(items: Iterable[object]) -> list[int]:

@@ -15,6 +15,7 @@ from outrider.v1 import types_pb2
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from outrider_cli.app import app
 from outrider_cli.options import GenerationFlags
+from outrider_client.chats import CHAT_OPTIONS
 from outrider_client.requests import METHOD_MESSAGES, GenerateOptions
 from tests.support.fake_verifier import FakeVerifier, until_cancelled
 
@@ -43,10 +44,13 @@ def test_every_flag_of_a_generation_is_an_option_of_the_sdk() -> None:
     flags = GenerationFlags.__annotations__.keys() - {"method_param", "json_schema", "regex", "grammar", "choice"}
     assert flags < GenerateOptions.__annotations__.keys()
     missing = GenerateOptions.__annotations__.keys() - flags - METHOD_MESSAGES.keys()
+    # What goes with a chat only, and what shapes a text for the program that reads it, a terminal has no use for.
+    for_programs = CHAT_OPTIONS | {"skip_special_tokens", "bad_words_token_ids"}
     assert missing == {
         *("resume_token_ids", "resume", "resume_timeout_s", "stall_timeout_s"),
-        *("bad_words_token_ids", "logprobs", "prompt_logprobs", "logprobs_mode", "echo", "rounds"),
+        *("logprobs", "prompt_logprobs", "logprobs_mode", "echo", "rounds"),
         *("structured_outputs", "n"),
+        *for_programs,
     }
 
 

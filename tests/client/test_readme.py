@@ -33,9 +33,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
         yield running
 
 
-def test_there_are_five_examples() -> None:
-    assert len(EXAMPLES) == 5
-    assert README.read_text().count("```python") == 5
+def test_there_are_six_examples() -> None:
+    assert len(EXAMPLES) == 6
+    assert README.read_text().count("```python") == 6
 
 
 @pytest.mark.parametrize("code", [code for _, code in EXAMPLES], ids=[name for name, _ in EXAMPLES])

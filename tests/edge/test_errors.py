@@ -79,8 +79,8 @@ async def test_a_drafted_method_needs_no_speculator_in_the_cloud(stub: Any) -> N
 class FloodingDrafter(Drafter):
     """Has always one more draft to send, for as long as the session is open."""
 
-    def open(self, session_id, committed, num_prompt_tokens, sampling, speculation, listener):  # type: ignore[no-untyped-def]
-        super().open(session_id, committed, num_prompt_tokens, sampling, speculation, listener)
+    def open(self, session_id, committed, num_prompt_tokens, sampling, speculation, listener, structure):  # type: ignore[no-untyped-def]
+        super().open(session_id, committed, num_prompt_tokens, sampling, speculation, listener, structure)
         for number in range(1, 1000):
             listener.send(Draft(len(committed), number, [0], [number], [], Source.DRAFT))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import pytest
 
@@ -166,3 +168,29 @@ async def test_an_edge_that_drains_refuses_what_is_new(client: Client, edge: Run
     async for _ in generation:
         pass
     assert generation.result.num_output_tokens == NUM_TOKENS
+
+
+async def test_a_request_with_everything_has_the_text_of_the_cloud(client: Client, cloud: Client) -> None:
+    given: dict[str, Any] = {
+        "seed": 3,
+        "max_tokens": 48,
+        "method": "pearl",
+        "repetition_penalty": 1.2,
+        "bad_words": ["self"],
+        "min_tokens": 6,
+        "logit_bias": {20: 2.0},
+        "stop": ["\n\n"],
+        "logprobs": 2,
+        "prompt_logprobs": 1,
+        "echo": True,
+    }
+    several: dict[str, Any] = {"n": 2, "method": "retrieval"}
+    for more in ({}, {"structured_outputs": {"regex": "[a-z]{2,6}( [a-z]{2,6}){3}"}}, several):
+        options: dict[str, Any] = given | more
+        here = await client.complete("import os\n", **options)
+        there = await cloud.complete("import os\n", **(options | {"method": "off"}))
+        for field in ("text", "token_ids", "finish_reason", "stop_string", "prompt_token_ids", "prompt_text"):
+            assert getattr(here, field) == getattr(there, field), field
+        assert [each.rank for each in here.logprobs] == [each.rank for each in there.logprobs]
+        assert len(here.prompt_logprobs) == len(here.prompt_token_ids) - 1
+        assert [each.text for each in here.choices] == [each.text for each in there.choices]

@@ -104,7 +104,14 @@ def _prompt(random: Random) -> verify.Prompt:
         case 0:
             return verify.Prompt(text="def add(a, b):\n    return ")
         case 1:
-            return verify.Prompt(chat={"messages": [{"role": "user", "content": "What is a list?"}]})
+            call = {"id": "c1", "name": "docs", "arguments": '{"of": "list"}'}
+            messages = [
+                {"role": "user", "content": "What is a list?"},
+                {"role": "assistant", "tool_calls": [call]},
+                {"role": "tool", "content": "A sequence.", "tool_call_id": "c1"},
+                {"role": "assistant", "content": "It is"},
+            ]
+            return verify.Prompt(chat={"messages": messages, "continue_final_message": random.random() < 0.5})
     return verify.Prompt(token_ids={"token_ids": _tokens(random, NUM_PROMPT_TOKENS)})
 
 

@@ -76,7 +76,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     def Tokenize(
         self, request: verifier_pb2.TokenizeRequest, context: grpc.ServicerContext
     ) -> verifier_pb2.TokenizeResponse:
-        return verifier_pb2.TokenizeResponse(token_ids=request.prompt.text.encode())
+        text = request.prompt.text + "".join(message.content for message in request.prompt.chat.messages)
+        return verifier_pb2.TokenizeResponse(token_ids=text.encode())
 
     def Detokenize(
         self, request: verifier_pb2.DetokenizeRequest, context: grpc.ServicerContext

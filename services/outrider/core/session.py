@@ -116,6 +116,8 @@ class SessionSpec:
     """Description of the texts that the output must be one of."""
     matcher: Matcher | None = field(default=None, compare=False)
     """Follows the output through it, and stands at its beginning. Set if, and only if, `structure` is."""
+    skip_special_tokens: bool = True
+    """Leaves special tokens out of the text; the tokens are the same."""
 
 
 def ending_of(spec: SessionSpec) -> Verdict | None:

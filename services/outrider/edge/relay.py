@@ -82,6 +82,9 @@ class Relay:
         self._was_overwritten = False
         self._num_failures = 0
         self._lost_at: float | None = None
+        self._has_several = request.n > 1
+        self._num_unfinished = max(1, request.n) - sum(choice.is_finished for choice in request.resume_choices)
+        """Texts that are not finished yet."""
 
     async def run(self) -> None:
         """Returns when the application has everything. Raises the last error of the cloud, AioRpcError or RpcError."""
@@ -102,7 +105,8 @@ class Relay:
         if self._was_overwritten:
             # Hidden twice in a row: all that is known is that the verifier has ended the call.
             failure = self._ended_early(upstream)
-        if code_of(failure) not in PASSING:
+        if code_of(failure) not in PASSING or (self._has_several and self._started is not None):
+            # Several texts, of which each has come to something else, are resumed by the application.
             raise failure
         self._upstreams.leave(upstream, failure)
         self._num_failures += 1
@@ -128,7 +132,8 @@ class Relay:
         request.CopyFrom(self._request)
         method = METHODS.get(request.speculation.method or target.default_method)
         # None is a number that this edge does not know. The cloud may know it, or refuses it in its own words.
-        if method is None or not method.has_draft_model:
+        # Nor are several texts drafted for here: a collaboration is about one.
+        if method is None or not method.has_draft_model or self._has_several:
             await self._generate(upstream, request)
             return
         reason = self._draft_model.why_not(target.model)
@@ -193,10 +198,10 @@ class Relay:
         """Passes an event on to the application, and keeps what a next call must know."""
         match response.WhichOneof("event"):
             case "started":
-                if self._started is not None:
+                if self._started is not None and not self._has_several:
                     return  # it goes on
                 self._started = response.started
-            case "chunk":
+            case "chunk" if not self._has_several:
                 if not response.chunk.token_ids:
                     # The rest of the text, which no token decides. A verifier that goes on behind it sends it again.
                     if self._has_rest:
@@ -206,8 +211,9 @@ class Relay:
                 self._num_failures, self._lost_at, self._was_overwritten = 0, None, False
             case "finished":
                 response.finished.summary.degraded |= self._is_degraded
+                self._num_unfinished -= 1
         await self._write(response)
-        self._is_finished = response.WhichOneof("event") == "finished"
+        self._is_finished = not self._num_unfinished
 
     def _check_finished(self, upstream: Upstream) -> None:
         if not self._is_finished:

@@ -3,11 +3,27 @@ text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
+
+RESERVED_TEMPLATE_VARIABLES = frozenset(
+    {"messages", "self"}
+    | inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys()
+    | inspect.signature(render_jinja_template).parameters.keys()
+)
+"""Names that no further variable of a chat template can have: they are fields of a `Chat`, or what renders it has
+parameters of these names."""
+
+# What expressions raise on values that a template does not expect, beside its own errors: `'a' + 1`, `{}['a']`.
+_TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class NoChatTemplate(ValueError):
@@ -16,6 +32,31 @@ class NoChatTemplate(ValueError):
 
 class ChatRefused(ValueError):
     """The tokenizer's chat template takes no such chat. The message is the template's own."""
+
+
+class NotInTemplate(ValueError):
+    """The tokenizer's chat template does not know a part of the chat, which `part` names as the field of `Chat`."""
+
+    def __init__(self, part: str, problem: str) -> None:
+        super().__init__(problem)
+        self.part = part
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Holds what a chat template gets, in the form that transformers documents."""
+
+    messages: Sequence[Mapping[str, Any]]
+    """Messages with `role` and, as far as they have them, `content`, `name`, `tool_call_id` and `tool_calls`. The
+    arguments of a call are a dict."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Tools that may be called: `{"type": "function", "function": {"name": ..., "parameters": {...}}}`."""
+    add_generation_prompt: bool = True
+    """Ends the rendering with the beginning of an assistant's message."""
+    continue_final_message: bool = False
+    """Leaves the last message open. It must have content, and goes without `add_generation_prompt`."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables of the template. None of them is in `RESERVED_TEMPLATE_VARIABLES`."""
 
 
 class TextCodec:
@@ -35,47 +76,90 @@ class TextCodec:
         tokens = (self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
         return list(dict.fromkeys(map(tuple, tokens)))
 
-    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """Encodes a chat of (role, content), ready for the assistant's turn.
+    def encode_chat(self, chat: Chat) -> list[int]:
+        """Encodes a chat as the tokenizer's template renders it.
 
         Raises:
             NoChatTemplate: The tokenizer has no template.
-            ChatRefused: The template wants other roles, or another order of them.
+            ChatRefused: The template wants other roles, another order of them, or other values.
+            NotInTemplate: The template ignores tools or a variable, or changes the message that is to be continued.
         """
         if self._tokenizer.chat_template is None:
             raise NoChatTemplate("the target's tokenizer has no chat template")
-        try:
-            rendered = self._tokenizer.apply_chat_template(
-                [{"role": role, "content": content} for role, content in messages],
-                tokenize=False,
-                add_generation_prompt=True,
-            )
-        except TemplateError as error:
-            # Templates refuse a chat by `raise_exception`, which transformers makes raise this error.
-            raise ChatRefused(error.message or type(error).__name__) from error
+        rendered = self._rendered(chat, chat.tools)
+        self._check_variables(chat)
+        if chat.tools and rendered == self._rendered_without_tools(chat):
+            raise NotInTemplate("tools", "the chat template of the target's tokenizer ignores tools")
         # The template has written them already.
         return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Decodes token ids, special tokens left out. Bytes that form no character become U+FFFD."""
+    def _rendered(self, chat: Chat, tools: Sequence[Mapping[str, Any]]) -> str:
+        """Renders the chat. Raises ChatRefused, and NotInTemplate for a last message that cannot be continued."""
+        options = {
+            "tools": list(tools) or None,
+            "tokenize": False,
+            "add_generation_prompt": chat.add_generation_prompt,
+            **chat.chat_template_kwargs,
+        }
+        messages = list(chat.messages)
+        try:
+            rendered = str(self._tokenizer.apply_chat_template(messages, **options))
+            rendered.encode()  # half of a surrogate pair can stand in JSON, and a tokenizer takes no such text
+        except TemplateError as error:
+            # Templates refuse a chat by `raise_exception`, which transformers makes raise this error.
+            raise ChatRefused(error.message or type(error).__name__) from error
+        except _TEMPLATE_ERRORS as error:
+            raise ChatRefused(f"{type(error).__name__}: {error}") from error
+        if not chat.continue_final_message:
+            return rendered
+        try:
+            # Only now: what else is wrong with the chat was raised above, so this error is about the continuation.
+            rendered = str(self._tokenizer.apply_chat_template(messages, continue_final_message=True, **options))
+            # transformers lets a template trim the message, and then the model goes on with another text.
+            is_open = rendered.endswith(messages[-1]["content"])
+        except _TEMPLATE_ERRORS:
+            is_open = False
+        if not is_open:
+            problem = "the chat template of the target's tokenizer does not render the last message as it is"
+            raise NotInTemplate("continue_final_message", problem)
+        return rendered
+
+    def _rendered_without_tools(self, chat: Chat) -> str | None:
+        """Renders the chat as if it had no tools; None where the template refuses that."""
+        try:
+            return self._rendered(chat, ())
+        except (ChatRefused, NotInTemplate):
+            return None
+
+    def _check_variables(self, chat: Chat) -> None:
+        """Raises NotInTemplate for a variable that the template does not read."""
+        template = self._tokenizer.get_chat_template(tools=list(chat.tools) or None)
+        for name in chat.chat_template_kwargs:
+            # A template reads a variable by writing its name; there is no other way to get at one.
+            if not (name.isidentifier() and re.search(rf"\b{name}\b", template)):
+                problem = f"the chat template of the target's tokenizer reads no variable {name!r}"
+                raise NotInTemplate("chat_template_kwargs", problem)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Decodes token ids; special tokens are left out by default. Bytes that form no character become U+FFFD."""
         # Not transformers' own `decode`: that may clean up spaces, which `DecodeStream` does not.
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
-    def stream(self) -> TextStream:
-        """Makes a decoder for tokens that arrive bit by bit."""
-        return TextStream(self)
+    def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
+        """Makes a decoder for tokens that arrive bit by bit; it leaves special tokens out by default."""
+        return TextStream(self, skip_special_tokens=skip_special_tokens)
 
-    def new_decode_stream(self) -> tuple[DecodeStream, Any]:
+    def new_decode_stream(self, *, skip_special_tokens: bool) -> tuple[DecodeStream, Any]:
         """The library's incremental decoder and the tokenizer it wants to be called with."""
-        return DecodeStream(skip_special_tokens=True), self._backend
+        return DecodeStream(skip_special_tokens=skip_special_tokens), self._backend
 
 
 class TextStream:
     """Decodes a growing run of tokens. Joined, its pieces are the text of the whole run."""
 
-    def __init__(self, codec: TextCodec) -> None:
-        self._codec = codec
-        self._stream, self._backend = codec.new_decode_stream()
+    def __init__(self, codec: TextCodec, *, skip_special_tokens: bool) -> None:
+        self._codec, self._skip_special_tokens = codec, skip_special_tokens
+        self._stream, self._backend = codec.new_decode_stream(skip_special_tokens=skip_special_tokens)
         self._undecided: list[int] = []
 
     def step(self, token_ids: Sequence[int]) -> str:
@@ -93,4 +177,4 @@ class TextStream:
     def finish(self) -> str:
         """Returns the text of the tokens that are undecided still. No more may follow."""
         rest, self._undecided = self._undecided, []
-        return self._codec.decode(rest) if rest else ""
+        return self._codec.decode(rest, skip_special_tokens=self._skip_special_tokens) if rest else ""

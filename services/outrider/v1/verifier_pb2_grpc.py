@@ -94,7 +94,8 @@ class VerifierServiceServicer:
         * `RESOURCE_EXHAUSTED`: too many sessions, no room for this one in time, or a limit of the caller's tenant, which the message names.
         Retry after the delay in the RetryInfo detail.
         * `UNAUTHENTICATED`, `PERMISSION_DENIED`: servers with credentials, from every method: they are missing, or not for this.
-        * `FAILED_PRECONDITION`: the method needs a peer that this server is configured without. Choose another method.
+        * `FAILED_PRECONDITION`: the method needs a peer that this server is configured without: choose another method. Or the tokenizer's chat
+        template cannot do what the chat asks for; the message names the field.
         * `UNAVAILABLE`: loading or draining. Retry elsewhere.
         * `DEADLINE_EXCEEDED`: the call's deadline, or the client has read nothing for the server's stall timeout.
         """
@@ -129,7 +130,7 @@ class VerifierServiceServicer:
         """Text to token ids, with the target's tokenizer.
 
         Errors:
-        * `INVALID_ARGUMENT`: the prompt is unset.
+        * `INVALID_ARGUMENT`, `FAILED_PRECONDITION`: the prompt is unset, or a chat that the template does not take.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -53,7 +53,8 @@ class VerifierServiceStub:
     * `RESOURCE_EXHAUSTED`: too many sessions, no room for this one in time, or a limit of the caller's tenant, which the message names.
       Retry after the delay in the RetryInfo detail.
     * `UNAUTHENTICATED`, `PERMISSION_DENIED`: servers with credentials, from every method: they are missing, or not for this.
-    * `FAILED_PRECONDITION`: the method needs a peer that this server is configured without. Choose another method.
+    * `FAILED_PRECONDITION`: the method needs a peer that this server is configured without: choose another method. Or the tokenizer's chat
+      template cannot do what the chat asks for; the message names the field.
     * `UNAVAILABLE`: loading or draining. Retry elsewhere.
     * `DEADLINE_EXCEEDED`: the call's deadline, or the client has read nothing for the server's stall timeout.
     """
@@ -80,7 +81,7 @@ class VerifierServiceStub:
     """Text to token ids, with the target's tokenizer.
 
     Errors:
-    * `INVALID_ARGUMENT`: the prompt is unset.
+    * `INVALID_ARGUMENT`, `FAILED_PRECONDITION`: the prompt is unset, or a chat that the template does not take.
     """
     Detokenize: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.DetokenizeRequest, _verifier_pb2.DetokenizeResponse]
     """Token ids to text, with the target's tokenizer.
@@ -116,7 +117,8 @@ class VerifierServiceAsyncStub(VerifierServiceStub):
     * `RESOURCE_EXHAUSTED`: too many sessions, no room for this one in time, or a limit of the caller's tenant, which the message names.
       Retry after the delay in the RetryInfo detail.
     * `UNAUTHENTICATED`, `PERMISSION_DENIED`: servers with credentials, from every method: they are missing, or not for this.
-    * `FAILED_PRECONDITION`: the method needs a peer that this server is configured without. Choose another method.
+    * `FAILED_PRECONDITION`: the method needs a peer that this server is configured without: choose another method. Or the tokenizer's chat
+      template cannot do what the chat asks for; the message names the field.
     * `UNAVAILABLE`: loading or draining. Retry elsewhere.
     * `DEADLINE_EXCEEDED`: the call's deadline, or the client has read nothing for the server's stall timeout.
     """
@@ -143,7 +145,7 @@ class VerifierServiceAsyncStub(VerifierServiceStub):
     """Text to token ids, with the target's tokenizer.
 
     Errors:
-    * `INVALID_ARGUMENT`: the prompt is unset.
+    * `INVALID_ARGUMENT`, `FAILED_PRECONDITION`: the prompt is unset, or a chat that the template does not take.
     """
     Detokenize: _aio.UnaryUnaryMultiCallable[_verifier_pb2.DetokenizeRequest, _verifier_pb2.DetokenizeResponse]  # type: ignore[assignment]
     """Token ids to text, with the target's tokenizer.
@@ -182,7 +184,8 @@ class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
         * `RESOURCE_EXHAUSTED`: too many sessions, no room for this one in time, or a limit of the caller's tenant, which the message names.
           Retry after the delay in the RetryInfo detail.
         * `UNAUTHENTICATED`, `PERMISSION_DENIED`: servers with credentials, from every method: they are missing, or not for this.
-        * `FAILED_PRECONDITION`: the method needs a peer that this server is configured without. Choose another method.
+        * `FAILED_PRECONDITION`: the method needs a peer that this server is configured without: choose another method. Or the tokenizer's chat
+          template cannot do what the chat asks for; the message names the field.
         * `UNAVAILABLE`: loading or draining. Retry elsewhere.
         * `DEADLINE_EXCEEDED`: the call's deadline, or the client has read nothing for the server's stall timeout.
         """
@@ -221,7 +224,7 @@ class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
         """Text to token ids, with the target's tokenizer.
 
         Errors:
-        * `INVALID_ARGUMENT`: the prompt is unset.
+        * `INVALID_ARGUMENT`, `FAILED_PRECONDITION`: the prompt is unset, or a chat that the template does not take.
         """
 
     @_abc_1.abstractmethod

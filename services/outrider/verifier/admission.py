@@ -14,8 +14,9 @@ from outrider.core.structure import StructureBroken
 from outrider.core.tree import TokenId
 from outrider.models.loading import LoadedModel
 from outrider.models.structure import BadStructure, Grammars
-from outrider.models.text import ChatRefused, NoChatTemplate, TextCodec
+from outrider.models.text import ChatRefused, NoChatTemplate, NotInTemplate, TextCodec
 from outrider.v1 import verifier_pb2
+from outrider.verifier.chats import CHAT_FIELD, chat_from_proto, num_characters
 from outrider.verifier.stop_text import StopText
 from outrider.wire.convert import token_ids_from_proto
 from outrider.wire.errors import FailedPrecondition, InvalidArgument, OutOfRange
@@ -48,9 +49,9 @@ def prompt_token_ids(prompt: verifier_pb2.Prompt, model: LoadedModel, codec: Tex
     """Converts the prompt to token ids.
 
     Raises:
-        InvalidArgument: unset, empty, or a chat that its template refuses; InvalidParameter: a token id outside the
-            vocabulary.
-        FailedPrecondition: a chat for a tokenizer without a template.
+        InvalidArgument: unset, empty, a chat with a wrong field, or one that its template refuses; InvalidParameter: a
+            token id outside the vocabulary.
+        FailedPrecondition: a chat for a tokenizer without a template, or with what its template does not know.
     """
     match prompt.WhichOneof("input"):
         case "text":
@@ -58,15 +59,16 @@ def prompt_token_ids(prompt: verifier_pb2.Prompt, model: LoadedModel, codec: Tex
         case "token_ids":
             token_ids = token_ids_from_proto(prompt.token_ids.token_ids, model.vocab_size, "prompt.token_ids")
         case "chat":
-            if not prompt.chat.messages:
-                raise InvalidArgument("prompt.chat.messages", "must hold at least one message")
+            chat = chat_from_proto(prompt.chat)
             try:
-                token_ids = tuple(codec.encode_chat([(m.role, m.content) for m in prompt.chat.messages]))
+                token_ids = tuple(codec.encode_chat(chat))
             except NoChatTemplate as error:
-                raise FailedPrecondition(f"prompt.chat: {error}") from error
+                raise FailedPrecondition(f"{CHAT_FIELD}: {error}") from error
+            except NotInTemplate as error:
+                raise FailedPrecondition(f"{CHAT_FIELD}.{error.part}: {error}") from error
             except ChatRefused as error:
                 problem = f"must be a chat that the tokenizer's template takes: {error}"
-                raise InvalidArgument("prompt.chat.messages", problem) from error
+                raise InvalidArgument(f"{CHAT_FIELD}.messages", problem) from error
         case _:
             raise InvalidArgument("prompt.input", "must be set: text, token_ids or chat")
     if not token_ids:
@@ -154,6 +156,7 @@ def _spec(
         stop=stop_strings_from_proto(request.sampling),
         includes_stop=request.sampling.include_stop_str_in_output,
         report=report_from_proto(request.report),
+        skip_special_tokens=request.skip_special_tokens or not request.HasField("skip_special_tokens"),
     )
 
 
@@ -227,11 +230,10 @@ def _truncated(prompt: tuple[TokenId, ...], request: verifier_pb2.GenerateReques
 def _check_length(prompt: verifier_pb2.Prompt, max_context_len: int) -> None:
     """Refuses what cannot fit, before seconds are spent on tokenizing it."""
     # At most one of the two is set. The other one, read all the same, is empty, and reading does not set it.
-    num_in_chat = sum(len(message.role) + len(message.content) for message in prompt.chat.messages)
-    num_characters = len(prompt.text) + num_in_chat
-    if num_characters > MAX_TOKEN_LEN * max_context_len:
+    length = len(prompt.text) + num_characters(prompt.chat)
+    if length > MAX_TOKEN_LEN * max_context_len:
         raise OutOfRange(
-            f"prompt must be shorter than the context of {max_context_len} tokens, got {num_characters} characters"
+            f"prompt must be shorter than the context of {max_context_len} tokens, got {length} characters"
         )
 
 

@@ -46,7 +46,7 @@ class Responses:
 
     def __init__(self, generation: Generation, model: Model, codec: TextCodec) -> None:
         self._generation, self._model, self._codec = generation, model, codec
-        self._text = codec.stream()
+        self._text = codec.stream(skip_special_tokens=generation.spec.skip_special_tokens)
         # Bytes of a character may have begun in what an earlier call has sent.
         self._text.step(generation.spec.resume_token_ids)
 

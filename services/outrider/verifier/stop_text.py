@@ -15,7 +15,7 @@ class StopText:
 
     def __init__(self, spec: SessionSpec, codec: TextCodec) -> None:
         """Begins behind the resumed tokens, whose text has been sent as far as it was decided."""
-        self._stream = codec.stream()
+        self._stream = codec.stream(skip_special_tokens=spec.skip_special_tokens)
         self._strings = StopStrings(spec.stop, includes_stop=spec.includes_stop)
         self._min_tokens = spec.sampling.min_tokens
         self._num_tokens = 0

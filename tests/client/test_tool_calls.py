@@ -1,0 +1,287 @@
+"""Tool calls in a model's text: each format, what is none, and that cuts change nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider_client.tool_calls import ToolCall, ToolCallFormat, ToolCallStream, parse_tool_calls
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string"},
+                "days": {"type": "integer"},
+                "units": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                "where": {"type": "object"},
+                "hourly": {"type": ["boolean", "null"]},
+            },
+        },
+    },
+}
+DEEPSEEK = (
+    '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>\n'
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
+DEEPSEEK_31 = (
+    '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
+    "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
+CODER_F = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+CODER_G = "<tool_call>\n<function=g>\n</function>\n</tool_call>"
+F, G = ToolCall("f", '{"a": 1}'), ToolCall("g", "{}")
+F_AS_JSON = '{"name": "f", "arguments": {"a": 1}}'
+F_AS_TEXT = ToolCall("f", '{"a": "1"}')
+
+WRITTEN: list[tuple[str, str, list[ToolCall]]] = [
+    ("hermes", f'<tool_call>\n{F_AS_JSON}\n</tool_call>\n<tool_call>{{"name": "g"}}</tool_call>', [F, G]),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}', [F]),
+    ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', [F, G]),
+    ("mistral", '[TOOL_CALLS][{"name": "g", "arguments": {}, "id": "abcdef123"}]', [ToolCall("g", "{}", "abcdef123")]),
+    ("mistral", '[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]g{}', [F, G]),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1}', [F]),
+    ("mistral", "[TOOL_CALLS]g[CALL_ID]abcdef123[ARGS]{}", [ToolCall("g", "{}", "abcdef123")]),
+    ("llama3_json", '{"name": "f", "parameters": {"a": 1}}', [F]),
+    ("llama3_json", f' {F_AS_JSON}; {{"type": "function", "name": "g", "parameters": {{}}}};\n', [F, G]),
+    ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', [F]),
+    ("pythonic", "[f(a=1), g()]", [F, G]),
+    ("pythonic", "<|python_start|>[f(a=1), g()]<|python_end|>", [F, G]),
+    ("deepseek_v3", DEEPSEEK, [F, G]),
+    ("deepseek_v3", DEEPSEEK_31, [F, G]),
+    ("qwen3_coder", f"{CODER_F}\n{CODER_G}", [F_AS_TEXT, G]),
+    ("qwen3_coder", "<function=g>\n</function>\n</tool_call>", [G]),
+]  # fmt: skip
+"""Texts by format, with the calls in them and nothing else."""
+
+
+@pytest.mark.parametrize(("format", "text", "calls"), WRITTEN)
+def test_calls_are_found_in_each_format(format: str, text: str, calls: list[ToolCall]) -> None:
+    assert parse_tool_calls(text, format) == ("", calls)
+    assert parse_tool_calls(text, ToolCallFormat(format)) == ("", calls)
+    assert one_by_one(text, format) == ("", calls)
+
+
+def test_every_format_is_among_those_tested() -> None:
+    assert {format for format, _, _ in WRITTEN} == {each.value for each in ToolCallFormat} - {"auto"}
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "calls"), [each for each in WRITTEN if each[1][0] in "<[" and each[0] != "pythonic"]
+)
+def test_text_before_a_marker_and_behind_a_call_is_kept(format: str, text: str, calls: list[ToolCall]) -> None:
+    if text.endswith("</tool_call>") or format == "mistral":
+        assert parse_tool_calls(f"Let me see.\n{text}\n\nDone.", format) == ("Let me see.\n\n\nDone.", calls)
+    assert parse_tool_calls(f" Let me see. {text} \n", format) == (" Let me see. ", calls)
+
+
+@pytest.mark.parametrize(("format", "text", "calls"), WRITTEN)
+def test_auto_takes_what_begins_with_a_marker_and_nothing_else(format: str, text: str, calls: list[ToolCall]) -> None:
+    is_bare = text.lstrip()[0] == "{" or text.startswith(("[f", "<function"))
+    assert parse_tool_calls(text) == ((text, []) if is_bare else ("", calls))
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        ("hermes", "Plain text, with < and <tool and {} and [f(a=1)]."),
+        ("hermes", ""),
+        ("hermes", " \n"),
+        ("hermes", "<tool_call>"),
+        ("hermes", "<tool_call> f(a=1) </tool_call>"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1,}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "1}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "a"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}, "why": "because"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": ["f"], "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}} and </tool_call>'),
+        ("hermes", '<tool_call>["f"]</tool_call>'),
+        ("hermes", '<tool_call>"f", "g"</tool_call>'),
+        ("hermes", "<tool_call>" + '{"a":' * 5000 + "1" + "}" * 5000 + "</tool_call>"),
+        ("mistral", "[TOOL_CALLS] []"),
+        ("mistral", "[TOOL_CALLS] [1]"),
+        ("mistral", "[TOOL_CALLS]f"),
+        ("mistral", "[TOOL_CALLS]f [1]"),
+        ("mistral", "[TOOL_CALLS]! {}"),
+        ("mistral", "[TOOL_CALLS]f[CALL_ID][ARGS]{}"),
+        ("llama3_json", '{"name": "Ada", "age": 36}'),
+        ("llama3_json", '{"name": "Ada"}'),
+        ("llama3_json", '{"name": "f", "parameters": {}, "arguments": {}}'),
+        ("llama3_json", '{"name": "f", "parameters": {}} is a call'),
+        ("llama3_json", '{"name": "f", "parameters": {}}; {'),
+        ("llama3_json", 'So: {"name": "f", "parameters": {}}'),
+        ("llama3_json", '<|python_tag|>search.call(query="a")'),
+        ("pythonic", "[a link](http://example.com)"),
+        ("pythonic", "[1, 2]"),
+        ("pythonic", "[]"),
+        ("pythonic", "[f(1)]"),
+        ("pythonic", "[f(**a)]"),
+        ("pythonic", "[f(a=b)]"),
+        ("pythonic", "[f(a={1: 2})]"),
+        ("pythonic", "[f(a={1})]"),
+        ("pythonic", "[f(a=b'x')]"),
+        ("pythonic", "[f(a=1e999)]"),
+        ("pythonic", "[f(a=1)"),
+        ("pythonic", "[f(a=1])"),
+        ("pythonic", "[f(a='1)]"),
+        ("pythonic", "[f(a='\\"),
+        ("pythonic", "[f(a=1)] is a call"),
+        ("pythonic", "[f(), 1]"),
+        ("pythonic", "[f().g()]"),
+        ("pythonic", "[f(a=" + "(" * 300 + ")" * 300 + ")]"),
+        ("pythonic", "[f(a=" + "-" * 99999 + "1)]"),
+        ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>"),
+        ("deepseek_v3", DEEPSEEK_31[: DEEPSEEK_31.index("<｜tool▁call▁end｜>")]),
+        ("deepseek_v3", DEEPSEEK[: DEEPSEEK.index("\n```<")] + "<｜tool▁call▁end｜>"),
+        ("qwen3_coder", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>1</function></tool_call>"),
+        ("qwen3_coder", "<tool_call><function=></function></tool_call>"),
+        ("qwen3_coder", "<tool_call><function=f>text</function></tool_call>"),
+    ],
+)
+def test_what_is_no_call_stays_text(format: str, text: str) -> None:
+    assert parse_tool_calls(text, format) == (text, [])
+    assert one_by_one(text, format) == (text, [])
+
+
+def test_a_broken_call_takes_no_good_one_with_it() -> None:
+    text = f'<tool_call>{{"name": "f", <tool_call>{{"name": "g"}}</tool_call> and {CODER_F}'
+    assert parse_tool_calls(text) == ('<tool_call>{"name": "f",  and ', [G, F_AS_TEXT])
+    outer = "<｜tool▁calls▁begin｜>oops<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    assert parse_tool_calls(outer) == ("<｜tool▁calls▁begin｜>oops", [G])
+
+
+def test_a_marker_within_an_argument_ends_nothing() -> None:
+    for value in ("</tool_call>", "<tool_call>", '\\"}', "[TOOL_CALLS]", "a\nb", "\\u00e9"):
+        text = f'<tool_call>{{"name": "f", "arguments": {{"a": "{value}"}}}}</tool_call>'
+        _, [call] = parse_tool_calls(text, "hermes")
+        assert json.loads(call.arguments)["a"] == json.loads(f'"{value}"', strict=False)
+    assert parse_tool_calls('[f(a="(]", b=\'"\')]', "pythonic")[1] == [ToolCall("f", '{"a": "(]", "b": "\\""}')]
+
+
+def test_arguments_are_json_that_utf_8_can_hold() -> None:
+    _, [call] = parse_tool_calls('<tool_call>{"name": "f", "arguments": {"a": "\\ud83d é"}}</tool_call>', "hermes")
+    assert call.arguments == '{"a": "\\ud83d \\u00e9"}'
+    _, [call] = parse_tool_calls('<tool_call>{"name": "f", "arguments": {"a": "é"}}</tool_call>', "hermes")
+    assert call.arguments == '{"a": "é"}'
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments"),
+    [
+        ("a=-1, b=2.5, c='x'", {"a": -1, "b": 2.5, "c": "x"}),
+        ("a=True, b=None, c=true, d=null", {"a": True, "b": None, "c": True, "d": None}),
+        ("a=[1, ('x',)], b={'k': {'l': []}}", {"a": [1, ["x"]], "b": {"k": {"l": []}}}),
+        (r"a='\d\n\'\\', b=r'\d'", {"a": "\\d\n'\\", "b": "\\d"}),
+    ],
+)
+def test_python_literals_become_json(source: str, arguments: dict[str, Any]) -> None:
+    _, [call] = parse_tool_calls(f"[m.f({source})]", "pythonic")
+    assert (call.name, json.loads(call.arguments)) == ("m.f", arguments)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "written", "value"),
+    [
+        ("city", "\nRome\n", "Rome"),
+        ("city", "12", "12"),
+        ("city", "\n a\n<b>\n\n", " a\n<b>\n"),
+        ("days", "\n12\n", 12),
+        ("days", "a dozen", "a dozen"),
+        ("units", "12", "12"),
+        ("units", "null", None),
+        ("where", '{"lat": 1}', {"lat": 1}),
+        ("hourly", "True", True),
+        ("hourly", "null", None),
+        ("unknown", "12", "12"),
+    ],
+)
+def test_a_value_written_as_text_gets_the_type_of_its_schema(parameter: str, written: str, value: object) -> None:
+    text = f"<tool_call><function=weather><parameter={parameter}>{written}</parameter></function></tool_call>"
+    _, [call] = parse_tool_calls(text, "qwen3_coder", tools=[WEATHER])
+    assert json.loads(call.arguments) == {parameter: value}
+
+
+def test_a_format_that_there_is_not_is_named() -> None:
+    with pytest.raises(ValueError, match=r"format must be one of auto, hermes, .*, got 'xml'"):
+        parse_tool_calls("", "xml")
+
+
+# Streams.
+
+
+def one_by_one(text: str, format: str) -> tuple[str, list[ToolCall]]:
+    return streamed(list(text), format)
+
+
+def streamed(pieces: list[str], format: str) -> tuple[str, list[ToolCall]]:
+    stream = ToolCallStream(format, tools=[WEATHER])
+    events = [event for piece in pieces for event in stream.feed(piece)] + stream.finish()
+    assert all(events), "no event is an empty text"
+    return "".join(e for e in events if isinstance(e, str)), [e for e in events if isinstance(e, ToolCall)]
+
+
+PIECES = [
+    *(text for _, text, _ in WRITTEN), "Hello", " ", "\n", "<", "<tool_call>", "</tool_call>", "{", "}", "[", "]", '"',
+    "\\", "é", "[TOOL_CALLS]", "<|python_tag|>", "<function=", "<parameter=a>", '{"name": "f", "parameters": {}}', ";",
+    "(", '{"name": "f", "arguments": {', "f(a='", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
+]  # fmt: skip
+"""Whole calls and pieces of calls."""
+
+
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=6).map("".join),
+    st.sampled_from([each.value for each in ToolCallFormat]),
+    st.lists(st.integers(min_value=0, max_value=400), max_size=12),
+)
+def test_cuts_change_nothing(text: str, format: str, cuts: list[int]) -> None:
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[start:end] for start, end in itertools.pairwise(edges)]
+    whole = parse_tool_calls(text, format, tools=[WEATHER])
+    assert streamed(pieces, format) == whole
+    assert one_by_one(text, format) == whole
+
+
+@given(st.text(), st.sampled_from([each.value for each in ToolCallFormat]))
+def test_any_other_text_is_kept_as_it_is(text: str, format: str) -> None:
+    assert parse_tool_calls(text, format) == (text, [])
+
+
+def test_text_comes_at_once_and_a_beginning_marker_never() -> None:
+    stream = ToolCallStream("hermes")
+    assert stream.feed("Let me see. <") == ["Let me see. "]
+    assert stream.feed("tool_") == []
+    assert stream.feed("box> <tool_call") == ["<tool_box> "]
+    assert stream.feed('>{"name": "g"}') == []
+    assert stream.feed("</tool_call>") == [G]
+    assert stream.feed("\n") == []
+    assert stream.feed("Done") == ["\nDone"]
+    assert stream.finish() == []
+
+
+def test_what_can_be_no_call_is_told_before_the_text_ends() -> None:
+    stream = ToolCallStream("hermes")
+    assert "".join(map(str, stream.feed("<tool_call> is a marker. "))) == "<tool_call> is a marker. "
+    assert "".join(map(str, stream.feed('<tool_call>{"name": oops, '))) == ""
+    stream = ToolCallStream("pythonic")
+    assert "".join(map(str, stream.feed("[a link]"))) == "[a link]"
+
+
+def test_a_finished_stream_takes_no_more() -> None:
+    stream = ToolCallStream()
+    assert stream.feed("<tool_call>") == []
+    assert stream.finish() == ["<tool_call>"]
+    with pytest.raises(RuntimeError, match="the text is finished"):
+        stream.feed("more")

@@ -1,0 +1,66 @@
+"""Chat templates of several kinds, on the demo models' tokenizer."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+from outrider.models.loading import LoadedModel
+from tests.support.services import target_model
+
+CHATML = """
+{%- if tools %}
+    {{- '<|im_start|>tools\\n' }}
+    {%- for tool in tools %}
+        {{- tool.function | tojson + '\\n' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role }}
+    {%- if message.name is defined %}{{- ' name=' + message.name }}{%- endif %}
+    {%- if message.tool_call_id is defined %}{{- ' answers=' + message.tool_call_id }}{%- endif %}
+    {{- '\\n' }}
+    {%- if message.content is defined %}{{- message.content }}{%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<call id=' ~ call.id ~ ' type=' + call.type + '>' + call.function.name }}
+        {%- for name, value in call.function.arguments.items() %}
+            {{- ' ' + name + '=' + value | tojson }}
+        {%- endfor %}
+        {{- '</call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and not enable_thinking %}{{- '<think></think>' }}{%- endif %}
+{%- endif %}
+"""
+"""Knows tools, their calls and answers, every role, and a variable `enable_thinking`."""
+
+ALTERNATING = """
+{%- for message in messages %}
+    {%- if message.role not in ('user', 'assistant') %}{{- raise_exception('no role ' + message.role) }}{%- endif %}
+    {{- '[' + message.role + ']' + message.content }}
+{%- endfor %}
+"""
+"""Takes two roles, and knows no tools."""
+
+TRIMMING = "{%- for message in messages %}{{- '[' + message.content | trim + ']' }}{%- endfor %}"
+"""Takes white space off the ends of messages."""
+
+UPPERCASE = "{%- for message in messages %}{{- message.content | upper }}{%- endfor %}"
+"""Changes what messages say: none of them can be continued."""
+
+
+def with_template(template: str | None) -> Any:
+    """The demo models' tokenizer with another template."""
+    tokenizer = copy.deepcopy(target_model().tokenizer)  # that of the model is shared by all tests
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def model_with_template(template: str) -> LoadedModel:
+    """The demo target with another template."""
+    return replace(target_model(), tokenizer=with_template(template))

@@ -148,6 +148,34 @@ def test_who_goes_on_inside_a_shared_block_writes_to_a_copy() -> None:
     assert contents(first) == list(range(2 * TILE))
 
 
+def test_several_texts_of_one_prompt_share_its_blocks_and_each_goes_on_in_a_copy() -> None:
+    pool = a_pool()
+    first = filled(TILE + 20, pool)
+    others = [pool.new_cache() for _ in range(2)]
+    for other in others:
+        other.join(first, TILE + 9)
+        assert contents(other) == list(range(TILE + 9))
+    assert pool.blocks.num_held == 2
+    with torch.inference_mode():
+        for number, cache in enumerate((*others, first), start=1):
+            cache.reserve(cache.length + 1)
+            pool.data[:, :, :, cache.places(torch.arange(cache.length, cache.length + 1).numpy())] = -float(number)
+            cache.append([cache.length])
+    assert contents(first) == [*range(TILE + 20), -3]
+    assert [contents(other)[-1] for other in others] == [-1, -2]
+    for cache in (first, *others):
+        cache.clear()
+    assert pool.blocks.num_held == 0
+
+
+def test_a_cache_takes_nothing_over_that_the_other_one_does_not_hold() -> None:
+    pool = a_pool()
+    cache = filled(5, pool)
+    cache.join(filled(9, pool), 4)  # it holds more
+    cache.join(filled(9, pool), 10)  # the other one has lost its room, or never had it
+    assert contents(cache) == list(range(5))
+
+
 def test_a_tree_is_not_published() -> None:
     pool = a_pool()
     cache = filled(TILE - 1, pool, "a")

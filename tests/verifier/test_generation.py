@@ -16,7 +16,7 @@ from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
 from outrider.v1 import types_pb2
 from outrider.verifier.generation import HIGH_WATER, Generation
-from outrider.verifier.session import PeerRequests
+from outrider.verifier.listener import PeerRequests
 from tests.support.scripted_datastore import scripted_datastore
 from tests.support.scripted_speculator import ScriptedSpeculator, dialling, serving
 from tests.support.services import RunningVerifier, running_verifier

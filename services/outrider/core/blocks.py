@@ -137,6 +137,10 @@ class BlockPool:
         self._num_holders[block] = 1
         return block
 
+    def share(self, block: int) -> None:
+        """Holds a block that another session holds, too."""
+        self._num_holders[block] += 1
+
     def release(self, block: int) -> None:
         """Lets go of a held block. A published one is kept until its place is needed."""
         self._num_holders[block] -= 1

@@ -271,6 +271,22 @@ class KVCache:
         self.length = len(self._table) * size
         return self.length
 
+    def join(self, other: KVCache, num_slots: int) -> None:
+        """Takes over the blocks of another cache, so that this one holds the first `num_slots` slots of the same text,
+        full blocks or not. Does nothing if it holds as many, or the other one fewer.
+
+        Args:
+            other: Begins with the same text.
+            num_slots: Slots.
+        """
+        if not self.length < num_slots <= other.chain_len:
+            return
+        # Whoever goes on in the last block writes to a copy (`reserve`).
+        for block in other._table[len(self._table) : self.pool.num_blocks_for(num_slots)]:
+            self.pool.blocks.share(block)
+            self._table.append(block)
+        self.length = num_slots
+
     def publish(self, token_ids: Sequence[TokenId]) -> None:
         """Lets others find the full blocks of a text of which this cache holds the first tokens, in a chain."""
         if self._salt is None:

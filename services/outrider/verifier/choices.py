@@ -16,14 +16,14 @@ Send = Callable[[Event], Awaitable[None]]
 
 async def run_choices(
     specs: Sequence[SessionSpec | None],
-    run: Callable[[SessionSpec, str | None, Send], Awaitable[None]],
+    run: Callable[[SessionSpec, SessionSpec | None, Send], Awaitable[None]],
     send: Callable[[Event, int], Awaitable[None]],
 ) -> None:
     """Runs all texts of a request, and returns when the last one is finished.
 
     Args:
         specs: One for each text; None for one that is finished already.
-        run: Runs one, given its spec, a salt that the texts of this request share, and how it sends.
+        run: Runs one, given its spec, that of the first of several, and how it sends.
         send: Sends an event of the text with this number; no second one begins before it returns.
 
     Raises:
@@ -45,7 +45,7 @@ async def run_choices(
 
         if index != running[0][0]:
             await has_read.wait()
-        await run(spec, f"request {running[0][1].session_id}", send_one)
+        await run(spec, running[0][1], send_one)
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -30,8 +30,9 @@ from outrider.models.residency import Residency
 from outrider.models.sampling import Sampler, most_probable
 from outrider.models.text import TextCodec
 from outrider.models.timing import Stopwatch, stopwatch_for
+from outrider.verifier.listener import GenerationListener, PeerRequests
 from outrider.verifier.metrics import RoundCounts
-from outrider.verifier.session import GenerationListener, PeerRequests, VerifySession
+from outrider.verifier.session import VerifySession
 from outrider.verifier.timings import EngineTimings
 
 
@@ -85,6 +86,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         *,
         has_drafter: bool = True,
         salt: str | None = None,
+        elder_id: str = "",
     ) -> None:
         """Begins a generation. It waits until there is room for it.
 
@@ -94,14 +96,17 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             tiers: Copies of the datastore's tiers. None means that there is no datastore.
             has_drafter: True if drafts will come, should the method want any.
             salt: Generations of the same salt find each other's prefixes. None means that this one shares none.
+            elder_id: Names the session of a generation that has read the same prompt. Empty means that there is none.
         """
 
         def open_session() -> VerifySession:
             # What the forward says of a prompt is wanted of all of it, also of what others have read.
             cache = self._runner.new_cache(salt if spec.report.prompt_logprobs is None else None)
             now = time.perf_counter()
+            elder = self.sessions.get(elder_id)
+            timings, counts = self._timings, self.counts
             session = VerifySession(
-                spec, listener, cache, self._timings, self.counts, tiers, now, self._codec, has_drafter=has_drafter
+                spec, listener, cache, timings, counts, tiers, now, self._codec, elder=elder, has_drafter=has_drafter
             )
             self.residency.add(session)
             if (opening := session.opening()) is not None:

@@ -20,7 +20,8 @@ from outrider.core.tree import Draft
 from outrider.peers.datastore import DatastorePeer, RetrievalStream
 from outrider.peers.speculator import SpeculationSpec, SpeculationStream, SpeculatorPeer
 from outrider.verifier.engine import Engine
-from outrider.verifier.session import PeerRequests, VerifySession
+from outrider.verifier.listener import PeerRequests
+from outrider.verifier.session import VerifySession
 from outrider.wire.errors import InvalidArgument, ResourceExhausted, RpcError, Unavailable
 
 HIGH_WATER = 64
@@ -53,6 +54,7 @@ class Generation:
         *,
         brings_drafts: bool = False,
         salt: str | None = None,
+        elder_id: str = "",
     ) -> None:
         """
         Args:
@@ -63,6 +65,7 @@ class Generation:
             tenant: Tenant that it belongs to. None means this verifier's own.
             brings_drafts: True if the caller supplies the drafts itself.
             salt: Generations of the same salt find each other's prefixes. None means that this one shares none.
+            elder_id: See `Engine.open`.
         """
         self.spec = spec
         self.statistics = Statistics()
@@ -93,7 +96,7 @@ class Generation:
         # The target's prefill takes longest: it begins before the peers hear of the session. Its verdicts come through
         # the loop, so none is here before the streams below are.
         has_drafter = speculator is not None or brings_drafts
-        engine.open(spec, self, _tiers(spec, datastore, tenant), has_drafter=has_drafter, salt=salt)
+        engine.open(spec, self, _tiers(spec, datastore, tenant), has_drafter=has_drafter, salt=salt, elder_id=elder_id)
         if brings_drafts:
             self._events.put_nowait(Steering(opening_params(spec.speculation)))
         if spec.speculation.method is not Method.AUTO:

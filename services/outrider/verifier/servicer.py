@@ -145,12 +145,12 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         call: GenerationCall,
         quota: TenantQuota,
         spec: SessionSpec,
-        salt: str | None,
+        elder: SessionSpec | None,
         send: Send,
     ) -> None:
-        """Runs one generation for a caller that does not draft. One whose prefix nobody else may find finds it by
-        `salt` all the same."""
-        with self._generation(spec, serving, serving.speculator, salt) as generation:
+        """Runs one generation for a caller that does not draft. `elder` is the first of several texts, if it is one of
+        them."""
+        with self._generation(spec, serving, serving.speculator, elder) as generation:
             observer = SessionObserver(generation, serving.model, call, quota, self.counts)
             await _stream(generation, serving, observer, send)
 
@@ -219,15 +219,24 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         spec: SessionSpec,
         serving: Serving,
         speculator: SpeculatorPeer | None,
-        salt: str | None = None,
+        elder: SessionSpec | None = None,
         *,
         brings_drafts: bool = False,
     ) -> Iterator[Generation]:
-        """Runs a generation while the body does. `salt` is that of its prefix where the tenant's may not be used."""
+        """Runs a generation while the body does. `elder` is the first of several texts, which has read the prompt."""
         tenant = current_tenant()
-        salt = serving.limits.prefix_scope.salt(tenant) or salt
+        salt, elder_id = serving.limits.prefix_scope.salt(tenant), "" if elder is None else elder.session_id
+        # Also where prefixes are found by nobody else: these texts are of one request.
+        salt = salt or (f"request {elder_id}" if elder_id else None)
         generation = Generation(
-            spec, serving.engine, speculator, serving.datastore, tenant, brings_drafts=brings_drafts, salt=salt
+            spec,
+            serving.engine,
+            speculator,
+            serving.datastore,
+            tenant,
+            brings_drafts=brings_drafts,
+            salt=salt,
+            elder_id=elder_id,
         )
         with closing(generation):
             yield generation

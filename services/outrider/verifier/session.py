@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
-from typing import Protocol
 
 from outrider.core.adjustments import Adjustment, TextAdjustments
 from outrider.core.auto.controller import Controller
@@ -16,12 +14,13 @@ from outrider.core.retrieval.ngrams import Continuation, Follower
 from outrider.core.retrieval.plan import target_plan
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import Session, SessionSpec, Verdict
-from outrider.core.statistics import DraftTime, RoundTime, RunningMean, Statistics
+from outrider.core.statistics import DraftTime, RoundTime, RunningMean
 from outrider.core.structure import StructureBroken, StructuredText
 from outrider.core.tree import Draft, Node, StreamNodes, TokenId
 from outrider.models.prefill import MIN_PREFILL_ROWS
 from outrider.models.runner import KVCache, Segment
 from outrider.models.text import TextCodec
+from outrider.verifier.listener import GenerationListener, PeerRequests
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.reports import SessionReports
 from outrider.verifier.retrieval import Question, SessionRetrieval
@@ -45,45 +44,6 @@ DRAFTED = (Source.DRAFT, Source.GRAMMAR)
 """Sources of nodes for which a method that drafts first does not wait any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerRequests:
-    """Requests that a generation sends to its peers after a round: a lookup for the datastore, new parameters for the
-    speculator."""
-
-    question: Question | None = None
-    """Lookup for the datastore. None means that nothing is asked."""
-    steering: Steering | None = None
-    """Parameters and measured times for the drafter. None means that it goes on as before."""
-
-
-class GenerationListener(Protocol):
-    """Receives what a generation decides. Called on the event loop."""
-
-    def on_begun(self, steering: Steering, max_forward_us: int) -> None:
-        """Called before the first verdict of `Method.AUTO`, when the session has chosen how to begin.
-
-        Args:
-            steering: How the drafter goes on from the parameters that it is opened with (`opening_params`). A pause
-                means that no drafts are wanted yet.
-            max_forward_us: Time of a draft forward from which on it shall wait; see `SpeculationSpec`.
-        """
-
-    def on_verdict(self, verdict: Verdict, statistics: Statistics, requests: PeerRequests) -> None:
-        """Called after each round. The last verdict has a finish reason; only then may the statistics be read."""
-
-    def on_admitted(self) -> None:
-        """Called when there is room in the pool, and again after each time that it was lost."""
-
-    def on_no_room(self) -> None:
-        """Called if there was no room in time. Nothing has been generated."""
-
-    def on_broken(self, reason: str) -> None:
-        """Called if the text cannot go on under its structure."""
-
-    def on_failure(self) -> None:
-        """Called if the engine could not go on; its log says why."""
-
-
 class VerifySession:
     """Holds one generation in the engine. Owned by the engine's thread.
 
@@ -102,6 +62,7 @@ class VerifySession:
         now: float,
         codec: TextCodec | None = None,
         *,
+        elder: VerifySession | None = None,
         has_drafter: bool = True,
     ) -> None:
         """
@@ -114,6 +75,7 @@ class VerifySession:
             tiers: Copies of the datastore's tiers. None means that there is no datastore.
             now: Time of the opening.
             codec: Decodes the text. None is for a generation without stop strings.
+            elder: Has read the same prompt. None means that nobody has.
             has_drafter: True if drafts will come, should the method want any.
         """
         stop_text = StopText(spec, codec) if spec.stop and codec is not None else None
@@ -121,6 +83,7 @@ class VerifySession:
         self._adjustments = TextAdjustments(spec.sampling, self.session.tree, len(spec.prompt_token_ids))
         self.listener = listener
         self.cache = cache
+        self._elder = elder
         self.opened_at = now
         """Time of the opening."""
         self.has_begun = False
@@ -200,6 +163,10 @@ class VerifySession:
         self._committed_at = now
         self._waiting_since = self.ready_since = None
         self.has_begun = self._is_disturbed = True
+        if self._elder is not None:
+            # Not the last token of the prompt: its logits are needed.
+            self.cache.join(self._elder.cache, len(self.session.spec.prompt_token_ids) - 1)
+            self._elder = None
 
     # What comes from the drafter.
 

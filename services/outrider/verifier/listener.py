@@ -1,0 +1,50 @@
+"""The listener of a generation, which hears from the engine: the boundary between its thread and the event loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.core.params import Steering
+from outrider.core.session import Verdict
+from outrider.core.statistics import Statistics
+from outrider.verifier.retrieval import Question
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRequests:
+    """Requests that a generation sends to its peers after a round: a lookup for the datastore, new parameters for the
+    speculator."""
+
+    question: Question | None = None
+    """Lookup for the datastore. None means that nothing is asked."""
+    steering: Steering | None = None
+    """Parameters and measured times for the drafter. None means that it goes on as before."""
+
+
+class GenerationListener(Protocol):
+    """Receives what a generation decides. Called on the event loop."""
+
+    def on_begun(self, steering: Steering, max_forward_us: int) -> None:
+        """Called before the first verdict of `Method.AUTO`, when the session has chosen how to begin.
+
+        Args:
+            steering: How the drafter goes on from the parameters that it is opened with (`opening_params`). A pause
+                means that no drafts are wanted yet.
+            max_forward_us: Time of a draft forward from which on it shall wait; see `SpeculationSpec`.
+        """
+
+    def on_verdict(self, verdict: Verdict, statistics: Statistics, requests: PeerRequests) -> None:
+        """Called after each round. The last verdict has a finish reason; only then may the statistics be read."""
+
+    def on_admitted(self) -> None:
+        """Called when there is room in the pool, and again after each time that it was lost."""
+
+    def on_no_room(self) -> None:
+        """Called if there was no room in time. Nothing has been generated."""
+
+    def on_broken(self, reason: str) -> None:
+        """Called if the text cannot go on under its structure."""
+
+    def on_failure(self) -> None:
+        """Called if the engine could not go on; its log says why."""

@@ -33,9 +33,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
         yield running
 
 
-def test_there_are_six_examples() -> None:
-    assert len(EXAMPLES) == 6
-    assert README.read_text().count("```python") == 6
+def test_there_are_eight_examples() -> None:
+    assert len(EXAMPLES) == 8
+    assert README.read_text().count("```python") == 8
 
 
 @pytest.mark.parametrize("code", [code for _, code in EXAMPLES], ids=[name for name, _ in EXAMPLES])

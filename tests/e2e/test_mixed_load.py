@@ -1,0 +1,133 @@
+"""Many clients that cancel, time out, disconnect, stop early or finish at random, with all parameters mixed: every text
+that comes is right, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from typing import Any
+
+import grpc
+import pytest
+
+from outrider.v1 import speculator_pb2, speculator_pb2_grpc
+from outrider_cli.local.stack import LocalStack
+from outrider_cli.prompts import default_prompts
+from outrider_client import Client, Result
+from outrider_client.errors import Cancelled, DeadlineExceeded, ResourceExhausted
+from tests.support.schemas import HAND_MADE
+from tests.support.variants import VARIANTS, options_of
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
+
+NUM_CLIENTS = 200
+SECONDS = 20
+SECONDS_IF_FULL = 300
+PROMPTS = [prompt.text for prompt in default_prompts()][:6]
+SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_p": 0.9, "seed": 1},
+    {"temperature": 1.0, "min_p": 0.05, "top_k": 40, "seed": 2},
+    {"temperature": 0.7, "repetition_penalty": 1.2, "seed": 3},
+    {"temperature": 0.9, "presence_penalty": 0.7, "frequency_penalty": 0.4, "logit_bias": {30: 2.0}, "seed": 4},
+]
+REST: list[dict[str, Any]] = [
+    {"ignore_eos": True},
+    {"stop": ["\n\n", "):"], "logprobs": 2},
+    {"stop": ["self"], "include_stop_str_in_output": True, "bad_words": ["return"]},
+    {"min_tokens": 8, "stop_token_ids": [5, 6, 7, 8, 9, 10], "echo": True, "rounds": True},
+    {"structured_outputs": {"json": HAND_MADE[1]}},
+    {"structured_outputs": {"regex": "[a-z]{2,8}( [a-z]{2,8}){3}"}},
+    {"n": 2, "ignore_eos": True},
+    {"prompt_logprobs": 1, "truncate_prompt_tokens": 40},
+]
+Request = tuple[int, int, int]
+"""Numbers of a prompt, of parameters of the draw, and of others."""
+
+
+def options(request: Request, method: str) -> dict[str, Any]:
+    _, sampling, rest = request
+    return {"max_tokens": 40, **SAMPLING[sampling], **REST[rest], **options_of(method)}
+
+
+def said(result: Result) -> list[tuple[Any, ...]]:
+    choices = result.choices or (result,)
+    return [(each.token_ids, each.text, each.finish_reason, each.stop_string) for each in choices]
+
+
+async def behave(client: Client, request: Request, method: str, expected: Result, chance: random.Random) -> str:
+    """Makes one request and does one of five things with it; returns which. Raises AssertionError for a wrong text."""
+    prompt, given = PROMPTS[request[0]], options(request, method)
+    way = chance.choice(("finish", "finish", "finish", "stop early", "cancel", "time out", "drop"))
+    if way == "finish":
+        assert said(await client.complete(prompt, **given)) == said(expected), (request, method)
+        return way
+    if way == "time out":
+        given["timeout_s"] = chance.uniform(0.001, 0.3)
+    generation = client.generate(prompt, **given)
+    texts = [each.text for each in expected.choices or (expected,)]
+    seen: Counter[int] = Counter()
+    try:
+        async for chunk in generation:
+            begin = seen[chunk.index]
+            seen[chunk.index] += len(chunk.text)
+            assert texts[chunk.index][begin : begin + len(chunk.text)] == chunk.text, (request, method)
+            if chance.random() < 0.3:
+                if way == "stop early":
+                    await generation.aclose()
+                    return way
+                if way == "cancel":
+                    generation.cancel()
+                if way == "drop":
+                    return way  # the last reference goes with it
+    except (Cancelled, DeadlineExceeded):
+        return way
+    return way
+
+
+async def test_whatever_clients_do_no_text_is_wrong_and_nothing_is_left(
+    client: Client, stack: LocalStack, full: bool
+) -> None:
+    requests = [
+        (prompt, sampling, rest)
+        for prompt in range(len(PROMPTS) if full else 2)
+        for sampling in range(len(SAMPLING))
+        for rest in range(len(REST))
+    ]
+    expected = {request: await client.complete(PROMPTS[request[0]], **options(request, "off")) for request in requests}
+    until, ways, refused = time.monotonic() + (SECONDS_IF_FULL if full else SECONDS), Counter[str](), Counter[str]()
+
+    async def live(number: int) -> None:
+        chance = random.Random(number)
+        async with Client(stack.address) as own:
+            while time.monotonic() < until:
+                request, method = chance.choice(requests), chance.choice(VARIANTS)
+                try:
+                    ways[await behave(own, request, method, expected[request], chance)] += 1
+                except ResourceExhausted as error:
+                    refused[error.message] += 1
+                    await asyncio.sleep(chance.uniform(0.05, 0.5))  # as a client does that is told so
+
+    await asyncio.gather(*(live(number) for number in range(NUM_CLIENTS)))
+    print(f"{NUM_CLIENTS} clients: {dict(ways)}; refused: {dict(refused)}")
+    assert set(ways) == {"finish", "stop early", "cancel", "time out", "drop"}
+    await nothing_is_left(client, stack)
+    for request in requests[:: len(requests) // 8]:
+        assert said(await client.complete(PROMPTS[request[0]], **options(request, "pearl"))) == said(expected[request])
+
+
+async def nothing_is_left(client: Client, stack: LocalStack) -> None:
+    """Returns when neither service has a session, nor the verifier's pool anything that one holds."""
+    assert stack.speculator is not None
+    async with grpc.aio.insecure_channel(stack.speculator.address) as channel:
+        stub = speculator_pb2_grpc.SpeculatorServiceStub(channel)
+
+        async def is_idle() -> bool:
+            info = await client.info()
+            drafting = await stub.GetInfo(speculator_pb2.SpeculatorServiceGetInfoRequest())
+            return not (info.num_sessions or info.num_queued or info.kv_pool.num_held_tokens or drafting.num_sessions)
+
+        await until(is_idle)

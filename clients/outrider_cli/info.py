@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from outrider.security.addresses import addresses_of
 from outrider.v1 import verifier_pb2
 from outrider_cli import options
 from outrider_cli.failures import reported
@@ -13,7 +14,6 @@ from outrider_client.blocking import BlockingClient
 from outrider_client.channel import SecurityOptions
 from outrider_client.enums import method_name
 from outrider_client.errors import OutriderError
-from outrider_client.retries import addresses_of
 
 
 @secured

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
+from outrider.security.addresses import addresses_of
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.wire.channels import doubled
 from outrider.wire.resumption import difference
@@ -70,15 +71,6 @@ class Replicas:
     def has_fresh(self) -> bool:
         """True if a replica has not just failed."""
         return min(self._avoided_until) <= self._clock()
-
-
-def addresses_of(addresses: str | Sequence[str]) -> tuple[str, ...]:
-    """Returns each address once, in order. Raises ValueError without any."""
-    listed = addresses.split(",") if isinstance(addresses, str) else addresses
-    found = tuple(dict.fromkeys(address.strip() for address in listed if address.strip()))
-    if not found:
-        raise ValueError(f"address must name at least one server, HOST:PORT, got {addresses!r}")
-    return found
 
 
 NUM_ROUNDS = 4

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from outrider_client.retries import MAX_AVOID_S, Replicas, addresses_of
+from outrider.security.addresses import addresses_of
+from outrider_client.retries import MAX_AVOID_S, Replicas
 
 
 class Clock:

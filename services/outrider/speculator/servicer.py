@@ -16,6 +16,7 @@ from outrider.security.callers import name_of_caller
 from outrider.security.quotas import Quotas
 from outrider.server import streams
 from outrider.speculator.engine import Engine
+from outrider.speculator.load import LoadReports
 from outrider.speculator.metrics import read_drafts
 from outrider.speculator.session import DraftSessionSpec
 from outrider.telemetry.metrics import Metrics
@@ -152,6 +153,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         self.num_sessions = 0
         self._streams: set[_Stream] = set()
         self._num_opened = 0
+        self._reports = LoadReports(max_num_sessions)
 
     def ready(self, model: LoadedModel, engine: Engine) -> None:
         """Serves with this model from here on."""
@@ -207,14 +209,19 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         method = spec.speculation.method.value
         log.info("session.started", session_id=spec.session_id, method=method, **span.log_fields)
         reader = asyncio.create_task(self._read(requests, stream, model, engine, spec.speculation))
+        connection, load = context.peer(), self._load(engine)
+        self._reports.open(connection, load)
         try:
-            opened = speculator_pb2.SpeculateOpened(model=model_info(model), forward_us=engine.forward_us)
+            opened = speculator_pb2.SpeculateOpened(model=model_info(model), forward_us=engine.forward_us, load=load)
             response = speculator_pb2.SpeculateResponse(opened=opened)
             await streams.write(context, response, self._stall_timeout_s, "caller")
             async for response in stream.responses():
+                if (news := self._reports.news(connection, self._load(engine))) is not None:
+                    response.draft.load.CopyFrom(news)
                 await streams.write(context, response, self._stall_timeout_s, "caller")
         finally:
             reader.cancel()
+            self._reports.close(connection)
             self._streams.discard(stream)
             engine.close(spec.session_id)
             self.num_sessions -= 1
@@ -230,6 +237,9 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
                         "outrider.num_drafted_tokens": stream.num_nodes,
                     }
                 )
+
+    def _load(self, engine: Engine) -> speculator_pb2.SpeculatorLoad:
+        return self._reports.current(self.num_sessions, engine.counts.busy_s)
 
     async def _read(
         self,
@@ -312,13 +322,14 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
     ) -> speculator_pb2.SpeculatorServiceGetInfoResponse:
         """Describes this server."""
         with rpc_errors(context):
-            model, _ = self._loaded()
+            model, engine = self._loaded()
             return speculator_pb2.SpeculatorServiceGetInfoResponse(
                 model=model_info(model),
                 methods=[METHODS_TO_PROTO[method] for method in DRAFTED],
                 max_num_sessions=self._max_num_sessions,
                 num_sessions=self.num_sessions,
                 version=__version__,
+                busy_percent=self._load(engine).busy_percent,
             )
         # After an error: `rpc_errors` has set the status, and gRPC discards the message.
         return speculator_pb2.SpeculatorServiceGetInfoResponse()

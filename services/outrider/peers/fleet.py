@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 import random
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import grpc
 import structlog
@@ -90,14 +90,14 @@ class SpeculatorFleet:
         """Takes in that a session is over."""
         self._sessions.discard(session)
 
-    def choose(self, session_id: str, avoided: Collection[SpeculatorPeer] = ()) -> SpeculatorPeer | None:
+    def choose(self, session_id: str, lost: SpeculatorPeer | None = None) -> SpeculatorPeer | None:
         """Returns the speculator that has least to do of those that are well and have room; None without any.
 
         Args:
             session_id: Decides among equals, so that verifiers with the same list do not all prefer its first.
-            avoided: Speculators that are not wanted.
+            lost: The speculator that it was lost at, which is not chosen. None means that there is none.
         """
-        able = [peer for peer in self.peers if peer.has_room and peer not in avoided]
+        able = [peer for peer in self.peers if peer.has_room and peer is not lost]
         return self._least(able, session_id) if able else None
 
     def first_choice(self, session_id: str) -> SpeculatorPeer:
@@ -256,10 +256,10 @@ class FleetSession:
         self._steering = Steering()
         self._is_attached = True
         """True until the listener is told otherwise."""
-        self._avoided_until: dict[SpeculatorPeer, float] = {}
-        """Times until which speculators are left alone that have lost or refused this session."""
         self._num_losses = 0
-        """Streams in a row that were lost before they brought a draft."""
+        """Streams that were lost or refused since the last draft."""
+        self._seek_at = 0.0
+        """Time before which it looks for no other speculator."""
         self._left: set[SpeculatorPeer] = set()
         """Speculators that it was moved away from: it is not moved back."""
         self._is_closed = False
@@ -314,16 +314,14 @@ class FleetSession:
         while the session is being moved."""
         if self._move is not None and self._clock() >= self._move_until:
             self._give_up_move()
-        if self._leg.stream.is_lost and self._move is None:
-            peer = self._fleet.choose(self._spec.session_id, self._avoided())
-            if peer is not None and peer is not self._leg.peer:
-                self._go_on(_Leg(self, peer))
+        if self._leg.stream.is_lost and self._move is None and (peer := self._other_peer()) is not None:
+            self._go_on(_Leg(self, peer))
         return self._move is not None
 
     def may_move_to(self, peer: SpeculatorPeer) -> bool:
         """Returns True if a move there would bring something: the session drafts, and has not left it before."""
         is_drafting = self._leg.forward_us is not None and not self._leg.stream.is_lost and not self._steering.is_pause
-        return is_drafting and peer is not self._leg.peer and peer not in self._left and peer not in self._avoided()
+        return is_drafting and peer is not self._leg.peer and peer not in self._left
 
     def move_to(self, peer: SpeculatorPeer) -> None:
         """Opens a stream at another speculator; it takes over when it has read the text."""
@@ -357,11 +355,12 @@ class FleetSession:
             self._give_up_move()
         if leg is not self._leg or self._is_closed:
             return
-        pause_s = doubled(GARBAGE_RETRY_S, REFUSED_RETRY_S, self._num_losses)
-        self._avoided_until[leg.peer] = self._clock() + pause_s
         self._num_losses += 1
+        # All of them may refuse this session: then there is no hurry.
+        if (num_vain := self._num_losses - len(self._fleet.peers)) > 0:
+            self._seek_at = self._clock() + doubled(GARBAGE_RETRY_S, REFUSED_RETRY_S, num_vain - 1)
         other, self._move = self._move, None
-        if other is None and (peer := self._fleet.choose(self._spec.session_id, self._avoided())) is not None:
+        if other is None and (peer := self._other_peer()) is not None:
             other = _Leg(self, peer)
         # A speculator that has refused a session which another one takes has taken nothing from it.
         if self._is_attached and (leg.forward_us is not None or other is None):
@@ -390,6 +389,8 @@ class FleetSession:
     def _legs(self) -> list[_Leg]:
         return [self._leg] if self._move is None else [self._leg, self._move]
 
-    def _avoided(self) -> set[SpeculatorPeer]:
-        now = self._clock()
-        return {peer for peer, until in self._avoided_until.items() if now < until}
+    def _other_peer(self) -> SpeculatorPeer | None:
+        """Returns the speculator to go on with instead of this one; None if there is none, or not yet."""
+        if self._clock() < self._seek_at:
+            return None
+        return self._fleet.choose(self._spec.session_id, self._leg.peer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -105,7 +106,7 @@ async def serving(servicer: ScriptedSpeculator, address: str = "127.0.0.1:0") ->
         response_serializer=pb.SpeculatorServiceGetInfoResponse.SerializeToString,
     )
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    methods = {"Speculate": handler, "GetInfo": info}
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {"Speculate": handler, "GetInfo": info}
     handlers = grpc.method_handlers_generic_handler("outrider.v1.SpeculatorService", methods)
     server.add_generic_rpc_handlers((handlers,))
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)

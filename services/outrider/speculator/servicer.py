@@ -13,13 +13,13 @@ from outrider.core.params import InvalidParameter, Method, SpeculationParams, ch
 from outrider.core.tree import Draft, TokenId
 from outrider.models.loading import LoadedModel
 from outrider.security.callers import name_of_caller
-from outrider.security.quotas import Quotas
+from outrider.security.quotas import LimitReached, Quotas
 from outrider.server import streams
 from outrider.speculator.engine import Engine
 from outrider.speculator.load import LoadReports
 from outrider.speculator.metrics import read_drafts
 from outrider.speculator.session import DraftSessionSpec
-from outrider.telemetry.metrics import Metrics
+from outrider.telemetry.metrics import Metrics, counters
 from outrider.telemetry.tracing import SPECULATE, current_span, traced_call
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc
 from outrider.version import __version__
@@ -47,6 +47,8 @@ LIMITS = SpeculationLimits()
 DRAINING = "the speculator is draining"
 MAX_NAME_LEN = 256
 """Longest session_id. It stands in every log line about a session."""
+LIMIT_SETTINGS = ("max_num_sessions", "max_sessions_per_caller", "max_read_tokens_per_minute")
+"""Settings that a session may be refused by."""
 HIGH_WATER = 64
 """Drafts that may wait for a caller. While more do, nothing is read from it: without commits, no new drafts grow."""
 
@@ -154,6 +156,8 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         self._streams: set[_Stream] = set()
         self._num_opened = 0
         self._reports = LoadReports(max_num_sessions)
+        # All keys from the start: another thread may iterate while this one counts.
+        self._num_refusals = dict.fromkeys(LIMIT_SETTINGS, 0)
 
     def ready(self, model: LoadedModel, engine: Engine) -> None:
         """Serves with this model from here on."""
@@ -171,6 +175,12 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         """Yields what was counted since the start; nothing while the model loads. May be called in any thread."""
         if self._engine is not None:
             yield from read_drafts(self._engine.counts, self._engine.num_sessions, self._engine.residency.state())
+            yield counters(
+                "outrider_draft_refusals_total",
+                "Sessions that were refused, by the setting whose limit was reached.",
+                "reason",
+                self._num_refusals,
+            )
 
     def _loaded(self) -> tuple[LoadedModel, Engine]:
         if self._model is None or self._engine is None or self._is_draining:
@@ -185,8 +195,12 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             model, engine = self._loaded()
             # grpc.aio makes one iterator of a call's requests: `_read` goes on behind the message that is taken here.
             spec = self._spec(await anext(aiter(requests), None), model, engine.forward_us)
-            with self._quotas.session(name_of_caller(context)):
-                await self._draft(spec, requests, context, model, engine)
+            try:
+                with self._quotas.session(name_of_caller(context), num_read_tokens=len(spec.committed_token_ids)):
+                    await self._draft(spec, requests, context, model, engine)
+            except LimitReached as error:
+                self._num_refusals[error.setting] += 1
+                raise
 
     async def _draft(
         self,
@@ -199,6 +213,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         self._loaded()  # it may have begun to drain since
         # Nothing is awaited from here until the session is counted, so no two calls can take the last place.
         if self.num_sessions >= self._max_num_sessions:
+            self._num_refusals["max_num_sessions"] += 1
             raise ResourceExhausted(f"the speculator has all {self._max_num_sessions} sessions in use")
         stream = _Stream(spec.session_id, spec.committed_token_ids, model.max_context_len)
         self.num_sessions += 1
@@ -208,7 +223,8 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         span = current_span()
         method = spec.speculation.method.value
         log.info("session.started", session_id=spec.session_id, method=method, **span.log_fields)
-        reader = asyncio.create_task(self._read(requests, stream, model, engine, spec.speculation))
+        caller = name_of_caller(context)
+        reader = asyncio.create_task(self._read(requests, stream, model, engine, spec.speculation, caller))
         connection, load = context.peer(), self._load(engine)
         self._reports.open(connection, load)
         try:
@@ -248,6 +264,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         model: LoadedModel,
         engine: Engine,
         opened: SpeculationParams,
+        caller: str,
     ) -> None:
         """Reads commits and steering, until the caller half-closes or sends something wrong."""
         try:
@@ -257,6 +274,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
                         token_ids = token_ids_from_proto(request.commit.token_ids, model.vocab_size, "commit.token_ids")
                         fresh = stream.fresh_tokens(request.commit.base_len, token_ids)
                         if fresh:
+                            self._quotas.charge_reading(caller, len(fresh))
                             engine.commit(stream.session_id, fresh, request.commit.acknowledged_node_id)
                     case "steering":
                         engine.steer(stream.session_id, steering_from_proto(request.steering, opened, LIMITS))

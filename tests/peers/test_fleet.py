@@ -22,11 +22,6 @@ from tests.support.waiting import until
 PAUSE = Steering(SpeculationParams(Method.OFF, 8, 32))
 
 
-@pytest.fixture(autouse=True)
-def only_the_tests_look_at_the_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleets, "TEND_S", 3600.0)
-
-
 @dataclass(eq=False)
 class Session:
     """A session of a fleet, its text, and what it hears."""
@@ -42,7 +37,8 @@ class Session:
 
 @dataclass
 class Fleet:
-    """A fleet of two scripted speculators, a and b, on addresses of their own."""
+    """A fleet of two scripted speculators, a and b, on addresses of their own. Only the tests look at loads and names:
+    it is not started."""
 
     fleet: SpeculatorFleet
     a: ScriptedSpeculator
@@ -378,3 +374,43 @@ async def test_a_session_that_ends_during_a_move_leaves_no_stream(two: Fleet) ->
         session.stream.close()
     await until(lambda: two.num_streams == (0, 0))
     assert [peer.load.num_sessions for peer in two.fleet.peers] == [0, 0]
+
+
+class Resolver:
+    """Says what a name stands for, in the place of the system's resolver."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: list[str] = []
+        monkeypatch.setattr(fleets, "addresses_behind", self._look_up)
+
+    async def _look_up(self, target: str) -> list[str]:
+        assert target == "localhost:1"
+        return self.found
+
+
+async def test_each_address_of_a_name_is_a_speculator_and_they_come_and_go(
+    two: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolver = Resolver(monkeypatch)
+    two.fleet = SpeculatorFleet(["localhost:1"], AModel())
+    await two.fleet.look_up()
+    assert [peer.state.address for peer in two.fleet.peers] == ["localhost:1"]  # gRPC may find what we do not
+    resolver.found = list(two.addresses)
+    await two.fleet.look_up()
+    sessions = await two.begun(8)
+    assert two.num_streams == (4, 4)
+    assert all(peer.has_stand_ins for peer in two.fleet.peers)
+    resolver.found = [two.addresses[1]]
+    await two.fleet.look_up()
+    await two.begun(2)
+    assert two.num_streams == (4, 6)
+    # Those that are left at an address without a name are moved, however many are where they go.
+    assert await two.balanced() == 4
+    await until(lambda: two.num_streams == (0, 10))
+    assert num_detached(sessions) == 0
+    resolver.found = []  # a resolver that is away takes nothing away
+    await two.fleet.look_up()
+    assert [peer.state.address for peer in two.fleet.peers] == [two.addresses[1]]
+    for session in list(two.fleet._sessions):
+        session.close()
+    await two.fleet.close()

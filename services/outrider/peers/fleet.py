@@ -12,6 +12,7 @@ import contextvars
 import random
 import zlib
 from collections.abc import Sequence
+from functools import partial
 
 import grpc
 import structlog
@@ -19,6 +20,7 @@ import structlog
 from outrider.core.params import Steering
 from outrider.core.statistics import Traffic
 from outrider.core.tree import Draft, TokenId
+from outrider.peers.channel import addresses_behind
 from outrider.peers.reconnecting import reason_of
 from outrider.peers.speculator import (
     GARBAGE_RETRY_S,
@@ -39,6 +41,8 @@ log = structlog.get_logger(__name__)
 
 TEND_S = 1.0
 """Time between two looks at the loads. Random around it, so that verifiers do not all move a session at once."""
+LOOKS_PER_LOOK_UP = 5
+"""Looks at the loads between two at the names."""
 POLL_TIMEOUT_S = 2.0
 MIN_GAP = 3
 """A session is moved to a speculator that has so many fewer: after the move it still has fewer, so none moves back."""
@@ -59,18 +63,18 @@ class SpeculatorFleet:
         """Makes the channels; nothing is dialled before the first session.
 
         Args:
-            addresses: At least one, each once. See `PeerState`.
+            addresses: At least one, each once. See `PeerState`; of a name, see `look_up`.
             model: The target, which their models must match.
             security: See `PeerState`.
             max_nodes_per_s: Limit of one session's drafts; nodes beyond it are dropped.
         """
-        has_stand_ins = len(addresses) > 1
-        self.peers = tuple(
-            SpeculatorPeer(
-                address, model, security, max_nodes_per_s, has_stand_ins=has_stand_ins, on_back=self._on_back
-            )
-            for address in addresses
-        )
+        self._make_peer = partial(SpeculatorPeer, model=model, security=security, max_nodes_per_s=max_nodes_per_s)
+        self._by_target = {address: [self._peer(address)] for address in addresses}
+        self._retired: list[SpeculatorPeer] = []
+        """Those that no name stands for any more, and that may have sessions still."""
+        self.peers: tuple[SpeculatorPeer, ...] = ()
+        """All that sessions may go to."""
+        self._set_peers()
         self.num_moves = 0
         """Sessions that were moved from a speculator that was well."""
         self._sessions: set[FleetSession] = set()
@@ -82,9 +86,32 @@ class SpeculatorFleet:
         """Starts a session; it lives until it is closed. The parameters are those of `SpeculatorPeer.speculate`."""
         session = FleetSession(self, spec, committed, listener)
         self._sessions.add(session)
-        if self._task is None and len(self.peers) > 1:
-            self._task = asyncio.create_task(self._tend())
         return session
+
+    def start(self) -> None:
+        """Begins to look at names and loads, until `close`."""
+        self._task = asyncio.create_task(self._tend())
+
+    async def look_up(self) -> None:
+        """Finds what the names among the addresses stand for now: each address of a name is a speculator."""
+        for target, peers in self._by_target.items():
+            found = await addresses_behind(target)
+            known = {peer.state.address: peer for peer in peers}
+            # A name of one address is dialled as it is: then gRPC follows it. One that is not found may come back.
+            if not found or (len(found) == 1 and target in known):
+                continue
+            host = target.removeprefix("dns:///").rpartition(":")[0]
+            peers[:] = [known.pop(address, None) or self._peer(address, host) for address in found]
+            self._retired += known.values()
+        self._set_peers()
+
+    def _peer(self, address: str, host: str = "") -> SpeculatorPeer:
+        return self._make_peer(address, host=host, on_back=self._on_back)
+
+    def _set_peers(self) -> None:
+        self.peers = tuple(peer for peers in self._by_target.values() for peer in peers)
+        for peer in (*self.peers, *self._retired):
+            peer.has_stand_ins = len(self.peers) > 1
 
     def forget(self, session: FleetSession) -> None:
         """Takes in that a session is over."""
@@ -113,7 +140,8 @@ class SpeculatorFleet:
         return min(peers, key=merit)
 
     def balance(self) -> None:
-        """Moves a session from the speculator with most to do to the one with least, if that has much less.
+        """Moves a session from the speculator with most to do to the one with least, if that has much less; before all
+        others one from a speculator that no name stands for any more.
 
         One at a time: how much to do both have, this verifier and others learn by the move.
         """
@@ -124,13 +152,15 @@ class SpeculatorFleet:
         if not able:
             return
         target = min(able, key=lambda peer: peer.load.share_with())
-        origins = {session.peer for session in self._sessions if session.may_move_to(target)}
-        origin = max(origins, key=lambda peer: peer.load.share_with(), default=None)
-        if origin is None or not _is_worth_a_move(origin, target):
-            return
-        # The shortest text, which the other one has read soonest.
-        movable = [each for each in self._sessions if each.peer is origin and each.may_move_to(target)]
-        min(movable, key=lambda session: session.num_committed_tokens).move_to(target)
+        movable = [each for each in self._sessions if each.may_move_to(target)]
+        leaving = [each for each in movable if each.peer not in self.peers]
+        if not leaving:
+            origin = max({each.peer for each in movable}, key=lambda peer: peer.load.share_with(), default=None)
+            if origin is not None and _is_worth_a_move(origin, target):
+                leaving = [each for each in movable if each.peer is origin]
+        if leaving:
+            # The shortest text, which the other one has read soonest.
+            min(leaving, key=lambda session: session.num_committed_tokens).move_to(target)
 
     async def refresh(self) -> None:
         """Asks the speculators how much they have to do where no session of ours would be told."""
@@ -156,10 +186,16 @@ class SpeculatorFleet:
 
     async def _tend(self) -> None:
         while True:
-            await asyncio.sleep(random.uniform(0.8, 1.2) * TEND_S)
-            if self._sessions:
-                await self.refresh()
-                self.balance()
+            await self.look_up()
+            for _ in range(LOOKS_PER_LOOK_UP):
+                await asyncio.sleep(random.uniform(0.8, 1.2) * TEND_S)
+                if self._sessions and len(self.peers) > 1:
+                    await self.refresh()
+                    self.balance()
+            idle = [peer for peer in self._retired if not peer.load.num_own_sessions]
+            self._retired = [peer for peer in self._retired if peer not in idle]
+            for peer in idle:
+                await peer.close()
 
     def _on_back(self) -> None:
         for session in list(self._sessions):
@@ -202,7 +238,7 @@ class SpeculatorFleet:
         """Closes the channels and every stream on them."""
         if self._task is not None:
             self._task.cancel()
-        await asyncio.gather(*(peer.close() for peer in self.peers))
+        await asyncio.gather(*(peer.close() for peer in (*self.peers, *self._retired)))
 
 
 def _is_worth_a_move(origin: SpeculatorPeer, target: SpeculatorPeer) -> bool:

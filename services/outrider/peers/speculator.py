@@ -125,7 +125,7 @@ class SpeculatorPeer:
         security: PeerSecurity | None = None,
         max_nodes_per_s: float = MAX_NODES_PER_S,
         *,
-        has_stand_ins: bool = False,
+        host: str = "",
         on_back: Callable[[], None] = lambda: None,
     ) -> None:
         """Makes the channel; nothing is dialled before the first session.
@@ -135,13 +135,14 @@ class SpeculatorPeer:
             model: The target, which the speculator's model must match.
             security: See `PeerState`.
             max_nodes_per_s: Limit of one session's drafts; nodes beyond it are dropped.
-            has_stand_ins: True if sessions that it loses can go to another one: it counts as down at its first failure.
+            host: See `PeerState`.
             on_back: Called whenever it was down and is well again.
         """
-        self.state = PeerState("speculator", address, security)
+        self.state = PeerState("speculator", address, security, host)
         self.model = model
         self.max_nodes_per_s = max_nodes_per_s
-        self.has_stand_ins = has_stand_ins
+        self.has_stand_ins = False
+        """True if sessions that it loses can go to another one: then it counts as down at its first failure."""
         self.breaker = Breaker(self.state, self._come_back)
         self.usual_answer_s = RunningMean(0.1)
         """Seconds from a commit to the first draft after it."""

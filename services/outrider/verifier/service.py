@@ -94,6 +94,8 @@ class VerifierService:
             datastore=_datastore(settings, model, security),
             forward_times_ms=forward_times_ms,
         )
+        if self.serving.speculators is not None:
+            self.serving.speculators.start()
         self.servicer.ready(self.serving)
 
     def _load_model(self) -> tuple[LoadedModel, dict[int, float]]:

@@ -101,7 +101,7 @@ class SpeculatorFleet:
             if not found or (len(found) == 1 and target in known):
                 continue
             host = target.removeprefix("dns:///").rpartition(":")[0]
-            peers[:] = [known.pop(address, None) or self._peer(address, host) for address in found]
+            peers[:] = [known.pop(address) if address in known else self._peer(address, host) for address in found]
             self._retired += known.values()
         self._set_peers()
 
@@ -392,6 +392,7 @@ class FleetSession:
         if leg is not self._leg or self._is_closed:
             return
         self._num_losses += 1
+        self._left.clear()  # it is not moved back and forth, but may go anywhere from where a loss has thrown it
         # All of them may refuse this session: then there is no hurry.
         if (num_vain := self._num_losses - len(self._fleet.peers)) > 0:
             self._seek_at = self._clock() + doubled(GARBAGE_RETRY_S, REFUSED_RETRY_S, num_vain - 1)

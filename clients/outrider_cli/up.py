@@ -73,8 +73,8 @@ def up(
 
 def addresses(stack: LocalStack) -> list[tuple[str, str]]:
     """Returns names and addresses; the verifier, which applications talk to, comes first."""
-    others = [process for process in reversed(stack.processes) if process not in stack.verifiers]
-    found = [(process.name, process.address) for process in (*stack.verifiers, *others)]
+    others = (stack.proxy, *stack.speculators, stack.datastore)
+    found = [(process.name, process.address) for process in (*stack.verifiers, *others) if process is not None]
     return [*found, ("redis", without_secrets(stack.redis_url))] if stack.redis_url else found
 
 

@@ -60,7 +60,7 @@ class SpeculatorFleet:
         security: PeerSecurity | None = None,
         max_nodes_per_s: float = MAX_NODES_PER_S,
     ) -> None:
-        """Makes the channels; nothing is dialled before the first session.
+        """Makes the channels; nothing is dialled before `start`, or the first session.
 
         Args:
             addresses: At least one, each once. See `PeerState`; of a name, see `look_up`.
@@ -187,6 +187,8 @@ class SpeculatorFleet:
     async def _tend(self) -> None:
         while True:
             await self.look_up()
+            if len(self.peers) > 1:
+                await self.refresh()  # without sessions, too: the first burst finds all of this known
             for _ in range(LOOKS_PER_LOOK_UP):
                 await asyncio.sleep(random.uniform(0.8, 1.2) * TEND_S)
                 if self._sessions and len(self.peers) > 1:

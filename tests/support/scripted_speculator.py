@@ -55,7 +55,7 @@ class ScriptedSpeculator(
         self, request: pb.SpeculatorServiceGetInfoRequest, context: Context
     ) -> pb.SpeculatorServiceGetInfoResponse:
         self.num_polls += 1
-        load = self.load or pb.SpeculatorLoad()
+        load = self.load or pb.SpeculatorLoad(num_sessions=self.num_streams)
         return pb.SpeculatorServiceGetInfoResponse(
             num_sessions=load.num_sessions, max_num_sessions=load.max_num_sessions, busy_percent=load.busy_percent
         )

@@ -67,7 +67,8 @@ def _described_peer(peer: verifier_pb2.PeerInfo) -> str:
     state = "connected" if peer.connected else f"not connected: {peer.last_error or 'not tried yet'}"
     if peer.num_shed_tokens:
         state += f"; {peer.num_shed_tokens} tokens were not recorded"
-    if peer.max_num_sessions:
+    # Of one that is away the numbers are old.
+    if peer.connected and peer.max_num_sessions:
         state += f"; {peer.num_sessions} of {peer.max_num_sessions} sessions, {peer.num_own_sessions} of them ours"
         state += f", {peer.busy_percent} % busy"
     return f"{peer.address} ({state})"

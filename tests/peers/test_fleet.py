@@ -264,10 +264,10 @@ async def test_a_lone_session_stays_and_of_two_one_goes_to_an_idle_speculator(tw
     await until(lambda: len(two.a.commits) == len(two.b.commits) == 1)
 
 
-async def uneven(two: Fleet) -> tuple[list[Session], Session]:
-    """Three sessions at a, one of which is on its way to b, which still reads its text."""
+async def uneven(two: Fleet, num_sessions: int = 3) -> tuple[list[Session], Session]:
+    """Sessions at a, one of which is on its way to b, which still reads its text."""
     await two.stop("b")
-    sessions = await two.begun(3)
+    sessions = await two.begun(num_sessions)
     await two.start("b")
     await until(lambda: two.fleet.peers[1].has_room)
     two.b.is_reading = True
@@ -283,14 +283,20 @@ async def test_until_the_new_speculator_has_read_the_text_the_old_one_drafts(two
     moving.commit()
     await until(lambda: moving.listener.num_drafts > before)
     assert moving.listener.num_attached == num_attached
-    two.fleet.balance()  # one at a time
-    assert two.num_streams == (3, 1)
     two.b.is_reading = False
     moving.commit()
     await until(lambda: two.num_streams == (2, 1))
     assert moving.listener.num_attached == num_attached + 1
     assert two.fleet.num_moves == 1
     assert num_detached(sessions) == 0
+
+
+async def test_one_session_is_moved_at_a_time_however_uneven_the_loads_are(two: Fleet) -> None:
+    sessions, moving = await uneven(two, 9)
+    for _ in range(3):
+        two.fleet.balance()
+        assert [session for session in sessions if session.stream.tend()] == [moving]
+        assert two.fleet.peers[1].load.num_own_sessions == 1
 
 
 async def test_a_move_that_brings_no_draft_is_given_up_and_not_tried_again(two: Fleet) -> None:

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from outrider.security.addresses import addresses_of
 from outrider_bench.config import (
     ARRIVALS,
     BASELINES,
@@ -46,7 +47,6 @@ from outrider_cli.options import METHOD_PARAMS_EPILOG, generating, secured
 from outrider_cli.prompts import PromptError
 from outrider_client.channel import ChannelSecurity, SecurityOptions
 from outrider_client.requests import GenerateOptions
-from outrider_client.retries import addresses_of
 
 DEFAULT_SUITE = "generation"
 _GENERATION, _SUITE, _FAULTS, _PAIR, _SERVE = BenchConfig(), SuiteConfig(), FaultsConfig(), PairConfig(), ServeConfig()

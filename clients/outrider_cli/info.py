@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from outrider.security.addresses import addresses_of
 from outrider.v1 import verifier_pb2
 from outrider_cli import options
 from outrider_cli.failures import reported
@@ -13,7 +14,6 @@ from outrider_client.blocking import BlockingClient
 from outrider_client.channel import SecurityOptions
 from outrider_client.enums import method_name
 from outrider_client.errors import OutriderError
-from outrider_client.retries import addresses_of
 
 
 @secured
@@ -53,12 +53,22 @@ def _described(address: str, response: verifier_pb2.GetInfoResponse) -> Table:
     table.add_row("sessions", f"{response.num_sessions} of {response.max_num_sessions}{queued}")
     pool = response.kv_pool
     table.add_row("keys and values", f"{pool.num_held_tokens} of {pool.num_tokens} tokens held")
-    for name in ("speculator", "datastore"):
-        peer = getattr(response, name)
-        state = "connected" if peer.connected else f"not connected: {peer.last_error or 'not tried yet'}"
-        shed = f"; {peer.num_shed_tokens} tokens were not recorded" if peer.num_shed_tokens else ""
-        # An unset message reads like an empty one: only its presence tells that there is such a peer.
-        table.add_row(name, f"{peer.address} ({state}{shed})" if response.HasField(name) else "none")
+    # An unset message reads like an empty one: only its presence tells that there is such a peer. An edge, and an older
+    # server, describe one speculator.
+    speculators = list(response.speculators) or [response.speculator] * response.HasField("speculator")
+    table.add_row("speculator", "\n".join(map(_described_peer, speculators)) or "none")
+    table.add_row("datastore", _described_peer(response.datastore) if response.HasField("datastore") else "none")
     for time in response.forward_times:
         table.add_row(f"forward, {time.num_rows} rows", f"{time.forward_ms:.2f} ms")
     return table
+
+
+def _described_peer(peer: verifier_pb2.PeerInfo) -> str:
+    state = "connected" if peer.connected else f"not connected: {peer.last_error or 'not tried yet'}"
+    if peer.num_shed_tokens:
+        state += f"; {peer.num_shed_tokens} tokens were not recorded"
+    # Of one that is away the numbers are old.
+    if peer.connected and peer.max_num_sessions:
+        state += f"; {peer.num_sessions} of {peer.max_num_sessions} sessions, {peer.num_own_sessions} of them ours"
+        state += f", {peer.busy_percent} % busy"
+    return f"{peer.address} ({state})"

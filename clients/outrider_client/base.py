@@ -54,7 +54,7 @@ class BaseGeneration(Transcript, Generic[_Call]):
 
     def _cancel(self) -> None:
         self._call.cancel()
-        self._resumable.trace.cancel()
+        self._resumable.cancel()
 
 
 class BaseClient(Generic[_Channel]):

@@ -135,7 +135,8 @@ class Client(BaseClient[grpc.aio.Channel]):
     """Connects to a verifier, or to the replicas of one. Make and use it inside one event loop; any number of
     generations may run at a time.
 
-    Replicas take turns; one that has failed is left alone for a while. Calls that no replica takes (UNAVAILABLE before
+    A generation goes to the replica with least to do, by what they report and what runs here; equals take turns, and
+    one that has failed is left alone for a while. Calls that no replica takes (UNAVAILABLE before
     the first message) are repeated, for about a second; a generation for `resume_timeout_s`, if a replica has answered
     before, or says that it loads or drains. A generation that breaks later is resumed: see `GenerateOptions`. Every
     other failure raises an `OutriderError`.

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
+from outrider.core.load import LoadEstimate
+from outrider.security.addresses import addresses_of
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.wire.channels import doubled
 from outrider.wire.resumption import difference
@@ -21,6 +23,14 @@ from outrider_client.tracing import GenerationTrace
 AVOID_S = 1.0
 """Least time that a replica that has failed is left alone, in seconds."""
 MAX_AVOID_S = 30.0
+BELIEVED_S = 5.0
+"""Time for which a report of a replica's load is believed, in seconds. After that the replica is tried again."""
+
+
+def first_turn(num_replicas: int) -> int:
+    """Returns the replica whose turn it is first. By chance: many short-lived clients of one list must not all begin at
+    its first address."""
+    return random.randrange(num_replicas)
 
 
 class Replicas:
@@ -31,28 +41,63 @@ class Replicas:
         self.addresses = addresses_of(addresses)
         self._clock = clock
         self._lock = threading.Lock()
-        self._turn = 0
+        self._turn = first_turn(len(self.addresses))
+        self._loads = [LoadEstimate() for _ in self.addresses]
+        self._believed_until = [0.0] * len(self.addresses)
         self._avoided_until = [0.0] * len(self.addresses)  # in the past: none is avoided
         self.has_answered = False
         """True once one of them has answered."""
         self.is_closed = False
         """True once the client is closed: nothing is tried again."""
 
-    def next(self, num_failures: Sequence[int] = ()) -> int:
-        """Returns the number of the replica to ask: the next one in turn. If all have just failed, the one that has
-        failed least often by `num_failures`, a count for each; among equals, the first to come back."""
+    def next(self, num_failures: Sequence[int] = (), generation: object | None = None) -> int:
+        """Returns the number of the replica to ask: the one with least to do, the next one in turn among equals.
+
+        If all have just failed, it is the one that has failed least often; among equals, the first to come back.
+
+        Args:
+            num_failures: How often each has failed. Empty means that none has.
+            generation: Counts there, until `ended` or as long as it lives. None means a call that is soon over.
+        """
+        count = len(self.addresses)
+        if count == 1:
+            return 0
         with self._lock:
-            now, count = self._clock(), len(self.addresses)
+            now = self._clock()
 
             def merit(number: int) -> tuple[float, float]:
                 # A replica that has not just failed comes before all that have; `min` keeps their turns.
                 if self._avoided_until[number] <= now:
-                    return -1.0, 0.0
+                    return -1.0, self._load(number, now).share_with()
                 return num_failures[number] if num_failures else 0, self._avoided_until[number]
 
             chosen = min(((self._turn + offset) % count for offset in range(count)), key=merit)
             self._turn = (chosen + 1) % count
+            if generation is not None:
+                self._loads[chosen].begin(generation)
             return chosen
+
+    def _load(self, number: int, now: float) -> LoadEstimate:
+        load = self._loads[number]
+        if now >= self._believed_until[number]:
+            load.forget()
+        return load
+
+    def started(self, number: int, generation: object, load: verifier_pb2.VerifierLoad) -> None:
+        """Takes in that a replica has begun with a generation, and what it says of its load; nothing if that is empty,
+        as of an older server."""
+        with self._lock:
+            if not load.num_sessions:
+                self._loads[number].opened(generation)
+                return
+            # One that waits for room counts twice: there is none for the next one either.
+            self._loads[number].report(load.num_sessions + load.num_queued, load.max_num_sessions, session=generation)
+            self._believed_until[number] = self._clock() + BELIEVED_S
+
+    def ended(self, number: int, generation: object) -> None:
+        """Takes in that a generation is over at a replica."""
+        with self._lock:
+            self._loads[number].end(generation)
 
     def answered(self, number: int) -> None:
         """Records that a replica has answered: it gets calls in its turn again."""
@@ -70,15 +115,6 @@ class Replicas:
     def has_fresh(self) -> bool:
         """True if a replica has not just failed."""
         return min(self._avoided_until) <= self._clock()
-
-
-def addresses_of(addresses: str | Sequence[str]) -> tuple[str, ...]:
-    """Returns each address once, in order. Raises ValueError without any."""
-    listed = addresses.split(",") if isinstance(addresses, str) else addresses
-    found = tuple(dict.fromkeys(address.strip() for address in listed if address.strip()))
-    if not found:
-        raise ValueError(f"address must name at least one server, HOST:PORT, got {addresses!r}")
-    return found
 
 
 NUM_ROUNDS = 4
@@ -116,8 +152,11 @@ class RetryState:
 
     def begin(self) -> int:
         """Begins an attempt; returns the number of the replica to ask."""
-        self.replica, self._last_message_at = self._replicas.next(self._num_failures), self._clock()
+        self.replica, self._last_message_at = self._next_replica(), self._clock()
         return self.replica
+
+    def _next_replica(self) -> int:
+        return self._replicas.next(self._num_failures)
 
     def answered(self) -> None:
         """Records that the replica has sent something."""
@@ -208,6 +247,18 @@ class ResumableCall(RetryState):
         self.trace.begin_call(self._replicas.addresses[replica])
         return replica
 
+    def _next_replica(self) -> int:
+        return self._replicas.next(self._num_failures, self)
+
+    def end(self) -> None:
+        """Records that no call of the generation runs any more."""
+        self._replicas.ended(self.replica, self)
+
+    def cancel(self) -> None:
+        """Records that the application ends the generation."""
+        self.end()
+        self.trace.cancel()
+
     def await_message(self) -> float | None:
         """Begins the wait for a message; returns the seconds until the call counts as broken, None for no limit."""
         self._last_message_at = self._clock()  # the caller may have read late: that is not the server's silence
@@ -255,6 +306,9 @@ class ResumableCall(RetryState):
         # Before all else: a replica with another model does not count as one that has answered.
         if response.WhichOneof("event") == "started":
             self._check_model(response.started.model)
+            self._replicas.started(self.replica, self, response.started.load)
+        elif response.WhichOneof("event") == "finished":
+            self.end()
         self.trace.on_message(response)
         self.answered()
         if response.WhichOneof("event") == "waiting":
@@ -281,6 +335,7 @@ class ResumableCall(RetryState):
 
     def after(self, error: OutriderError) -> float:
         """Records a failed call; returns the seconds to wait before the next one. Raises the error if it is final."""
+        self.end()
         try:
             pause_s = self._judge(error)
         except OutriderError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
+from outrider.v1 import verifier_pb2
 from outrider_cli.app import app
 from tests.support.fake_verifier import FakeVerifier
 
@@ -20,6 +21,20 @@ def test_info_shows_what_the_server_is(verifier: FakeVerifier) -> None:
     assert lines["model"].strip() == "fake"
     assert lines["speculator"].strip() == "127.0.0.1:1 (not connected: no answer)"
     assert lines["datastore"].strip() == "none"
+
+
+def test_info_shows_the_state_and_the_load_of_each_speculator(verifier: FakeVerifier) -> None:
+    verifier.speculators = [
+        verifier_pb2.PeerInfo(
+            address="a:1", connected=True, num_own_sessions=2, num_sessions=5, max_num_sessions=64, busy_percent=40
+        ),
+        verifier_pb2.PeerInfo(address="b:2", last_error="no answer"),
+    ]
+    result = runner.invoke(app, ["info", "--address", verifier.address])
+    assert result.exit_code == 0
+    shown = [line.strip() for line in result.stdout.splitlines()]
+    assert "speculator          a:1 (connected; 5 of 64 sessions, 2 of them ours, 40 % busy)" in shown
+    assert "b:2 (not connected: no answer)" in shown
 
 
 @pytest.mark.slow

@@ -10,9 +10,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from outrider_cli.app import app
+from outrider_cli.links.direction import LinkSettings
+from outrider_cli.local.stack import StackConfig
 from outrider_client import BlockingClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -97,6 +102,48 @@ def test_it_generates_the_same_text_with_and_without_drafts(up: subprocess.Popen
     )
     assert shown.stdout == off.text + "\n"
     assert shown.stderr.startswith("auto: 48 tokens in ")
+
+
+@pytest.mark.suite
+def test_a_fleet_prints_all_addresses_and_those_that_clients_dial(tmp_path: Path) -> None:
+    flags = ["--no-datastore", "--num-verifiers", "2", "--num-speculators", "2", "--log-folder", str(tmp_path)]
+    with subprocess.Popen([*COMMAND, "up", *SMALL, *flags], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline().rsplit(maxsplit=1) for _ in range(5)]
+        names, found = zip(*lines, strict=True)
+        assert names == ("verifier", "verifier-2", "speculator", "speculator-2", "clients dial")
+        assert found[4] == ",".join(found[:2])
+        with BlockingClient(found[4]) as client:
+            assert client.complete("def add(", max_tokens=4).num_output_tokens == 4
+            assert [speculator.address for speculator in client.info().speculators] == list(found[2:4])
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--delay-ms", "5", "--num-speculators", "2"], "it needs --num-speculators 1"),
+        (["--no-speculator", "--num-speculators", "2"], "must be 1 with --no-speculator"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(flags: list[str], message: str) -> None:
+    result = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, ["up", *flags])
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        ({"num_verifiers": 0}, "num_verifiers and num_speculators must be at least 1"),
+        ({"num_verifiers": 2, "edge": True}, "num_verifiers must be 1 with an edge"),
+        ({"num_speculators": 2, "link": LinkSettings()}, "num_speculators must be 1 with a link"),
+    ],
+)
+def test_a_stack_that_cannot_be_is_refused(wrong: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        StackConfig(**wrong)
 
 
 def test_a_service_that_cannot_start_is_explained() -> None:

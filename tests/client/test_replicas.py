@@ -1,10 +1,17 @@
-"""Replicas take turns, and one that has just failed is left alone for a while."""
+"""A generation goes to the replica with least to do; equals take turns, and one that has just failed is left alone for
+a while."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from outrider_client.retries import MAX_AVOID_S, Replicas, addresses_of
+from outrider.security.addresses import addresses_of
+from outrider.v1.verifier_pb2 import Finished, GenerateResponse, Started, VerifierLoad
+from outrider_client.errors import Unavailable
+from outrider_client.requests import generate_request
+from outrider_client.retries import BELIEVED_S, MAX_AVOID_S, Replicas, ResumableCall
 
 
 class Clock:
@@ -76,3 +83,88 @@ def test_a_lone_one_is_asked_whatever_happened() -> None:
     replicas = Replicas("a:1", Clock())
     replicas.failed(0, 10.0)
     assert replicas.next() == 0
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def generation(replicas: Replicas, clock: Clock) -> ResumableCall:
+    """A generation that has not begun."""
+    return ResumableCall(generate_request("x", {}), replicas, {}, clock)
+
+
+def begun(replicas: Replicas, clock: Clock, load: VerifierLoad | None = None) -> ResumableCall:
+    """A generation that a replica has taken; `load`: what it said then."""
+    call = generation(replicas, clock)
+    call.begin()
+    call.on_message(GenerateResponse(started=Started(load=load)))
+    return call
+
+
+def finish(call: ResumableCall) -> None:
+    call.on_message(GenerateResponse(finished=Finished()))
+
+
+def test_generations_that_begin_at_once_are_spread_evenly_and_one_that_has_ended_makes_room(clock: Clock) -> None:
+    replicas = Replicas("a:1,b:2,c:3", clock)
+    calls = [generation(replicas, clock) for _ in range(12)]
+    assert Counter(call.begin() for call in calls) == {0: 4, 1: 4, 2: 4}
+    gone = [call for call in calls if call.replica == 1]
+    finish(gone[0])
+    gone[1].cancel()
+    assert [generation(replicas, clock).begin()] == [1]
+    later = [generation(replicas, clock) for _ in range(2)]
+    assert [call.begin() for call in later] == [1, 1]
+
+
+def test_one_that_was_dropped_in_the_middle_counts_no_more(clock: Clock) -> None:
+    replicas = Replicas("a:1,b:2", clock)
+    first, second = generation(replicas, clock), generation(replicas, clock)
+    assert (first.begin(), second.begin()) == (0, 1)
+    del second
+    third = generation(replicas, clock)
+    assert third.begin() == 1
+
+
+def test_a_replica_that_others_keep_busy_is_left_to_them_for_as_long_as_its_word_is_believed(clock: Clock) -> None:
+    replicas = Replicas("a:1,b:2", clock)
+    busy = begun(replicas, clock, VerifierLoad(num_sessions=9, max_num_sessions=64))
+    assert busy.replica == 0
+    finish(busy)
+    mine = [begun(replicas, clock, VerifierLoad(num_sessions=1 + number, max_num_sessions=64)) for number in range(6)]
+    assert {call.replica for call in mine} == {1}
+    for call in mine:
+        finish(call)
+    clock.now += BELIEVED_S
+    assert {begun(replicas, clock).replica for _ in range(2)} == {0, 1}
+
+
+def test_the_share_counts_and_who_waits_counts_twice(clock: Clock) -> None:
+    replicas = Replicas("small:1,large:2", clock)
+    small = begun(replicas, clock, VerifierLoad(num_sessions=2, max_num_sessions=4))
+    large = begun(replicas, clock, VerifierLoad(num_sessions=16, max_num_sessions=64))
+    assert (small.replica, large.replica) == (0, 1)
+    assert generation(replicas, clock).begin() == 1
+    queued = begun(replicas, clock, VerifierLoad(num_sessions=20, max_num_sessions=64, num_queued=20))
+    assert queued.replica == 1
+    assert generation(replicas, clock).begin() == 0
+
+
+def test_a_generation_that_breaks_goes_on_where_there_is_least_to_do(clock: Clock) -> None:
+    replicas = Replicas("a:1,b:2,c:3", clock)
+    broken, other = begun(replicas, clock), begun(replicas, clock)
+    assert (broken.replica, other.replica) == (0, 1)
+    assert broken.after(Unavailable("gone")) == 0.0
+    assert broken.begin() == 2
+    # It counts at one replica only.
+    assert [load.num_own_sessions for load in replicas._loads] == [0, 1, 1]
+
+
+def test_servers_that_say_nothing_of_their_load_get_their_turns(clock: Clock) -> None:
+    replicas = Replicas("a:1,b:2", clock)
+    for expected in (0, 1, 0, 1):
+        call = begun(replicas, clock)
+        assert call.replica == expected
+        finish(call)

@@ -1,4 +1,4 @@
-"""A name that means another address, as after a Pod was moved, is dialled there."""
+"""A name that means another address, as after a Pod was moved, is dialled there; one that means several is a fleet."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider.peers.fleet import SpeculatorFleet
 from outrider.peers.speculator import SpeculatorPeer
 from outrider.security.peer_channel import PeerSecurity
 from outrider_client.channel import open_aio
-from tests.support.scripted_speculator import AModel, Listener, ScriptedSpeculator, serving, speculate
+from tests.support.scripted_speculator import SPEC, AModel, Listener, ScriptedSpeculator, serving, speculate
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -26,9 +27,9 @@ OWN_HOSTS = ["unshare", "--mount", "sh", "-c", 'mount --bind "$1" /etc/hosts && 
 """A command that sees a file of ours in the place of /etc/hosts."""
 
 
-def point(hosts: Path, address: str) -> None:
-    """The name means this address from now on."""
-    hosts.write_text(f"{address} {NAME}\n")
+def point(hosts: Path, *addresses: str) -> None:
+    """The name means these addresses from now on."""
+    hosts.write_text("".join(f"{address} {NAME}\n" for address in addresses))
 
 
 async def moved(hosts: Path) -> None:
@@ -54,16 +55,38 @@ async def moved(hosts: Path) -> None:
         await peer.close()
 
 
+async def scaled(hosts: Path) -> None:
+    """Sessions of a fleet that dials a name, which means one address, then two, then the other one alone. Needs `hosts`
+    as /etc/hosts."""
+    first, second, listeners = ScriptedSpeculator(), ScriptedSpeculator(), [Listener() for _ in range(7)]
+    async with serving(first, f"{BEFORE}:0") as bound:
+        port = bound.rpartition(":")[2]
+        async with serving(second, f"{AFTER}:{port}"):
+            fleet = SpeculatorFleet([f"dns:///{NAME}:{port}"], AModel(), PeerSecurity(insecure=True))
+            for addresses, expected in (([BEFORE], (1, 0)), ([BEFORE, AFTER], (2, 2)), ([AFTER], (2, 5))):
+                point(hosts, *addresses)
+                await fleet.look_up()
+                # The one that was opened at the name is none that the fleet knows of at the first address.
+                await fleet.refresh()
+                while sum(expected) > first.num_streams + second.num_streams:
+                    listener = listeners.pop()
+                    fleet.speculate(SPEC, [1, 2], listener)
+                    await until(lambda listener=listener: listener.num_drafts)
+                assert (first.num_streams, second.num_streams) == expected
+            await fleet.close()
+
+
 @pytest.mark.slow
-def test_whoever_dials_a_name_finds_its_new_address(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scenario", ["moved", "scaled"])
+def test_whoever_dials_a_name_finds_its_new_addresses(tmp_path: Path, scenario: str) -> None:
     hosts = tmp_path / "hosts"
     hosts.touch()
     if shutil.which("unshare") is None or subprocess.run([*OWN_HOSTS, hosts, "true"], capture_output=True).returncode:
         pytest.skip("needs root, for a mount of its own")
-    command = [*OWN_HOSTS, hosts, sys.executable, "-m", "tests.peers.test_address_changes", hosts]
+    command = [*OWN_HOSTS, hosts, sys.executable, "-m", "tests.peers.test_address_changes", scenario, hosts]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 
 if __name__ == "__main__":
-    asyncio.run(moved(Path(sys.argv[1])))
+    asyncio.run({"moved": moved, "scaled": scaled}[sys.argv[1]](Path(sys.argv[2])))

@@ -10,6 +10,7 @@ from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2
 
 from outrider.peers.speculator import DraftLimit
+from outrider.security import quotas as quotas_module
 from outrider.security.callers import Caller, Role, TenantLimits
 from outrider.security.quotas import Quotas, TokenBucket
 from outrider.v1 import types_pb2
@@ -155,3 +156,28 @@ def test_no_form_of_a_draft_is_free(clock: Clock) -> None:
         while limit.admits(message):
             num_admitted += 1
             assert num_admitted <= 100
+
+
+def test_a_caller_reads_so_many_tokens_in_a_minute_and_the_others_as_many(clock: Clock) -> None:
+    quotas = Quotas(clock=clock, max_read_tokens_per_minute=600)
+    with quotas.session("one", num_read_tokens=500):
+        quotas.charge_reading("one", 200)  # what is said later is read, too, whatever it comes to
+        text, after_s = refusal(quotas, None, "one")
+        assert text == "max_read_tokens_per_minute is reached: 600"
+        assert after_s == pytest.approx(10.1)
+        with quotas.session("two", num_read_tokens=500):
+            pass
+    clock.now += 10.2
+    with quotas.session("one", num_read_tokens=10_000):  # longer than a minute's tokens: it is read all the same
+        pass
+    assert refusal(quotas, None, "one")[1] == pytest.approx(999.9, abs=1.0)
+
+
+def test_callers_that_have_read_nothing_for_long_are_forgotten(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas_module, "MAX_NUM_READERS", 3)
+    quotas = Quotas(clock=clock, max_read_tokens_per_minute=60)
+    for number in range(3):
+        quotas.charge_reading(f"old {number}", 60)
+    clock.now += 61
+    quotas.charge_reading("greedy", 1)
+    assert set(quotas._reading) == {"greedy"}

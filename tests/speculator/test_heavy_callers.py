@@ -12,10 +12,12 @@ import pytest
 
 from outrider.core.params import Source
 from outrider.core.tree import Draft
+from outrider.security.quotas import Quotas
 from outrider.speculator.servicer import HIGH_WATER, _Stream
 from outrider.v1 import speculator_pb2_grpc
+from tests.support.metric_values import values_of
 from tests.support.services import RunningSpeculator, running_speculator
-from tests.support.speculator_requests import PROMPT, Code, commit, first_draft, opening
+from tests.support.speculator_requests import PROMPT, Code, commit, first_draft, opening, refusal
 
 
 @pytest.fixture
@@ -89,3 +91,31 @@ async def test_a_caller_that_is_behind_is_not_read_from() -> None:
         await anext(responses)
     await anext(responses)
     await asyncio.wait_for(waiting, 10)
+
+
+async def test_a_refusal_names_the_limit_and_is_counted(stub: Any, speculator: RunningSpeculator) -> None:
+    speculator.servicer._quotas = Quotas(2, max_read_tokens_per_minute=2 * len(PROMPT))
+    calls = [stub.Speculate()]
+    await calls[0].write(opening(speculator))
+    await calls[0].read()
+    assert await refusal(stub, opening(speculator)) == (
+        Code.RESOURCE_EXHAUSTED,
+        "the speculator has all 1 sessions in use",
+    )
+    # The two openings are as many tokens as may be read.
+    code, text = await refusal(stub, opening(speculator))
+    assert (code, text) == (
+        Code.RESOURCE_EXHAUSTED,
+        f"max_read_tokens_per_minute is reached: {2 * len(PROMPT)}",
+    )
+    speculator.servicer._quotas = Quotas(1)
+    speculator.servicer._max_num_sessions = 3
+    calls.append(stub.Speculate())
+    await calls[1].write(opening(speculator))
+    await calls[1].read()
+    assert (await refusal(stub, opening(speculator)))[1] == "max_sessions_per_caller is reached: 1"
+    values = values_of(speculator.servicer.metrics())["outrider_draft_refusals_total"]
+    assert values == {"max_num_sessions": 1, "max_sessions_per_caller": 1, "max_read_tokens_per_minute": 1}
+    for call in calls:
+        call.cancel()
+    assert await speculator.is_idle()

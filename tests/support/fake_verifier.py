@@ -67,6 +67,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         self.ended = threading.Event()
         """Set when a call of Generate is over, for whatever reason."""
         self.script: Script = a_good_generation
+        self.speculators: list[verifier_pb2.PeerInfo] = []
+        """The speculators that it says it has."""
 
     def Generate(self, request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
         self.requests.append(request)
@@ -89,7 +91,9 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> verifier_pb2.GetInfoResponse:
         model = types_pb2.ModelInfo(model_id="fake", vocab_size=256, max_context_len=2048)
         peer = verifier_pb2.PeerInfo(address="127.0.0.1:1", last_error="no answer")
-        return verifier_pb2.GetInfoResponse(model=model, methods=METHODS, speculator=peer, version="1")
+        return verifier_pb2.GetInfoResponse(
+            model=model, methods=METHODS, speculator=peer, version="1", speculators=self.speculators
+        )
 
 
 def until_cancelled(fake: FakeVerifier) -> Script:

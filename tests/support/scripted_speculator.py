@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -30,7 +31,7 @@ class ScriptedSpeculator(
         self.steerings: list[types_pb2.Steering] = []
         self.num_streams = 0
         """Open ones."""
-        self.num_checks = 0
+        self.num_checks = self.num_polls = 0
         self.callers: set[str] = set()
         """Connections that streams came by."""
         self.num_bytes_heard = self.num_bytes_said = 0
@@ -41,10 +42,23 @@ class ScriptedSpeculator(
         self.is_garbage = False
         self.forward_us = 0
         """What it says of its draft model's speed."""
+        self.load: pb.SpeculatorLoad | None = None
+        """What it says of its load, at every occasion; None = nothing."""
+        self.is_reading = False
+        """Takes sessions, and has no draft for them yet."""
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         self.num_checks += 1
         return health_pb2.HealthCheckResponse(status=self.health)
+
+    async def GetInfo(
+        self, request: pb.SpeculatorServiceGetInfoRequest, context: Context
+    ) -> pb.SpeculatorServiceGetInfoResponse:
+        self.num_polls += 1
+        load = self.load or pb.SpeculatorLoad(num_sessions=self.num_streams)
+        return pb.SpeculatorServiceGetInfoResponse(
+            num_sessions=load.num_sessions, max_num_sessions=load.max_num_sessions, busy_percent=load.busy_percent
+        )
 
     async def Speculate(  # type: ignore[override]  # garbage is bytes
         self, requests: AsyncIterator[pb.SpeculateRequest], context: Context
@@ -60,14 +74,15 @@ class ScriptedSpeculator(
                         if self.refusal is not None:
                             await context.abort(self.refusal, "as the test wants it")
                         if not self.is_silent:
-                            opened = pb.SpeculateResponse(opened=pb.SpeculateOpened(forward_us=self.forward_us))
+                            told = pb.SpeculateOpened(forward_us=self.forward_us, load=self.load)
+                            opened = pb.SpeculateResponse(opened=told)
                             yield b"\xff\xff\xff" if self.is_garbage else self._said(opened)
                     case "commit":
                         self.commits.append(request.commit)
                     case "steering":
                         self.steerings.append(request.steering)
-                if not self.is_silent:
-                    draft = pb.SpeculatorDraft(draft=types_pb2.Draft(base_len=1))
+                if not self.is_silent and not self.is_reading:
+                    draft = pb.SpeculatorDraft(draft=types_pb2.Draft(base_len=1), load=self.load)
                     yield self._said(pb.SpeculateResponse(draft=draft))
         finally:
             self.num_streams -= 1
@@ -85,8 +100,14 @@ async def serving(servicer: ScriptedSpeculator, address: str = "127.0.0.1:0") ->
         request_deserializer=pb.SpeculateRequest.FromString,
         response_serializer=lambda message: message if isinstance(message, bytes) else message.SerializeToString(),
     )
+    info = grpc.unary_unary_rpc_method_handler(
+        servicer.GetInfo,
+        request_deserializer=pb.SpeculatorServiceGetInfoRequest.FromString,
+        response_serializer=pb.SpeculatorServiceGetInfoResponse.SerializeToString,
+    )
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    handlers = grpc.method_handlers_generic_handler("outrider.v1.SpeculatorService", {"Speculate": handler})
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {"Speculate": handler, "GetInfo": info}
+    handlers = grpc.method_handlers_generic_handler("outrider.v1.SpeculatorService", methods)
     server.add_generic_rpc_handlers((handlers,))
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     port = server.add_insecure_port(address)

@@ -1,4 +1,4 @@
-"""All services on this machine: Redis, the datastore, the speculator or an edge, and the verifier, as processes on
+"""All services on this machine: Redis, the datastore, the speculators or an edge, and the verifiers, as processes on
 loopback.
 
 Used by `outrider up`, by the demo, the benchmark and the end-to-end tests. All that is started here is ended here, in
@@ -46,6 +46,10 @@ class StackConfig:
     """The draft model, as --model of the speculator or the edge; None means neither."""
     draft_dtype: str = "float32"
     """Number format of the draft model."""
+    num_verifiers: int = 1
+    """Verifiers, which are replicas of one another. Several need that there is no edge."""
+    num_speculators: int = 1
+    """Speculators, which every verifier dials. Several need that there is no link."""
     edge: bool = False
     """True if an edge, which dials the verifier, has the draft model, instead of a speculator, which is dialled."""
     datastore: bool = True
@@ -57,10 +61,10 @@ class StackConfig:
     num_threads: int = 1
     """Threads of each model."""
     listen: str = ANY_PORT
-    """Address of the verifier."""
+    """Address of the first verifier; further ones choose a free port."""
     cores: tuple[int, ...] | None = None
     """The verifier's core, then that of everything else; one stands for both; () means not pinned, None the first
-    two."""
+    two, if there are no more than two to share them."""
     link: LinkSettings | None = None
     """The link between verifier and speculator (or edge), which can then be controlled; None means no proxy."""
     speculator_at: Namespace | None = None
@@ -75,6 +79,19 @@ class StackConfig:
     """More flags for the edge."""
     datastore_arguments: tuple[str, ...] = ()
     """More flags for the datastore."""
+
+    def __post_init__(self) -> None:
+        if self.num_verifiers < 1 or self.num_speculators < 1:
+            raise ValueError("num_verifiers and num_speculators must be at least 1")
+        if self.edge and self.num_verifiers > 1:
+            raise ValueError("num_verifiers must be 1 with an edge")
+        if (self.link is not None or self.speculator_at is not None) and self.num_speculators > 1:
+            raise ValueError("num_speculators must be 1 with a link between verifier and speculator")
+
+    @property
+    def is_fleet(self) -> bool:
+        """True if a model runs more than once."""
+        return self.num_verifiers > 1 or self.num_speculators > 1
 
 
 class Service(ManagedProcess):
@@ -117,22 +134,32 @@ class LocalStack:
         self.config = config
         self.redis_url: str | None = None
         self.datastore: Service | None = None
-        self.speculator: Service | None = None
+        self.speculators: list[Service] = []
         self.proxy: ManagedProcess | None = None
         self.link: LinkControl | None = None
         """The control of the link, if there is one."""
-        self.verifier: Service | None = None
+        self.verifiers: list[Service] = []
         self.edge: Service | None = None
         self.log_folder = Path()
         self._on_step = on_step
         self._exits = ExitStack()
 
     @property
+    def verifier(self) -> Service | None:
+        """The first verifier; None if it was not started."""
+        return self.verifiers[0] if self.verifiers else None
+
+    @property
+    def speculator(self) -> Service | None:
+        """The first speculator; None if there is none, or it was not started."""
+        return self.speculators[0] if self.speculators else None
+
+    @property
     def address(self) -> str:
-        """Address of the verifier. Raises ProcessFailed if it was not started."""
-        if self.verifier is None:
+        """Addresses of the verifiers, with commas between. Raises ProcessFailed if none was started."""
+        if not self.verifiers:
             raise ProcessFailed("the stack is not running")
-        return self.verifier.address
+        return ",".join(verifier.address for verifier in self.verifiers)
 
     @property
     def edge_address(self) -> str:
@@ -148,9 +175,9 @@ class LocalStack:
     @property
     def processes(self) -> list[ManagedProcess]:
         """Everything that has been started, first to last, without Redis."""
-        speculating = (self.speculator, self.proxy, self.verifier)
+        speculating = (*self.speculators, self.proxy, *self.verifiers)
         if self.edge is not None:
-            speculating = (self.verifier, self.proxy, self.edge)
+            speculating = (*self.verifiers, self.proxy, self.edge)
         return [process for process in (self.datastore, *speculating) if process is not None]
 
     def start(self) -> None:
@@ -171,10 +198,12 @@ class LocalStack:
 
     def _start(self) -> None:
         config = self.config
+        self.speculators, self.verifiers = [], []
         # Entered first, so it goes last: logs are there until everything has ended.
         self.log_folder = config.log_folder or Path(self._exits.enter_context(TemporaryDirectory(prefix="outrider-")))
         self.log_folder.mkdir(parents=True, exist_ok=True)
-        verifier_core, other_core = _cores(config.cores)
+        # One core each would be one for many.
+        verifier_core, other_core = _cores(() if config.is_fleet and config.cores is None else config.cores)
         model_arguments = ("--device", config.device, "--num-threads", str(config.num_threads))
         peers: tuple[str, ...] = ()
         if config.datastore:
@@ -189,20 +218,26 @@ class LocalStack:
             flags = (*draft_flags, *peers, *config.speculator_arguments)
             if config.speculator_at is not None:
                 flags += ("--insecure",)  # another namespace is another machine
-            self.speculator = self._spawn("speculator", flags, other_core, at=config.speculator_at)
-            peers += ("--speculator", self._behind_proxy(self.speculator.address, other_core))
+            for number in range(config.num_speculators):
+                speculator = self._spawn("speculator", flags, other_core, at=config.speculator_at, number=number)
+                self.speculators.append(speculator)
+            # A link, and so a proxy, there is with one of them only.
+            dialled = (self._behind_proxy(speculator.address, other_core) for speculator in self.speculators)
+            peers += ("--speculator", ",".join(dialled))
         flags = ("--model", config.target, "--dtype", config.target_dtype, *model_arguments)
         flags += peers + config.verifier_arguments
         if config.speculator_at is not None:
             flags += ("--peer-insecure",)
         # Without an edge nobody must know the port beforehand, and 0 leaves the choice to the kernel, free of races.
         listen = _chosen(config.listen) if config.edge else config.listen
-        self.verifier = self._spawn("verifier", flags, verifier_core, listen)
+        for number in range(config.num_verifiers):
+            self.verifiers.append(self._spawn("verifier", flags, verifier_core, listen, number=number))
+            listen = ANY_PORT
         if config.draft is not None and config.edge:
-            upstream = self._behind_proxy(self.verifier.address, other_core)
+            upstream = self._behind_proxy(self.address, other_core)
             flags = ("--upstream", upstream, *draft_flags, *config.edge_arguments)
             self.edge = self._spawn("edge", flags, other_core)
-        for service in (self.datastore, self.speculator, self.verifier, self.edge):
+        for service in (self.datastore, *self.speculators, *self.verifiers, self.edge):
             if service is not None:
                 self._on_step(f"loading the {service.name}")
                 service.wait_listening()
@@ -217,12 +252,14 @@ class LocalStack:
         cores: set[int],
         listen: str | None = None,
         at: Namespace | None = None,
+        number: int = 0,
     ) -> Service:
         """Starts a service without waiting for it: they load at the same time, knowing each other's addresses."""
-        log = self.log_folder / f"{name}.log"
+        title = f"{name}-{number + 1}" if number else name
+        log = self.log_folder / f"{title}.log"
         listen = listen or _free_address(at.address if at is not None else LOOPBACK)
         namespace = at.name if at is not None else ""
-        service = Service(name, f"outrider.{name}", flags, log, listen=listen, cores=cores, namespace=namespace)
+        service = Service(title, f"outrider.{name}", flags, log, listen=listen, cores=cores, namespace=namespace)
         # In this order: an interrupt in between must not leave a process behind.
         self._exits.callback(service.stop)
         service.spawn()

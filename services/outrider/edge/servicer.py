@@ -116,6 +116,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
             self._check_serving()
             info = await self._upstreams.ask(lambda stub: stub.GetInfo(request, timeout=context.time_remaining()))
             info.speculator.CopyFrom(self._draft_model.peer_info(info.model))
+            del info.speculators[:]  # the cloud's own, of which a generation here uses none
             served = {method for method, value in METHODS_TO_PROTO.items() if value in info.methods}
             # This edge drafts for a cloud that has no speculator, and so could not offer these methods itself.
             methods = [method for method in Method if method in served or method.has_draft_model]

@@ -6,7 +6,10 @@ it, and starts again as soon as it is well.
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import json
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -26,19 +29,50 @@ ROUND_ROBIN = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
 """Calls take turns among all addresses of a name that can be connected to."""
 
 
+async def addresses_behind(target: str) -> list[str]:
+    """Returns the addresses, as HOST:PORT, that a name stands for now by the system's resolver.
+
+    There are none if the target is no such name, or cannot be resolved.
+
+    They are of one family: a name that has an IPv4 and an IPv6 address is one host that can be reached in two ways.
+    """
+    host, _, port = target.removeprefix("dns:///").rpartition(":")
+    # With another scheme, as of dns://SERVER/NAME or ipv4:, gRPC alone knows what is meant.
+    if not host or not port.isdigit() or ":" in host or "/" in host or _is_number(host):
+        return []
+    try:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    by_family = {family: sorted({address[0] for each, *_, address in found if each == family}) for family, *_ in found}
+    if addresses := by_family.get(socket.AF_INET):
+        return [f"{address}:{port}" for address in addresses]
+    return [f"[{address}]:{port}" for address in by_family.get(socket.AF_INET6, ())]
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 class PeerState:
     """Holds the channel to a peer, what is known of its health, and counts of its calls.
 
     The peer may be several replicas, if the address is a name: see `ROUND_ROBIN`.
     """
 
-    def __init__(self, name: str, address: str, security: PeerSecurity | None = None) -> None:
+    def __init__(self, name: str, address: str, security: PeerSecurity | None = None, host: str = "") -> None:
         """Makes the channel; nothing is dialled before the first call.
 
         Args:
             name: Label of the peer in logs and metrics.
             address: HOST:PORT or another gRPC target, like dns:///NAME:PORT.
             security: TLS and token of the calls; None means plaintext, to this machine only.
+            host: Name that it must have a certificate for. Empty means the one in the address.
 
         Raises:
             ValueError: the security does not allow this address.
@@ -68,6 +102,7 @@ class PeerState:
                 # Channels to the same address share connections otherwise: one that replaces a channel whose connection
                 # no longer works would find that same connection again.
                 ("grpc.use_local_subchannel_pool", 1),
+                *((("grpc.ssl_target_name_override", host), ("grpc.default_authority", host)) if host else ()),
             ],
         )
 

@@ -243,8 +243,9 @@ class Breaker:
     """Keeps a process from dialling a peer that is down: closed while the peer is well, open from a failure until it
     answers SERVING. One probe asks for the whole process, instead of every session. Lives on the event loop."""
 
-    def __init__(self, peer: Probed) -> None:
-        self._peer = peer
+    def __init__(self, peer: Probed, on_closed: Callable[[], None] = lambda: None) -> None:
+        """`on_closed` is called whenever the peer is back."""
+        self._peer, self._on_closed = peer, on_closed
         self._closed = asyncio.Event()
         self._closed.set()
         self._task: asyncio.Task[None] | None = None
@@ -290,6 +291,7 @@ class Breaker:
         except grpc.aio.UsageError:
             return  # the channel was closed: this process no longer dials the peer
         self._closed.set()
+        self._on_closed()
 
     async def _serves(self, timeout_s: float) -> bool:
         """Returns True if the peer answers SERVING within the timeout."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import grpc
 import structlog
 
+from outrider.core.load import LoadEstimate
 from outrider.core.params import SamplingParams, SpeculationParams, Steering
 from outrider.core.statistics import RunningMean, Traffic
 from outrider.core.structure import Structure
@@ -79,6 +80,8 @@ REFUSED_RETRY_S = 5.0
 """Pause after a refusal: a peer with another tokenizer may have been replaced by the right one after that time."""
 GARBAGE_RETRY_S = 1.0
 """Pause after bytes that cannot be understood: the peer may be well and only the connection bad."""
+FULL_S = 1.0
+"""Time for which a speculator that has refused a session for want of room gets no other while there is another one."""
 MAX_PAUSED_TOKENS = 64
 """Most tokens whose commits are joined while the speculator is paused: few messages meanwhile, and little to read when
 it goes on."""
@@ -126,6 +129,9 @@ class SpeculatorPeer:
         model: Model,
         security: PeerSecurity | None = None,
         max_nodes_per_s: float = MAX_NODES_PER_S,
+        *,
+        host: str = "",
+        on_back: Callable[[], None] = lambda: None,
     ) -> None:
         """Makes the channel; nothing is dialled before the first session.
 
@@ -134,16 +140,45 @@ class SpeculatorPeer:
             model: The target, which the speculator's model must match.
             security: See `PeerState`.
             max_nodes_per_s: Limit of one session's drafts; nodes beyond it are dropped.
+            host: See `PeerState`.
+            on_back: Called whenever it was down and is well again.
         """
-        self.state = PeerState("speculator", address, security)
+        self.state = PeerState("speculator", address, security, host)
         self.model = model
         self.max_nodes_per_s = max_nodes_per_s
-        self.breaker = Breaker(self.state)
+        self.has_stand_ins = False
+        """True if sessions that it loses can go to another one: then it counts as down at its first failure."""
+        self.breaker = Breaker(self.state, self._come_back)
         self.usual_answer_s = RunningMean(0.1)
         """Seconds from a commit to the first draft after it."""
+        self.load = LoadEstimate()
+        self._full_until = 0.0
+        self._on_back = on_back
+
+    def _come_back(self) -> None:
+        self.load.forget()  # it may be another process
+        self._on_back()
+
+    @property
+    def has_room(self) -> bool:
+        """True if it may take another session, as far as is known: it is not down, and not full."""
+        is_refusing = asyncio.get_running_loop().time() < self._full_until
+        return self.breaker.is_closed and not is_refusing and not self.load.is_full
+
+    def refuse(self) -> None:
+        """Records that it has refused a session for want of room."""
+        self._full_until = asyncio.get_running_loop().time() + FULL_S
+
+    def report(self, load: speculator_pb2.SpeculatorLoad, stream: SpeculationStream | None = None) -> None:
+        """Takes in what it says of its load, with the opening of `stream` if that is given."""
+        self.load.report(load.num_sessions, load.max_num_sessions, load.busy_percent / 100, stream)
 
     def speculate(
-        self, spec: SpeculationSpec, committed: Sequence[TokenId], listener: SpeculationListener
+        self,
+        spec: SpeculationSpec,
+        committed: Sequence[TokenId],
+        listener: SpeculationListener,
+        traffic: Traffic | None = None,
     ) -> SpeculationStream:
         """Starts a session's stream; it lives until it is closed.
 
@@ -152,8 +187,9 @@ class SpeculatorPeer:
             committed: Token ids of the prompt, and those generated so far. The caller adds to it what is committed
                 later, and calls `commit`.
             listener: Receives the drafts.
+            traffic: Counts the stream's bytes. None means counts of its own.
         """
-        return SpeculationStream(self, spec, committed, listener)
+        return SpeculationStream(self, spec, committed, listener, traffic)
 
     async def close(self) -> None:
         """Closes the channel and every stream on it."""
@@ -170,12 +206,15 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
         spec: SpeculationSpec,
         committed: Sequence[TokenId],
         listener: SpeculationListener,
+        traffic: Traffic | None = None,
     ) -> None:
         super().__init__(peer.state)
         self._peer, self._spec, self._listener = peer, spec, listener
         self._session_span, self._call_span = current_span(), NO_SPAN
-        self.traffic = Traffic()
+        self.traffic = Traffic() if traffic is None else traffic
         """Bytes of all streams of this session so far."""
+        # Now, and not when the stream opens: of many sessions that begin at once each must see those before it.
+        peer.load.begin(self)
         self._limit = DraftLimit(peer.max_nodes_per_s, spec.session_id)
         self._committed = committed
         self._fresh = asyncio.Event()
@@ -204,7 +243,13 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
 
     def close(self) -> None:
         """Ends the session on the speculator."""
+        self._peer.load.end(self)
         self.stop()
+
+    @property
+    def is_lost(self) -> bool:
+        """True while there is no stream, and the listener knows."""
+        return not self._is_attached
 
     @property
     def _is_paused(self) -> bool:
@@ -227,6 +272,7 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
     def _open(self) -> grpc.aio.StreamStreamCall[Request, speculator_pb2.SpeculateResponse]:
         self._answer_deadline = AnswerDeadline(self._peer.usual_answer_s, self._num_silent)
         self._is_open = False
+        self._peer.load.begin(self)
         stub = self._state.stub(speculator_pb2_grpc.SpeculatorServiceStub, self._call_span.metadata, self.traffic)
         return stub.Speculate()
 
@@ -234,18 +280,25 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
         if response.WhichOneof("event") == "opened":
             self._is_open = self._is_attached = True
             self._state.up()
+            if response.opened.HasField("load"):
+                self._peer.report(response.opened.load, self)
+            else:
+                self._peer.load.opened(self)
             self._listener.on_attached(response.opened.forward_us)
             return
         self._answered()
         self._answer_deadline.answered(asyncio.get_running_loop().time())
         self._num_silent = 0
         drafted = response.draft
+        if drafted.HasField("load"):
+            self._peer.report(drafted.load)
         # Also of a draft that is dropped below: acknowledged is what has arrived, not what was used.
         self._last_node_id = last_node_id(drafted.draft)
         if self._limit.admits(drafted.draft):
             self._listener.on_draft(draft_from_proto(drafted.draft, drafted.forward_us, drafted.retrieval_us))
 
     def _lose(self, loss: Loss) -> float:
+        self._peer.load.end(self)
         pause_s = self._judge(loss)
         self._detach()
         # The first attempt after a loss is made at once: it may go to another replica behind the address.
@@ -275,7 +328,8 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
             return doubled(GARBAGE_RETRY_S, REFUSED_RETRY_S, self._num_failures - 1)
         elif loss.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             self._state.down(loss.reason)
-        elif self._num_failures == 1 and loss.code is not grpc.StatusCode.OK:
+            self._peer.refuse()
+        elif self._num_failures == 1 and loss.code is not grpc.StatusCode.OK and not self._peer.has_stand_ins:
             # It drafted until now. Others may stand behind the address, and the next attempt goes to one of them: only
             # if that one fails too is the peer down.
             self._state.down(loss.reason)

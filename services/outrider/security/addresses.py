@@ -1,12 +1,24 @@
-"""Recognizes addresses that never leave this machine: only there is plaintext allowed without a flag."""
+"""Lists of addresses, and those in them that never leave this machine: only there is plaintext allowed without a
+flag."""
 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 _UNIX = ("unix:", "unix-abstract:")
 _RESOLVERS = ("ipv4:", "ipv6:", "dns:")
+
+
+def addresses_of(addresses: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns each address of a list once, in order; in a string there are commas between. Raises ValueError without
+    any."""
+    listed = addresses.split(",") if isinstance(addresses, str) else addresses
+    found = tuple(dict.fromkeys(address.strip() for address in listed if address.strip()))
+    if not found:
+        raise ValueError(f"address must name at least one server, HOST:PORT, got {addresses!r}")
+    return found
 
 
 def is_loopback(address: str) -> bool:

@@ -16,6 +16,19 @@ SESSION_RETRY_S = 1.0
 """Delay that a refusal advises where another session must end first; the end of a session cannot be foreseen."""
 
 
+MAX_NUM_READERS = 1024
+"""Callers whose reading is remembered although they have not read for a minute."""
+
+
+class LimitReached(ResourceExhausted):
+    """A caller has all that one caller may have. Names the setting and when to come back."""
+
+    def __init__(self, setting: str, limit: float, retry_after_s: float) -> None:
+        super().__init__(f"{setting} is reached: {limit:g}", retry_after_s)
+        self.setting = setting
+        """Name of the setting."""
+
+
 class TokenBucket:
     """Allows `rate_per_s` on average, and as much at once as comes together in `burst_s`."""
 
@@ -40,6 +53,11 @@ class TokenBucket:
         self._level = min(self._capacity, self._level + (now - self._at) * self.rate_per_s)
         self._at = now
         return self._level
+
+    @property
+    def is_full(self) -> bool:
+        """True if as much may be taken as ever."""
+        return self.level >= self._capacity
 
     def take(self, amount: float) -> None:
         """Takes an amount, whether it is there or not."""
@@ -103,28 +121,44 @@ class TenantQuota:
 class Quotas:
     """Holds the quotas of all tenants, and of all callers, of a server. Lives on the event loop."""
 
-    def __init__(self, max_sessions_per_caller: int = 0, clock: Clock = time.monotonic) -> None:
-        """`max_sessions_per_caller`: 0 means no limit."""
+    def __init__(
+        self, max_sessions_per_caller: int = 0, clock: Clock = time.monotonic, *, max_read_tokens_per_minute: int = 0
+    ) -> None:
+        """
+        Args:
+            max_sessions_per_caller: Most sessions of a caller at a time. 0 means no limit.
+            clock: Returns the time.
+            max_read_tokens_per_minute: Most tokens that are read for a caller, on average over a minute. 0 means no
+                limit.
+        """
         self._max_sessions_per_caller, self._clock = max_sessions_per_caller, clock
+        self._max_read_tokens_per_minute = max_read_tokens_per_minute
         self._num_sessions: Counter[str] = Counter()
+        self._reading: dict[str, TokenBucket] = {}
         self._tenants: dict[str, TenantQuota] = {}
 
     @contextmanager
-    def session(self, name: str, caller: Caller | None = None) -> Iterator[TenantQuota]:
+    def session(self, name: str, caller: Caller | None = None, num_read_tokens: int = 0) -> Iterator[TenantQuota]:
         """Counts a session of a caller around the body; yields the quota that its tokens are charged to.
 
         Args:
             name: Distinguishes this caller from others.
-            caller: None means that it has no tenant, and no limits but that of all callers.
+            caller: None means that it has no tenant, and no limits but those of all callers.
+            num_read_tokens: Tokens that are read for it at once.
 
         Raises:
-            ResourceExhausted: a limit is reached; names it.
+            LimitReached: a limit of every caller is reached.
+            ResourceExhausted: a limit of its tenant is reached; names it.
         """
         limit = self._max_sessions_per_caller
         if limit and self._num_sessions[name] >= limit:
-            raise ResourceExhausted(f"max_sessions_per_caller is reached: {limit}", SESSION_RETRY_S)
+            raise LimitReached("max_sessions_per_caller", limit, SESSION_RETRY_S)
+        # One token is enough to begin, as below: a text that is longer than a minute's tokens must not wait for ever.
+        if (reading := self._reading_of(name)) is not None and (wait_s := reading.wait_s(1)) > 0:
+            raise LimitReached("max_read_tokens_per_minute", self._max_read_tokens_per_minute, wait_s)
         quota = self._quota_of(caller)
         quota.begin()
+        self.charge_reading(name, num_read_tokens)
         self._num_sessions[name] += 1
         try:
             yield quota
@@ -134,6 +168,20 @@ class Quotas:
             # Without credentials the names are those of hosts, and there is no end of them.
             if not self._num_sessions[name]:
                 del self._num_sessions[name]
+
+    def charge_reading(self, name: str, num_tokens: int) -> None:
+        """Charges tokens that are read for a caller, also beyond the limit: its next session is refused."""
+        if (reading := self._reading_of(name)) is not None:
+            reading.take(num_tokens)
+
+    def _reading_of(self, name: str) -> TokenBucket | None:
+        if not self._max_read_tokens_per_minute:
+            return None
+        if name not in self._reading and len(self._reading) >= MAX_NUM_READERS:
+            # Those that could read a minute's tokens at once are as good as new ones.
+            self._reading = {other: each for other, each in self._reading.items() if not each.is_full}
+        rate_per_s = self._max_read_tokens_per_minute / 60
+        return self._reading.setdefault(name, TokenBucket(rate_per_s, 60.0, self._clock))
 
     def _quota_of(self, caller: Caller | None) -> TenantQuota:
         if caller is None:

@@ -36,7 +36,9 @@ class SpeculatorService:
         self._settings = settings
         self._model = model
         self.servicer = SpeculatorServicer(
-            settings.max_num_sessions, Quotas(settings.max_sessions_per_caller), settings.stall_timeout_s
+            settings.max_num_sessions,
+            Quotas(settings.max_sessions_per_caller, max_read_tokens_per_minute=settings.max_read_tokens_per_minute),
+            settings.stall_timeout_s,
         )
         self.engine: Engine | None = None
         """None until the model is loaded."""

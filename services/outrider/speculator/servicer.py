@@ -16,12 +16,13 @@ from outrider.core.tree import Draft, TokenId
 from outrider.models.loading import LoadedModel
 from outrider.models.structure import BadStructure, Grammars
 from outrider.security.callers import name_of_caller
-from outrider.security.quotas import Quotas
+from outrider.security.quotas import LimitReached, Quotas
 from outrider.server import streams
 from outrider.speculator.engine import Engine
+from outrider.speculator.load import LoadReports
 from outrider.speculator.metrics import read_drafts
 from outrider.speculator.session import DraftSessionSpec
-from outrider.telemetry.metrics import Metrics
+from outrider.telemetry.metrics import Metrics, counters
 from outrider.telemetry.tracing import SPECULATE, current_span, traced_call
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
 from outrider.version import __version__
@@ -51,6 +52,8 @@ LIMITS = SpeculationLimits()
 DRAINING = "the speculator is draining"
 MAX_NAME_LEN = 256
 """Longest session_id. It stands in every log line about a session."""
+LIMIT_SETTINGS = ("max_num_sessions", "max_sessions_per_caller", "max_read_tokens_per_minute")
+"""Settings that a session may be refused by."""
 HIGH_WATER = 64
 """Drafts that may wait for a caller. While more do, nothing is read from it: without commits, no new drafts grow."""
 
@@ -158,6 +161,9 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         self.num_sessions = 0
         self._streams: set[_Stream] = set()
         self._num_opened = 0
+        self._reports = LoadReports(max_num_sessions)
+        # All keys from the start: another thread may iterate while this one counts.
+        self._num_refusals = dict.fromkeys(LIMIT_SETTINGS, 0)
 
     def ready(self, model: LoadedModel, engine: Engine) -> None:
         """Serves with this model from here on."""
@@ -175,6 +181,12 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         """Yields what was counted since the start; nothing while the model loads. May be called in any thread."""
         if self._engine is not None:
             yield from read_drafts(self._engine.counts, self._engine.num_sessions, self._engine.residency.state())
+            yield counters(
+                "outrider_draft_refusals_total",
+                "Sessions that were refused, by the setting whose limit was reached.",
+                "reason",
+                self._num_refusals,
+            )
 
     def _loaded(self) -> tuple[LoadedModel, Engine]:
         if self._model is None or self._engine is None or self._is_draining:
@@ -192,8 +204,12 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             spec = self._spec(first, model, engine.forward_us)
             if first is not None and first.open.HasField("structured_outputs"):
                 spec = replace(spec, matcher=await self._matcher(first.open.structured_outputs, model))
-            with self._quotas.session(name_of_caller(context)):
-                await self._draft(spec, requests, context, model, engine)
+            try:
+                with self._quotas.session(name_of_caller(context), num_read_tokens=len(spec.committed_token_ids)):
+                    await self._draft(spec, requests, context, model, engine)
+            except LimitReached as error:
+                self._num_refusals[error.setting] += 1
+                raise
 
     async def _draft(
         self,
@@ -206,6 +222,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         self._loaded()  # it may have begun to drain since
         # Nothing is awaited from here until the session is counted, so no two calls can take the last place.
         if self.num_sessions >= self._max_num_sessions:
+            self._num_refusals["max_num_sessions"] += 1
             raise ResourceExhausted(f"the speculator has all {self._max_num_sessions} sessions in use")
         stream = _Stream(spec.session_id, spec.committed_token_ids, model.max_context_len)
         self.num_sessions += 1
@@ -215,15 +232,21 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         span = current_span()
         method = spec.speculation.method.value
         log.info("session.started", session_id=spec.session_id, method=method, **span.log_fields)
-        reader = asyncio.create_task(self._read(requests, stream, model, engine, spec.speculation))
+        caller = name_of_caller(context)
+        reader = asyncio.create_task(self._read(requests, stream, model, engine, spec.speculation, caller))
+        connection, load = context.peer(), self._load(engine)
+        self._reports.open(connection, load)
         try:
-            opened = speculator_pb2.SpeculateOpened(model=model_info(model), forward_us=engine.forward_us)
+            opened = speculator_pb2.SpeculateOpened(model=model_info(model), forward_us=engine.forward_us, load=load)
             response = speculator_pb2.SpeculateResponse(opened=opened)
             await streams.write(context, response, self._stall_timeout_s, "caller")
             async for response in stream.responses():
+                if (news := self._reports.news(connection, self._load(engine))) is not None:
+                    response.draft.load.CopyFrom(news)
                 await streams.write(context, response, self._stall_timeout_s, "caller")
         finally:
             reader.cancel()
+            self._reports.close(connection)
             self._streams.discard(stream)
             engine.close(spec.session_id)
             self.num_sessions -= 1
@@ -240,6 +263,9 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
                     }
                 )
 
+    def _load(self, engine: Engine) -> speculator_pb2.SpeculatorLoad:
+        return self._reports.current(self.num_sessions, engine.counts.busy_s)
+
     async def _read(
         self,
         requests: AsyncIterator[speculator_pb2.SpeculateRequest],
@@ -247,6 +273,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         model: LoadedModel,
         engine: Engine,
         opened: SpeculationParams,
+        caller: str,
     ) -> None:
         """Reads commits and steering, until the caller half-closes or sends something wrong."""
         try:
@@ -256,6 +283,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
                         token_ids = token_ids_from_proto(request.commit.token_ids, model.vocab_size, "commit.token_ids")
                         fresh = stream.fresh_tokens(request.commit.base_len, token_ids)
                         if fresh:
+                            self._quotas.charge_reading(caller, len(fresh))
                             engine.commit(stream.session_id, fresh, request.commit.acknowledged_node_id)
                     case "steering":
                         engine.steer(stream.session_id, steering_from_proto(request.steering, opened, LIMITS))
@@ -331,13 +359,14 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
     ) -> speculator_pb2.SpeculatorServiceGetInfoResponse:
         """Describes this server."""
         with rpc_errors(context):
-            model, _ = self._loaded()
+            model, engine = self._loaded()
             return speculator_pb2.SpeculatorServiceGetInfoResponse(
                 model=model_info(model),
                 methods=[METHODS_TO_PROTO[method] for method in DRAFTED],
                 max_num_sessions=self._max_num_sessions,
                 num_sessions=self.num_sessions,
                 version=__version__,
+                busy_percent=self._load(engine).busy_percent,
             )
         # After an error: `rpc_errors` has set the status, and gRPC discards the message.
         return speculator_pb2.SpeculatorServiceGetInfoResponse()

@@ -43,6 +43,12 @@ class SpeculatorSettings(DraftModelSettings):
     corpus: str = Field("", description="Prior corpus to copy; empty = the datastore's default.")
     tenant: str = Field("", description="Tenant whose own corpus is preferred; empty = the datastore's default.")
     max_sessions_per_caller: int = Field(0, ge=0, description=SESSIONS_PER_CALLER)
+    max_read_tokens_per_minute: int = Field(
+        0,
+        ge=0,
+        description="Most tokens of texts that are read for one caller, on average over a minute; beyond it, new "
+        "sessions are refused. 0 = no limit.",
+    )
     stall_timeout_s: float = Field(60.0, gt=0, description="A caller that reads nothing for so long is cut off.")
 
     @property

@@ -48,37 +48,53 @@ class SpeculateResponse(_message.Message):
     def __init__(self, opened: _Optional[_Union[SpeculateOpened, _Mapping]] = ..., draft: _Optional[_Union[SpeculatorDraft, _Mapping]] = ...) -> None: ...
 
 class SpeculateOpened(_message.Message):
-    __slots__ = ("model", "forward_us")
+    __slots__ = ("model", "forward_us", "load")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FORWARD_US_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     forward_us: int
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., forward_us: _Optional[int] = ...) -> None: ...
+    load: SpeculatorLoad
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., forward_us: _Optional[int] = ..., load: _Optional[_Union[SpeculatorLoad, _Mapping]] = ...) -> None: ...
+
+class SpeculatorLoad(_message.Message):
+    __slots__ = ("num_sessions", "max_num_sessions", "busy_percent")
+    NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    num_sessions: int
+    max_num_sessions: int
+    busy_percent: int
+    def __init__(self, num_sessions: _Optional[int] = ..., max_num_sessions: _Optional[int] = ..., busy_percent: _Optional[int] = ...) -> None: ...
 
 class SpeculatorDraft(_message.Message):
-    __slots__ = ("draft", "forward_us", "retrieval_us")
+    __slots__ = ("draft", "forward_us", "retrieval_us", "load")
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     FORWARD_US_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_US_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     draft: _types_pb2.Draft
     forward_us: int
     retrieval_us: int
-    def __init__(self, draft: _Optional[_Union[_types_pb2.Draft, _Mapping]] = ..., forward_us: _Optional[int] = ..., retrieval_us: _Optional[int] = ...) -> None: ...
+    load: SpeculatorLoad
+    def __init__(self, draft: _Optional[_Union[_types_pb2.Draft, _Mapping]] = ..., forward_us: _Optional[int] = ..., retrieval_us: _Optional[int] = ..., load: _Optional[_Union[SpeculatorLoad, _Mapping]] = ...) -> None: ...
 
 class SpeculatorServiceGetInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class SpeculatorServiceGetInfoResponse(_message.Message):
-    __slots__ = ("model", "methods", "max_num_sessions", "num_sessions", "version")
+    __slots__ = ("model", "methods", "max_num_sessions", "num_sessions", "version", "busy_percent")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     METHODS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    BUSY_PERCENT_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     methods: _containers.RepeatedScalarFieldContainer[_types_pb2.Method]
     max_num_sessions: int
     num_sessions: int
     version: str
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[_types_pb2.Method, str]]] = ..., max_num_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    busy_percent: int
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[_types_pb2.Method, str]]] = ..., max_num_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., version: _Optional[str] = ..., busy_percent: _Optional[int] = ...) -> None: ...

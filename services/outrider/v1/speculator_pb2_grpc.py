@@ -75,7 +75,7 @@ class SpeculatorServiceServicer:
         vocabulary, or a commit contradicts an earlier one. The message names the field and the rule.
         * `OUT_OF_RANGE`: a commit leaves a gap, or the context is longer than the draft model's.
         * `FAILED_PRECONDITION`: protocol version or tokenizer do not fit; the message names both.
-        * `RESOURCE_EXHAUSTED`: too many sessions. Decode without drafts (the text is the same) and try again later.
+        * `RESOURCE_EXHAUSTED`: too many sessions. Ask another speculator, or decode without drafts (the text is the same) and try again later.
         * `DEADLINE_EXCEEDED`: the caller has read nothing for the server's stall timeout.
         * `UNIMPLEMENTED`: the method needs no speculator, or one that can do more.
         * `UNAVAILABLE`: loading or draining.

@@ -177,20 +177,32 @@ class Waiting(_message.Message):
     def __init__(self, num_waiting: _Optional[int] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("session_id", "seed", "num_prompt_tokens", "prompt_token_ids", "model", "prompt_text")
+    __slots__ = ("session_id", "seed", "num_prompt_tokens", "prompt_token_ids", "model", "prompt_text", "load")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     seed: int
     num_prompt_tokens: int
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     model: _types_pb2.ModelInfo
     prompt_text: str
-    def __init__(self, session_id: _Optional[str] = ..., seed: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., prompt_text: _Optional[str] = ...) -> None: ...
+    load: VerifierLoad
+    def __init__(self, session_id: _Optional[str] = ..., seed: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., prompt_text: _Optional[str] = ..., load: _Optional[_Union[VerifierLoad, _Mapping]] = ...) -> None: ...
+
+class VerifierLoad(_message.Message):
+    __slots__ = ("num_sessions", "max_num_sessions", "num_queued")
+    NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    num_sessions: int
+    max_num_sessions: int
+    num_queued: int
+    def __init__(self, num_sessions: _Optional[int] = ..., max_num_sessions: _Optional[int] = ..., num_queued: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("token_ids", "sources", "text", "num_drafted", "acknowledged_node_id", "logprobs", "round")
@@ -407,19 +419,27 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PeerInfo(_message.Message):
-    __slots__ = ("address", "connected", "last_error", "num_shed_tokens")
+    __slots__ = ("address", "connected", "last_error", "num_shed_tokens", "num_own_sessions", "num_sessions", "max_num_sessions", "busy_percent")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
     NUM_SHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OWN_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_PERCENT_FIELD_NUMBER: _ClassVar[int]
     address: str
     connected: bool
     last_error: str
     num_shed_tokens: int
-    def __init__(self, address: _Optional[str] = ..., connected: _Optional[bool] = ..., last_error: _Optional[str] = ..., num_shed_tokens: _Optional[int] = ...) -> None: ...
+    num_own_sessions: int
+    num_sessions: int
+    max_num_sessions: int
+    busy_percent: int
+    def __init__(self, address: _Optional[str] = ..., connected: _Optional[bool] = ..., last_error: _Optional[str] = ..., num_shed_tokens: _Optional[int] = ..., num_own_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., max_num_sessions: _Optional[int] = ..., busy_percent: _Optional[int] = ...) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("model", "methods", "default_method", "max_num_speculative_tokens", "max_num_sessions", "num_sessions", "speculator", "datastore", "version", "forward_times", "max_num_rows", "exact_off_reason", "kv_pool", "num_queued")
+    __slots__ = ("model", "methods", "default_method", "max_num_speculative_tokens", "max_num_sessions", "num_sessions", "speculator", "datastore", "version", "forward_times", "max_num_rows", "exact_off_reason", "kv_pool", "num_queued", "speculators")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     METHODS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -434,6 +454,7 @@ class GetInfoResponse(_message.Message):
     EXACT_OFF_REASON_FIELD_NUMBER: _ClassVar[int]
     KV_POOL_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    SPECULATORS_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     methods: _containers.RepeatedScalarFieldContainer[_types_pb2.Method]
     default_method: _types_pb2.Method
@@ -448,7 +469,8 @@ class GetInfoResponse(_message.Message):
     exact_off_reason: str
     kv_pool: KvPoolInfo
     num_queued: int
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[_types_pb2.Method, str]]] = ..., default_method: _Optional[_Union[_types_pb2.Method, str]] = ..., max_num_speculative_tokens: _Optional[int] = ..., max_num_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., speculator: _Optional[_Union[PeerInfo, _Mapping]] = ..., datastore: _Optional[_Union[PeerInfo, _Mapping]] = ..., version: _Optional[str] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., max_num_rows: _Optional[int] = ..., exact_off_reason: _Optional[str] = ..., kv_pool: _Optional[_Union[KvPoolInfo, _Mapping]] = ..., num_queued: _Optional[int] = ...) -> None: ...
+    speculators: _containers.RepeatedCompositeFieldContainer[PeerInfo]
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[_types_pb2.Method, str]]] = ..., default_method: _Optional[_Union[_types_pb2.Method, str]] = ..., max_num_speculative_tokens: _Optional[int] = ..., max_num_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., speculator: _Optional[_Union[PeerInfo, _Mapping]] = ..., datastore: _Optional[_Union[PeerInfo, _Mapping]] = ..., version: _Optional[str] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., max_num_rows: _Optional[int] = ..., exact_off_reason: _Optional[str] = ..., kv_pool: _Optional[_Union[KvPoolInfo, _Mapping]] = ..., num_queued: _Optional[int] = ..., speculators: _Optional[_Iterable[_Union[PeerInfo, _Mapping]]] = ...) -> None: ...
 
 class KvPoolInfo(_message.Message):
     __slots__ = ("num_tokens", "num_held_tokens", "num_cached_tokens", "block_size")

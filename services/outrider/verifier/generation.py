@@ -18,7 +18,8 @@ from outrider.core.session import SessionSpec, Verdict, ending_of
 from outrider.core.statistics import Statistics, Traffic
 from outrider.core.tree import Draft
 from outrider.peers.datastore import DatastorePeer, RetrievalStream
-from outrider.peers.speculator import SpeculationSpec, SpeculationStream, SpeculatorPeer
+from outrider.peers.fleet import FleetSession, SpeculatorFleet
+from outrider.peers.speculator import SpeculationSpec
 from outrider.verifier.engine import Engine
 from outrider.verifier.listener import PeerRequests
 from outrider.verifier.session import VerifySession
@@ -48,7 +49,7 @@ class Generation:
         self,
         spec: SessionSpec,
         engine: Engine,
-        speculator: SpeculatorPeer | None,
+        speculators: SpeculatorFleet | None,
         datastore: DatastorePeer | None,
         tenant: str | None = None,
         *,
@@ -60,7 +61,7 @@ class Generation:
         Args:
             spec: The request.
             engine: Runs the rounds.
-            speculator: Drafts. None means that nothing drafts, or that the caller does.
+            speculators: One of them drafts. None means that nothing drafts, or that the caller does.
             datastore: Finds continuations. None means that this server has no datastore.
             tenant: Tenant that it belongs to. None means this verifier's own.
             brings_drafts: True if the caller supplies the drafts itself.
@@ -80,12 +81,12 @@ class Generation:
         """Set if it has failed before there was room for it."""
         self._brings_drafts, self._salt = brings_drafts, salt
         self._is_paused = self._is_closed = False
-        self._speculator = speculator if spec.speculation.method.has_draft_model else None
+        self._speculators = speculators if spec.speculation.method.has_draft_model else None
         # The engine's thread, which decides when the drafter is called for, knows nothing of the trace.
         self._context = contextvars.copy_context()
         # The peers' streams read this list and send what they have not sent yet: only `on_verdict` adds to it.
         self._committed = [*spec.prompt_token_ids, *spec.resume_token_ids]
-        self._speculation: SpeculationStream | None = None
+        self._speculation: FleetSession | None = None
         self._steering = Steering()
         """The drafter is told to go on like this; a stream that is opened later begins with it."""
         self._retrieval: RetrievalStream | None = None
@@ -95,7 +96,7 @@ class Generation:
             return
         # The target's prefill takes longest: it begins before the peers hear of the session. Its verdicts come through
         # the loop, so none is here before the streams below are.
-        has_drafter = speculator is not None or brings_drafts
+        has_drafter = speculators is not None or brings_drafts
         engine.open(spec, self, _tiers(spec, datastore, tenant), has_drafter=has_drafter, salt=salt, elder_id=elder_id)
         if brings_drafts:
             self._events.put_nowait(Steering(opening_params(spec.speculation)))
@@ -105,7 +106,7 @@ class Generation:
             self._open_retrieval(datastore, tenant)
 
     def _open_speculation(self, max_forward_us: int = 0) -> None:
-        if self._speculator is None or self._speculation is not None:
+        if self._speculators is None or self._speculation is not None:
             return
         spec, params = self.spec, opening_params(self.spec.speculation)
         opening = SpeculationSpec(
@@ -117,7 +118,7 @@ class Generation:
             self._salt or "",
             spec.structure,
         )
-        self._speculation = self._context.run(self._speculator.speculate, opening, self._committed, self)
+        self._speculation = self._context.run(self._speculators.speculate, opening, self._committed, self)
         self.traffic = self._speculation.traffic
 
     def _steer(self, steering: Steering) -> None:

@@ -50,8 +50,13 @@ class Responses:
         # Bytes of a character may have begun in what an earlier call has sent.
         self._text.step(generation.spec.resume_token_ids)
 
-    def started(self, *, shows_prompt: bool) -> verifier_pb2.Started:
-        """Makes the first message. `shows_prompt`: True if the caller wants to know the tokens of its prompt."""
+    def started(self, load: verifier_pb2.VerifierLoad, *, shows_prompt: bool) -> verifier_pb2.Started:
+        """Makes the first message.
+
+        Args:
+            load: What the server has to do.
+            shows_prompt: True if the caller wants to know the tokens of its prompt.
+        """
         spec = self._generation.spec
         echo = spec.report.echo
         return verifier_pb2.Started(
@@ -61,6 +66,7 @@ class Responses:
             prompt_token_ids=spec.prompt_token_ids if shows_prompt or echo else (),
             model=model_info(self._model),
             prompt_text=self._codec.decode(spec.prompt_token_ids) if echo else "",
+            load=load,
         )
 
     def of_verdict(

@@ -15,7 +15,8 @@ from outrider.models.text import TextCodec
 from outrider.models.threads import in_own_thread
 from outrider.models.timing import measure_forward
 from outrider.peers.datastore import DatastorePeer
-from outrider.peers.speculator import SpeculatorPeer
+from outrider.peers.fleet import SpeculatorFleet
+from outrider.security.addresses import addresses_of
 from outrider.security.peer_channel import PeerSecurity
 from outrider.security.quotas import Quotas
 from outrider.server.run import CannotLoad
@@ -91,10 +92,12 @@ class VerifierService:
             grammars=Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids),
             engine=engine,
             limits=limits_of(settings),
-            speculator=_speculator(settings, model, security),
+            speculators=_speculators(settings, model, security),
             datastore=_datastore(settings, model, security),
             forward_times_ms=forward_times_ms,
         )
+        if self.serving.speculators is not None:
+            self.serving.speculators.start()
         self.servicer.ready(self.serving)
 
     def _load_model(self) -> tuple[LoadedModel, dict[int, float]]:
@@ -126,17 +129,17 @@ class VerifierService:
         """Ends the engine and hangs up."""
         if self.serving is None:
             return
-        if self.serving.speculator is not None:
-            await self.serving.speculator.close()
+        if self.serving.speculators is not None:
+            await self.serving.speculators.close()
         if self.serving.datastore is not None:
             await self.serving.datastore.close()
         await asyncio.to_thread(self.serving.engine.stop)  # waits for the step that is running
 
 
-def _speculator(settings: VerifierSettings, model: LoadedModel, security: PeerSecurity) -> SpeculatorPeer | None:
+def _speculators(settings: VerifierSettings, model: LoadedModel, security: PeerSecurity) -> SpeculatorFleet | None:
     if not settings.speculator:
         return None
-    return SpeculatorPeer(settings.speculator, model, security, settings.max_draft_nodes_per_s)
+    return SpeculatorFleet(addresses_of(settings.speculator), model, security, settings.max_draft_nodes_per_s)
 
 
 def _datastore(settings: VerifierSettings, model: LoadedModel, security: PeerSecurity) -> DatastorePeer | None:

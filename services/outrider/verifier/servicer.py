@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from outrider.models.structure import Grammars
 from outrider.models.text import TextCodec
 from outrider.peers.channel import PeerState
 from outrider.peers.datastore import DatastorePeer
+from outrider.peers.fleet import SpeculatorFleet
 from outrider.peers.speculator import MAX_NODES_PER_S, DraftLimit, SpeculatorPeer
 from outrider.security.callers import current_caller, current_tenant, name_of_caller
 from outrider.security.quotas import Quotas, TenantQuota
@@ -58,9 +59,15 @@ class Serving:
     grammars: Grammars
     engine: Engine
     limits: Limits
-    speculator: SpeculatorPeer | None
+    speculators: SpeculatorFleet | None
     datastore: DatastorePeer | None
     forward_times_ms: dict[int, float]
+
+    @property
+    def peers(self) -> list[PeerState]:
+        """All that this server dials."""
+        states = [] if self.speculators is None else [peer.state for peer in self.speculators.peers]
+        return states if self.datastore is None else [*states, self.datastore.state]
 
 
 class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
@@ -112,9 +119,10 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     def metrics(self) -> Metrics:
         """Yields what was counted since the start. May be called in any thread."""
         serving = self._serving  # read once: the loop may set it meanwhile
-        peers = [] if serving is None else [peer.state for peer in (serving.speculator, serving.datastore) if peer]
-        yield from read_sessions(self.calls, self.counts, peers)
+        yield from read_sessions(self.calls, self.counts, [] if serving is None else serving.peers)
         if serving is not None:
+            if serving.speculators is not None:
+                yield from serving.speculators.metrics()
             yield from read_rounds(serving.engine.counts, serving.limits.speculation.max_num_speculative_tokens)
             yield from read_pool(serving.engine.residency.state())
 
@@ -150,9 +158,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> None:
         """Runs one generation for a caller that does not draft. `elder` is the first of several texts, if it is one of
         them."""
-        with self._generation(spec, serving, serving.speculator, elder) as generation:
+        with self._generation(spec, serving, serving.speculators, elder) as generation:
             observer = SessionObserver(generation, serving.model, call, quota, self.counts)
-            await _stream(generation, serving, observer, send)
+            await _stream(generation, serving, observer, send, partial(self._load, serving))
 
     async def Collaborate(  # type: ignore[override]
         self, requests: AsyncIterator[verifier_pb2.CollaborateRequest], context: Context
@@ -190,7 +198,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         reader = asyncio.create_task(drafts.read(requests))
         try:
             shows_prompt = opening.wants_prompt_token_ids
-            await _stream(generation, serving, observer, send, drafts, shows_prompt=shows_prompt)
+            load = partial(self._load, serving)
+            await _stream(generation, serving, observer, send, load, drafts, shows_prompt=shows_prompt)
         finally:
             reader.cancel()  # a caller may keep its side open for as long as it likes
 
@@ -218,7 +227,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self,
         spec: SessionSpec,
         serving: Serving,
-        speculator: SpeculatorPeer | None,
+        speculators: SpeculatorFleet | None,
         elder: SessionSpec | None = None,
         *,
         brings_drafts: bool = False,
@@ -231,7 +240,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         generation = Generation(
             spec,
             serving.engine,
-            speculator,
+            speculators,
             serving.datastore,
             tenant,
             brings_drafts=brings_drafts,
@@ -273,6 +282,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     def _info(self, serving: Serving) -> verifier_pb2.GetInfoResponse:
         limits = serving.limits
         methods = [method for method in Method if missing_peer(method, limits) is None]
+        speculators = (
+            [] if serving.speculators is None else [_speculator_info(each) for each in serving.speculators.peers]
+        )
         return verifier_pb2.GetInfoResponse(
             model=model_info(serving.model),
             methods=[METHODS_TO_PROTO[method] for method in methods],
@@ -280,7 +292,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             max_num_speculative_tokens=limits.speculation.max_num_speculative_tokens,
             max_num_sessions=self._max_num_sessions,
             num_sessions=self.num_sessions,
-            speculator=_peer_info(serving.speculator.state) if serving.speculator else None,
+            speculator=next((each for each in speculators if each.connected), next(iter(speculators), None)),
             datastore=_peer_info(serving.datastore.state) if serving.datastore else None,
             version=__version__,
             forward_times=[
@@ -290,6 +302,14 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             max_num_rows=limits.speculation.max_num_rows,
             exact_off_reason=serving.model.exactness.reason,
             kv_pool=_pool_info(serving.model.runner.pool),
+            num_queued=serving.engine.num_waiting,
+            speculators=speculators,
+        )
+
+    def _load(self, serving: Serving) -> verifier_pb2.VerifierLoad:
+        return verifier_pb2.VerifierLoad(
+            num_sessions=self.num_sessions,
+            max_num_sessions=self._max_num_sessions,
             num_queued=serving.engine.num_waiting,
         )
 
@@ -315,6 +335,7 @@ async def _stream(
     serving: Serving,
     observer: SessionObserver,
     send: Send,
+    load: Callable[[], verifier_pb2.VerifierLoad],
     drafts: CallerDrafts | None = None,
     *,
     shows_prompt: bool = False,
@@ -324,7 +345,7 @@ async def _stream(
         async for no_room in generation.waits():
             await send(verifier_pb2.Waiting(num_waiting=no_room.num_waiting))
         responses = Responses(generation, serving.model, serving.codec)
-        await send(responses.started(shows_prompt=shows_prompt))
+        await send(responses.started(load(), shows_prompt=shows_prompt))
         async for event in generation.events():
             if isinstance(event, Steering):
                 await send(steering_to_proto(event))
@@ -356,3 +377,10 @@ def _peer_info(state: PeerState) -> verifier_pb2.PeerInfo:
         last_error=state.last_error,
         num_shed_tokens=state.num_shed_tokens,
     )
+
+
+def _speculator_info(peer: SpeculatorPeer) -> verifier_pb2.PeerInfo:
+    info, load = _peer_info(peer.state), peer.load
+    info.num_own_sessions, info.num_sessions = load.num_own_sessions, load.num_sessions
+    info.max_num_sessions, info.busy_percent = load.max_num_sessions, round(100 * load.busy)
+    return info

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from outrider.core.params import MAX_BEAM_WIDTH, MAX_BUDGET, MAX_ROWS, Method
 from outrider.peers.speculator import MAX_NODES_PER_S
@@ -26,7 +26,11 @@ class VerifierSettings(ModelSettings):
     listen: str = Field("127.0.0.1:50051", description=LISTEN)
     model: str = Field("demo/target", description="Target model: a demo name, a folder or a Hugging Face name.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Numbers of the target model.")
-    speculator: str = Field("", description="Address of the draft-speculator, HOST:PORT; empty = none.")
+    speculator: str = Field(
+        "",
+        description="Address of the draft-speculator, HOST:PORT; several, with commas between, share the sessions; "
+        "empty = none.",
+    )
     datastore: str = Field("", description="Address of the retrieval-datastore, HOST:PORT; empty = none.")
     corpus: str = Field("", description="Prior corpus to look up in; empty = the datastore's default.")
     tenant: str = Field(
@@ -68,6 +72,16 @@ class VerifierSettings(ModelSettings):
     stall_timeout_s: float = Field(60.0, gt=0, description="A client that reads nothing for so long is cut off.")
     prefill_chunk: int = Field(256, ge=1, description="Most prompt rows of one forward.")
     max_rows: int = Field(256, ge=1, description="Most decode rows of one forward; chains are cut to fit.")
+
+    @field_validator("speculator")
+    @classmethod
+    def _speculators_are_told_apart(cls, value: str) -> str:
+        parts = [part.strip() for part in value.split(",")]
+        if value and not all(parts):
+            raise ValueError("must be HOST:PORT, or several separated by commas, without an empty one")
+        if len(set(parts)) < len(parts):
+            raise ValueError("must name each speculator once")
+        return value
 
     @property
     def peers(self) -> dict[str, str]:

@@ -1,0 +1,67 @@
+"""Tells callers how much a speculator has to do: each connection once, and again when that has changed."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from outrider.v1 import speculator_pb2
+
+WINDOW_S = 1.0
+"""Least time over which the engine's use is measured."""
+STEP_PERCENT = 10
+"""Steps in which its use is told."""
+NEWS_PERCENT = 20
+"""Least change of its use that is worth a word by itself."""
+
+
+class LoadReports:
+    """Measures the load, and knows which connections have been told of it. Lives on the event loop.
+
+    Told are connections, not streams: a verifier has one, with all its sessions, and needs to hear a thing once.
+    """
+
+    def __init__(self, max_num_sessions: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_num_sessions, self._clock = max_num_sessions, clock
+        self._began, self._busy_before_s = clock(), 0.0
+        self._busy_percent = 0
+        self._num_streams: Counter[str] = Counter()
+        self._told: dict[str, speculator_pb2.SpeculatorLoad] = {}
+
+    def current(self, num_sessions: int, busy_s: float) -> speculator_pb2.SpeculatorLoad:
+        """Returns the load now.
+
+        Args:
+            num_sessions: Sessions now.
+            busy_s: Time that the engine has been busy since its start, in seconds.
+        """
+        elapsed_s = self._clock() - self._began
+        if elapsed_s >= WINDOW_S:
+            share = min(1.0, max(0.0, (busy_s - self._busy_before_s) / elapsed_s))
+            self._busy_percent = STEP_PERCENT * round(100 * share / STEP_PERCENT)
+            self._began, self._busy_before_s = self._began + elapsed_s, busy_s
+        return speculator_pb2.SpeculatorLoad(
+            num_sessions=num_sessions, max_num_sessions=self._max_num_sessions, busy_percent=self._busy_percent
+        )
+
+    def open(self, connection: str, load: speculator_pb2.SpeculatorLoad) -> None:
+        """Takes in that a stream begins on a connection, which is told the load with its first message."""
+        self._num_streams[connection] += 1
+        self._told[connection] = load
+
+    def close(self, connection: str) -> None:
+        """Takes in that a stream of a connection has ended."""
+        self._num_streams[connection] -= 1
+        # Connections come and go, each with a name of its own.
+        if not self._num_streams[connection]:
+            del self._num_streams[connection], self._told[connection]
+
+    def news(self, connection: str, load: speculator_pb2.SpeculatorLoad) -> speculator_pb2.SpeculatorLoad | None:
+        """Returns the load if it is news to a connection with a stream, which is told then; None if it is not."""
+        told = self._told[connection]
+        is_near = abs(load.busy_percent - told.busy_percent) < NEWS_PERCENT
+        if load.num_sessions == told.num_sessions and is_near:
+            return None
+        self._told[connection] = load
+        return load

@@ -1,0 +1,70 @@
+"""What is known of a server's load: what it says, and what was begun and ended here since."""
+
+from __future__ import annotations
+
+import gc
+
+from outrider.core.load import USUAL_MAX_NUM_SESSIONS, LoadEstimate
+
+
+class Session:
+    """Anything that is begun."""
+
+
+def test_what_was_begun_since_the_last_report_counts_beside_it() -> None:
+    load, sessions = LoadEstimate(), [Session() for _ in range(3)]
+    load.report(5, 10)
+    for session in sessions:
+        load.begin(session)
+        load.begin(session)  # a stream that is opened again is the same session
+    assert (load.num_sessions, load.num_own_sessions) == (8, 3)
+    load.report(9, 10, session=sessions[0])
+    assert load.num_sessions == 9 + 2  # the others may not be among the nine
+    assert load.is_full
+    load.opened(sessions[1])
+    assert load.num_sessions == 11
+
+
+def test_a_session_that_has_ended_counts_no_more_whether_it_was_reported_or_not() -> None:
+    load, reported, unreported = LoadEstimate(), Session(), Session()
+    load.begin(reported)
+    load.report(4, 10, session=reported)
+    load.begin(unreported)
+    assert load.num_sessions == 5
+    for session in (unreported, reported, reported):
+        load.end(session)
+    assert (load.num_sessions, load.num_own_sessions) == (3, 0)
+
+
+def test_a_session_that_was_dropped_without_a_word_is_forgotten() -> None:
+    load, session = LoadEstimate(), Session()
+    load.begin(session)
+    assert load.num_sessions == 1
+    del session
+    gc.collect()
+    assert load.num_sessions == 0
+
+
+def test_a_server_has_at_least_the_sessions_that_are_here() -> None:
+    load, session = LoadEstimate(), Session()
+    load.begin(session)
+    load.report(0, 0, session=session)
+    assert load.num_sessions == 1
+    load.forget()
+    assert load.num_sessions == 1
+
+
+def test_of_equals_the_one_whose_engine_is_busy_is_the_fuller_one() -> None:
+    busy, idle, larger = LoadEstimate(), LoadEstimate(), LoadEstimate()
+    busy.report(4, 10, 0.9)
+    idle.report(4, 10, 0.1)
+    larger.report(6, 20, 0.9)
+    assert idle.share_with() < busy.share_with() < idle.share_with(1)
+    assert larger.share_with() < idle.share_with()
+
+
+def test_impossible_reports_make_nothing_impossible() -> None:
+    load = LoadEstimate()
+    load.report(-5, -7, 40.0)
+    assert (load.num_sessions, load.busy, load.is_full) == (0, 1.0, False)
+    assert load.share_with(1) == 2 / USUAL_MAX_NUM_SESSIONS

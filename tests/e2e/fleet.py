@@ -1,0 +1,139 @@
+"""A fleet of three verifiers and two speculators as processes, and many short texts at once.
+
+`python -m tests.e2e.fleet` kills each process in turn, and prints a table of what its clients noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+from rich.table import Table
+
+from outrider_cli.local.stack import LocalStack, Service, StackConfig
+from outrider_client.client import Client
+from outrider_client.generation import Result
+
+PROMPTS = [
+    f"{opening}\n\n{definition}\n    "
+    for opening in ("import os", "import re", "from pathlib import Path", "import unittest")
+    for definition in ("def parse(text):", "class Queue:", "def main():")
+]
+NUM_TEXTS = 48
+NUM_AT_ONCE = 12
+NUM_TOKENS = 48
+METHODS = ("pearl", "speculative", "best-first", "auto")
+
+
+@contextmanager
+def running_fleet(log_folder: Path) -> Iterator[LocalStack]:
+    config = StackConfig(
+        target="demo/target",
+        target_dtype="float32",
+        datastore=False,
+        num_verifiers=3,
+        num_speculators=2,
+        log_folder=log_folder,
+    )
+    with LocalStack(config) as stack:
+        yield stack
+
+
+async def generated(
+    stack: LocalStack,
+    hurt: Callable[[], None] | None = None,
+    methods: Sequence[str] = METHODS,
+    num_at_once: int = NUM_AT_ONCE,
+) -> list[Result]:
+    """Texts in order, some of them at a time; `hurt` is called when half of all tokens are there."""
+    gate, num_left = asyncio.Semaphore(num_at_once), NUM_TEXTS * NUM_TOKENS // 2
+
+    async def generate(number: int) -> Result:
+        nonlocal num_left, hurt
+        async with gate:
+            generation = client.generate(
+                PROMPTS[number % len(PROMPTS)],
+                seed=number,
+                temperature=0.7,
+                max_tokens=NUM_TOKENS,
+                ignore_eos=True,
+                method=methods[number % len(methods)],
+            )
+            async for chunk in generation:
+                num_left -= len(chunk.token_ids)
+                if num_left <= 0 and hurt is not None:
+                    now, hurt = hurt, None
+                    now()
+            return generation.result
+
+    async with Client(stack.address) as client:
+        return list(await asyncio.gather(*(generate(number) for number in range(NUM_TEXTS))))
+
+
+def num_begun(services: Sequence[Service]) -> list[int]:
+    """Sessions that each process has begun so far, by its log."""
+    return [service.log.read_text().count("session.started") for service in services]
+
+
+def begun_since(before: Sequence[int], services: Sequence[Service]) -> list[int]:
+    return [now - then for now, then in zip(num_begun(services), before, strict=True)]
+
+
+def unevenness(counts: Sequence[int]) -> float:
+    """Largest distance from the mean, as a share of it."""
+    mean = sum(counts) / len(counts)
+    return max(abs(count - mean) for count in counts) / mean
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the clients of one run have noticed, and what each process had to do."""
+
+    killed: str
+    num_equal: int
+    num_resumes: int
+    num_losses: int
+    verifiers: list[int]
+    speculators: list[int]
+    duration_s: float
+
+
+async def row_of(stack: LocalStack, plain: Sequence[Result], hurt: Service | None) -> Row:
+    before, began = (num_begun(stack.verifiers), num_begun(stack.speculators)), time.monotonic()
+    found = await generated(stack, None if hurt is None else hurt.kill, ("pearl",))
+    return Row(
+        "nobody" if hurt is None else hurt.name,
+        sum(ours.token_ids == theirs.token_ids for ours, theirs in zip(found, plain, strict=True)),
+        sum(result.num_resumes for result in found),
+        sum(result.summary.num_speculator_losses for result in found),
+        begun_since(before[0], stack.verifiers),
+        begun_since(before[1], stack.speculators),
+        time.monotonic() - began,
+    )
+
+
+def main() -> None:
+    """Prints the table."""
+    table = Table("killed", "equal texts", "resumes", "losses", "sessions of verifiers", "of speculators", "s")
+    with TemporaryDirectory(prefix="outrider-fleet-") as folder, running_fleet(Path(folder)) as stack:
+        plain = asyncio.run(generated(stack, methods=("off",)))
+        for hurt in (None, *stack.speculators, *stack.verifiers):
+            row = asyncio.run(row_of(stack, plain, hurt))
+            sessions = [" ".join(map(str, counts)) for counts in (row.verifiers, row.speculators)]
+            equal = f"{row.num_equal} of {NUM_TEXTS}"
+            table.add_row(
+                row.killed, equal, str(row.num_resumes), str(row.num_losses), *sessions, f"{row.duration_s:.1f}"
+            )
+            if hurt is not None:
+                hurt.restart()
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -43,7 +43,7 @@ from outrider_bench.config import (
     read_prompts,
 )
 from outrider_cli.failures import WRONG_USAGE, FlagError
-from outrider_cli.options import METHOD_PARAMS_EPILOG, generating, secured
+from outrider_cli.options import METHOD_PARAMS_EPILOG, NEED_JSON, generating, secured
 from outrider_cli.prompts import PromptError
 from outrider_client.channel import ChannelSecurity, SecurityOptions
 from outrider_client.requests import GenerateOptions
@@ -307,7 +307,7 @@ def pair(
 
 @app.command(epilog=METHOD_PARAMS_EPILOG)
 @secured
-@generating(without=("seed", "stop_token_ids"), max_tokens=128)
+@generating(without=("seed", "n", *NEED_JSON), max_tokens=128)
 def serve(
     *,
     address: Annotated[

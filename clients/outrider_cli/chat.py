@@ -13,7 +13,7 @@ from rich.console import Console
 from outrider.v1 import verifier_pb2
 from outrider_cli.console import show
 from outrider_cli.failures import FlagError, complain, reported
-from outrider_cli.options import DEFAULT_ADDRESS, Address, Plain, generating, secured
+from outrider_cli.options import DEFAULT_ADDRESS, NEED_JSON, Address, Plain, generating, secured
 from outrider_client.blocking import BlockingClient
 from outrider_client.channel import SecurityOptions
 from outrider_client.chats import ChatMessage, ChatOptions
@@ -29,6 +29,16 @@ NOT_IN_A_CHAT = (
     "min_p",
     "stop_token_ids",
     "ignore_eos",
+    "include_stop_str_in_output",
+    "min_tokens",
+    "logit_bias",
+    "json_schema",
+    "regex",
+    "grammar",
+    "choice",
+    "truncate_prompt_tokens",
+    "n",
+    *NEED_JSON,
     "num_speculative_tokens",
     "lookahead",
     "min_path_probability",

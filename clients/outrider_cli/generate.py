@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from outrider_cli.console import show
 from outrider_cli.failures import WRONG_USAGE, complain, reported
-from outrider_cli.options import DEFAULT_ADDRESS, Address, Plain, generating, secured
+from outrider_cli.json_lines import json_lines
+from outrider_cli.options import DEFAULT_ADDRESS, NEED_JSON, Address, Plain, generating, secured
 from outrider_client.blocking import BlockingClient
 from outrider_client.channel import SecurityOptions
+from outrider_client.generation import Result
 from outrider_client.requests import GenerateOptions
 
 FROM_STDIN = "-"
@@ -24,12 +27,33 @@ def generate(
     *,
     address: Address = DEFAULT_ADDRESS,
     plain: Plain = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Chunks and results as JSON, an object a line.")] = False,
     options: GenerateOptions,
     security: SecurityOptions,
 ) -> None:
     """Continues a prompt, coloured by where each token came from."""
+    if not as_json:
+        for name in NEED_JSON:
+            if options.get(name) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise typer.BadParameter("needs --json: a terminal has no place for it", param_hint=flag)
     with reported(address), BlockingClient(address, **security) as client:
-        show(client, _read_prompt(prompt), options, plain=plain)
+        text = _read_prompt(prompt)
+        if as_json:
+            with client.generate(text, **options) as generation:
+                for line in json_lines(generation):
+                    print(line, flush=True)
+        elif (options.get("n") or 1) > 1:
+            _show_all(client.complete(text, **options).choices)
+        else:
+            show(client, text, options, plain=plain)
+
+
+def _show_all(results: Sequence[Result]) -> None:
+    """Shows several texts, one after the other; what each of them is goes to stderr."""
+    for number, result in enumerate(results, start=1):
+        print(f"text {number} of {len(results)}, seed {result.seed}:", file=sys.stderr, flush=True)
+        print(result.text, flush=True)
 
 
 def _read_prompt(prompt: str) -> str:

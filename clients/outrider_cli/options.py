@@ -27,6 +27,7 @@ DEFAULT_PORT = 50051
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 
 _SAMPLING = "Sampling"
+_REPORTS = "Reports (with --json)"
 _SPECULATION = "Speculation (changes the speed, never the text)"
 _MODELS = "Models"
 _SECURITY = "Security"
@@ -59,6 +60,10 @@ LogFolder = Annotated[Path | None, typer.Option(help="Keeps the logs here.", fil
 
 def _sampling(*names: str, text: str, **settings: Any) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=_SAMPLING, **settings)
+
+
+def _report(*names: str, text: str, **settings: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=_REPORTS, **settings)
 
 
 def _speculation(*names: str, text: str, **settings: Any) -> Any:
@@ -110,6 +115,15 @@ class GenerationFlags:
     ]
     choice: Annotated[list[str] | None, _sampling("--choice", text="Text to choose. Can be repeated.")]
     truncate_prompt_tokens: Annotated[int | None, _sampling(text="Keeps the last tokens of the prompt, so many.")]
+    n: Annotated[int | None, _sampling("--n", text="Texts of one prompt, which is read once.")]
+    logprobs: Annotated[int | None, _report(text="Log-probability of each token, and of so many beside it.")]
+    prompt_logprobs: Annotated[int | None, _report(text="The same of the prompt.")]
+    logprobs_mode: Annotated[
+        Literal["raw-logprobs", "raw-logits", "processed-logprobs", "processed-logits"] | None,
+        _report("--logprobs-mode", text="Before temperature, penalties and filters (raw), or after; or logits."),
+    ]
+    echo: Annotated[bool | None, _report("--echo", text="The prompt as the target reads it.")]
+    rounds: Annotated[bool | None, _report("--rounds", text="What each round did.")]
     method: Annotated[
         Method | None,
         _speculation(
@@ -169,6 +183,10 @@ class GenerationFlags:
             "--method-param", metavar="NAME=VALUE", text="A parameter of the method itself; see below. Can be repeated."
         ),
     ]
+
+
+NEED_JSON = ("logprobs", "prompt_logprobs", "logprobs_mode", "echo", "rounds")
+"""Options of what is told beside a text, for which a terminal has no place."""
 
 
 def generating(*, without: Sequence[str] = (), **defaults: object) -> Callable[[Callable[..., _T]], Callable[..., _T]]:

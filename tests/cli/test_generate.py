@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
 from typer.testing import CliRunner
 
-from outrider.v1 import types_pb2
+from outrider.v1 import types_pb2, verifier_pb2
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from outrider_cli.app import app
 from outrider_cli.options import GenerationFlags
@@ -46,12 +48,8 @@ def test_every_flag_of_a_generation_is_an_option_of_the_sdk() -> None:
     missing = GenerateOptions.__annotations__.keys() - flags - METHOD_MESSAGES.keys()
     # What goes with a chat only, and what shapes a text for the program that reads it, a terminal has no use for.
     for_programs = CHAT_OPTIONS | {"skip_special_tokens", "bad_words_token_ids"}
-    assert missing == {
-        *("resume_token_ids", "resume", "resume_timeout_s", "stall_timeout_s"),
-        *("logprobs", "prompt_logprobs", "logprobs_mode", "echo", "rounds"),
-        *("structured_outputs", "n"),
-        *for_programs,
-    }
+    by_others = {"structured_outputs"}  # --json-schema, --regex, --grammar, --choice
+    assert missing == {"resume_token_ids", "resume", "resume_timeout_s", "stall_timeout_s"} | by_others | for_programs
 
 
 def test_generated_text_goes_to_stdout_and_the_rest_to_stderr(verifier: FakeVerifier) -> None:
@@ -190,3 +188,49 @@ def test_ctrl_c_cancels_the_generation_and_exits_with_130(verifier: FakeVerifier
     assert errors == b"interrupted\n"
     assert rest == b"\n"
     assert verifier.ended.wait(10)
+
+
+def test_json_has_a_line_for_each_chunk_and_the_result(verifier: FakeVerifier) -> None:
+    asked = ["--json", "--logprobs", "2", "--echo", "--rounds", "--logprobs-mode", "raw-logits"]
+    result = runner.invoke(app, ["generate", "hello", "--address", verifier.address, *asked])
+    assert result.exit_code == 0, result.stderr
+    *chunks, last = [json.loads(line) for line in result.stdout.splitlines()]
+    assert "".join(each["chunk"]["text"] for each in chunks) == last["result"]["text"] == "a b c d"
+    assert last["result"]["finish_reason"] in ("length", "stop")
+    assert "num_rounds" in last["result"]["summary"]
+    report = verifier.requests[0].report
+    assert (report.logprobs, report.echo, report.rounds) == (2, True, True)
+    assert report.logprobs_mode == verifier_pb2.LOGPROBS_MODE_RAW_LOGITS
+
+
+@pytest.mark.parametrize("flags", [["--logprobs", "2"], ["--rounds"], ["--echo"], ["--prompt-logprobs", "0"]])
+def test_what_a_terminal_has_no_place_for_needs_json(verifier: FakeVerifier, flags: list[str]) -> None:
+    result = runner.invoke(app, ["generate", "hello", "--address", verifier.address, *flags])
+    assert result.exit_code == 2
+    assert f"{flags[0]}" in result.stderr
+    assert "needs --json" in result.stderr
+    assert not verifier.requests
+
+
+def test_a_structure_is_a_text_or_that_of_a_file(verifier: FakeVerifier, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "integer"}')
+    for flags in (["--json-schema", f"@{schema}"], ["--regex", "[a-z]+"], ["--choice", "yes", "--choice", "no"]):
+        assert runner.invoke(app, ["generate", "hello", "--address", verifier.address, *flags]).exit_code == 0
+    given = [request.structured_outputs for request in verifier.requests]
+    assert (given[0].json, given[1].regex) == ('{"type": "integer"}', "[a-z]+")
+    assert list(given[2].choice.choices) == ["yes", "no"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--json-schema", "{}", "--regex", "a"], "only one of --json-schema, --regex"),
+        (["--grammar", "@/nowhere/at/all"], "cannot read /nowhere/at/all"),
+        (["--logit-bias", "5"], "must be TOKEN_ID=BIAS, got '5'"),
+    ],
+)
+def test_a_wrong_structure_or_bias_is_named(verifier: FakeVerifier, flags: list[str], words: str) -> None:
+    result = runner.invoke(app, ["generate", "hello", "--address", verifier.address, *flags], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert words in result.stderr

@@ -96,6 +96,15 @@ def _generation(random: Random, methods: Any) -> verify.GenerateRequest:
         prompt=_prompt(random), sampling=_sampling(random), speculation=_speculation(random, random.choice(methods))
     )
     request.sampling.max_tokens = random.randint(1, MAX_TOKENS)
+    if random.random() < 0.3:
+        request.structured_outputs.CopyFrom(types.StructuredOutputs(**random.choice(STRUCTURES)))
+    if random.random() < 0.3:
+        request.sampling.stop.extend(("\n\n", "self"))
+        request.sampling.bad_words.append("return")
+    if random.random() < 0.3:
+        request.report.CopyFrom(verify.ReportParams(logprobs=2, prompt_logprobs=0, echo=True, rounds=True))
+    if random.random() < 0.1:
+        request.truncate_prompt_tokens = random.randint(1, 20)
     return request
 
 
@@ -124,7 +133,21 @@ def _sampling(random: Random) -> types.SamplingParams:
     if random.random() < 0.3:
         sampling.top_k, sampling.top_p = random.choice((0, 1, 40)), random.choice((0.5, 0.9, 1.0))
         sampling.min_p = random.choice((0.0, 0.1))
+    if random.random() < 0.3:
+        sampling.repetition_penalty, sampling.presence_penalty = random.uniform(0.5, 2), random.uniform(-2, 2)
+        sampling.frequency_penalty, sampling.min_tokens = random.uniform(-2, 2), random.randint(0, 1)
+        sampling.logit_bias.update({token_id: random.uniform(-100, 100) for token_id in _tokens(random, 3)})
+        sampling.bad_words_token_ids.add(token_ids=_tokens(random, 2))
     return sampling
+
+
+STRUCTURES: tuple[dict[str, Any], ...] = (
+    {"json": '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'},
+    {"json_object": True},
+    {"regex": "[a-z]+( [0-9]{2})*"},
+    {"grammar": 'start: "x" ("," start)?'},
+    {"choice": {"choices": ["yes", "no", "perhaps"]}},
+)
 
 
 def _speculation(random: Random, method: int) -> types.SpeculationParams:
@@ -185,6 +208,9 @@ def _speculator(model: types.ModelInfo) -> Iterator[Rpc]:
                 num_prompt_tokens=NUM_PROMPT_TOKENS,
                 sampling=_sampling(random),
                 speculation=_speculation(random, random.choice(METHODS)),
+                structured_outputs=(
+                    types.StructuredOutputs(**random.choice(STRUCTURES)) if random.random() < 0.2 else None
+                ),
             )
         )
 

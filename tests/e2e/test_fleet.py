@@ -11,7 +11,8 @@ from outrider_cli.local.stack import LocalStack
 from outrider_client.generation import Result
 from tests.e2e.fleet import NUM_AT_ONCE, NUM_TEXTS, begun_since, generated, num_begun, running_fleet, unevenness
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+# Five services with models, and hundreds of texts.
+pytestmark = [pytest.mark.suite, pytest.mark.timeout(300)]
 
 MAX_UNEVENNESS = 0.2
 """Where all texts begin at once."""
@@ -67,7 +68,6 @@ async def test_a_killed_process_changes_no_text_and_is_used_again_when_it_is_bac
     assert begun_since(before, [hurt])[0] > 0
 
 
-@pytest.mark.suite
 async def test_whichever_process_is_killed_no_text_changes(stack: LocalStack, plain: list[Result]) -> None:
     for hurt in (*stack.speculators, *stack.verifiers):
         assert texts_of(await generated(stack, hurt.kill)) == texts_of(plain), hurt.name

@@ -21,7 +21,7 @@ from tests.support.schemas import HAND_MADE
 from tests.support.variants import VARIANTS, options_of
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.suite, pytest.mark.timeout(480)]
 
 NUM_CLIENTS = 200
 SECONDS = 20

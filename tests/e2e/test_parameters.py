@@ -56,13 +56,15 @@ async def generate(client: Client, prompt: str, temperature: float, variant: str
 
 @pytest.mark.parametrize("name", PARAMETERS)
 async def test_a_parameter_gives_the_text_of_off_under_every_method(client: Client, name: str, full: bool) -> None:
-    prompts = PROMPTS if full else PROMPTS[list(PARAMETERS).index(name) % 4 :][:1]
+    number = list(PARAMETERS).index(name)
+    prompts = PROMPTS if full else PROMPTS[number % 4 :][:1]
+    variants = VARIANTS if full else ("off", *VARIANTS[1 + number % 3 :: 3])
     for temperature in (0.0, 0.8):
         for prompt in prompts:
             results = await asyncio.gather(
-                *(generate(client, prompt, temperature, variant, PARAMETERS[name]) for variant in VARIANTS)
+                *(generate(client, prompt, temperature, variant, PARAMETERS[name]) for variant in variants)
             )
-            for variant, result in zip(VARIANTS, results, strict=True):
+            for variant, result in zip(variants, results, strict=True):
                 assert said(result) == said(results[0]), f"{variant} at temperature {temperature}"
 
 

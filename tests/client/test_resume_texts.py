@@ -126,3 +126,29 @@ async def test_as_many_resumed_tokens_as_there_may_be_end_at_once(real: RunningV
     assert again.summary.num_rounds == 0
     assert isinstance(again.summary, verifier_pb2.SpeculationSummary)
     assert await real.is_idle()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
+async def test_wherever_several_texts_are_cut_each_goes_on_from_what_it_had_come_to(
+    real: RunningVerifier, kind: str
+) -> None:
+    options = GenerateOptions(
+        temperature=0.9, seed=3, max_tokens=14, n=3, stop=["\n\n"], logprobs=1, prompt_logprobs=0, echo=True
+    )
+    async with Client(real.address) as client:
+        generation = client.generate(PROMPT, **options)
+        num_messages = len([piece async for piece in generation]) + 8  # Started and Finished of each, and the prompt
+        whole = generation.result
+    assert len({choice.text for choice in whole.choices}) == 3
+    async with cutting(real.address) as front:
+        for cut in range(1, num_messages, 3 if kind == "asyncio" else 11):
+            front.cut(cut)
+            resumed = await complete(front.address, kind, **options)
+            for one, other in zip(resumed.choices, whole.choices, strict=True):
+                for field in ("text", "token_ids", "finish_reason", "stop_string", "seed", "num_output_tokens"):
+                    assert getattr(one, field) == getattr(other, field), (cut, field)
+                assert [each.rank for each in one.logprobs] == [each.rank for each in other.logprobs], cut
+            assert [each.rank for each in resumed.prompt_logprobs] == [each.rank for each in whole.prompt_logprobs]
+            assert resumed.prompt_token_ids == whole.prompt_token_ids
+    assert await real.is_idle()

@@ -73,7 +73,9 @@ def _change_a_field(message: Any, random: Random, depth: int) -> None:
         return
     present = [field for field, _ in message.ListFields()]
     field = random.choice(present if present and random.random() < 0.6 else fields)
-    if field.is_repeated:
+    if _is_map(field):
+        _change_a_map(getattr(message, field.name), field, random)
+    elif field.is_repeated:
         _change_a_list(getattr(message, field.name), field, random, depth)
     elif field.message_type is None:
         if random.random() < 0.15:
@@ -97,12 +99,32 @@ def fill(message: Any, random: Random, depth: int = 0) -> None:
     for field in message.DESCRIPTOR.fields:
         if random.random() < 0.6:
             continue
-        if field.is_repeated:
+        if _is_map(field):
+            _change_a_map(getattr(message, field.name), field, random)
+        elif field.is_repeated:
             _change_a_list(getattr(message, field.name), field, random, depth)
         elif field.message_type is None:
             setattr(message, field.name, value_for(field, random))
         elif depth < MAX_DEPTH:
             fill(getattr(message, field.name), random, depth + 1)
+
+
+def _is_map(field: FieldDescriptor) -> bool:
+    # protobuf makes of a map a list of messages with a key and a value, and of that a dict.
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+
+
+def _change_a_map(values: Any, field: FieldDescriptor, random: Random) -> None:
+    assert field.message_type is not None
+    key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+    kind = random.random()
+    if kind < 0.2:
+        values.clear()
+    elif kind > 0.97:
+        # Of whole numbers, which can be made as many as one likes.
+        values.update({number: value_for(value, random) for number in range(random.choice(HUGE_LENS))})
+    else:
+        values.update({value_for(key, random): value_for(value, random) for _ in range(random.randrange(1, 5))})
 
 
 def _change_a_list(values: Any, field: FieldDescriptor, random: Random, depth: int) -> None:

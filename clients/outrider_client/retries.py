@@ -205,14 +205,12 @@ RESUME_TIMEOUT_S = 30.0
 STALL_TIMEOUT_S = 30.0
 LAST_CHANCE_S = 1.0
 """Least time for the first message of a call, also shortly before the timeout, in seconds."""
+MAX_CHOICES = 1024
+"""Most texts of one request that are followed; servers take fewer."""
 MAX_FRUITLESS = 3
 """Calls in a row that may break without bringing a token. After more of them it is the request that breaks servers."""
 BROKEN = REFUSALS | {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 """Statuses that the end of a server, or of the path to it, has here."""
-
-
-MAX_CHOICES = 1024
-"""Most texts of one request that are followed; servers take fewer."""
 
 
 class ResumableCall(RetryState):
@@ -239,6 +237,8 @@ class ResumableCall(RetryState):
         self._is_excused = False
         """True if the end of this call says nothing against the request."""
         self._num_fruitless = 0
+        self._num_unfinished = self.num_choices - sum(choice.is_finished for choice in request.resume_choices)
+        """Texts of which the end has not come."""
         self.trace = GenerationTrace(request)
 
     def begin(self) -> int:
@@ -307,9 +307,15 @@ class ResumableCall(RetryState):
         if response.WhichOneof("event") == "started":
             self._check_model(response.started.model)
             self._replicas.started(self.replica, self, response.started.load)
-        elif response.WhichOneof("event") == "finished":
-            self.end()
-        self.trace.on_message(response)
+        is_last = True
+        if response.WhichOneof("event") == "finished":
+            self._num_unfinished -= 1
+            is_last = self._num_unfinished <= 0
+            if is_last:
+                self.end()
+        # The span of several texts ends with the last one.
+        if is_last:
+            self.trace.on_message(response)
         self.answered()
         if response.WhichOneof("event") == "waiting":
             return  # it is there, and may refuse still

@@ -84,3 +84,14 @@ def test_a_generation_that_is_dropped_ends_its_span_without_an_error(spans: InMe
 
 def test_without_a_tracer_of_the_application_nothing_is_said() -> None:
     assert course().trace.metadata == ()
+
+
+def test_the_span_of_several_texts_ends_with_the_last_one(spans: InMemorySpanExporter) -> None:
+    generation = ResumableCall(generate_request("a prompt", {"n": 2}), Replicas("one:1,two:2"), {})
+    generation.begin()
+    for index in (0, 1):
+        message = verifier_pb2.GenerateResponse(index=index)
+        message.MergeFrom(FINISHED)
+        assert not spans.get_finished_spans()
+        generation.on_message(message)
+    assert len(spans.get_finished_spans()) == 1

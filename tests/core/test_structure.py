@@ -14,7 +14,7 @@ from outrider.core.noise import gumbel
 from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
 from outrider.core.session import FinishReason, Session, SessionSpec
 from outrider.core.structure import Matcher, StructuredText
-from outrider.core.tree import DraftTree, Node
+from outrider.core.tree import DraftTree, path_to
 from tests.support.trees import add_path, output_of
 
 VOCAB_SIZE = 6
@@ -97,7 +97,7 @@ def session_of(texts: set[tuple[int, ...]]) -> Session:
     return Session(spec)
 
 
-def run(session: Session, drafts: random.Random, *, all_: bool) -> list[int]:
+def run(session: Session, drafts: random.Random, *, redraws_all: bool) -> list[int]:
     """Runs rounds with random drafts, sub-trees of anything, until the end."""
     structured = session.structured
     assert structured is not None
@@ -108,27 +108,23 @@ def run(session: Session, drafts: random.Random, *, all_: bool) -> list[int]:
         nodes = session.next_subtree(12)
         while structured.prune(nodes):
             nodes = session.next_subtree(12)
-        paths = [[*session.committed], *([*session.committed, *path_of(node)] for node in nodes)]
+        paths = [[*session.committed], *([*session.committed, *path_to(node, session.tree.root)] for node in nodes)]
         draws = [best(path, set(range(VOCAB_SIZE))) for path in paths]
 
         def redraw(row: int, matcher: Matcher, paths: list[list[int]] = paths) -> int:
             assert isinstance(matcher, TrieMatcher)
             return best(paths[row], matcher.allowed())
 
-        session.apply(nodes, structured.settled(nodes, draws, redraw, all_=all_))
+        session.apply(nodes, structured.settled(nodes, draws, redraw, redraws_all=redraws_all))
     return output_of(session)
 
 
-def path_of(node: Node) -> list[int]:
-    return [*([] if node.parent is None or node.parent.parent is None else path_of(node.parent)), node.token_id]
-
-
-@given(texts=languages, seed=st.integers(0, 1000), all_=st.booleans())
+@given(texts=languages, seed=st.integers(0, 1000), redraws_all=st.booleans())
 def test_the_text_is_drawn_from_the_allowed_tokens_whatever_was_drafted(
-    texts: set[tuple[int, ...]], seed: int, all_: bool
+    texts: set[tuple[int, ...]], seed: int, redraws_all: bool
 ) -> None:
     session = session_of(texts)
-    output = run(session, random.Random(seed), all_=all_)
+    output = run(session, random.Random(seed), redraws_all=redraws_all)
     assert tuple(output) in texts
     assert output == expected_text(texts)
     assert session.finish_reason is FinishReason.STOP

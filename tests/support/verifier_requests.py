@@ -106,7 +106,7 @@ BAD_REQUESTS = {
         Code.INVALID_ARGUMENT,
         "sampling.logit_bias[2048]",
     ),
-    "ten thousand biases": (
+    "more biases than may be": (
         request(logit_bias=dict.fromkeys(range(2048), 1.0)),
         Code.INVALID_ARGUMENT,
         "sampling.logit_bias must be of at most 1024 tokens, got 2048",

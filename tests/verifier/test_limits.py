@@ -159,3 +159,11 @@ def _wide_draft(first_node_id: int) -> types_pb2.Draft:
         token_ids=range(500),
         source=types_pb2.SOURCE_DRAFT,
     )
+
+
+async def test_each_of_several_texts_counts_as_a_session() -> None:
+    async with running_verifier(quotas=Quotas(2)) as verifier, Client(verifier.address) as client:
+        with pytest.raises(ResourceExhausted, match="max_sessions_per_caller is reached: 2"):
+            await client.complete(PROMPT, n=3, max_tokens=4, resume=False)
+        assert len((await client.complete(PROMPT, n=2, max_tokens=4)).choices) == 2
+        assert await verifier.is_idle()

@@ -104,7 +104,7 @@ async def test_who_waits_is_told_so_and_takes_no_server_for_dead(monkeypatch: py
 
 async def test_the_next_turn_reads_only_what_is_new() -> None:
     async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
-        first = await client.complete(LONG[:900], max_tokens=70, ignore_eos=True, method="off")
+        first = await client.complete(LONG[:900], seed=1, max_tokens=70, ignore_eos=True, method="off")
         before = state_of(verifier)["found"]
         longer = await client.complete(LONG[:900] + first.text + "\n# next\n", max_tokens=8, method="off")
         found = state_of(verifier)["found"] - before

@@ -82,16 +82,23 @@ class StructuredText:
 
     def take(self, token_ids: Sequence[TokenId]) -> int | None:
         """See `outrider.core.session.Ending`."""
-        for number, token_id in enumerate(token_ids, start=1):
-            if not self._matcher.consume(token_id):
-                self.error = "a committed token is not allowed"  # the next round ends with this
-                return None
-            if self._matcher.is_over:
-                return number
+        try:
+            for number, token_id in enumerate(token_ids, start=1):
+                if not self._matcher.consume(token_id):
+                    raise StructureBroken("a committed token is not allowed")
+                if self._matcher.is_over:
+                    return number
+        except StructureBroken as error:
+            self.error = str(error)  # not raised: others are in the same step. The next round ends with it
         return None
 
     def settled(
-        self, nodes: Sequence[Node], draws: Sequence[TokenId], redraw: Callable[[int, Matcher], TokenId], *, all_: bool
+        self,
+        nodes: Sequence[Node],
+        draws: Sequence[TokenId],
+        redraw: Callable[[int, Matcher], TokenId],
+        *,
+        redraws_all: bool,
     ) -> list[TokenId]:
         """Returns draws of which those that are reached obey the grammar.
 
@@ -99,7 +106,7 @@ class StructuredText:
             nodes: Drafted tokens of the round, parents before children.
             draws: The target's token for each row: the root's, then those of the nodes.
             redraw: Draws a row again, of the tokens that the matcher allows where it stands.
-            all_: Whether every row that is reached is drawn again, not only where its draw is refused.
+            redraws_all: Whether every row that is reached is drawn again, not only where its draw is refused.
 
         Raises:
             StructureBroken: The text cannot go on.
@@ -109,7 +116,7 @@ class StructuredText:
         settled, rows = list(draws), {node: row for row, node in enumerate(nodes, start=1)}
         node, row, num_consumed = self._tree.root, 0, 0
         while True:
-            is_refused = all_ or not self._matcher.consume(settled[row])
+            is_refused = redraws_all or not self._matcher.consume(settled[row])
             if is_refused:
                 settled[row] = redraw(row, self._matcher)
                 if not self._matcher.consume(settled[row]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,9 +13,6 @@ from outrider.core.session import Verdict
 from outrider.models.adjustments import adjusted
 from outrider.models.ratio import Round
 from outrider.models.sampling import leading_values, tempered_and_filtered
-
-Logits: TypeAlias = Tensor
-"""float32 [rows, vocab]."""
 
 
 @torch.inference_mode()
@@ -79,8 +75,6 @@ def without_prompts(logits: Tensor, counts: Sequence[tuple[int, int]]) -> tuple[
     Returns:
         The other rows, and those of each session that were taken out.
     """
-    if not any(num_taken for _, num_taken in counts):
-        return logits, [logits[:0]] * len(counts)
     begins = [0, *accumulate(num_rows for num_rows, _ in counts)]
     spans = [(begin, begin + taken, begin + rows) for begin, (rows, taken) in zip(begins, counts, strict=False)]
     others = torch.cat([logits[begin:end] for _, begin, end in spans])

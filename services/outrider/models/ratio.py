@@ -181,7 +181,7 @@ def _structured(
         if round_.chain is None:
             # Filters look at the whole distribution: they come behind the structure.
             is_filtered = sampling.has_filters and not sampling.is_greedy
-            return structured.settled(round_.nodes, draws, redraw, all_=is_filtered)
+            return structured.settled(round_.nodes, draws, redraw, redraws_all=is_filtered)
         rows, path = logits.clone(), list[int]()
         for row in range(len(rows)):
             if row:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ from outrider.core.noise import gumbel, row_key
 from outrider.core.params import SamplingParams
 from outrider.models.contenders import Best, Contenders
 from outrider.models.noise import NoiseRows
+
+Logits: TypeAlias = Tensor
+"""float32 [rows, vocab]: a name for signatures outside of this package, where torch is not at home."""
 
 NUM_NORMALISED = 8
 """Best perturbed scores over which the log-probabilities of drafted candidates are normalised."""

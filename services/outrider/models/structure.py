@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from copy import copy
-from typing import Any, TypeAlias
+from typing import Any
 
 import llguidance
 import numpy as np
@@ -55,9 +55,11 @@ class Grammars:
         """
         with self._lock:
             compiled = self._cache.get(structure)
-            if compiled is None:
-                compiled = self._compiled(structure)
-                self._cache[structure] = compiled
+        if compiled is None:
+            # Outside of the lock: one that takes long must not keep others from what is compiled already.
+            compiled = self._compiled(structure)
+        with self._lock:
+            self._cache[structure] = compiled
             self._cache.move_to_end(structure)
             while len(self._cache) > NUM_CACHED:
                 self._cache.popitem(last=False)
@@ -67,8 +69,9 @@ class Grammars:
         length = len(structure.text.encode())
         if length > MAX_DESCRIPTION_BYTES:
             raise BadStructure(f"must be at most {MAX_DESCRIPTION_BYTES} bytes long, got {length}")
-        if self._tokenizer is None:
-            self._tokenizer = _ll_tokenizer(self._hf_tokenizer, self._vocab_size, self._eos_token_ids)
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = _ll_tokenizer(self._hf_tokenizer, self._vocab_size, self._eos_token_ids)
         try:
             grammar = _grammar_of(structure)
         except ValueError as error:
@@ -155,10 +158,6 @@ class GrammarMatcher:
     def _check(self) -> None:
         if self._matcher.is_error():
             raise StructureBroken(self._matcher.get_error().strip())
-
-
-Logits: TypeAlias = Tensor
-"""float32 [rows, vocab]."""
 
 
 def masked(logits: Tensor, matcher: Matcher) -> Tensor:

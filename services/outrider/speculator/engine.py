@@ -7,6 +7,7 @@ has anything to grow.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -15,7 +16,7 @@ import structlog
 from outrider.core.acceptance import decides_by_ratio
 from outrider.core.blocks import PrefixScope
 from outrider.core.calibration import DraftCalibration, RetrievalCalibration
-from outrider.core.drafting.policy import Expansion
+from outrider.core.drafting.policy import Candidate, Expansion
 from outrider.core.params import Steering
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.tree import Draft, TokenId
@@ -26,7 +27,7 @@ from outrider.models.prefill import MIN_PREFILL_ROWS, PrefillTurns
 from outrider.models.ratio import candidates
 from outrider.models.residency import Residency
 from outrider.models.runner import Segment
-from outrider.models.sampling import Sampler
+from outrider.models.sampling import Logits, Sampler
 from outrider.speculator.metrics import DraftCounts
 from outrider.speculator.session import DraftSession, DraftSessionSpec
 
@@ -175,23 +176,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
             for (session, _, expansion), segment in zip(work, segments, strict=True)
             if segment.num_logits
         ]
-        with adjusted(logits, [each for session, expansion in drawing for each in session.adjustments(expansion)]):
-            first_row = 0
-            for session, expansion in drawing:
-                num_rows = len(expansion.nodes) + len(expansion.phrase)
-                session.keep_to_structure(expansion, logits[first_row : first_row + num_rows])
-                first_row += num_rows
-            found = candidates(
-                self._sampler,
-                logits,
-                [session.ranking for session, expansion in drawing for _ in session.output_indices(expansion)],
-                [index for session, expansion in drawing for index in session.output_indices(expansion)],
-                [draw for session, expansion in drawing for draw in session.draws(expansion)],
-                # As many for every row as the widest wants; the others are cut below. No row wants any while all
-                # sessions read their prompts.
-                max((expansion.num_children for _, expansion in drawing), default=1),
-                [session.has_raw_scores for session, expansion in drawing for _ in session.output_indices(expansion)],
-            )
+        found = self._candidates(logits, drawing)
         forward_us = (time.perf_counter() - started) * 1e6
         self.counts.steps.add(forward_us / 1e6)
         row = 0
@@ -204,6 +189,27 @@ class Engine(EngineThread[_Drafting, _Growth]):
             session.share_prefix()
             self._send(session, listener)
         self.counts.busy_s += time.perf_counter() - started
+
+    def _candidates(self, logits: Logits, drawing: Sequence[tuple[DraftSession, Expansion]]) -> list[list[Candidate]]:
+        """Finds what may follow each row: what the target would draw there, by all that the request asks of its
+        text."""
+        with adjusted(logits, [each for session, expansion in drawing for each in session.adjustments(expansion)]):
+            first_row = 0
+            for session, expansion in drawing:
+                num_rows = len(expansion.nodes) + len(expansion.phrase)
+                session.keep_to_structure(expansion, logits[first_row : first_row + num_rows])
+                first_row += num_rows
+            return candidates(
+                self._sampler,
+                logits,
+                [session.ranking for session, expansion in drawing for _ in session.output_indices(expansion)],
+                [index for session, expansion in drawing for index in session.output_indices(expansion)],
+                [draw for session, expansion in drawing for draw in session.draws(expansion)],
+                # As many for every row as the widest wants; the others are cut later. No row wants any while all
+                # sessions read their prompts.
+                max((expansion.num_children for _, expansion in drawing), default=1),
+                [session.has_raw_scores for session, expansion in drawing for _ in session.output_indices(expansion)],
+            )
 
     def _segments(self, work: list[_Growth]) -> tuple[list[_Growth], list[Segment]]:
         """Makes the rows of a step, and room for them in the pool."""

@@ -202,10 +202,10 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             # grpc.aio makes one iterator of a call's requests: `_read` goes on behind the message that is taken here.
             first = await anext(aiter(requests), None)
             spec = self._spec(first, model, engine.forward_us)
-            if first is not None and first.open.HasField("structured_outputs"):
-                spec = replace(spec, matcher=await self._matcher(first.open.structured_outputs, model))
             try:
                 with self._quotas.session(name_of_caller(context), num_read_tokens=len(spec.committed_token_ids)):
+                    if first is not None and first.open.HasField("structured_outputs"):
+                        spec = replace(spec, matcher=await self._matcher(first.open.structured_outputs, model))
                     await self._draft(spec, requests, context, model, engine)
             except LimitReached as error:
                 self._num_refusals[error.setting] += 1

@@ -27,7 +27,8 @@ from outrider.core.tree import Draft, DraftTree, Node, NodeState, TokenId, path_
 from outrider.models.prefill import MIN_PREFILL_ROWS
 from outrider.models.ratio import DraftDraw
 from outrider.models.runner import KVCache, Segment
-from outrider.models.structure import Logits, mask_row
+from outrider.models.sampling import Logits
+from outrider.models.structure import mask_row
 from outrider.speculator.metrics import DraftCounts
 from outrider.speculator.phrases import Phrases
 from outrider.speculator.send_budget import SendBudget

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -27,7 +27,7 @@ from outrider.models.packing import Segment
 from outrider.models.prefill import PrefillTurns
 from outrider.models.ratio import Round, emitted
 from outrider.models.residency import Residency
-from outrider.models.sampling import Sampler, most_probable
+from outrider.models.sampling import Logits, Sampler, most_probable
 from outrider.models.text import TextCodec
 from outrider.models.timing import Stopwatch, stopwatch_for
 from outrider.verifier.listener import GenerationListener, PeerRequests
@@ -171,14 +171,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._stopwatch.start()
         logits = self._runner.forward(segments)
         self._stopwatch.stop()
-        logits, of_prompts = without_prompts(
-            logits,
-            [(segment.num_logits, session.num_prompt_rows) for session, segment in zip(work, segments, strict=True)],
-        )
-        for session, segment, rows in zip(work, segments, of_prompts, strict=True):
-            if session.num_prompt_rows:
-                # The rows are in the cache by now.
-                session.reports.add_prompt(rows, segment.cache.length - len(segment.token_ids))
+        logits = _without_prompts(logits, work, segments)
         # Without a verdict are the pieces of prompts that are not through.
         drawing = [
             session
@@ -199,7 +192,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         num_rows = self._measure(work, segments, forward_ms, num_verdicts=len(drawing))
         verdicts, first_row = [], 0
         for session, round_, token_ids in zip(drawing, rounds, draws, strict=True):
-            rows = logits[first_row : first_row + 1 + len(session.nodes)]
+            rows = logits[first_row : first_row + len(round_.output_indices)]
             first_row += len(rows)
             of_session = list(islice(next_tokens, len(rows)))
             if not self.residency.has(session):
@@ -209,7 +202,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
                 self.remove(session.session.spec.session_id)
                 continue
             verdict = session.apply(token_ids, forward_ms, started, now, of_session, num_rows)
-            verdict = replace(verdict, logprobs=round_logprobs(rows, round_, verdict, session.session.spec.report))
+            if logprobs := round_logprobs(rows, round_, verdict, session.session.spec.report):
+                verdict = replace(verdict, logprobs=logprobs)
             verdicts.append((session.listener, verdict, session.session.statistics, session.peer_requests()))
             if verdict.finish_reason is not None:
                 self.remove(session.session.spec.session_id)
@@ -266,6 +260,20 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             self._timings.forward_ms.add(forward_ms)
             self._timings.forward_times.observe(num_rows, forward_ms)
         return num_rows
+
+
+def _without_prompts(logits: Logits, work: Sequence[VerifySession], segments: Sequence[Segment]) -> Logits:
+    """Tells sessions what the forward says of their prompts, where they ask for it; returns the logits of all other
+    rows."""
+    if not any(session.num_prompt_rows for session in work):
+        return logits
+    counts = [(segment.num_logits, session.num_prompt_rows) for session, segment in zip(work, segments, strict=True)]
+    others, of_prompts = without_prompts(logits, counts)
+    for session, segment, rows in zip(work, segments, of_prompts, strict=True):
+        if session.num_prompt_rows:
+            # The rows are in the cache by now.
+            session.reports.add_prompt(rows, segment.cache.length - len(segment.token_ids))
+    return others
 
 
 def ready_sessions(

@@ -11,7 +11,8 @@ from outrider.core.reports import RoundReport, TokenLogprobs
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import RoundTime
 from outrider.core.tree import Node
-from outrider.models.logprobs import Logits, token_logprobs
+from outrider.models.logprobs import token_logprobs
+from outrider.models.sampling import Logits
 from outrider.verifier.stop_text import StopText
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -144,7 +144,11 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         ):
             serving = self._ready()
             specs = await _session_specs(request, serving, brings_drafts=False)
-            with self._places(len(specs)):
+            num_running = sum(spec is not None for spec in specs)
+            with ExitStack() as others, self._places(num_running):
+                # Each text is a session; one is counted already.
+                for _ in range(num_running - 1):
+                    others.enter_context(self._quota(context))
                 await run_choices(specs, partial(self._generate, serving, call, quota), send)
 
     async def _generate(

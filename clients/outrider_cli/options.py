@@ -104,6 +104,14 @@ class GenerationFlags:
     bad_words: Annotated[
         list[str] | None, _sampling("--bad-word", text="Word that the text must not have. Can be repeated.")
     ]
+    bad_words_token_ids: Annotated[
+        list[str] | None,
+        _sampling("--bad-word-token-ids", metavar="ID,ID", text="The same by token ids. Can be repeated."),
+    ]
+    skip_special_tokens: Annotated[
+        bool | None,
+        _sampling("--skip-special-tokens/--no-skip-special-tokens", text="Leaves special tokens out of the text."),
+    ]
     json_schema: Annotated[
         str | None,
         _sampling("--json-schema", metavar="JSON|@FILE", text="JSON schema that the text must obey."),
@@ -114,6 +122,9 @@ class GenerationFlags:
         _sampling("--grammar", metavar="TEXT|@FILE", text="Grammar that the text must obey, in Lark or GBNF."),
     ]
     choice: Annotated[list[str] | None, _sampling("--choice", text="Text to choose. Can be repeated.")]
+    structure_begins_after: Annotated[
+        str | None, _sampling(metavar="TEXT", text="These four hold behind this text only, like </think>.")
+    ]
     truncate_prompt_tokens: Annotated[int | None, _sampling(text="Keeps the last tokens of the prompt, so many.")]
     n: Annotated[int | None, _sampling("--n", text="Texts of one prompt, which is read once.")]
     logprobs: Annotated[int | None, _report(text="Log-probability of each token, and of so many beside it.")]
@@ -214,10 +225,12 @@ def _generation(
     method_param: list[str] | None = None,
     sources: str | None = None,
     logit_bias: list[str] | None = None,
+    bad_words_token_ids: list[str] | None = None,
     json_schema: str | None = None,
     regex: str | None = None,
     grammar: str | None = None,
     choice: list[str] | None = None,
+    structure_begins_after: str | None = None,
     **flags: Any,
 ) -> GenerateOptions:
     # typer makes an empty list of a flag that can be repeated and was not given.
@@ -225,12 +238,17 @@ def _generation(
     given = {**flags, **_method_params(flags.get("method"), method_param or ())}
     structures = {"json": _text(json_schema), "regex": regex, "grammar": _text(grammar), "choice": choice or None}
     structures = {kind: value for kind, value in structures.items() if value is not None}
+    flags_of_kinds = "--json-schema, --regex, --grammar and --choice"
     if len(structures) > 1:
-        raise typer.BadParameter("only one of --json-schema, --regex, --grammar and --choice may be given")
+        raise typer.BadParameter(f"only one of {flags_of_kinds} may be given")
     if structures:
-        given["structured_outputs"] = structures
+        given["structured_outputs"] = {**structures, "begins_after": structure_begins_after}
+    elif structure_begins_after is not None:
+        raise typer.BadParameter(f"--structure-begins-after needs one of {flags_of_kinds}")
     if logit_bias:
         given["logit_bias"] = dict(map(_bias, logit_bias))
+    if bad_words_token_ids:
+        given["bad_words_token_ids"] = [_word(text) for text in bad_words_token_ids]
     if sources is not None:
         given["sources"] = [_source_name(name) for name in sources.split(",")]
     return cast(GenerateOptions, given)
@@ -253,6 +271,14 @@ def _bias(pair: str) -> tuple[int, float]:
         return int(token_id), float(bias)
     except ValueError:
         raise typer.BadParameter(f"must be TOKEN_ID=BIAS, got {pair!r}", param_hint="--logit-bias") from None
+
+
+def _word(text: str) -> list[int]:
+    """Returns the token ids of a word. Ends the command as wrong usage if the text is not ID,ID."""
+    try:
+        return [int(token_id) for token_id in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"must be ID,ID, got {text!r}", param_hint="--bad-word-token-ids") from None
 
 
 def _source_name(text: str) -> str:

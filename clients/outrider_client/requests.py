@@ -65,7 +65,8 @@ class GenerateOptions(ChatOptions, total=False):
     """The same by token ids."""
     structured_outputs: Mapping[str, Any] | None
     """Has the output obey a description: `{"json": schema}`, `{"json_object": True}`, `{"regex": "[a-z]+"}`,
-    `{"grammar": text}` in Lark's notation or in GBNF, or `{"choice": ["yes", "no"]}`. A schema is a dict or JSON."""
+    `{"grammar": text}` in Lark's notation or in GBNF, or `{"choice": ["yes", "no"]}`. A schema is a dict or JSON. With
+    `"begins_after": "</think>"` beside it, it holds behind this text."""
     n: int | None
     """Generates so many texts; the prompt is read once. `Result.choices` has all of them, `Chunk.index` says of which
     one a chunk is. The first one is the text of a request without `n`."""
@@ -221,17 +222,19 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
 
 def _structured_outputs(given: object) -> types_pb2.StructuredOutputs:
     """Returns the description of an output. Raises TypeError if it is none, or more than one."""
-    known = list(types_pb2.StructuredOutputs.DESCRIPTOR.fields_by_name)
-    if not isinstance(given, Mapping) or len(given) != 1 or not set(given) <= set(known):
+    known = [field.name for field in types_pb2.StructuredOutputs.DESCRIPTOR.oneofs_by_name["constraint"].fields]
+    constraint = dict(given) if isinstance(given, Mapping) else {}
+    begins_after = constraint.pop("begins_after", None)
+    if len(constraint) != 1 or not constraint.keys() <= set(known):
         raise TypeError(f"structured_outputs must have one of {', '.join(known)}, got {given!r}")
-    ((kind, value),) = given.items()
+    ((kind, value),) = constraint.items()
     if kind == "json" and not isinstance(value, str):
         value = json.dumps(value)
     if kind == "choice":
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise TypeError(f"structured_outputs.choice must be a list, got {value!r}")
         value = types_pb2.Choices(choices=value)
-    return types_pb2.StructuredOutputs(**{kind: value})
+    return types_pb2.StructuredOutputs(**{kind: value}, begins_after=begins_after)
 
 
 def _source_numbers(sources: object) -> list[int]:

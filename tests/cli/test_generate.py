@@ -43,13 +43,13 @@ def test_every_parameter_of_the_protocol_has_a_flag() -> None:
 
 def test_every_flag_of_a_generation_is_an_option_of_the_sdk() -> None:
     # They stand for those that methods have, and for `structured_outputs`.
-    flags = GenerationFlags.__annotations__.keys() - {"method_param", "json_schema", "regex", "grammar", "choice"}
+    structures = {"json_schema", "regex", "grammar", "choice", "structure_begins_after"}
+    flags = GenerationFlags.__annotations__.keys() - structures - {"method_param"}
     assert flags < GenerateOptions.__annotations__.keys()
     missing = GenerateOptions.__annotations__.keys() - flags - METHOD_MESSAGES.keys()
-    # What goes with a chat only, and what shapes a text for the program that reads it, a terminal has no use for.
-    for_programs = CHAT_OPTIONS | {"skip_special_tokens", "bad_words_token_ids"}
-    by_others = {"structured_outputs"}  # --json-schema, --regex, --grammar, --choice
-    assert missing == {"resume_token_ids", "resume", "resume_timeout_s", "stall_timeout_s"} | by_others | for_programs
+    by_others = {"structured_outputs"}
+    # A terminal has no use for what goes with a chat only.
+    assert missing == {"resume_token_ids", "resume", "resume_timeout_s", "stall_timeout_s"} | by_others | CHAT_OPTIONS
 
 
 def test_generated_text_goes_to_stdout_and_the_rest_to_stderr(verifier: FakeVerifier) -> None:

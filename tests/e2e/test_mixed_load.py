@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc
@@ -26,6 +27,10 @@ pytestmark = [pytest.mark.suite, pytest.mark.timeout(480)]
 NUM_CLIENTS = 200
 SECONDS = 20
 SECONDS_IF_FULL = 300
+WARM_SHARE = 0.3
+"""Share of the time after which caches and pools are filled."""
+MAX_GROWN_MB = 64.0
+"""Most memory that a service takes from then on."""
 PROMPTS = [prompt.text for prompt in default_prompts()][:6]
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -98,12 +103,17 @@ async def test_whatever_clients_do_no_text_is_wrong_and_nothing_is_left(
         for rest in range(len(REST))
     ]
     expected = {request: await client.complete(PROMPTS[request[0]], **options(request, "off")) for request in requests}
-    until, ways, refused = time.monotonic() + (SECONDS_IF_FULL if full else SECONDS), Counter[str](), Counter[str]()
+    seconds = SECONDS_IF_FULL if full else SECONDS
+    began, ways, refused = time.monotonic(), Counter[str](), Counter[str]()
+    until = began + seconds
+    warm_mb: dict[str, float] = {}
 
     async def live(number: int) -> None:
         chance = random.Random(number)
         async with Client(stack.address) as own:
             while time.monotonic() < until:
+                if not warm_mb and time.monotonic() > began + seconds * WARM_SHARE:
+                    warm_mb.update(resident_mb(stack))
                 request, method = chance.choice(requests), chance.choice(VARIANTS)
                 try:
                     ways[await behave(own, request, method, expected[request], chance)] += 1
@@ -112,11 +122,23 @@ async def test_whatever_clients_do_no_text_is_wrong_and_nothing_is_left(
                     await asyncio.sleep(chance.uniform(0.05, 0.5))  # as a client does that is told so
 
     await asyncio.gather(*(live(number) for number in range(NUM_CLIENTS)))
-    print(f"{NUM_CLIENTS} clients: {dict(ways)}; refused: {dict(refused)}")
+    grown_mb = {name: end - warm_mb[name] for name, end in resident_mb(stack).items()}
+    print(f"{NUM_CLIENTS} clients: {dict(ways)}; refused: {dict(refused)}; MB when warm: {warm_mb}, then: {grown_mb}")
     assert set(ways) == {"finish", "stop early", "cancel", "time out", "drop"}
+    assert max(grown_mb.values()) < MAX_GROWN_MB
     await nothing_is_left(client, stack)
     for request in requests[:: len(requests) // 8]:
         assert said(await client.complete(PROMPTS[request[0]], **options(request, "pearl"))) == said(expected[request])
+
+
+def resident_mb(stack: LocalStack) -> dict[str, float]:
+    """Returns the memory that each service has in use, by its name."""
+    services = {"verifier": stack.verifiers[0], "speculator": stack.speculators[0], "datastore": stack.datastore}
+    return {
+        name: psutil.Process(service.pid).memory_info().rss / 1e6
+        for name, service in services.items()
+        if service is not None
+    }
 
 
 async def nothing_is_left(client: Client, stack: LocalStack) -> None:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import grpc
 import pytest
 import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+)
 
 from outrider.models.loading import build_hf_model
 from outrider.v1 import verifier_pb2_grpc
@@ -17,6 +28,7 @@ from outrider_cli.prompts import default_prompts
 from outrider_client import Client, FinishReason, OutriderError, Result
 from outrider_client.errors import InvalidArgument, OutOfRange
 from outrider_client.requests import generate_request
+from tests.support.laws import Law, law_of, p_value
 from tests.support.variants import VARIANTS, options_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
@@ -94,6 +106,63 @@ async def test_greedy_text_is_that_of_transformers_with_the_same_parameters(clie
         result = await generate(client, prompt, 0.0, "best-first", given)
         stop = [] if result.stop_token_id is None else [result.stop_token_id]
         assert [*result.token_ids, *stop] == expected[0, ids.shape[1] :].tolist(), prompt
+
+
+LAW = {
+    "temperature": 1.3,
+    "repetition_penalty": 1.3,
+    "presence_penalty": 0.4,
+    "frequency_penalty": 0.3,
+    "logit_bias": {10: 3.0, 11: 2.0, 300: 2.5},
+    "min_p": 0.02,
+    "top_k": 3,
+}
+LAW_LENGTH = 4
+"""Tokens of a text. The last ones may be drafted."""
+NUM_LAW_TEXTS, NUM_FULL_LAW_TEXTS = 640, 6400
+
+
+@cache
+def law_by_transformers(prompt_token_ids: tuple[int, ...]) -> Law:
+    """The law of texts by transformers' model and processors, and the two penalties that it does not have."""
+    model, _ = build_hf_model("demo/target", "float32")
+    processors = LogitsProcessorList(
+        [
+            SequenceBiasLogitsProcessor([[[token_id], bias] for token_id, bias in LAW["logit_bias"].items()]),
+            RepetitionPenaltyLogitsProcessor(LAW["repetition_penalty"]),
+        ]
+    )
+    filters = LogitsProcessorList(
+        [TemperatureLogitsWarper(LAW["temperature"]), TopKLogitsWarper(LAW["top_k"]), MinPLogitsWarper(LAW["min_p"])]
+    )
+
+    @torch.inference_mode()
+    def scores(text: tuple[int, ...]) -> Tensor:
+        token_ids = torch.tensor([[*prompt_token_ids, *text]])
+        logits = processors(token_ids, model(token_ids).logits[:, -1].float())
+        for token_id, count in Counter(text).items():
+            logits[:, token_id] -= LAW["frequency_penalty"] * count + LAW["presence_penalty"]
+        return filters(token_ids, logits)[0]
+
+    return law_of(scores, LAW_LENGTH)
+
+
+@pytest.mark.parametrize("variant", ["off", "speculative", "best-first tree", "auto"])
+async def test_texts_have_the_distribution_that_transformers_gives_them(
+    client: Client, variant: str, full: bool
+) -> None:
+    # With one temperature and noise that the seed keys, the texts of one request are drawn apart.
+    given = {**LAW, **options_of(variant), "n": 16, "max_tokens": LAW_LENGTH + 1, "ignore_eos": True}
+    num_texts = NUM_FULL_LAW_TEXTS if full else NUM_LAW_TEXTS
+    results = [await client.complete(PROMPTS[3], seed=seed, **given) for seed in range(num_texts // 16)]
+    choices = [choice for result in results for choice in result.choices]
+    if variant != "off":
+        assert sum(choice.summary.num_accepted_tokens for choice in choices) > num_texts // 8
+    law = law_by_transformers(tuple(await client.tokenize(PROMPTS[3])))
+    texts = [choice.token_ids[:LAW_LENGTH] for choice in choices]
+    assert set(texts) <= law.keys()
+    for place in range(LAW_LENGTH - 1):
+        assert p_value(texts, law, slice(place, place + 2)) > 1e-6
 
 
 async def test_a_bad_word_is_never_said(client: Client) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import pytest
-from scipy import stats
+from torch import Tensor
 
 from outrider.core.params import Method
 from outrider.models.loading import load_model
@@ -18,6 +17,7 @@ from outrider.v1 import types_pb2
 from outrider_client.client import Client
 from outrider_client.generation import Result
 from outrider_client.presets import PRESETS
+from tests.support.laws import Law, law_of, only_best, p_value
 
 pytestmark = pytest.mark.slow
 
@@ -42,19 +42,15 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @cache
-def law(prompt_token_ids: tuple[int, ...]) -> dict[tuple[int, ...], float]:
-    """The exact probability of every text of LENGTH tokens: the target's softmax over its best TOP_K."""
+def law(prompt_token_ids: tuple[int, ...]) -> Law:
+    """The exact law of texts: the target's softmax over its best TOP_K."""
     runner = load_model("demo/target", dtype="float32").runner
-    texts: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(LENGTH):
-        longer = {}
-        for text, probability in texts.items():
-            logits = runner.forward([Segment(runner.new_cache(), [*prompt_token_ids, *text], 1)])[0]
-            best = (logits / TEMPERATURE).topk(TOP_K)
-            for token_id, share in zip(best.indices.tolist(), best.values.double().softmax(-1).tolist(), strict=True):
-                longer[*text, token_id] = probability * share
-        texts = longer
-    return texts
+
+    def scores(text: tuple[int, ...]) -> Tensor:
+        logits = runner.forward([Segment(runner.new_cache(), [*prompt_token_ids, *text], 1)])[0]
+        return only_best(logits / TEMPERATURE, TOP_K)
+
+    return law_of(scores, LENGTH)
 
 
 # A law is only tried where drafts come in time to be judged: alone on the machine.
@@ -92,20 +88,6 @@ async def test_texts_under_the_ratio_rule_have_the_targets_distribution(client: 
 
 def num_judged(results: Sequence[Result]) -> int:
     return sum(result.summary.num_drafted_tokens for result in results)
-
-
-def p_value(texts: list[tuple[int, ...]], expected: dict[tuple[int, ...], float], part: slice) -> float:
-    """That a part of the texts is as far from its law as it is: a chi-square test, rare values taken together."""
-    counts = Counter(text[part] for text in texts)
-    shares: dict[tuple[int, ...], float] = defaultdict(float)
-    for text, probability in expected.items():
-        shares[text[part]] += len(texts) * probability
-    common = [value for value, share in shares.items() if share >= 5]
-    found, wanted = [counts[value] for value in common], [shares[value] for value in common]
-    if len(common) < len(shares):
-        found.append(len(texts) - sum(found))
-        wanted.append(len(texts) - sum(wanted))
-    return float(stats.chisquare(found, wanted).pvalue)
 
 
 async def test_at_temperature_zero_the_text_is_that_of_off(client: Client) -> None:

@@ -64,6 +64,19 @@ async def test_filters_and_penalties_come_with_a_structure(
     assert re.fullmatch("[a-z]{3,8}( [a-z]{2,6}){4}", result.text)
 
 
+@pytest.mark.parametrize("variant", ["off", *SOME])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+async def test_a_structure_begins_behind_a_text_of_the_models_own(
+    client: Client, variant: str, temperature: float
+) -> None:
+    structure = {"regex": "[a-z]{3,8}( [a-z]{2,6}){4}", "begins_after": "\n"}
+    filters = {"top_p": 0.9} if variant in SOME[::2] else {}
+    plain = await generate(client, 3, temperature, "off", structured_outputs=structure, **filters)
+    result = await generate(client, 3, temperature, variant, structured_outputs=structure, **filters)
+    assert said(result) == said(plain)
+    assert re.fullmatch(r"[^\n]+\n[a-z]{3,8}( [a-z]{2,6}){4}", result.text)
+
+
 @pytest.mark.parametrize("method", ["speculative", "pearl", "saguaro", "double"])
 async def test_under_the_ratio_rule_too_every_output_is_valid(client: Client, method: str) -> None:
     for seed, schema in enumerate(random_schemas(12, seed=2)):
@@ -98,6 +111,7 @@ async def test_a_structured_text_is_resumed_exactly(client: Client) -> None:
         ({"grammar": "start: thing"}, r"structured_outputs\.grammar does not compile: .*unknown name"),
         ({"choice": []}, r"structured_outputs\.choice\.choices must be 1 to 1024 texts"),
         ({"json_object": False}, r"structured_outputs\.json_object must be true"),
+        ({"regex": "a", "begins_after": "x" * 257}, r"structured_outputs\.begins_after must be at most 256 bytes long"),
         ({"regex": "a" * 70_000}, r"structured_outputs\.regex must be at most 65536 bytes long"),
     ],
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
+from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -53,9 +55,65 @@ def test_a_description_allows_what_it_says(structure: Structure, good: str, bad:
     assert not allows(structure, bad)
 
 
+DIGITS = Structure(StructureKind.REGEX, "[0-9]+", begins_after="</think>")
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        Structure(StructureKind.JSON, SCHEMA),
+        Structure(StructureKind.JSON_OBJECT, ""),
+        Structure(StructureKind.REGEX, '[{]"a":12[}]'),
+        Structure(StructureKind.GRAMMAR, """start: "{" KEY ":12}"\nKEY: /"a"/"""),
+        Structure(StructureKind.CHOICE, '["{\\"a\\":12}"]'),
+    ],
+    ids=lambda inner: inner.kind.value,
+)
+def test_every_kind_can_begin_to_hold_behind_a_text(inner: Structure) -> None:
+    structure = replace(inner, begins_after='</th"in/k>')
+    assert allows(structure, 'So ([{ "a"\n</th"in/k>{"a":12}')
+    assert not allows(structure, 'So</th"in/k>\n{"a":12}')
+    assert not allows(structure, '{"a":12}')
+
+
+def test_a_text_may_not_end_before_that_behind_which_its_structure_begins() -> None:
+    matcher = grammars().matcher(DIGITS)
+    assert all(matcher.consume(token_id) for token_id in tokens("a thought"))
+    assert not matcher.consume(target_model().eos_token_ids[0])
+    mask = matcher.mask()
+    assert not mask[target_model().eos_token_ids[0]]
+    assert all(mask[token_id] for token_id in tokens("anything else, 12"))
+
+
+def test_a_marker_that_begins_within_a_token_and_ends_within_another_is_found() -> None:
+    # One token holds the marker's end and what comes behind it.
+    structure = replace(DIGITS, begins_after="re")
+    matcher, token_id = grammars().matcher(structure), tokens("return")
+    assert len(token_id) == 1
+    assert not matcher.consume(token_id[0])
+    assert allows(replace(structure, text="turn"), "we return")
+
+
+def test_a_marker_that_is_an_added_token_is_that_token() -> None:
+    tokenizer = deepcopy(target_model().tokenizer)
+    tokenizer.add_tokens(["</think>", "<tool>"])
+    end, tool = tokenizer.convert_tokens_to_ids(["</think>", "<tool>"])
+    matcher = Grammars(tokenizer, len(tokenizer), target_model().eos_token_ids).matcher(DIGITS)
+    # Other added tokens are part of the thoughts, and so is the marker's text in other tokens.
+    thoughts = [*tokens("call a"), tool, tool, *tokens("and </think>12")]
+    assert all(matcher.consume(token_id) for token_id in [*thoughts, end])
+    assert matcher.num_allowed(tokens("12")) == len(tokens("12"))
+    assert not matcher.consume(tokens("a")[0])
+    assert not matcher.consume(end)
+    matcher.rollback(1)
+    assert matcher.consume(tokens("a")[0])
+
+
 @pytest.mark.parametrize(
     ("structure", "words"),
     [
+        (Structure(StructureKind.REGEX, "(a", begins_after="x"), "unclosed group"),
+        (Structure(StructureKind.GRAMMAR, "start: thing", begins_after="x"), 'unknown name: "thing"'),
         (Structure(StructureKind.JSON, "{nonsense"), "cannot be read|does not compile"),
         (Structure(StructureKind.JSON, '{"type": "strng"}'), "does not compile: Invalid type: strng"),
         (Structure(StructureKind.JSON, '{"type": "array", "uniqueItems": true}'), "uniqueItems"),

@@ -39,6 +39,8 @@ class Structure:
     kind: StructureKind
     text: str
     """Description in the language of its kind."""
+    begins_after: str = ""
+    """It holds behind this text, which the output must come to. Empty means from the beginning."""
 
 
 class StructureBroken(Exception):

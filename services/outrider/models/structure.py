@@ -76,6 +76,8 @@ class Grammars:
             grammar = _grammar_of(structure)
         except ValueError as error:
             raise BadStructure(f"cannot be read: {error}") from error
+        if structure.begins_after:
+            grammar = _behind_marker(grammar, structure.begins_after, self._hf_tokenizer)
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise BadStructure(f"does not compile: {matcher.get_error().strip()}")
@@ -107,6 +109,25 @@ def _grammar_of(structure: Structure) -> str:
             return llguidance.grammar_from("grammar", structure.text)
         case StructureKind.CHOICE:
             return llguidance.grammar_from("regex", _regex_of(json.loads(structure.text)))
+
+
+def _behind_marker(grammar: str, marker: str, tokenizer: Any) -> str:
+    """Returns the grammar of texts in which another one begins to hold behind a marker.
+
+    Before the marker anything may stand, and the text may not end.
+    """
+    # The library's own language is either a list of grammars in JSON, here of one, or one in Lark's notation.
+    answer = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    meant = [token_id for token_id, token in added.items() if token.content == marker]
+    if meant:
+        # The library never takes an added token for its text, so those that a model writes in its thoughts are named.
+        others = [token_id for token_id, token in added.items() if not token.special and token_id not in meant]
+        other = f" | <{json.dumps(others)}>" if others else ""
+        thoughts = f"start: (TEXT{other})* <{json.dumps(meant)}> @answer\nTEXT: /(?s:.+)/"
+    else:
+        thoughts = f"start: thoughts @answer\nthoughts[suffix={json.dumps(marker)}]: /(?s:.*)/"
+    return json.dumps({"grammars": [{"lark_grammar": thoughts}, {**answer, "name": "answer"}]})
 
 
 def _regex_of(choices: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from outrider.core.params import check
 from outrider.core.structure import Structure, StructureKind
@@ -10,12 +11,20 @@ from outrider.v1 import types_pb2
 
 MAX_CHOICES = 1024
 """Most texts of which one is chosen."""
+MAX_MARKER_BYTES = 256
+"""Longest text behind which a description begins to hold, as long as a stop string."""
 FIELD = "structured_outputs"
 """Name of the request's field, for errors."""
 
 
 def structure_from_proto(message: types_pb2.StructuredOutputs) -> Structure:
     """Returns the description of the texts that are allowed. Whether it can be compiled shows later."""
+    length = len(message.begins_after.encode())
+    check(length <= MAX_MARKER_BYTES, f"{FIELD}.begins_after", f"at most {MAX_MARKER_BYTES} bytes long", length)
+    return replace(_constraint(message), begins_after=message.begins_after)
+
+
+def _constraint(message: types_pb2.StructuredOutputs) -> Structure:
     which = message.WhichOneof("constraint")
     known = ", ".join(kind.value for kind in StructureKind)
     check(which is not None, FIELD, f"set to one of {known}", "none")
@@ -36,6 +45,12 @@ def structure_from_proto(message: types_pb2.StructuredOutputs) -> Structure:
 
 def structure_to_proto(structure: Structure) -> types_pb2.StructuredOutputs:
     """Converts a description."""
+    message = _constraint_to_proto(structure)
+    message.begins_after = structure.begins_after
+    return message
+
+
+def _constraint_to_proto(structure: Structure) -> types_pb2.StructuredOutputs:
     match structure.kind:
         case StructureKind.JSON_OBJECT:
             return types_pb2.StructuredOutputs(json_object=True)

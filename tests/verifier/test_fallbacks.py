@@ -14,7 +14,7 @@ from outrider.core.session import SessionSpec
 from outrider.core.tree import Draft
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import VerifySession
-from outrider.verifier.timings import EngineTimings
+from outrider.verifier.timings import Activity, EngineTimings
 
 PROMPT = (1, 2, 3)
 GAMMA = 4
@@ -27,7 +27,7 @@ def session_of(
     params = SpeculationParams(Method.SAGUARO, GAMMA, 8, retrieval=retrieval, rows=rows, saguaro=saguaro)
     spec = SessionSpec("s", PROMPT, SamplingParams(temperature=0.0), params, 1000, 100)
     timings = EngineTimings(ForwardTimes({1: 10.0, 64: 10.1}))
-    timings.set_num_sessions(num_sessions)
+    timings.set_sessions([Activity.DRAFTING] * num_sessions)
     timings.speculator_ms.add(2.0)
     tiers = SimpleNamespace(prior=PriorTable.build([[*PROMPT, *range(10, 30)]]), shared=None)
     cache, listener = SimpleNamespace(length=len(PROMPT) - 1), cast(Any, None)

@@ -33,7 +33,7 @@ from outrider.models.timing import Stopwatch, stopwatch_for
 from outrider.verifier.listener import GenerationListener, PeerRequests
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import VerifySession
-from outrider.verifier.timings import EngineTimings
+from outrider.verifier.timings import Activity, EngineTimings
 
 
 class Engine(EngineThread[VerifySession, VerifySession]):
@@ -74,6 +74,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._prefill_turns: PrefillTurns[VerifySession] = PrefillTurns(prefill_chunk)
         self._max_rows = max_rows
         self._queue_timeout_s = queue_timeout_s
+        self._stepped_at: float | None = None
+        """End of the latest step, if it was followed at once by that of now."""
         self.residency: Residency[VerifySession] = Residency(model.runner.pool, max_num_sessions)
         """Sessions by age, those with room in the pool and those that wait for it. Others may read its counts."""
         self.start()  # last: the thread reads all of the above
@@ -126,7 +128,9 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             self._loop.call_soon_threadsafe(session.listener.on_admitted)
         until_refused = self._refuse_those_that_waited_too_long(now)
         residents = self.residency.residents
-        self._timings.set_num_sessions(len(residents))
+        self._timings.set_sessions([Activity.of(session.choice.strategy) for session in residents])
+        if not residents:
+            self._stepped_at = None
         # Paused sessions need no deadline: their reader's progress is posted.
         running = [session for session in residents if not session.is_paused]
         ready, wait_s = ready_sessions(running, now, self._timings.forward_ms.get(0.0))
@@ -207,9 +211,18 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             verdicts.append((session.listener, verdict, session.session.statistics, session.peer_requests()))
             if verdict.finish_reason is not None:
                 self.remove(session.session.spec.session_id)
+        self._end_step(drawing, now, is_typical=_is_decoding(work, segments))
         if verdicts:
             # One call for all of them: each one would write to the pipe that wakes the loop.
             self._loop.call_soon_threadsafe(_deliver, verdicts)
+
+    def _end_step(self, drawing: list[VerifySession], now: float, *, is_typical: bool) -> None:
+        """Has the sessions that share forwards learn from a step, also those that were not ready for it."""
+        others = [each for each in self.residency.residents if each not in drawing and not each.is_prefilling]
+        shares = [session.choice.take_share() for session in (*drawing, *others) if session.choice.is_auto]
+        if shares and self._timings.num_sessions > 1 and self._stepped_at is not None:
+            self._timings.group.end_step(shares, (now - self._stepped_at) * 1e3, is_typical=is_typical)
+        self._stepped_at = now
 
     def _segments(self, work: list[VerifySession]) -> tuple[list[VerifySession], list[Segment]]:
         """Makes the rows of a step, and room for them in the pool: of all sessions that decode, and of some prompts."""
@@ -251,15 +264,20 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         if num_verdicts:
             self.counts.add_forward(forward_ms, num_rows)
         # A drafter that is only tried may slow the forward down: it would seem to be no slower than a plain one.
-        if any(session.is_probing for session in self.sessions.values()):
+        if any(session.choice.is_probing for session in self.sessions.values()):
             return num_rows
-        # A forward with a piece of a prompt in it, the last one too, says nothing of those that only decode. Rows
-        # without logits are those of prompts.
-        is_decoding = not any(session.num_prompt_rows for session in work)
-        if is_decoding and all(len(segment.token_ids) == segment.num_logits for segment in segments):
+        if _is_decoding(work, segments):
             self._timings.forward_ms.add(forward_ms)
             self._timings.forward_times.observe(num_rows, forward_ms)
         return num_rows
+
+
+def _is_decoding(work: Sequence[VerifySession], segments: Sequence[Segment]) -> bool:
+    """Returns False for a forward with a piece of a prompt in it, the last one too: it says nothing of those that only
+    decode."""
+    # Rows without logits are those of prompts.
+    is_reading = any(session.num_prompt_rows for session in work)
+    return not is_reading and all(len(segment.token_ids) == segment.num_logits for segment in segments)
 
 
 def _without_prompts(logits: Logits, work: Sequence[VerifySession], segments: Sequence[Segment]) -> Logits:

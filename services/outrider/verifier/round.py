@@ -10,7 +10,7 @@ from outrider.core.costs import num_worth, path_probabilities
 from outrider.core.params import Rows, Source
 from outrider.core.session import Session
 from outrider.core.tree import Node
-from outrider.verifier.timings import EngineTimings
+from outrider.verifier.timings import Activity, EngineTimings
 
 MIN_OPEN_PROBABILITY = 0.25
 """A path that the mirror breaks off may be waited for from this probability on."""
@@ -51,7 +51,9 @@ def _num_whole(session: Session, chain: Sequence[Node]) -> int:
 
 def _num_worth(session: Session, nodes: Sequence[Node], timings: EngineTimings) -> int:
     probabilities = path_probabilities(nodes, session.tree.root)
-    return num_worth(probabilities, timings.forward_times, max(1, timings.num_sessions), timings.overhead_ms)
+    has_draft_model = session.spec.speculation.method.has_draft_model
+    overhead_ms = timings.overhead_ms(Activity.DRAFTING if has_draft_model else Activity.RETRIEVING)
+    return num_worth(probabilities, timings.forward_times, max(1, timings.num_sessions), overhead_ms)
 
 
 def is_worth_verifying(

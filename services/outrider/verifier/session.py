@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import takewhile
 
 from outrider.core.adjustments import Adjustment, TextAdjustments
-from outrider.core.auto.controller import Controller
-from outrider.core.auto.strategies import PLAIN, opening_params, params_of, strategies_of
+from outrider.core.auto.strategies import PLAIN, opening_params, params_of
 from outrider.core.costs import DraftTimings, Waiting, patience_ms, waiting_of
 from outrider.core.params import Fallback, Method, Rows, Source, Steering
 from outrider.core.retrieval.ngrams import Continuation, Follower
@@ -31,6 +31,7 @@ from outrider.verifier.round import (
     select_nodes,
 )
 from outrider.verifier.stop_text import StopText
+from outrider.verifier.strategy_choice import StrategyChoice
 from outrider.verifier.timings import EngineTimings
 
 MAX_DRAFT_ROUNDS = 4.0
@@ -105,23 +106,17 @@ class VerifySession:
         self._misses: dict[int, float] = {}
         """Times of the commits that left nothing to verify and that no draft has answered, by base_len."""
 
-        # The strategy. Only `Method.AUTO` has several, and a controller that chooses among them between rounds.
-        self._strategies = strategies_of(spec.speculation)
-        self._strategy = self._strategies[0]
-        self._controller: Controller | None = None
-        if spec.speculation.method is Method.AUTO:
-            number, length = timings.number_session(), len(self.session.committed)
-            self._controller = Controller(timings.history, spec.sampling.temperature, self._strategies, number, length)
+        # The strategy.
+        self.choice = StrategyChoice(spec, timings)
         self._is_listening = False
         """True if the drafter has said something since the strategy needs it."""
         self._listens_from = len(self.session.committed)
         """Committed tokens that such a draft follows at least: one that was on its way before says nothing."""
         self._set_attached(self._is_attached)
-        self._sent_strategy = self._strategy
+        self._sent_strategy = self.choice.strategy
         """The strategy that the drafter knows of."""
         self._sent_steering = Steering()
-        is_unknown = self._controller is not None and self._controller.is_probing
-        self._max_forward_us = int(MAX_DRAFT_ROUNDS * timings.plain_ms * 1e3) if is_unknown else 0
+        self._max_forward_us = int(MAX_DRAFT_ROUNDS * timings.plain_ms * 1e3) if self.choice.is_probing else 0
 
         # What is retrieved on this side.
         plan = target_plan(spec.speculation)
@@ -172,10 +167,10 @@ class VerifySession:
 
     def opening(self) -> tuple[Steering, int] | None:
         """Returns what `GenerationListener.on_begun` is told. None means that the method leaves no choice."""
-        if self._controller is None:
+        if not self.choice.is_auto:
             return None
         speculation = self.session.spec.speculation
-        params = params_of(self._strategy, speculation)
+        params = params_of(self.choice.strategy, speculation)
         return Steering(None if params == opening_params(speculation) else params), self._max_forward_us
 
     def attach(self, forward_us: int = 0) -> None:
@@ -191,11 +186,11 @@ class VerifySession:
         # What the lost stream has left unanswered says nothing of the speed of this one.
         self._misses.clear()
         self._is_listening, self._listens_from = False, 0  # nothing of it was on its way before
-        self._timings.history.draft_ms = forward_us / 1e3 or self._timings.history.draft_ms
-        if self._controller is not None and 0 < self._max_forward_us < forward_us:
+        self._timings.set_draft_ms(forward_us / 1e3)
+        if 0 < self._max_forward_us < forward_us:
             self._sent_strategy = PLAIN  # so slow a drafter has begun with a pause
-            self._controller.hold_drafts()
-            self._set_strategy()
+            with self._listening_anew():
+                self.choice.hold_drafts()
 
     def detach(self) -> None:
         """Goes on without the drafter, whose stream has ended."""
@@ -205,29 +200,21 @@ class VerifySession:
 
     def _set_attached(self, is_attached: bool) -> None:
         self._is_attached = is_attached
-        if self._controller is not None:
-            usable = [each for each in self._strategies if is_attached or not each.method.has_draft_model]
-            # The strategy may need drafts: one that can be used now is chosen at once, not after the next round.
-            self._controller.set_available(usable)
-            self._set_strategy()
+        with self._listening_anew():
+            self.choice.set_attached(is_attached)
 
-    def _set_strategy(self) -> None:
-        """Goes on with the strategy that the controller has chosen."""
-        if self._controller is not None:
-            was_drafted = self._strategy.method.has_draft_model
-            self._strategy = self._controller.strategy()
-            if not was_drafted:
-                self._is_listening, self._listens_from = False, len(self.session.committed)
+    @contextmanager
+    def _listening_anew(self) -> Iterator[None]:
+        """Listens anew for a drafter that had nothing to do before the strategy may have changed."""
+        was_drafted = self.choice.strategy.method.has_draft_model
+        yield
+        if self.choice.is_auto and not was_drafted:
+            self._is_listening, self._listens_from = False, len(self.session.committed)
 
     @property
     def _is_pending(self) -> bool:
         """True if the strategy needs a drafter that has said nothing yet: it reads what it has missed."""
         return self._is_drafting and not self._is_listening
-
-    @property
-    def is_probing(self) -> bool:
-        """True while a drafter is awake of which it is not known if it pays, and which may slow all forwards down."""
-        return self._controller is not None and self._controller.is_probing
 
     def add_draft(self, draft: Draft, now: float) -> None:
         """Adds new nodes to the mirror of the draft tree."""
@@ -310,11 +297,11 @@ class VerifySession:
     @property
     def _is_drafting(self) -> bool:
         """True if drafts are on their way, and wanted."""
-        return self._is_attached and self._strategy.method.has_draft_model
+        return self._is_attached and self.choice.strategy.method.has_draft_model
 
     @property
     def _waiting(self) -> Waiting:
-        return waiting_of(self._strategy.method, self.session.spec.speculation)
+        return waiting_of(self.choice.strategy.method, self.session.spec.speculation)
 
     def _is_worth_verifying(self) -> bool:
         if not self._is_drafting or self._is_answered:
@@ -328,7 +315,7 @@ class VerifySession:
         # The last token is the target's own: no chain fits before it.
         if self.session.num_wanted <= 1:
             return 0.0
-        if self._is_pending and self.is_probing:
+        if self._is_pending and self.choice.is_probing:
             return 0.0  # a reading may take many rounds, and is worth none of them before it is known what it leads to
         if self._is_drafting:
             latency_ms, forward_ms = self._timings.speculator_ms.value, self._timings.forward_ms.get(0.0)
@@ -336,7 +323,7 @@ class VerifySession:
             num_sessions = self._timings.num_sessions
             timings = DraftTimings(latency_ms, forward_ms, accepted, self._num_timeouts, num_sessions)
             return patience_ms(self._waiting, timings)
-        if self._retrieval is not None and self._strategy.retrieval:
+        if self._retrieval is not None and self.choice.strategy.retrieval:
             return self._retrieval.patience_ms()
         return 0.0
 
@@ -365,18 +352,20 @@ class VerifySession:
 
     def _chosen_nodes(self) -> list[Node]:
         fallback = self._fallback()
-        if self._strategy.is_plain or fallback is Fallback.PLAIN:
+        if self.choice.strategy.is_plain or fallback is Fallback.PLAIN:
             forced = takewhile(lambda node: node.source is Source.GRAMMAR, self.session.next_chain())
             return [] if self.session.structured is None else list(forced)
         if fallback is Fallback.RANDOM:
             self.session.add_random_chain()
         # A sub-tree needs no chain, but making one puts what is retrieved into the tree.
-        is_needed = self._strategy.rows is Rows.CHAIN or self._retrieval is not None
-        return select_nodes(self.session, self._next_chain() if is_needed else [], self._strategy.rows, self._timings)
+        is_needed = self.choice.strategy.rows is Rows.CHAIN or self._retrieval is not None
+        return select_nodes(
+            self.session, self._next_chain() if is_needed else [], self.choice.strategy.rows, self._timings
+        )
 
     def _fallback(self) -> Fallback | None:
         """Returns what stands in for a draft after a miss of SAGUARO; None where there is one, or another method."""
-        if self._strategy.method is not Method.SAGUARO:
+        if self.choice.strategy.method is not Method.SAGUARO:
             return None
         is_missed = all(child.source is not Source.DRAFT for child in self.session.tree.root.children.values())
         return self.session.spec.speculation.saguaro.fallback if is_missed else None
@@ -384,15 +373,15 @@ class VerifySession:
     def _next_chain(self) -> list[Node]:
         """Returns the mirror's chain, with what is retrieved in process behind it."""
         chain = self.session.next_chain()
-        if self._retrieval is None or not self._strategy.retrieval:
+        if self._retrieval is None or not self.choice.strategy.retrieval:
             return chain
         if self._retrieval.max_tail_len:
             return self._with_tail(chain, self._retrieval)
         missing = self.session.max_chain_len - len(chain)
-        if self._strategy.rows is Rows.TREE and self._retrieval.has_branches:
+        if self.choice.strategy.rows is Rows.TREE and self._retrieval.has_branches:
             self._retrieval.branch(self.session.max_chain_len)
             chain = self.session.next_chain()
-            if not self._strategy.method.has_draft_model:
+            if not self.choice.strategy.method.has_draft_model:
                 return chain  # nothing drafted ends where retrieval could go on
             missing = self.session.max_chain_len - len(chain)
         # What was retrieved may have another path overtake the chain: it is chosen again.
@@ -447,7 +436,7 @@ class VerifySession:
         if is_crowded_out:
             return EmptyRoundReason.LOAD
         return empty_round_reason(
-            self._strategy,
+            self.choice.strategy,
             has_drafter=self._has_drafter,
             is_attached=self._is_attached,
             has_drafted=self._has_drafted,
@@ -502,7 +491,7 @@ class VerifySession:
         if self._retrieval is not None:
             rejected_rows = () if verdict.rejected_row is None else (verdict.rejected_row,)
             self._retrieval.learn([nodes[row - 1] for row in (*verdict.accepted_rows, *rejected_rows)], verdict)
-        method = self._strategy.method  # read before the controller chooses that of the next round
+        method = self.choice.strategy.method  # read before the controller chooses that of the next round
         times = self._count_round(verdict, forward_ms, started, now)
         verdict = self.reports.complete(verdict, method, nodes, times, num_forward_rows)
         self._begin_round(now)
@@ -526,16 +515,16 @@ class VerifySession:
         statistics.round_times.append(times)
         is_first = statistics.num_rounds == 1  # this round is counted already
         is_disturbed, self._is_disturbed = self._is_disturbed, False
-        self._counts.add_round(self.session.spec, self._strategy.method, verdict, self._empty_reason)
+        self._counts.add_round(self.session.spec, self.choice.strategy.method, verdict, self._empty_reason)
         self._counts.add_times(times, is_first=is_first, has_waited=has_waited)
-        if not is_disturbed and not self.is_probing:
+        if not is_disturbed and not self.choice.is_probing:
             self._timings.add_overhead(times.overhead_ms)
-        if self._controller is not None:
-            if not is_disturbed:
-                self._controller.observe(len(verdict.token_ids), times.round_ms, is_pending=self._is_pending)
-            self._set_strategy()
-            if verdict.finish_reason is not None:
-                statistics.decisions = self._controller.decisions()
+        if not is_disturbed:
+            self.choice.observe(len(verdict.token_ids), times.round_ms, is_pending=self._is_pending)
+        with self._listening_anew():
+            self.choice.choose()
+        if verdict.finish_reason is not None:
+            statistics.decisions = self.choice.decisions()
         return times
 
     def _begin_round(self, now: float) -> None:
@@ -562,7 +551,7 @@ class VerifySession:
         return PeerRequests(self._take_question(), self._next_steering() if self._is_attached else None)
 
     def _take_question(self) -> Question | None:
-        if self._retrieval is None or not self._strategy.retrieval:
+        if self._retrieval is None or not self.choice.strategy.retrieval:
             return None
         return self._retrieval.take_question()
 
@@ -575,12 +564,15 @@ class VerifySession:
             forward_us = int(timings.forward_ms.get(0.0) * 1e3)
             round_trip_us = max(1, int((timings.speculator_ms.value - timings.draft_forward_ms.get(0.0)) * 1e3))
         is_known = _is_near(sent.forward_us, forward_us) and _is_near(sent.round_trip_us, round_trip_us)
-        if is_known and self._sent_strategy == self._strategy:
+        if is_known and self._sent_strategy == self.choice.strategy:
             return None
         speculation = None
-        if self._sent_strategy != self._strategy:
-            speculation = params_of(self._strategy, self.session.spec.speculation)
-        self._sent_steering, self._sent_strategy = Steering(speculation, forward_us, round_trip_us), self._strategy
+        if self._sent_strategy != self.choice.strategy:
+            speculation = params_of(self.choice.strategy, self.session.spec.speculation)
+        self._sent_steering, self._sent_strategy = (
+            Steering(speculation, forward_us, round_trip_us),
+            self.choice.strategy,
+        )
         return self._sent_steering
 
 

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from enum import IntEnum
+
+from outrider.core.auto.group import Group, load_class_of
 from outrider.core.auto.history import StrategyHistory
+from outrider.core.auto.strategies import Strategy
 from outrider.core.calibration import RetrievalCalibration
 from outrider.core.costs import ForwardTimes
 from outrider.core.statistics import RunningMean
 
 FIRST_OVERHEAD_MS = 0.5
 """Overhead of a round until one was measured."""
+LEARNING_RATE = 0.05
+"""Weight of one round in the running mean of overheads."""
+QUIET_STEPS = 8
+"""Steps without a draft model after which none slows a step down."""
+
+
+class Activity(IntEnum):
+    """The work of a session beside its forward."""
+
+    NONE = 0
+    RETRIEVING = 1
+    DRAFTING = 2
+
+    @classmethod
+    def of(cls, strategy: Strategy) -> Activity:
+        """Returns that of a session which follows a strategy."""
+        if strategy.method.has_draft_model:
+            return cls.DRAFTING
+        return cls.NONE if strategy.is_plain else cls.RETRIEVING
 
 
 class EngineTimings:
@@ -23,6 +47,8 @@ class EngineTimings:
         self.max_num_rows = max_num_rows
         self.num_sessions = 0
         """Sessions that share the forwards now."""
+        self._activity = Activity.NONE
+        self._num_quiet_steps = 0
         self._num_numbered = 0
 
         # The target.
@@ -30,7 +56,7 @@ class EngineTimings:
         self.forward_ms = RunningMean()
         # Without a first value a forward would seem to take no time, and no draft be worth a wait.
         self.forward_ms.add(forward_times.of(1))
-        self._overhead_ms = RunningMean(0.05)
+        self._overheads = Overheads()
 
         # The peers.
         self.speculator_ms = RunningMean()
@@ -45,29 +71,60 @@ class EngineTimings:
         # What the choices of all sessions have brought.
         self.retrieval = RetrievalCalibration()
         self.history = StrategyHistory(self.plain_ms)
-        """Strategies that `Method.AUTO` has tried."""
+        """Strategies that `Method.AUTO` has tried with sessions that were alone."""
+        self.group = Group()
+        """Chooses among them for sessions that share forwards."""
 
     def number_session(self) -> int:
         """Returns the number of a new session of `Method.AUTO`, from 1 on."""
         self._num_numbered += 1
         return self._num_numbered
 
-    def set_num_sessions(self, count: int) -> None:
-        """Sets how many sessions share the forwards from here on."""
-        self.num_sessions = count
+    def set_sessions(self, activities: Sequence[Activity]) -> None:
+        """Sets what the sessions do that share the forwards from here on."""
+        self.num_sessions = len(activities)
+        self._activity = max(activities, default=Activity.NONE)
+        self._num_quiet_steps = 0 if self._activity is Activity.DRAFTING else self._num_quiet_steps + 1
         self.history.plain_ms = self.plain_ms
-        self.history.num_sharing = max(1, count)
+        self.group.set_load(self.num_sessions, self.plain_ms)
+
+    def set_draft_ms(self, draft_ms: float) -> None:
+        """Sets the time of a draft forward of one row, in milliseconds; 0 leaves it as it is."""
+        self.history.draft_ms = self.group.draft_ms = draft_ms or self.history.draft_ms
 
     def add_overhead(self, overhead_ms: float) -> None:
         """Adds the time of a round that went neither to its forward nor to waiting."""
-        self._overhead_ms.add(overhead_ms)
+        # A draft model that was told to pause ends what it is at, and may slow down what seems to run without it.
+        if self._activity is Activity.DRAFTING or self._num_quiet_steps >= QUIET_STEPS:
+            self._overheads.add(overhead_ms, max(1, self.num_sessions), self._activity)
 
-    @property
-    def overhead_ms(self) -> float:
-        """Time of a round that goes neither to its forward nor to waiting."""
-        return self._overhead_ms.get(FIRST_OVERHEAD_MS)
+    def overhead_ms(self, activity: Activity) -> float:
+        """Returns the time of a round that goes neither to its forward nor to waiting, where all sessions do this."""
+        return self._overheads.of(max(1, self.num_sessions), activity)
 
     @property
     def plain_ms(self) -> float:
-        """Time of a round that verifies nothing."""
-        return self.forward_times.of(max(1, self.num_sessions)) + self.overhead_ms
+        """Time of a round that verifies nothing, while no other one does either."""
+        return self.forward_times.of(max(1, self.num_sessions)) + self.overhead_ms(Activity.NONE)
+
+
+class Overheads:
+    """Holds the running means of what a round takes beside its forward: by the number of sessions, and by the most that
+    any of them does meanwhile."""
+
+    def __init__(self) -> None:
+        self._means: dict[tuple[Activity, int], RunningMean] = {}
+
+    def add(self, overhead_ms: float, num_sessions: int, activity: Activity) -> None:
+        """Adds a round."""
+        key = activity, load_class_of(num_sessions)
+        self._means.setdefault(key, RunningMean(LEARNING_RATE)).add(overhead_ms)
+
+    def of(self, num_sessions: int, activity: Activity) -> float:
+        """Returns the usual one in milliseconds, by what is known of the nearest number of sessions."""
+        load_class = load_class_of(num_sessions)
+        known = [each for of, each in self._means if of is activity]
+        if known:
+            nearest = min(known, key=lambda each: (abs(each - load_class), each))
+            return self._means[activity, nearest].get(FIRST_OVERHEAD_MS)
+        return self.of(num_sessions, Activity(activity - 1)) if activity else FIRST_OVERHEAD_MS

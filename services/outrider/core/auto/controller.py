@@ -124,7 +124,7 @@ class Controller:
         self._current: SessionStrategy | None = None
         self._trial: Trial | None = None
         """The trial of the current strategy. None means that it is used as the best."""
-        self._num_unread = num_prompt_tokens
+        self._num_unread: float = num_prompt_tokens
         """Tokens that the draft model has not read yet."""
         self._reading: Reading | None = None
         """The reading that must end before the current strategy has anything to verify."""
@@ -182,13 +182,14 @@ class Controller:
             return not self._trial.usual.is_drafted
         return current.record.num_rounds < ESTABLISHED_ROUNDS
 
-    def observe(self, num_tokens: int, round_ms: float, *, is_pending: bool = False) -> None:
+    def observe(self, num_tokens: float, round_ms: float, *, is_pending: bool = False, is_typical: bool = True) -> None:
         """Learns from a round that used the strategy that `strategy()` returned last.
 
         Args:
-            num_tokens: Tokens it has committed.
+            num_tokens: Tokens it has committed; of several sessions that follow the controller, on average.
             round_ms: Time from the commit before it to its own.
             is_pending: True if the draft model has said nothing yet since the strategy needs it.
+            is_typical: False if the round says nothing of its strategy.
 
         Raises:
             ValueError: An argument is negative or not finite, or no strategy was asked for yet.
@@ -215,7 +216,7 @@ class Controller:
             is_settling = self._is_settling(cost, tokens_behind)
             # In the first round after a switch the drafter starts from nothing: its time counts, but it is not what the
             # strategy brings.
-            is_typical = self._rounds_in_use > 1 and not is_settling
+            is_typical = is_typical and self._rounds_in_use > 1 and not is_settling
         # Before `learn_round`, which compares the round with a record that contains it.
         history.add_round(current.record, self._temperature_class, num_tokens, cost, is_typical)
         if is_typical:
@@ -470,7 +471,7 @@ def _is_hopeless(strategy: SessionStrategy) -> bool:
 class Reading:
     """The draft model reads what it has missed, while rounds go on without it."""
 
-    def __init__(self, history: StrategyHistory, num_tokens: int, most_lost: float) -> None:
+    def __init__(self, history: StrategyHistory, num_tokens: float, most_lost: float) -> None:
         """
         Args:
             history: Pays for it, and learns what it has cost.
@@ -526,7 +527,7 @@ class Trial:
         self._num_rounds = 0
         self._cost = self._gain = self._charged = 0.0
 
-    def charge(self, num_tokens: int, cost: float, history: StrategyHistory) -> None:
+    def charge(self, num_tokens: float, cost: float, history: StrategyHistory) -> None:
         """Charges a round to the budget: the time that the trial is behind the usual strategy so far.
 
         It is called after each round, because the session may end in the middle of a trial.

@@ -162,7 +162,7 @@ class StrategyHistory:
         self,
         record: StrategyRecord,
         temperature_class: TemperatureClass,
-        num_tokens: int,
+        num_tokens: float,
         cost: float,
         is_typical: bool,
     ) -> None:
@@ -199,12 +199,12 @@ class StrategyHistory:
         ahead = 0.0 if reading_cost is None else reading_cost + PROBE_COST
         return self.trial_cost + ahead <= self._trial_budget
 
-    def reading_cost(self, num_tokens: int) -> float:
+    def reading_cost(self, num_tokens: float) -> float:
         """Returns what it is expected to cost, in plain rounds, that the draft model reads so many tokens."""
         num_forwards = num_tokens / READ_ROWS
         return self._lost_of_reading.get(1.0) * self.num_sharing * num_forwards * self.draft_ms / self._plain_ms
 
-    def learn_reading(self, num_tokens: int, lost: float) -> None:
+    def learn_reading(self, num_tokens: float, lost: float) -> None:
         """Learns from a reading of the draft model how much of its time the target loses.
 
         Args:

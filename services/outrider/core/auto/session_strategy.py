@@ -86,7 +86,7 @@ class SessionStrategy:
         self.held_until = 0
         """Round of the session before which it is not used again."""
         self._num_abandoned = 0
-        self._num_tokens = 0
+        self._num_tokens = 0.0
         self._time_ms = 0.0
         self._own = DecayedRate()
         self._recent = DecayedRate()
@@ -104,14 +104,14 @@ class SessionStrategy:
     @property
     def decision(self) -> Decision:
         """The rounds that it was used for."""
-        return Decision(self.strategy, self.num_rounds, self._num_tokens, self._time_ms)
+        return Decision(self.strategy, self.num_rounds, round(self._num_tokens), self._time_ms)
 
     def begin(self) -> None:
         """Begins a use: the session changes to it."""
         self.tokens_behind = self.deficit = 0.0
         self.num_futile = 0
 
-    def count_round(self, num_tokens: int, round_ms: float, tokens_behind: float) -> None:
+    def count_round(self, num_tokens: float, round_ms: float, tokens_behind: float) -> None:
         """Counts a round, typical or not.
 
         Args:
@@ -126,13 +126,13 @@ class SessionStrategy:
         self.deficit = max(0.0, self.deficit + min(tokens_behind, MAX_ROUND_DEFICIT))
         self.num_futile = 0 if num_tokens > 1 else self.num_futile + 1
 
-    def count_pending_round(self, num_tokens: int, round_ms: float) -> None:
+    def count_pending_round(self, num_tokens: float, round_ms: float) -> None:
         """Counts a round for which nothing could be drafted yet: it says nothing of the strategy."""
         self.num_rounds += 1
         self._num_tokens += num_tokens
         self._time_ms += round_ms
 
-    def learn_round(self, num_tokens: int, cost: float, now: int) -> None:
+    def learn_round(self, num_tokens: float, cost: float, now: int) -> None:
         """Learns from a typical round, which the history must have counted already.
 
         Args:

@@ -36,6 +36,10 @@ class Decision:
     time_ms: float
     """Time of these rounds."""
 
+    def plus(self, num_tokens: int, round_ms: float) -> Decision:
+        """Returns it with one more round."""
+        return Decision(self.strategy, self.num_rounds + 1, self.num_tokens + num_tokens, self.time_ms + round_ms)
+
 
 def strategies_of(params: SpeculationParams) -> tuple[Strategy, ...]:
     """Returns the strategies that a session may use, the one expected to be best first.

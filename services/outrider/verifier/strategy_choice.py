@@ -1,0 +1,101 @@
+"""The strategy of a session's rounds, and who chooses it: its request, its own controller, or its group."""
+
+from __future__ import annotations
+
+from outrider.core.auto.controller import Controller
+from outrider.core.auto.group import Leader, Share
+from outrider.core.auto.strategies import Decision, Strategy, strategies_of
+from outrider.core.params import Method
+from outrider.core.session import SessionSpec
+from outrider.verifier.timings import EngineTimings
+
+
+class StrategyChoice:
+    """Holds the strategy of a session. Only `Method.AUTO` has several: alone, a session's controller chooses among them
+    between rounds; where sessions share forwards, their group does (`outrider.core.auto.group`)."""
+
+    def __init__(self, spec: SessionSpec, timings: EngineTimings) -> None:
+        """
+        Args:
+            spec: The request.
+            timings: What all sessions have measured.
+        """
+        self._spec, self._timings = spec, timings
+        self._strategies = strategies_of(spec.speculation)
+        self.strategy = self._strategies[0]
+        """That of the next round."""
+        self.is_auto = spec.speculation.method is Method.AUTO
+        """True if there are several."""
+        self._usable = self._strategies
+        self._number = timings.number_session() if self.is_auto else 0
+        self._controller: Controller | None = None
+        """The session's own, while it is alone."""
+        self._used: dict[Strategy, Decision] = {}
+        self._num_tokens, self._is_pending = 0, False
+        """The part in the step of now."""
+
+    def set_attached(self, is_attached: bool) -> None:
+        """Takes in whether there is a drafter, and chooses anew: a strategy that can be used now is chosen at once."""
+        self._usable = tuple(each for each in self._strategies if is_attached or not each.method.has_draft_model)
+        if self._controller is not None:
+            self._controller.set_available(self._usable)
+        self.choose()
+
+    def choose(self) -> None:
+        """Chooses the strategy of the next round."""
+        if not self.is_auto:
+            return
+        if leader := self._leader:
+            self._controller = None  # what it knows of its drafter is over once others have decided
+            self.strategy = leader.strategy_for(self._usable)
+        else:
+            self.strategy = self._own.strategy()
+
+    def hold_drafts(self) -> None:
+        """Takes in that the drafter is too slow to be tried without a budget for it, and chooses anew."""
+        (self._leader or self._own).hold_drafts()
+        self.choose()
+
+    @property
+    def is_probing(self) -> bool:
+        """True while a drafter is awake of which it is not known if it pays, and which may slow all forwards down."""
+        return self.is_auto and (self._leader or self._own).is_probing
+
+    def observe(self, num_tokens: int, round_ms: float, *, is_pending: bool) -> None:
+        """Learns from a round.
+
+        Args:
+            num_tokens: Tokens that it has committed.
+            round_ms: Time from the commit before it to its own.
+            is_pending: True if the drafter has said nothing yet since the strategy needs it.
+        """
+        if not self.is_auto:
+            return
+        used = self._used.get(self.strategy, Decision(self.strategy, 0, 0, 0.0))
+        self._used[self.strategy] = used.plus(num_tokens, round_ms)
+        self._num_tokens, self._is_pending = num_tokens, is_pending
+        if self._leader is None:
+            self._own.observe(num_tokens, round_ms, is_pending=is_pending)
+
+    def take_share(self) -> Share:
+        """Returns its part in the step of now, once."""
+        share = Share(self._strategies, self._usable, self._num_tokens, self._is_pending)
+        self._num_tokens = 0
+        return share
+
+    def decisions(self) -> list[Decision]:
+        """Returns the rounds of each strategy, in the order of its first use."""
+        return list(self._used.values())
+
+    @property
+    def _leader(self) -> Leader | None:
+        """Who chooses for all that share forwards; None for a session that is alone."""
+        return self._timings.group.leader(self._strategies) if self._timings.num_sessions > 1 else None
+
+    @property
+    def _own(self) -> Controller:
+        if self._controller is None:
+            temperature, length = self._spec.sampling.temperature, len(self._spec.prompt_token_ids)
+            self._controller = Controller(self._timings.history, temperature, self._strategies, self._number, length)
+            self._controller.set_available(self._usable)
+        return self._controller

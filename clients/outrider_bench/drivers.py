@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 
 from grpc import aio
 
+from outrider.core.params import Source
 from outrider.security.tokens import CallsWithMetadata
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider_bench.config import BenchConfig
@@ -112,13 +113,14 @@ async def timed_generation(
     """
     # The loop's clock, so that a loop with a clock of its own says what it would say.
     now = asyncio.get_running_loop().time
-    chunks: list[Chunk] = []
+    chunks, num_judged = list[Chunk](), 0
     started = now()
     async with client.generate(prompt, **options) as generation:
         async for chunk in generation:
             # The last chunk may bring only text, of tokens that have come before.
             if chunk.token_ids:
                 chunks.append(Chunk(now() - started, len(chunk.token_ids)))
+            num_judged += num_judged_in(chunk)
             on_chunk(chunk)
     result = generation.result
     return GenerationSample(
@@ -126,7 +128,7 @@ async def timed_generation(
         token_ids=result.token_ids,
         chunks=tuple(chunks),
         duration_s=now() - started,
-        rounds=rounds_from_proto(result.summary),
+        rounds=replace(rounds_from_proto(result.summary), num_judged=num_judged),
     )
 
 
@@ -148,12 +150,13 @@ def wire_name(method: str) -> str:
     return f"METHOD_{method.upper().replace('-', '_')}"
 
 
-def num_judged_in(chunk: verifier_pb2.Chunk) -> int:
+def num_judged_in(chunk: verifier_pb2.Chunk | ClientChunk) -> int:
     """Count the chain tokens of a round that were compared with the target's: those behind a refused one never are.
 
     A chunk ends with the target's own token, save one that a stop token cuts short.
     """
-    kept = sum(source != types_pb2.SOURCE_TARGET for source in chunk.sources)
+    target = types_pb2.SOURCE_TARGET if isinstance(chunk, verifier_pb2.Chunk) else Source.TARGET
+    kept = sum(source != target for source in chunk.sources)
     # The kept ones, and the one that the target's own token replaced; after a chain that was kept whole there is none,
     # which `min` sees to.
     return min(kept + (kept < len(chunk.sources)), chunk.num_drafted)

@@ -26,8 +26,8 @@ TOP_P = 0.95
 FILTERED_TEMPERATURE = 0.7
 KEPT_PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "logprobs": {"logprobs": 5},
-    # Too small to change a draw, but computed like any others.
-    "penalties": {"repetition_penalty": 1 + 1e-6, "presence_penalty": 1e-6, "frequency_penalty": 1e-6},
+    # Too small to change a float32, and with it a draw, but computed like any others.
+    "penalties": {"repetition_penalty": 1 + 1e-9, "presence_penalty": 1e-30, "frequency_penalty": 1e-30},
     "stop strings": {"stop": ["\x00 is never said", "\x01 is never said either"]},
 }
 """Options that change no text, by the setting's name."""

@@ -11,6 +11,7 @@ from outrider_bench.result import Measurement, Target
 from outrider_bench.suites.structured.experiments import ASKED_METHODS, StructuredSizes
 from outrider_cli.prompts import default_prompts
 from outrider_client.client import Client
+from outrider_client.requests import GenerateOptions
 
 MOST_TIMES = 1.15
 """Limit of the time until all texts have begun, by that until one has."""
@@ -62,8 +63,16 @@ class Beginnings:
         prompt = [*head, *self._body][: self.num_prompt_tokens]
         now, begun = asyncio.get_running_loop().time, set[int]()
         started = last = now()
-        options = {"temperature": 0.7, "seed": seed, "max_tokens": self._sizes.text_tokens, "ignore_eos": True}
-        async with client.generate(prompt, n=n, method=method, resume=False, **options) as generation:
+        options: GenerateOptions = {
+            "n": n,
+            "method": method,
+            "temperature": 0.7,
+            "seed": seed,
+            "max_tokens": self._sizes.text_tokens,
+            "ignore_eos": True,
+            "resume": False,
+        }
+        async with client.generate(prompt, **options) as generation:
             async for chunk in generation:
                 if chunk.token_ids and chunk.index not in begun:
                     begun.add(chunk.index)

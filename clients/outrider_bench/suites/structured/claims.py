@@ -43,9 +43,9 @@ class StructuredEvidence:
     """Holds all that the claims are about."""
 
     measured: Measured
-    """Of all texts."""
+    """Holds all texts."""
     same: Measured
-    """Of the texts that are those of `off` without a mask alone."""
+    """Holds those texts alone that are the ones of `off` without a mask."""
     experiments: Sequence[Experiment]
     num_same: Mapping[tuple[str, str, float], tuple[int, int]]
     """Texts that are the same, and all texts, by experiment, label of the contender and temperature."""

@@ -1,4 +1,4 @@
-"""`outrider bench`: eight subcommands, each with exactly its own flags; reads them, checks them, and runs the suite."""
+"""`outrider bench`: nine subcommands, each with exactly its own flags; reads them, checks them, and runs the suite."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from outrider_bench.config import (
     NETWORK_PARTS,
     PARTS,
     SIMULATED_PARTS,
+    STRUCTURED_PARTS,
     BenchConfig,
     DatastoreConfig,
     FaultsConfig,
@@ -33,6 +34,7 @@ from outrider_bench.config import (
     ObservabilityConfig,
     PairConfig,
     ServeConfig,
+    StructuredConfig,
     SuiteConfig,
     parse_cores,
     parse_counts,
@@ -50,6 +52,7 @@ from outrider_client.requests import GenerateOptions
 
 DEFAULT_SUITE = "generation"
 _GENERATION, _SUITE, _FAULTS, _PAIR, _SERVE = BenchConfig(), SuiteConfig(), FaultsConfig(), PairConfig(), ServeConfig()
+_STRUCTURED = StructuredConfig()
 _WIDTH = 118
 """Columns of a report that is not written to a terminal."""
 
@@ -124,7 +127,7 @@ app = typer.Typer(
 
 @app.callback()
 def bench() -> None:
-    """Measures Outrider: speed, methods, a pair of models, a load, network, datastore, faults, watching it."""
+    """Measures Outrider: speed, methods, a pair, a load, structured output, network, datastore, faults, watching it."""
 
 
 @app.command()
@@ -382,6 +385,43 @@ def serve(
         for each in addresses_of(address) if address is not None else ():
             ChannelSecurity(**security).credentials_for(each)  # only for its errors, here where they are wrong usage
     _run("serve", config, out, security)
+
+
+@app.command()
+@secured
+def structured(
+    *,
+    parts: Annotated[str, typer.Option(help=f"Parts to measure, of {', '.join(STRUCTURED_PARTS)}.")] = ",".join(
+        STRUCTURED_PARTS
+    ),
+    methods: Annotated[str, typer.Option(help=f"Of {', '.join(METHODS)}; off always takes part.")] = ",".join(
+        _STRUCTURED.methods
+    ),
+    address: Annotated[
+        str | None, typer.Option(help="Measure a verifier that runs already, instead of a stack of our own.")
+    ] = None,
+    repeats: Repeats = _SUITE.repeats,
+    seed: Seed = _SUITE.seed,
+    cores: Cores = "auto",
+    quick: Quick = False,
+    out: Out = None,
+    security: SecurityOptions,
+) -> None:
+    """Measures what it costs that an output obeys a schema, and what drafts bring then; and other parameters."""
+    with _checked():
+        config = StructuredConfig(
+            repeats,
+            seed,
+            # A server that runs already is not ours to pin, and may be on another machine.
+            _cores(cores) if address is None else (),
+            quick,
+            parse_names("--parts", parts, STRUCTURED_PARTS),
+            parse_names("--methods", methods, METHODS),
+            address,
+        )
+        if address is not None:
+            ChannelSecurity(**security).credentials_for(address)  # only for its errors, here where they are wrong usage
+    _run("structured", config, out, security)
 
 
 @app.command()

@@ -34,6 +34,8 @@ SIMULATED_PARTS = (
 """Parts of the methods' suite in simulated time: they are named to be run, and need neither services nor quiet."""
 NETWORK_PARTS = ("rtt", "simulation", "bytes", "wan", "edge")
 """Parts of the network's suite."""
+STRUCTURED_PARTS = ("mask", "forced", "schemas", "texts", "parameters")
+"""Parts of the suite of structured output."""
 MAX_CHAIN_LEN = 32
 """Limit of num_speculative_tokens of a verifier that nobody has set another for."""
 PAIR_MODELS = ("demo/target-100m", "demo/draft", "auto", "auto")
@@ -199,6 +201,20 @@ class NetworkConfig(PartsConfig):
         # The simulation takes its overhead and latency from the measured round trips, and is held beside them.
         is_measured = "rtt" in self.parts or "simulation" not in self.parts
         _require(is_measured, "--parts", "a list with rtt in it for simulation", _joined(self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredConfig(PartsConfig):
+    """A run of the suite of structured output, fully decided."""
+
+    parts: tuple[str, ...] = STRUCTURED_PARTS
+    methods: tuple[str, ...] = ("off", "auto", "pearl", "best-first")
+    """Methods that are measured with and without a mask, and with schemas; `off` always takes part."""
+    address: str | None = None
+    """A verifier that runs already; None means that the suite starts services."""
+
+    def __post_init__(self) -> None:
+        self.check(STRUCTURED_PARTS)
 
 
 @dataclass(frozen=True, slots=True)

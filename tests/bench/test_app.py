@@ -13,7 +13,15 @@ from typer.testing import CliRunner
 
 from outrider_bench import app as app_module
 from outrider_bench.app import app
-from outrider_bench.config import NETWORK_PARTS, PARTS, BenchConfig, MethodsConfig, ServeConfig
+from outrider_bench.config import (
+    NETWORK_PARTS,
+    PARTS,
+    STRUCTURED_PARTS,
+    BenchConfig,
+    MethodsConfig,
+    ServeConfig,
+    StructuredConfig,
+)
 
 GENERATION = [
     (["--methods", "off,magic"], "--methods must be one of off, speculative, pearl, retrieval"),
@@ -70,6 +78,11 @@ OTHERS = [
     ("network --parts rtt,magic", "--parts must be one of rtt, simulation, bytes, wan, edge, got 'magic'"),
     ("network --parts=", "--parts must be some of rtt, simulation, bytes, wan, edge"),
     ("network --parts simulation", "--parts must be a list with rtt in it for simulation"),
+    ("structured --parts masks", "--parts must be one of mask, forced, schemas, texts, parameters, got 'masks'"),
+    ("structured --parts=", "--parts must be some of mask, forced, schemas, texts, parameters"),
+    ("structured --methods off,magic", "--methods must be one of off, speculative, pearl, retrieval"),
+    ("structured --repeats 0", "--repeats must be >= 1, got '0'"),
+    ("structured --address h:1", "h:1 is not on this machine: ca_file is needed for TLS"),
     ("network --repeats 0", "--repeats must be >= 1, got '0'"),
     ("datastore --repeats 0", "--repeats must be >= 1, got '0'"),
     ("datastore --seed -1", "--seed must be in [0, 2**32), got '-1'"),
@@ -107,29 +120,30 @@ OTHERS = [
     ("serve --out /proc/nothing", "--out must be a folder that can be written to"),
 ]
 MISPLACED = [
-    ("methods --methods off", "--methods is a flag of outrider bench generation, not of methods"),
+    ("methods --methods off", "--methods is a flag of outrider bench generation, structured, not of methods"),
     ("methods --rtt-ms 0", "--rtt-ms is a flag of outrider bench generation, not of methods"),
     ("network --rtt-ms=10", "--rtt-ms is a flag of outrider bench generation, not of network"),
-    ("datastore --parts card", "--parts is a flag of outrider bench methods, network, not of datastore"),
+    ("datastore --parts card", "--parts is a flag of outrider bench methods, structured, network, not of datastore"),
     ("datastore --target-dtype bf16", "--target-dtype is a flag of outrider bench generation, not of datastore"),
     ("datastore --faults 3", "--faults is a flag of outrider bench faults, not of datastore"),
     (
         "observability --address h:1",
-        "--address is a flag of outrider bench generation, pair, serve, not of observability",
+        "--address is a flag of outrider bench generation, pair, serve, structured, not of observability",
     ),
-    ("faults --ca-file x", "--ca-file is a flag of outrider bench generation, pair, serve, not of faults"),
+    ("faults --ca-file x", "--ca-file is a flag of outrider bench generation, pair, serve, structured, not of faults"),
     ("network --llama-server sh", "--llama-server is a flag of outrider bench generation, methods, not of network"),
     (
         "faults --cores 0",
-        "--cores is a flag of outrider bench generation, methods, pair, serve, network, datastore, observability",
+        "--cores is a flag of outrider bench generation, methods, pair, serve, structured, network, datastore, "
+        "observability",
     ),
-    ("--parts card", "--parts is a flag of outrider bench methods, network, not of generation"),
+    ("--parts card", "--parts is a flag of outrider bench methods, structured, network, not of generation"),
     ("--request-rate 3", "--request-rate is a flag of outrider bench serve, not of generation"),
-    ("serve --methods off", "--methods is a flag of outrider bench generation, not of serve"),
+    ("serve --methods off", "--methods is a flag of outrider bench generation, structured, not of serve"),
     ("--minutes 3", "--minutes is a flag of outrider bench faults, not of generation"),
     (
         "generation --quick",
-        "--quick is a flag of outrider bench methods, pair, network, datastore, faults, observability",
+        "--quick is a flag of outrider bench methods, pair, structured, network, datastore, faults, observability",
     ),
 ]
 
@@ -162,10 +176,8 @@ def test_a_flag_of_another_suite_says_where_it_belongs(line: str, message: str) 
 @pytest.mark.parametrize("line", ["fault", "--suite fault", "--suite=fault --quick", "fault --seed 3"])
 def test_an_unknown_suite_names_the_nearest_one(line: str) -> None:
     message = complaint(*line.split())
-    assert (
-        "must be one of generation, methods, pair, serve, network, datastore, faults, observability, got 'fault'"
-        in message
-    )
+    suites = "generation, methods, pair, serve, structured, network, datastore, faults, observability"
+    assert f"must be one of {suites}, got 'fault'" in message
     assert message.endswith("did you mean faults?\n")
 
 
@@ -221,9 +233,16 @@ def test_the_old_flag_of_the_suite_says_what_to_type(flag: list[str], runs: list
 
 
 def test_without_parts_a_suite_measures_all_of_them(runs: list[tuple[str, Any]]) -> None:
-    for suite in ("methods", "network"):
+    for suite in ("methods", "network", "structured"):
         assert CliRunner().invoke(app, [suite]).exit_code == 0
-    assert [config.parts for _, config in runs] == [PARTS, NETWORK_PARTS]
+    assert [config.parts for _, config in runs] == [PARTS, NETWORK_PARTS, STRUCTURED_PARTS]
+
+
+def test_structured_output_is_measured_with_the_methods_that_are_named(runs: list[tuple[str, Any]]) -> None:
+    line = "structured --methods card,pearl+retrieval --parts texts,mask --address 127.0.0.1:1 --repeats 2"
+    assert CliRunner().invoke(app, line.split()).exit_code == 0
+    wanted = StructuredConfig(2, 0, (), False, ("texts", "mask"), ("card", "pearl+retrieval"), "127.0.0.1:1")
+    assert runs == [("structured", wanted)]
 
 
 def test_a_load_has_the_flags_of_vllm(runs: list[tuple[str, Any]]) -> None:
@@ -248,6 +267,7 @@ def test_every_suite_has_a_help_with_all_its_flags() -> None:
         "methods",
         "pair",
         "serve",
+        "structured",
         "network",
         "datastore",
         "faults",

@@ -140,6 +140,23 @@ def test_what_is_forbidden_is_removed_and_nobody_brings_it_back(texts: set[tuple
         assert [node.token_id for node in tree.live_nodes()] == path[: TrieMatcher(texts).num_allowed(path)]
 
 
+def test_a_path_is_asked_about_once_and_not_for_each_of_its_nodes() -> None:
+    asked: list[list[int]] = []
+
+    class Asked(TrieMatcher):
+        def num_allowed(self, token_ids: Sequence[int]) -> int:
+            asked.append(list(token_ids))
+            return super().num_allowed(token_ids)
+
+    tree = DraftTree(PROMPT, VOCAB_SIZE)
+    structured = StructuredText(Asked({(1, 2, 3, 4, 0)}), tree)
+    for path in ([1, 2, 3, 4], [1, 2, 4], [4, 4, 4]):
+        add_path(tree, len(PROMPT), path, -1.0, Source.DRAFT)
+    assert structured.prune(list(tree.live_nodes()))
+    assert sorted(asked) == [[1, 2, 3, 4], [1, 2, 4], [4, 4, 4]]
+    assert [path_to(node, tree.root) for node in tree.live_nodes()] == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
+
+
 def test_a_matcher_that_was_moved_behind_a_path_comes_back() -> None:
     tree = DraftTree(PROMPT, VOCAB_SIZE)
     matcher = TrieMatcher({(1, 2, 3)})

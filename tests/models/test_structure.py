@@ -5,17 +5,32 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from outrider.core.structure import Structure, StructureBroken, StructureKind
-from outrider.models.structure import MAX_DESCRIPTION_BYTES, BadStructure, GrammarMatcher, Grammars, masked
+from outrider.core.params import SamplingParams, Source
+from outrider.core.structure import Structure, StructureBroken, StructuredText, StructureKind
+from outrider.core.tree import DraftTree
+from outrider.models.ratio import Round, emitted
+from outrider.models.sampling import Sampler
+from outrider.models.structure import (
+    MANY_ALLOWED,
+    MAX_DESCRIPTION_BYTES,
+    BadStructure,
+    GrammarMatcher,
+    Grammars,
+    draw_allowed,
+    mask_row,
+)
 from tests.support.services import target_model
+from tests.support.trees import add_path
 
 
 @cache
@@ -164,7 +179,7 @@ def test_a_bomb_is_served_or_refused_within_seconds(name: str) -> None:
         matcher = grammars().matcher(BOMBS[name])
         for _ in range(20):
             matcher.mask()
-            token_id = int(matcher.mask().nonzero()[0])
+            token_id = int(np.flatnonzero(matcher.mask())[0])
             if matcher.is_over or not matcher.consume(token_id):
                 break
     except (BadStructure, StructureBroken):
@@ -174,13 +189,84 @@ def test_a_bomb_is_served_or_refused_within_seconds(name: str) -> None:
 
 def test_only_allowed_tokens_are_drawn_and_padding_never() -> None:
     matcher = grammars().matcher(Structure(StructureKind.CHOICE, '["yes","no"]'))
-    logits = torch.zeros(1, target_model().vocab_size + 8)
-    row = masked(logits, matcher)
-    allowed = (row > -torch.inf).nonzero()[:, 1].tolist()
+    rows = torch.zeros(2, target_model().vocab_size + 8)
+    mask_row(rows, 1, matcher)
+    allowed = (rows[1] > -torch.inf).nonzero()[:, 0].tolist()
     assert {target_model().tokenizer.decode([token_id]) for token_id in allowed} <= {"y", "ye", "yes", "n", "no"}
+    assert not rows[0].any(), "of one row"
     # Others have forbidden all of them: the grammar leaves no choice.
-    logits[:, allowed] = -torch.inf
-    assert (masked(logits, matcher) > -torch.inf).nonzero()[:, 1].tolist() == allowed
+    rows[0, allowed] = -torch.inf
+    drawn = {draw_allowed(Sampler(), rows[:1], matcher, SamplingParams(seed=seed), 0) for seed in range(40)}
+    assert drawn == set(allowed)
+    mask_row(rows, 0, matcher)
+    assert torch.equal(rows[0], rows[1])
+
+
+STRUCTURES = {
+    "one token": Structure(StructureKind.REGEX, "\n"),
+    "few tokens": Structure(StructureKind.REGEX, "[a-c]{1,3}"),
+    "half of them": Structure(StructureKind.REGEX, "[a-z ]{1,20}"),
+    "nearly all": Structure(StructureKind.REGEX, "(?s:.*)"),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.7, seed=3),
+        SamplingParams(temperature=1.0, seed=4, top_p=0.9),
+        SamplingParams(temperature=1.3, seed=5, top_k=20, min_p=0.01),
+    ],
+)
+def test_the_draw_is_that_of_a_model_which_says_nothing_else(name: str, params: SamplingParams) -> None:
+    matcher, random = grammars().matcher(STRUCTURES[name]), torch.Generator().manual_seed(1)
+    for index in range(20):
+        logits = 3 * torch.randn(1, target_model().vocab_size, generator=random)
+        token_id = draw_allowed(Sampler(), logits, matcher, params, index)
+        row = logits.masked_fill(~torch.from_numpy(matcher.mask()), -torch.inf)
+        assert [token_id] == Sampler().draw(row, [params], [index])
+
+
+def test_few_and_many_allowed_tokens_are_both_tried() -> None:
+    one, few, half, most = (int(grammars().matcher(each).mask().sum()) for each in STRUCTURES.values())
+    assert 1 == one < few < MANY_ALLOWED < half < most
+
+
+@pytest.mark.parametrize(("top_p", "num_sampled"), [(0.9, 2), (1.0, 4)])
+def test_where_no_draw_counts_before_the_mask_only_rows_that_are_reached_are_drawn(
+    top_p: float, num_sampled: int
+) -> None:
+    params = SamplingParams(seed=1, top_p=top_p)
+    sampled: list[int] = []
+
+    class CountingSampler(Sampler):
+        def draw(
+            self, logits: torch.Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]
+        ) -> list[int]:
+            sampled.extend(index for each, index in zip(params, output_indices, strict=True) if not each.is_greedy)
+            return super().draw(logits, params, output_indices)
+
+    random = torch.Generator().manual_seed(1)
+    logits = 3 * torch.randn(4, target_model().vocab_size, generator=random)
+    matcher = grammars().matcher(STRUCTURES["nearly all"])
+    first = draw_allowed(Sampler(), logits[:1], matcher, params, 5)
+    tree = DraftTree((1,), target_model().vocab_size)
+    # The first drafted token is right, the others are behind one that is not.
+    add_path(tree, 1, [first, 7, 7], -1.0, Source.DRAFT)
+    nodes = tree.best_chain(3)
+    round_ = Round(params, [5, 6, 7, 8], nodes=nodes, structured=StructuredText(matcher, tree))
+    (draws,) = emitted(CountingSampler(), logits, [round_])
+    assert draws[0] == first
+    assert draws[1] == draw_allowed(Sampler(), logits[1:2], _behind(first), params, 6) != 7
+    assert sampled == [5, 6, 7, 8][:num_sampled]
+
+
+def _behind(token_id: int) -> GrammarMatcher:
+    matcher = grammars().matcher(STRUCTURES["nearly all"])
+    assert matcher.consume(token_id)
+    return matcher
 
 
 def test_forced_text_is_spelled_as_the_tokenizer_does() -> None:
@@ -200,4 +286,4 @@ def test_each_matcher_stands_alone_and_any_thread_may_ask() -> None:
     first, *others = found
     assert first.consume(tokens("abc")[0])
     first.rollback(1)
-    assert all(torch.equal(first.mask(), other.mask()) for other in others)
+    assert all(np.array_equal(first.mask(), other.mask()) for other in others)

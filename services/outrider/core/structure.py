@@ -137,13 +137,15 @@ class StructuredText:
         Raises:
             StructureBroken: The text cannot go on.
         """
-        is_pruned = False
+        is_pruned, inner = False, {node.parent for node in nodes}
         for node in nodes:
-            if node.parent is None:
-                continue  # it went with one above it
+            # A path that is allowed has no node that is not. And a node may have gone with one above it.
+            if node in inner or node.parent is None:
+                continue
             path = path_to(node, self._tree.root)
-            if self._matcher.num_allowed(path) < len(path):
-                self._tree.remove(node)
+            num_forbidden = len(path) - self._matcher.num_allowed(path)
+            if num_forbidden:
+                self._tree.remove(_above(node, num_forbidden - 1))
                 is_pruned = True
         return is_pruned
 
@@ -159,3 +161,10 @@ class StructuredText:
                 self._matcher.rollback(number)
                 return None
         return self._matcher
+
+
+def _above(node: Node, num_levels: int) -> Node:
+    for _ in range(num_levels):
+        assert node.parent is not None
+        node = node.parent
+    return node

@@ -27,7 +27,9 @@ from outrider.core.structure import Matcher, StructureBroken, StructuredText
 from outrider.core.tree import Node
 from outrider.models.adjustments import adjusted
 from outrider.models.sampling import Sampler, tempered_and_filtered
-from outrider.models.structure import mask_row, masked
+from outrider.models.structure import draw_allowed, mask_row
+
+_GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,12 @@ class Round:
     structured: StructuredText | None = None
     """Holds the draws to a structure. None means that there is none."""
 
+    @property
+    def redraws_all(self) -> bool:
+        """True if no draw without the structure counts: filters look at the whole distribution, and come behind it."""
+        is_filtered = self.sampling.has_filters and not self.sampling.is_greedy
+        return self.structured is not None and self.chain is None and is_filtered
+
 
 def emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round]) -> list[list[int]]:
     """Draws one token for each row of each round; under the ratio rule, the tokens that the round emits.
@@ -148,10 +156,10 @@ def emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round]) -> list[l
 def _emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round]) -> list[list[int]]:
     ends = list(accumulate(len(each.output_indices) for each in rounds))
     spans = [(end - len(each.output_indices), end) for each, end in zip(rounds, ends, strict=True)]
-    drawn = [number for number, each in enumerate(rounds) if each.chain is None]
+    drawn = [number for number, each in enumerate(rounds) if each.chain is None and not each.redraws_all]
     found: dict[int, list[int]] = {}
     if drawn:
-        # Copied only where a round of the other rule is among them.
+        # Copied only where another kind of round is among them.
         rows = logits if len(drawn) == len(rounds) else torch.cat([logits[slice(*spans[number])] for number in drawn])
         params = [rounds[number].sampling for number in drawn for _ in rounds[number].output_indices]
         tokens = iter(sampler.draw(rows, params, [i for number in drawn for i in rounds[number].output_indices]))
@@ -160,10 +168,17 @@ def _emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round]) -> list[
     for number, (each, span) in enumerate(zip(rounds, spans, strict=True)):
         rows = logits[slice(*span)]
         if each.structured is not None:
-            found[number] = _structured(sampler, rows, each, each.structured, found.get(number, []))
+            draws = _likeliest(sampler, rows) if each.redraws_all else found.get(number, [])
+            found[number] = _structured(sampler, rows, each, each.structured, draws)
         elif each.chain is not None:
             found[number] = judge(sampler, rows, each.sampling, each.output_indices[0], each.chain)
     return [found[number] for number in range(len(rounds))]
+
+
+def _likeliest(sampler: Sampler, logits: Tensor) -> list[int]:
+    """Returns the best token of each row, in place of draws of which none counts: rows that are reached are drawn
+    again, and of the others a guess will do."""
+    return sampler.draw(logits, [_GREEDY] * len(logits), range(len(logits)))
 
 
 def _structured(
@@ -174,14 +189,11 @@ def _structured(
     sampling, indices = round_.sampling, round_.output_indices
 
     def redraw(row: int, matcher: Matcher) -> int:
-        (token_id,) = sampler.draw(masked(logits[row : row + 1], matcher), [sampling], [indices[row]])
-        return token_id
+        return draw_allowed(sampler, logits[row : row + 1], matcher, sampling, indices[row])
 
     try:
         if round_.chain is None:
-            # Filters look at the whole distribution: they come behind the structure.
-            is_filtered = sampling.has_filters and not sampling.is_greedy
-            return structured.settled(round_.nodes, draws, redraw, redraws_all=is_filtered)
+            return structured.settled(round_.nodes, draws, redraw, redraws_all=round_.redraws_all)
         rows, path = logits.clone(), list[int]()
         for row in range(len(rows)):
             if row:

@@ -118,6 +118,27 @@ class Sampler:
         return found
 
     @torch.inference_mode()
+    def draw_among(
+        self, logits: Tensor, token_ids: npt.NDArray[np.intp], params: SamplingParams, output_index: int
+    ) -> int:
+        """Draws from a few tokens of a row, as `draw` does where all others have a logit of minus infinity.
+
+        Args:
+            logits: float32 [1, vocab].
+            token_ids: Tokens that may be drawn, rising. Where all have minus infinity, they count as equal.
+            params: Of the row.
+            output_index: How many tokens the generation put out before.
+        """
+        few = logits[:, torch.from_numpy(token_ids).to(logits.device)].cpu()
+        if not bool(few.amax() > -math.inf):
+            few = torch.zeros_like(few)
+        if params.is_greedy:
+            return int(token_ids[_argmax(few)[0]])
+        scores = tempered_and_filtered(few, [params])
+        scores += torch.from_numpy(gumbel(params.seed, output_index, token_ids))
+        return int(token_ids[_argmax(scores)[0]])
+
+    @torch.inference_mode()
     def draw_weighted(self, weights: Tensor, seed: int, output_index: int) -> int:
         """Draws a token by its weight, float [vocab] and not all 0, with the noise of one output index."""
         noise = self._noise_rows(weights).row(seed, output_index)

@@ -11,11 +11,14 @@ from typing import Any
 
 import llguidance
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from outrider.core.params import SamplingParams
 from outrider.core.structure import Matcher, Structure, StructureBroken, StructureKind
 from outrider.core.tree import TokenId
+from outrider.models.sampling import Sampler
 
 MAX_DESCRIPTION_BYTES = 64 * 1024
 """Longest description of a grammar."""
@@ -23,6 +26,9 @@ NUM_CACHED = 64
 """Compiled grammars that are kept: an application asks for the same ones again and again."""
 MAX_FORCED = 64
 """Most forced tokens that are drafted at a time: as many as a round verifies of a path."""
+MANY_ALLOWED = 512
+"""Tokens: where a grammar allows more than these, a row is drawn whole. The noise of fewer is computed for them alone,
+which is a tenth of the work where a large vocabulary may only go on with a comma."""
 LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, max_grammar_size=100_000)
 """Bounds of time and memory of one grammar: 20 ms to begin with and 17 ms a token of the library's own measure, and
 some 100 MB."""
@@ -170,34 +176,53 @@ class GrammarMatcher:
         """See `Matcher`."""
         return bool(self._matcher.is_stopped())
 
-    def mask(self) -> Tensor:
-        """Returns the tokens that may follow: bool [vocab_size]."""
+    def mask(self) -> npt.NDArray[np.bool_]:
+        """Returns the tokens that may follow: bool [vocab_size]. Raises StructureBroken if there are none."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
-        return torch.from_numpy(np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(np.bool_))
+        mask = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        if not mask.any():
+            raise StructureBroken("no token is allowed")
+        return mask
 
     def _check(self) -> None:
         if self._matcher.is_error():
             raise StructureBroken(self._matcher.get_error().strip())
 
 
-def masked(logits: Tensor, matcher: Matcher) -> Tensor:
-    """Returns a row of logits in which only the tokens that may follow can be drawn: float32 [1, vocab], a new one.
+def draw_allowed(
+    sampler: Sampler, logits: Tensor, matcher: Matcher, params: SamplingParams, output_index: int
+) -> TokenId:
+    """Draws a token for one row of logits, float32 [1, vocab], from those that may follow: see `Sampler.draw`.
 
     Where other parameters have forbidden all of these, they count as equal: the grammar leaves no other choice.
     """
     assert isinstance(matcher, GrammarMatcher)
-    mask = matcher.mask().to(logits.device)
-    # The logits may be padded beyond the vocabulary.
-    allowed = torch.zeros_like(logits, dtype=torch.bool)
-    allowed[:, : len(mask)] = mask
-    if not bool(allowed.any()):
-        raise StructureBroken("no token is allowed")
-    row = logits.masked_fill(~allowed, -torch.inf)
-    return row if bool((row > -torch.inf).any()) else torch.zeros_like(logits).masked_fill_(~allowed, -torch.inf)
+    mask = matcher.mask()
+    if np.count_nonzero(mask) > MANY_ALLOWED:
+        (token_id,) = sampler.draw(_masked(logits, mask), [params], [output_index])
+        return token_id
+    token_ids = np.flatnonzero(mask)
+    # Nothing to draw, and nothing to wait for on a device.
+    return int(token_ids[0]) if len(token_ids) == 1 else sampler.draw_among(logits, token_ids, params, output_index)
 
 
 @torch.inference_mode()
 def mask_row(logits: Tensor, row: int, matcher: Matcher) -> None:
-    """Takes what may not follow out of one row of logits, in place: float32 [rows, vocab]."""
-    logits[row] = masked(logits[row : row + 1], matcher)[0]
+    """Takes what may not follow out of one row of logits, in place: float32 [rows, vocab].
+
+    Where other parameters have forbidden all that may follow, it counts as equal.
+    """
+    assert isinstance(matcher, GrammarMatcher)
+    logits[row] = _masked(logits[row : row + 1], matcher.mask())[0]
+
+
+def _masked(logits: Tensor, mask: npt.NDArray[np.bool_]) -> Tensor:
+    """Returns a row of logits with minus infinity for what is not allowed: float32 [1, vocab], a new one."""
+    # The logits may be padded beyond the vocabulary.
+    padded = np.zeros(logits.shape[-1], dtype=np.bool_)
+    padded[: len(mask)] = mask
+    allowed = torch.from_numpy(padded).to(logits.device)
+    row = torch.where(allowed, logits, -torch.inf)
+    # A maximum is found in a twentieth of the time that comparing each value with minus infinity takes.
+    return row if bool(row.amax() > -torch.inf) else torch.zeros_like(row).masked_fill_(~allowed, -torch.inf)

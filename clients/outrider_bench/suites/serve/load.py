@@ -16,10 +16,11 @@ import numpy as np
 
 from outrider.core.params import Source
 from outrider_bench.config import ServeConfig
-from outrider_bench.drivers import rounds_from_proto
-from outrider_bench.samples import Chunk, GenerationSample
+from outrider_bench.drivers import timed_generation
+from outrider_bench.samples import GenerationSample
 from outrider_client.client import Client
 from outrider_client.errors import OutriderError
+from outrider_client.generation import Chunk
 from outrider_client.requests import GenerateOptions
 
 _SEEDS_PER_RUN = 2**32
@@ -116,7 +117,7 @@ class Load:
             sent_s = self._now()
             generation, kept, error, message = None, list[int](), "", ""
             try:
-                generation = await self._generate(index, sent_s, kept)
+                generation = await self._generate(index, kept)
             except OutriderError as failure:
                 error, message = failure.code.name, failure.message
             outcome = Outcome(
@@ -124,27 +125,16 @@ class Load:
             )
             self.outcomes.append(outcome)
 
-    async def _generate(self, index: int, sent_s: float, kept: list[int]) -> GenerationSample:
+    async def _generate(self, index: int, kept: list[int]) -> GenerationSample:
         """Generate to the end. `kept` gets the drafted tokens kept in each round with a draft. Raises OutriderError."""
+
+        def count(chunk: Chunk) -> None:
+            if chunk.num_drafted:
+                kept.append(sum(source is not Source.TARGET for source in chunk.sources))
+
         prompt = self._config.prompts[index % len(self._config.prompts)].text
         seed = self._config.seed * _SEEDS_PER_RUN + index
-        chunks: list[Chunk] = []
-        async with self._client.generate(prompt, **measured_options(self._config, seed)) as generation:
-            async for chunk in generation:
-                at_s = self._now() - sent_s
-                # The last chunk may bring only text, of tokens that have come before.
-                if chunk.token_ids:
-                    chunks.append(Chunk(at_s, len(chunk.token_ids)))
-                if chunk.num_drafted:
-                    kept.append(sum(source is not Source.TARGET for source in chunk.sources))
-        result = generation.result
-        return GenerationSample(
-            num_prompt_tokens=result.num_prompt_tokens,
-            token_ids=result.token_ids,
-            chunks=tuple(chunks),
-            duration_s=self._now() - sent_s,
-            rounds=rounds_from_proto(result.summary),
-        )
+        return await timed_generation(self._client, prompt, measured_options(self._config, seed), count)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time() - self._began

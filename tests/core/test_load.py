@@ -73,7 +73,7 @@ def test_impossible_reports_make_nothing_impossible() -> None:
 
 def test_a_call_asks_nobody_twice_while_another_one_has_not_been_asked() -> None:
     loads, session = ReplicaLoads(3), Session()
-    loads.started(2, session, 0.0, num_sessions=60, num_queued=0, max_num_sessions=64)
+    loads.begin(2, session)
     now, failures, asked = 0.0, [0, 0, 0], []
     for _ in range(3):
         number = loads.choose(now, failures)

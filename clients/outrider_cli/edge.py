@@ -19,7 +19,7 @@ from outrider_cli.options import CaFile, CertFile, Insecure, KeyFile, TokenFile
 def edge(
     *,
     upstream: str = typer.Option(
-        help="The cloud's verifier, HOST:PORT; several, with commas between, stand in for another."
+        help="The cloud's verifier, HOST:PORT; several, with commas between, share the generations."
     ),
     model: options.Draft = "demo/draft",
     dtype: options.DraftDtype = "float32",

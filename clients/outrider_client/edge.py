@@ -26,7 +26,8 @@ async def running_edge(upstream: str, *, model: str = "demo/draft", **settings: 
     another thread; it takes the interpreter's lock between its forwards only.
 
     Args:
-        upstream: The cloud's verifier, HOST:PORT; several, with commas between, stand in for another.
+        upstream: The cloud's verifier, HOST:PORT. Of several, with commas between, each generation goes to the one with
+            least to do.
         model: The draft model; its tokenizer must be the target's.
         settings: More of `outrider.edge.settings.EdgeSettings`, as `device="cuda:0"`.
 

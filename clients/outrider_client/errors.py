@@ -30,7 +30,8 @@ from typing import Protocol, cast
 import grpc
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2
-from grpc_status import rpc_status
+
+from outrider.wire.errors import retry_after_s, rich_details
 
 
 class OutriderError(Exception):
@@ -130,7 +131,7 @@ class ResourceExhausted(OutriderError):
     @property
     def retry_after_s(self) -> float | None:
         """Seconds to wait before the next attempt, if the server says."""
-        return _retry_after_s(self.details)
+        return retry_after_s(self.details)
 
 
 class Unauthenticated(OutriderError):
@@ -147,7 +148,7 @@ class Unavailable(OutriderError):
     @property
     def retry_after_s(self) -> float | None:
         """Seconds to wait before the next attempt, if a server says that it loads or drains."""
-        return _retry_after_s(self.details)
+        return retry_after_s(self.details)
 
 
 class Unimplemented(OutriderError):
@@ -163,16 +164,6 @@ class Unknown(OutriderError):
 
 
 _CLASSES: dict[grpc.StatusCode, type[OutriderError]] = {kind.code: kind for kind in OutriderError.__subclasses__()}
-_DETAIL_TYPES: dict[str, type[Message]] = {
-    kind.DESCRIPTOR.full_name: kind
-    for kind in (
-        error_details_pb2.BadRequest,
-        error_details_pb2.ErrorInfo,
-        error_details_pb2.PreconditionFailure,
-        error_details_pb2.QuotaFailure,
-        error_details_pb2.RetryInfo,
-    )
-}
 
 
 class _Status(Protocol):
@@ -191,28 +182,5 @@ def from_rpc_error(error: grpc.RpcError) -> OutriderError:
     kind = _CLASSES.get(code)
     # All of today's statuses but OK have a class.
     if kind is None:
-        return OutriderError(message, _rich_details(error), code=code)
-    return kind(message, _rich_details(error))
-
-
-def _retry_after_s(details: Sequence[Message]) -> float | None:
-    for detail in details:
-        if isinstance(detail, error_details_pb2.RetryInfo):
-            seconds: float = detail.retry_delay.seconds + detail.retry_delay.nanos / 1e9
-            return seconds
-    return None
-
-
-def _rich_details(error: grpc.RpcError) -> list[Message]:
-    try:
-        status = rpc_status.from_call(error)
-    except ValueError:  # a proxy replaced code or message but not the trailer: the status itself counts
-        return []
-    details = []
-    # None: the status came without details, as those do that gRPC itself makes. Unknown details are left out: a newer
-    # server may send more kinds.
-    for packed in status.details if status is not None else ():
-        if kind := _DETAIL_TYPES.get(packed.TypeName()):
-            packed.Unpack(detail := kind())
-            details.append(detail)
-    return details
+        return OutriderError(message, rich_details(error), code=code)
+    return kind(message, rich_details(error))

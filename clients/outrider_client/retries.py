@@ -11,26 +11,14 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from outrider.core.load import LoadEstimate
+from outrider.core.load import ReplicaLoads
 from outrider.security.addresses import addresses_of
 from outrider.v1 import types_pb2, verifier_pb2
-from outrider.wire.channels import doubled
-from outrider.wire.resumption import difference
+from outrider.wire.channels import doubled, first_turn
+from outrider.wire.resumption import MAX_CHOICES, difference
 from outrider_client.errors import OutriderError, ResourceExhausted, Unavailable
 from outrider_client.requests import GenerateOptions
 from outrider_client.tracing import GenerationTrace
-
-AVOID_S = 1.0
-"""Least time that a replica that has failed is left alone, in seconds."""
-MAX_AVOID_S = 30.0
-BELIEVED_S = 5.0
-"""Time for which a report of a replica's load is believed, in seconds. After that the replica is tried again."""
-
-
-def first_turn(num_replicas: int) -> int:
-    """Returns the replica whose turn it is first. By chance: many short-lived clients of one list must not all begin at
-    its first address."""
-    return random.randrange(num_replicas)
 
 
 class Replicas:
@@ -41,80 +29,50 @@ class Replicas:
         self.addresses = addresses_of(addresses)
         self._clock = clock
         self._lock = threading.Lock()
-        self._turn = first_turn(len(self.addresses))
-        self._loads = [LoadEstimate() for _ in self.addresses]
-        self._believed_until = [0.0] * len(self.addresses)
-        self._avoided_until = [0.0] * len(self.addresses)  # in the past: none is avoided
+        self._loads = ReplicaLoads(len(self.addresses), first_turn(len(self.addresses)))
         self.has_answered = False
         """True once one of them has answered."""
         self.is_closed = False
         """True once the client is closed: nothing is tried again."""
 
     def next(self, num_failures: Sequence[int] = (), generation: object | None = None) -> int:
-        """Returns the number of the replica to ask: the one with least to do, the next one in turn among equals.
-
-        If all have just failed, it is the one that has failed least often; among equals, the first to come back.
-
-        Args:
-            num_failures: How often each has failed. Empty means that none has.
-            generation: Counts there, until `ended` or as long as it lives. None means a call that is soon over.
-        """
-        count = len(self.addresses)
-        if count == 1:
-            return 0
+        """Returns the number of the replica to ask. See `ReplicaLoads.choose`."""
         with self._lock:
-            now = self._clock()
-
-            def merit(number: int) -> tuple[float, float]:
-                # A replica that has not just failed comes before all that have; `min` keeps their turns.
-                if self._avoided_until[number] <= now:
-                    return -1.0, self._load(number, now).share_with()
-                return num_failures[number] if num_failures else 0, self._avoided_until[number]
-
-            chosen = min(((self._turn + offset) % count for offset in range(count)), key=merit)
-            self._turn = (chosen + 1) % count
-            if generation is not None:
-                self._loads[chosen].begin(generation)
-            return chosen
-
-    def _load(self, number: int, now: float) -> LoadEstimate:
-        load = self._loads[number]
-        if now >= self._believed_until[number]:
-            load.forget()
-        return load
+            return self._loads.choose(self._clock(), num_failures, generation)
 
     def started(self, number: int, generation: object, load: verifier_pb2.VerifierLoad) -> None:
         """Takes in that a replica has begun with a generation, and what it says of its load; nothing if that is empty,
         as of an older server."""
         with self._lock:
-            if not load.num_sessions:
-                self._loads[number].opened(generation)
-                return
-            # One that waits for room counts twice: there is none for the next one either.
-            self._loads[number].report(load.num_sessions + load.num_queued, load.max_num_sessions, session=generation)
-            self._believed_until[number] = self._clock() + BELIEVED_S
+            self._loads.started(
+                number,
+                generation,
+                self._clock(),
+                num_sessions=load.num_sessions,
+                num_queued=load.num_queued,
+                max_num_sessions=load.max_num_sessions,
+            )
 
     def ended(self, number: int, generation: object) -> None:
         """Takes in that a generation is over at a replica."""
         with self._lock:
-            self._loads[number].end(generation)
+            self._loads.end(number, generation)
 
     def answered(self, number: int) -> None:
         """Records that a replica has answered: it gets calls in its turn again."""
         self.has_answered = True
-        self._avoided_until[number] = 0.0
+        self._loads.answered(number)
 
     def failed(self, number: int, silent_s: float) -> None:
-        """Records that a replica has failed after sending nothing for `silent_s`. It is left alone for as long:
-        otherwise every call would wait again for one that hangs."""
-        avoid_s = min(MAX_AVOID_S, max(AVOID_S, silent_s))
+        """Records that a replica has failed after sending nothing for `silent_s`, and is to be left alone for a
+        while."""
         with self._lock:
-            self._avoided_until[number] = self._clock() + avoid_s
+            self._loads.failed(number, self._clock(), silent_s)
 
     @property
     def has_fresh(self) -> bool:
         """True if a replica has not just failed."""
-        return min(self._avoided_until) <= self._clock()
+        return self._loads.has_fresh(self._clock())
 
 
 NUM_ROUNDS = 4
@@ -205,8 +163,6 @@ RESUME_TIMEOUT_S = 30.0
 STALL_TIMEOUT_S = 30.0
 LAST_CHANCE_S = 1.0
 """Least time for the first message of a call, also shortly before the timeout, in seconds."""
-MAX_CHOICES = 1024
-"""Most texts of one request that are followed; servers take fewer."""
 MAX_FRUITLESS = 3
 """Calls in a row that may break without bringing a token. After more of them it is the request that breaks servers."""
 BROKEN = REFUSALS | {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}

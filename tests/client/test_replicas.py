@@ -7,11 +7,12 @@ from collections import Counter
 
 import pytest
 
+from outrider.core.load import BELIEVED_S, MAX_AVOID_S
 from outrider.security.addresses import addresses_of
 from outrider.v1.verifier_pb2 import Finished, GenerateResponse, Started, VerifierLoad
 from outrider_client.errors import Unavailable
 from outrider_client.requests import generate_request
-from outrider_client.retries import BELIEVED_S, MAX_AVOID_S, Replicas, ResumableCall
+from outrider_client.retries import Replicas, ResumableCall
 
 
 class Clock:
@@ -159,7 +160,7 @@ def test_a_generation_that_breaks_goes_on_where_there_is_least_to_do(clock: Cloc
     assert broken.after(Unavailable("gone")) == 0.0
     assert broken.begin() == 2
     # It counts at one replica only.
-    assert [load.num_own_sessions for load in replicas._loads] == [0, 1, 1]
+    assert [load.num_own_sessions for load in replicas._loads._loads] == [0, 1, 1]
 
 
 def test_servers_that_say_nothing_of_their_load_get_their_turns(clock: Clock) -> None:

@@ -1,10 +1,11 @@
-"""What is known of a server's load: what it says, and what was begun and ended here since."""
+"""What is known of a server's load: what it says, and what was begun and ended here since. And who of several is asked
+next; `tests/client/test_replicas.py` has more of that, by way of the client."""
 
 from __future__ import annotations
 
 import gc
 
-from outrider.core.load import USUAL_MAX_NUM_SESSIONS, LoadEstimate
+from outrider.core.load import AVOID_S, USUAL_MAX_NUM_SESSIONS, LoadEstimate, ReplicaLoads
 
 
 class Session:
@@ -68,3 +69,27 @@ def test_impossible_reports_make_nothing_impossible() -> None:
     load.report(-5, -7, 40.0)
     assert (load.num_sessions, load.busy, load.is_full) == (0, 1.0, False)
     assert load.share_with(1) == 2 / USUAL_MAX_NUM_SESSIONS
+
+
+def test_a_call_asks_nobody_twice_while_another_one_has_not_been_asked() -> None:
+    loads, session = ReplicaLoads(3), Session()
+    loads.begin(2, session)
+    now, failures, asked = 0.0, [0, 0, 0], []
+    for _ in range(3):
+        number = loads.choose(now, failures)
+        asked.append(number)
+        failures[number] += 1
+        now += 2 * AVOID_S  # they hang: the one before is there again before this one has failed
+        loads.failed(number, now, AVOID_S)
+        now += AVOID_S
+    assert sorted(asked) == [0, 1, 2]
+
+
+def test_a_session_may_go_where_there_is_more_to_do_and_counts_there() -> None:
+    loads, sessions = ReplicaLoads(2), [Session() for _ in range(3)]
+    loads.begin(0, sessions[0])
+    loads.begin(0, sessions[1])
+    assert [loads.choose(0.0, session=session) for session in sessions[2:]] == [1]
+    loads.end(0, sessions[0])
+    loads.end(0, sessions[1])
+    assert loads.choose(0.0) == 0

@@ -113,6 +113,11 @@ def test_one_port_is_published_and_to_this_machine_only(compose: dict[str, Any])
     assert outside == {"target-verifier"}
 
 
+def test_there_may_be_several_speculators(compose: dict[str, Any]) -> None:
+    # With one of these there can be one container only.
+    assert not compose["services"]["draft-speculator"].keys() & {"container_name", "hostname", "ports", "volumes"}
+
+
 def test_the_verifier_waits_for_nobody(compose: dict[str, Any]) -> None:
     assert "depends_on" not in compose["services"]["target-verifier"]
     assert compose["services"]["retrieval-datastore"]["depends_on"] == {"redis": {"condition": "service_healthy"}}

@@ -15,11 +15,16 @@ from tests.support.manifests import (
     Object,
     components,
     containers_of,
+    environment_of,
     gpu_with,
     kustomized,
+    labels_of,
+    main_container,
+    named,
     of_kind,
     overlays,
     parsed,
+    pod_of,
     rendered,
     services_of_ours,
 )
@@ -102,19 +107,47 @@ def test_the_readme_names_every_overlay_and_component() -> None:
     assert [name for name in names if not re.search(rf"(?<![\w-]){name}(?![\w-])", readme)] == []
 
 
-def test_the_overlay_that_the_readme_shows_renders(tmp_path: Path) -> None:
-    shown = re.search(r"```yaml\n(.*?)```", (DEPLOY / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert shown is not None
-    text = textwrap.dedent(shown[1])
+def shown_in_the_readme() -> tuple[str, str]:
+    """The overlay that the README shows, and what it adds to that for several speculators."""
+    readme = (DEPLOY / "README.md").read_text(encoding="utf-8")
+    overlay, several = (textwrap.dedent(each) for each in re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL))
+    return overlay, several
+
+
+def rendered_from(text: str, folder: Path) -> list[Object]:
+    """The objects of an overlay of somebody's own, which lies beside deploy/."""
     assert "../deploy/" in text
-    here = os.path.relpath(DEPLOY, tmp_path.resolve())  # kustomize takes no absolute paths
-    (tmp_path / "kustomization.yaml").write_text(text.replace("../deploy/", f"{here}/"), encoding="utf-8")
-    objects = list(parsed(kustomized(tmp_path)))
+    here = os.path.relpath(DEPLOY, folder.resolve())  # kustomize takes no absolute paths
+    (folder / "kustomization.yaml").write_text(text.replace("../deploy/", f"{here}/"), encoding="utf-8")
+    return list(parsed(kustomized(folder)))
+
+
+def test_the_overlay_that_the_readme_shows_renders(tmp_path: Path) -> None:
+    objects = rendered_from(shown_in_the_readme()[0], tmp_path)
     (models,) = [each for each in of_kind(objects, "ConfigMap") if each["metadata"]["name"].startswith("models-")]
     assert models["data"]["target-model"] == "meta-llama/Llama-3.1-8B-Instruct"
     images = [container["image"] for each in services_of_ours(objects) for container in containers_of(each)]
     assert len(images) == 5
     assert all(image.startswith("registry.example.com/outrider/") for image in images)
+
+
+def test_the_several_speculators_that_the_readme_shows_are_one_name_to_the_verifier(tmp_path: Path) -> None:
+    objects = rendered_from("".join(shown_in_the_readme()), tmp_path)
+    speculator = named(objects, "Deployment", "draft-speculator")
+    assert speculator["spec"]["replicas"] == 2
+    assert named(objects, "Deployment", "target-verifier")["spec"]["replicas"] == 1
+    (claim,) = [
+        volume["persistentVolumeClaim"]["claimName"]
+        for volume in pod_of(speculator)["spec"]["volumes"]
+        if "persistentVolumeClaim" in volume
+    ]
+    assert named(objects, "PersistentVolumeClaim", claim)["spec"]["accessModes"] == ["ReadWriteMany"]
+    # Without a cluster address the name stands for every pod, and the verifier dials each.
+    service = named(objects, "Service", "draft-speculator")
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"].items() <= labels_of(speculator).items()
+    container = main_container(named(objects, "Deployment", "target-verifier"))
+    assert environment_of(container, objects)["OUTRIDER_VERIFIER_SPECULATOR"] == "dns:///draft-speculator:50052"
 
 
 def test_every_alert_has_a_section_of_the_runbook() -> None:
@@ -125,8 +158,8 @@ def test_every_alert_has_a_section_of_the_runbook() -> None:
 
 def test_the_runbook_has_no_section_of_an_alert_that_is_gone() -> None:
     objects = rendered(gpu_with("monitoring"))
-    named = [heading for heading in headings(runbook_of(objects)) if re.fullmatch(r"Outrider[A-Z]\w+", heading)]
-    assert sorted(named) == sorted(alerts(objects))
+    told = [heading for heading in headings(runbook_of(objects)) if re.fullmatch(r"Outrider[A-Z]\w+", heading)]
+    assert sorted(told) == sorted(alerts(objects))
 
 
 @pytest.mark.parametrize(

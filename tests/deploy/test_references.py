@@ -92,8 +92,7 @@ def complaints_of_peers(objects: list[Object]) -> list[str]:
             continue  # dials out of its cluster
         settings = settings_of(each, objects)
         for field in ("speculator", "datastore"):
-            address = getattr(settings, field, "")
-            if address:
+            for address in filter(None, getattr(settings, field, "").split(",")):
                 complaints += _complaints_of_address(title(each), field, address, objects)
     return complaints
 
@@ -130,11 +129,11 @@ def complaints_of_callers(objects: list[Object], folder: Path) -> list[str]:
     """
     complaints = []
     for dialler in services_of_ours(objects):
+        if dialler["metadata"]["name"] == "edge-speculator":
+            continue
         settings = settings_of(dialler, objects)
-        for field in ("speculator", "datastore"):
-            peer = getattr(settings, field, "").removeprefix("dns:///").partition(":")[0]
-            if not peer or dialler["metadata"]["name"] == "edge-speculator":
-                continue
+        addresses = [each for field in ("speculator", "datastore") for each in getattr(settings, field, "").split(",")]
+        for peer in filter(None, (each.removeprefix("dns:///").partition(":")[0] for each in addresses)):
             text = _credentials_of(peer, objects)
             if text is None:
                 continue
@@ -245,7 +244,13 @@ def test_a_folder_that_cannot_be_written_to_is_found(gpu: list[Object]) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["draft-speculator:50052", "dns:///speculator:50052", "dns:///draft-speculator:50051"]
+    "address",
+    [
+        "draft-speculator:50052",
+        "dns:///speculator:50052",
+        "dns:///draft-speculator:50051",
+        "dns:///draft-speculator:50052,dns:///speculator:50052",
+    ],
 )
 def test_a_wrong_peer_is_found(address: str, gpu: list[Object]) -> None:
     plant(gpu, "target-verifier", "SPECULATOR", address)

@@ -122,6 +122,21 @@ def test_a_prefix_of_another_salt_is_not_found(salt: str | None) -> None:
     assert pool.new_cache(salt).find_prefix(TEXT) == 0
 
 
+def test_a_text_that_is_to_be_run_as_a_whole_finds_nothing_and_is_found() -> None:
+    pool = a_pool()
+    filled(3 * TILE, pool, "a").publish(TEXT)
+    whole = pool.new_cache("a")
+    whole.finds = False
+    assert whole.find_prefix(TEXT) == 0
+    assert pool.new_cache("a").find_prefix(TEXT) == 3 * TILE
+    alone = pool.new_cache("b")
+    alone.finds = False
+    alone.reserve(2 * TILE)
+    alone.append(range(2 * TILE))
+    alone.publish(TEXT)
+    assert pool.new_cache("b").find_prefix(TEXT) == 2 * TILE
+
+
 def test_a_prefix_outlives_the_session_that_published_it() -> None:
     pool = a_pool()
     first = filled(2 * TILE, pool, "a")

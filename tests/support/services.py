@@ -34,6 +34,12 @@ def target_model() -> LoadedModel:
 
 
 @cache
+def other_target_model() -> LoadedModel:
+    """The demo target once more, for a verifier beside another one: no two engines may share a pool."""
+    return load_model("demo/target", dtype="float32")
+
+
+@cache
 def draft_model() -> LoadedModel:
     """The demo draft model."""
     return load_model("demo/draft", dtype="float32")

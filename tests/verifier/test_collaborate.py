@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from outrider.core.noise import choice_seed
 from outrider.core.params import Source
 from outrider.core.tree import Draft
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
@@ -222,6 +223,44 @@ async def test_the_caller_hears_what_the_prompt_is_if_it_asks(stub: Any, verifie
     assert not unasked.started.prompt_token_ids
     responses = [response async for response in stub.Generate(request(types_pb2.METHOD_OFF))]
     assert not responses[0].started.prompt_token_ids
+
+
+def one_of_two(index: int) -> verifier_pb2.GenerateRequest:
+    """The request of a caller that drafts for this one of two texts."""
+    several = request(types_pb2.METHOD_PEARL)
+    several.n = 2
+    several.resume_choices.extend(verifier_pb2.ResumedChoice(is_finished=number != index) for number in range(2))
+    return several
+
+
+@pytest.mark.parametrize("index", [0, 1])
+async def test_a_caller_drafts_for_the_one_of_several_texts_that_is_not_finished(
+    stub: Any, verifier: RunningVerifier, index: int
+) -> None:
+    plain = request(types_pb2.METHOD_OFF)
+    plain.n = 2
+    whole = [
+        token_id
+        async for response in stub.Generate(plain)
+        for token_id in response.chunk.token_ids
+        if response.index == index
+    ]
+    opening = verifier_pb2.CollaborateOpen(handshake=handshake(verifier), request=one_of_two(index))
+    call = stub.Collaborate(iter([verifier_pb2.CollaborateRequest(open=opening)]))
+    responses = [response async for response in call]
+    assert responses[0].started.seed == choice_seed(11, index)
+    assert [token_id for response in responses for token_id in response.chunk.token_ids] == whole
+    assert await verifier.is_idle()
+
+
+async def test_a_caller_does_not_draft_for_several_texts_in_one_call(stub: Any, verifier: RunningVerifier) -> None:
+    several = one_of_two(0)
+    del several.resume_choices[:]
+    opening = verifier_pb2.CollaborateOpen(handshake=handshake(verifier), request=several)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Collaborate(iter([verifier_pb2.CollaborateRequest(open=opening)])).read()
+    rule = "all finished but one, for which this caller drafts"
+    assert caught.value.details() == f"resume_choices must be {rule}, got 2"
 
 
 async def test_what_a_draft_has_cost_is_no_round_trip(stub: Any, verifier: RunningVerifier) -> None:

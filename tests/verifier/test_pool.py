@@ -113,6 +113,23 @@ async def test_the_next_turn_reads_only_what_is_new() -> None:
         assert found < longer.num_prompt_tokens
 
 
+async def test_a_prompt_that_is_told_of_is_read_anew_and_found_by_others() -> None:
+    async with running_verifier() as verifier, Client(verifier.address) as client:
+        prompt = [9, *range(200, 400)]
+        found = []
+        for options in ({}, {"prompt_logprobs": 0}, {}):
+            before = state_of(verifier)["found"]
+            result = await client.complete(prompt, max_tokens=1, **options)
+            found.append(state_of(verifier)["found"] - before)
+            assert len(result.prompt_logprobs) == (len(prompt) - 1 if options else 0)
+        assert found == [0, 0, 192]
+        other = [10, *prompt[1:]]
+        await client.complete(other, max_tokens=1, prompt_logprobs=0)
+        before = state_of(verifier)["found"]
+        await client.complete(other, max_tokens=1)
+        assert state_of(verifier)["found"] - before == 192
+
+
 async def test_who_comes_while_another_speaks_finds_its_prompt() -> None:
     async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
         prompt = LONG[:600]

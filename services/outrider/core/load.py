@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from weakref import WeakSet
 
 USUAL_MAX_NUM_SESSIONS = 64
@@ -92,3 +93,101 @@ class LoadEstimate:
         fullest, whatever it has besides.
         """
         return (self.num_sessions + num_more + self.busy) / (self.max_num_sessions or USUAL_MAX_NUM_SESSIONS)
+
+
+AVOID_S = 1.0
+"""Least time that a server that has failed is left alone, in seconds."""
+MAX_AVOID_S = 30.0
+BELIEVED_S = 5.0
+"""Time for which a report of a server's load is believed, in seconds. After that the server is tried again."""
+
+
+class ReplicaLoads:
+    """Chooses a server for each call, among several that can do the same work: the one with least to do.
+
+    Holds what each has said of its load, and which have just failed. Servers are numbered from 0. `now` is in seconds
+    since any fixed moment, the same one in all calls.
+    """
+
+    def __init__(self, count: int, turn: int = 0) -> None:
+        """
+        Args:
+            count: Servers, at least one.
+            turn: The one whose turn is first among equals.
+        """
+        self._turn = turn
+        self._loads = [LoadEstimate() for _ in range(count)]
+        self._believed_until = [0.0] * count
+        self._avoided_until = [0.0] * count  # in the past: none is avoided
+
+    def choose(self, now: float, num_failures: Sequence[int] = (), session: object | None = None) -> int:
+        """Returns the number of the server to ask: the one with least to do, the next one in turn among equals.
+
+        One that has just failed comes behind all that have not. In either group the one that has failed this very call
+        least often comes first; then, of those that have just failed, the first to come back.
+
+        Args:
+            now: The time.
+            num_failures: How often each has failed this call. Empty means that none has.
+            session: Counts there, until `end` or as long as it lives. None means a call that is soon over.
+        """
+        count = len(self._loads)
+
+        def merit(number: int) -> tuple[bool, int, float]:
+            failures = num_failures[number] if num_failures else 0
+            is_avoided = self._avoided_until[number] > now
+            return is_avoided, failures, self._avoided_until[number] if is_avoided else self._share(number, now)
+
+        # `min` takes the first of equals, whose turn it is.
+        chosen = min(((self._turn + offset) % count for offset in range(count)), key=merit)
+        self._turn = (chosen + 1) % count
+        if session is not None:
+            self.begin(chosen, session)
+        return chosen
+
+    def _share(self, number: int, now: float) -> float:
+        load = self._loads[number]
+        if now >= self._believed_until[number]:
+            load.forget()
+        return load.share_with()
+
+    def begin(self, number: int, session: object) -> None:
+        """Counts a session that goes to a server, whatever that has to do."""
+        self._loads[number].begin(session)
+
+    def started(
+        self, number: int, session: object, now: float, *, num_sessions: int, num_queued: int, max_num_sessions: int
+    ) -> None:
+        """Takes in that a server has begun with a session, and what it says of its load.
+
+        Args:
+            number: The server.
+            session: The session.
+            now: The time.
+            num_sessions: Sessions there, of all callers. 0 means that it says nothing of its load.
+            num_queued: Those of them that wait for room.
+            max_num_sessions: Most of them at a time.
+        """
+        if not num_sessions:
+            self._loads[number].opened(session)
+            return
+        # One that waits for room counts twice: there is none for the next one either.
+        self._loads[number].report(num_sessions + num_queued, max_num_sessions, session=session)
+        self._believed_until[number] = now + BELIEVED_S
+
+    def end(self, number: int, session: object) -> None:
+        """Takes in that a session is over at a server."""
+        self._loads[number].end(session)
+
+    def answered(self, number: int) -> None:
+        """Takes in that a server has answered: it gets calls in its turn again."""
+        self._avoided_until[number] = 0.0
+
+    def failed(self, number: int, now: float, silent_s: float) -> None:
+        """Takes in that a server has failed after sending nothing for `silent_s`. It is left alone for as long:
+        otherwise every call would wait again for one that hangs."""
+        self._avoided_until[number] = now + min(MAX_AVOID_S, max(AVOID_S, silent_s))
+
+    def has_fresh(self, now: float) -> bool:
+        """Returns True if a server has not just failed."""
+        return min(self._avoided_until) <= now

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +56,14 @@ def acceptance_uniform(seed: int, output_index: int) -> float:
     key = _mix_64(_mix_64(seed) ^ ACCEPTANCE)
     # The upper 53 bits, as many as a double holds: every value is exact, and none is rounded up to 1.
     return (_mix_64(key ^ output_index) >> 11) * 2.0**-53
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """Returns the seed of one of several texts; the first has that of the request."""
+    if not index:
+        return seed
+    key, salt = seed.to_bytes(8, "little"), index.to_bytes(4, "little")
+    return int.from_bytes(blake2b(key, digest_size=8, person=b"outrider choice", salt=salt).digest(), "little")
 
 
 # Arrays, because numpy makes one of any number, at every call. What is odd has an inverse modulo 2**32.

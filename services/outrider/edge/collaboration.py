@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 import structlog
 
 from outrider.core.auto.strategies import opening_params
+from outrider.core.noise import choice_seed
 from outrider.core.params import InvalidParameter, Method, SpeculationParams
 from outrider.core.tree import Draft, TokenId
+from outrider.edge.choices import emitted
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.wire.convert import draft_to_proto
 from outrider.wire.errors import InvalidArgument, RpcError
@@ -46,6 +48,7 @@ class Collaboration:
         drafter: Drafter,
         target: verifier_pb2.GetInfoResponse,
         *,
+        index: int = 0,
         may_open_early: bool = True,
     ) -> None:
         """
@@ -54,11 +57,12 @@ class Collaboration:
             prompt_token_ids: Tokens of the prompt; empty means that they are not known yet.
             drafter: Grows the tree.
             target: Description of the verifier.
+            index: Which of the texts that the request asks for.
             may_open_early: Whether drafts may go up before the verifier has taken the generation on.
         """
-        self._request, self._drafter, self._target = request, drafter, target
+        self._request, self._index, self._drafter, self._target = request, index, drafter, target
         self._prompt_token_ids = tuple(prompt_token_ids)
-        self._output = list(request.resume_token_ids)
+        self._output = list(emitted(request, index))
         self._limits = SpeculationLimits(
             max_num_speculative_tokens=target.max_num_speculative_tokens, max_num_rows=target.max_num_rows
         )
@@ -188,6 +192,7 @@ class Collaboration:
             eos_token_ids=self._target.model.eos_token_ids,
             spellings=self._drafter.codec.spellings,
         )
+        sampling = replace(sampling, seed=choice_seed(sampling.seed, self._index))
         committed, num_prompt_tokens = [*self._prompt_token_ids, *self._output], len(self._prompt_token_ids)
         structure = None
         if self._request.HasField("structured_outputs"):

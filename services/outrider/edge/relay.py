@@ -1,4 +1,4 @@
-"""One generation: from the cloud to an application, by as many calls as it takes.
+"""One text: from the cloud to an application, by as many calls as it takes.
 
 Text and errors are the cloud's. What is added is the draft tree, and that a generation which has begun outlives the
 verifier that began it: it goes on with the same seed and with the tokens so far, which is exact.
@@ -7,7 +7,6 @@ verifier that began it: it goes on with the same seed and with the tokens so far
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import grpc
 import structlog
 
+from outrider.edge.choices import emitted, request_of
 from outrider.edge.collaboration import Collaboration
 from outrider.edge.draft_model import DraftModel
 from outrider.edge.upstream import Failure, Upstream, Upstreams, code_of, text_of
@@ -38,7 +38,7 @@ PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc
 
 
 class Relay:
-    """Runs one generation to its end, over as many calls as it takes.
+    """Runs one text to its end, over as many calls as it takes.
 
     The client SDK resumes in the same way (`outrider_client.retries`). Here a call may bring drafts, and events pass
     through as messages. Shared could be the state: tokens so far, failures in a row, the time since which the cloud is
@@ -50,50 +50,63 @@ class Relay:
         request: verifier_pb2.GenerateRequest,
         upstreams: Upstreams,
         draft_model: DraftModel,
-        write: Write,
         time_left: TimeLeft,
         resume_timeout_s: float,
+        *,
+        index: int = 0,
     ) -> None:
         """
         Args:
-            request: The application's.
+            request: The application's, with the seed set.
             upstreams: Verifiers to dial.
             draft_model: Drafts, if it is ready.
-            write: Sends an event to the application.
             time_left: Returns the seconds until the application's deadline; None means there is none.
             resume_timeout_s: Seconds that a generation which has begun looks for a verifier to go on with.
+            index: Which of the texts that the request asks for.
         """
-        self._request = verifier_pb2.GenerateRequest()
-        self._request.CopyFrom(request)
-        sampling = self._request.sampling
-        # An unset temperature reads as 0, and stands for 1.
-        is_greedy = sampling.HasField("temperature") and sampling.temperature == 0
-        if not sampling.HasField("seed") and (not request.resume_token_ids or is_greedy):
-            # Chosen here, so that another verifier can go on with it, and the drafter has it before the first response.
-            # Not for an application that resumes and sends no seed: one made up here would give it a wrong text. The
-            # cloud refuses that request by name.
-            sampling.seed = secrets.randbits(64)
+        self._request, self._index = request_of(request, index), index
         self._upstreams, self._draft_model = upstreams, draft_model
-        self._write, self._time_left, self._resume_timeout_s = write, time_left, resume_timeout_s
+        self._time_left, self._resume_timeout_s = time_left, resume_timeout_s
         self._prompt_token_ids = tuple(request.prompt.token_ids.token_ids)
+        self._upstream: Upstream | None = None
+        """The verifier that it is at. None means that the next one is to be chosen."""
         self._started: verifier_pb2.Started | None = None
         self._target: verifier_pb2.GetInfoResponse | None = None
-        self._is_degraded = self._is_finished = self._has_rest = False
+        self._has_begun = self._is_degraded = self._is_finished = self._has_rest = False
         self._was_overwritten = False
-        self._num_failures = 0
         self._lost_at: float | None = None
-        self._has_several = request.n > 1
-        self._num_unfinished = max(1, request.n) - sum(choice.is_finished for choice in request.resume_choices)
-        """Texts that are not finished yet."""
+        self._heard_at = 0.0
+        self._num_failures: list[int] = []
+        """Calls that have failed since the last token, by verifier."""
+        self._num_pauses = 0
+        self._forget_failures()
 
-    async def run(self) -> None:
-        """Returns when the application has everything. Raises the last error of the cloud, AioRpcError or RpcError."""
-        while not self._is_finished:
-            upstream = self._upstreams.current
-            try:
-                await self._attempt(upstream)
-            except (grpc.aio.AioRpcError, RpcError) as failure:
-                await self._after(upstream, failure)
+    def follow(self, elder: Relay) -> None:
+        """Begins where another text of the request did, which has read the prompt there.
+
+        The request has begun by then: this text goes on looking for a verifier, and for one of the same model only.
+        """
+        self._has_begun, self._target, self._prompt_token_ids = True, elder._target, elder._prompt_token_ids
+        if elder._upstream is not None:
+            self._upstream = elder._upstream
+            self._upstreams.begin(self._upstream, self)
+
+    async def run(self, write: Write) -> None:
+        """Returns when the application has everything, as `write` sends it. Raises the last error of the cloud,
+        AioRpcError or RpcError."""
+        self._write = write
+        try:
+            while not self._is_finished:
+                if self._upstream is None:
+                    self._upstream = self._upstreams.choose(self._num_failures, self)
+                self._heard_at = self._now()
+                try:
+                    await self._attempt(self._upstream)
+                except (grpc.aio.AioRpcError, RpcError) as failure:
+                    await self._after(self._upstream, failure)
+        finally:
+            if self._upstream is not None:
+                self._upstreams.end(self._upstream, self)
 
     async def _after(self, upstream: Upstream, failure: Failure) -> None:
         """Returns when it is time for the next attempt; raises the failure if there shall be none."""
@@ -105,24 +118,35 @@ class Relay:
         if self._was_overwritten:
             # Hidden twice in a row: all that is known is that the verifier has ended the call.
             failure = self._ended_early(upstream)
-        if code_of(failure) not in PASSING or (self._has_several and self._started is not None):
-            # Several texts, of which each has come to something else, are resumed by the application.
+        if code_of(failure) not in PASSING:
             raise failure
-        self._upstreams.leave(upstream, failure)
-        self._num_failures += 1
-        # A circle is one attempt at each verifier; there is no pause within one.
-        num_circles, place = divmod(self._num_failures, len(self._upstreams))
-        if self._started is None and num_circles:
-            raise failure  # all of them have been asked
-        if self._started is not None:
-            now = asyncio.get_running_loop().time()
-            self._lost_at = self._lost_at or now
-            if now - self._lost_at >= self._resume_timeout_s:
+        self._upstreams.end(upstream, self)
+        self._upstreams.leave(upstream, failure, self._now() - self._heard_at)
+        self._upstream = None
+        self._num_failures[upstream.number] += 1
+        num_circles = min(self._num_failures)
+        if not self._has_begun:
+            if num_circles:
+                raise failure  # all of them have been asked
+        else:
+            self._lost_at = self._lost_at or self._now()
+            if self._now() - self._lost_at >= self._resume_timeout_s:
                 raise failure
+        if self._started is not None:
             upstream.state.num_reconnects += 1
             log.warning("session.interrupted", session_id=self._started.session_id, reason=text_of(failure))
-        if num_circles and not place:
+        # A circle is one attempt at each verifier; there is no pause within one.
+        if num_circles > self._num_pauses:
+            self._num_pauses = num_circles
             await wait_before_retry(num_circles)
+
+    def _forget_failures(self) -> None:
+        self._num_failures = [0] * len(self._upstreams)
+        self._num_pauses = 0
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
 
     async def _attempt(self, upstream: Upstream) -> None:
         """Makes one call, or two where the first is refused for its drafts."""
@@ -132,8 +156,7 @@ class Relay:
         request.CopyFrom(self._request)
         method = METHODS.get(request.speculation.method or target.default_method)
         # None is a number that this edge does not know. The cloud may know it, or refuses it in its own words.
-        # Nor are several texts drafted for here: a collaboration is about one.
-        if method is None or not method.has_draft_model or self._has_several:
+        if method is None or not method.has_draft_model:
             await self._generate(upstream, request)
             return
         reason = self._draft_model.why_not(target.model)
@@ -155,7 +178,7 @@ class Relay:
             call = upstream.stub(span.metadata).Generate(request, timeout=self._time_left())
             try:
                 async for response in call:
-                    await self._pass_on(response)
+                    await self._pass_on(response, upstream)
             finally:
                 call.cancel()
         self._check_finished(upstream)
@@ -170,7 +193,12 @@ class Relay:
     ) -> str:
         """Makes a call with drafts. Returns why the verifier refuses them; empty means that it took them."""
         collaboration = Collaboration(
-            request, self._prompt_token_ids, drafter, target, may_open_early=not self._was_overwritten
+            request,
+            self._prompt_token_ids,
+            drafter,
+            target,
+            index=self._index,
+            may_open_early=not self._was_overwritten,
         )
         with closing(collaboration):
             call = upstream.stub(metadata).Collaborate(collaboration.requests(), timeout=self._time_left())
@@ -182,7 +210,7 @@ class Relay:
                     # Kept for a next call, which can then draft from its beginning.
                     self._prompt_token_ids = collaboration.prompt_token_ids
                     if event is not None:
-                        await self._pass_on(event)
+                        await self._pass_on(event, upstream)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.FAILED_PRECONDITION or has_begun:
                     raise
@@ -194,26 +222,29 @@ class Relay:
         self._check_finished(upstream)
         return ""
 
-    async def _pass_on(self, response: verifier_pb2.GenerateResponse) -> None:
+    async def _pass_on(self, response: verifier_pb2.GenerateResponse, upstream: Upstream) -> None:
         """Passes an event on to the application, and keeps what a next call must know."""
+        self._heard_at = self._now()
+        self._upstreams.answered(upstream)
         match response.WhichOneof("event"):
             case "started":
-                if self._started is not None and not self._has_several:
+                self._upstreams.started(upstream, self, response.started.load)
+                if self._started is not None:
                     return  # it goes on
-                self._started = response.started
-            case "chunk" if not self._has_several:
+                self._started, self._has_begun = response.started, True
+            case "chunk":
                 if not response.chunk.token_ids:
                     # The rest of the text, which no token decides. A verifier that goes on behind it sends it again.
                     if self._has_rest:
                         return
                     self._has_rest = True
-                self._request.resume_token_ids.extend(response.chunk.token_ids)
-                self._num_failures, self._lost_at, self._was_overwritten = 0, None, False
+                emitted(self._request, self._index).extend(response.chunk.token_ids)
+                self._forget_failures()
+                self._lost_at, self._was_overwritten = None, False
             case "finished":
                 response.finished.summary.degraded |= self._is_degraded
-                self._num_unfinished -= 1
         await self._write(response)
-        self._is_finished = not self._num_unfinished
+        self._is_finished = self._is_finished or response.HasField("finished")
 
     def _check_finished(self, upstream: Upstream) -> None:
         if not self._is_finished:
@@ -225,7 +256,7 @@ class Relay:
 
     def _check_same(self, upstream: Upstream, target: verifier_pb2.GetInfoResponse) -> None:
         """Raises Unavailable unless the model is the one that began the text: another would go on differently."""
-        if self._started is None:
+        if not self._has_begun:
             self._target = target
         assert self._target is not None
         if problem := difference(self._target.model, target.model):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import grpc
 
 from outrider.core.params import Method
+from outrider.edge.choices import texts_of, with_seed
 from outrider.edge.draft_model import DraftModel
-from outrider.edge.relay import Relay
+from outrider.edge.relay import Relay, TimeLeft, Write
 from outrider.edge.upstream import Upstreams
 from outrider.peers.channel import read_peers
 from outrider.server import streams
+from outrider.server.choices import run_choices
 from outrider.speculator.metrics import read_drafts
 from outrider.telemetry.generation_metrics import GenerationCalls, read_calls
 from outrider.telemetry.metrics import Metrics, counter, gauge
@@ -63,14 +65,15 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
             raise NotServing("the edge is draining")
 
     async def Generate(self, request: verifier_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
-        """Runs one generation: the cloud decides, this edge drafts."""
+        """Runs one generation, or several of one prompt: the cloud decides, this edge drafts."""
         # In this order: the trace and the counts read the status, which `_passed_on` makes of an error.
         with traced_call(GENERATE, context), self.calls.call(context) as call, _passed_on(context):
             self._check_serving()
             self.num_sessions += 1
             call.admit()
 
-            async def write(response: verifier_pb2.GenerateResponse) -> None:
+            async def send(response: verifier_pb2.GenerateResponse, index: int) -> None:
+                response.index = index
                 match response.WhichOneof("event"):
                     case "chunk":
                         call.chunk(len(response.chunk.token_ids))
@@ -80,11 +83,28 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 await streams.write(context, response, self._stall_timeout_s, "client")
 
             try:
-                await Relay(
-                    request, self._upstreams, self._draft_model, write, context.time_remaining, self._resume_timeout_s
-                ).run()
+                await self._generate(with_seed(request), context.time_remaining, send)
             finally:
                 self.num_sessions -= 1
+
+    async def _generate(
+        self,
+        request: verifier_pb2.GenerateRequest,
+        time_left: TimeLeft,
+        send: Callable[[verifier_pb2.GenerateResponse, int], Awaitable[None]],
+    ) -> None:
+        """Runs the texts of a request, each by calls of its own."""
+        relays: dict[int, Relay] = {}
+
+        async def run(index: int, elder: int | None, write: Write) -> None:
+            relay = relays[index] = Relay(
+                request, self._upstreams, self._draft_model, time_left, self._resume_timeout_s, index=index
+            )
+            if elder not in (None, index):
+                relay.follow(relays[elder])
+            await relay.run(write)
+
+        await run_choices(texts_of(request), run, send, _is_of_text)
 
     async def Collaborate(  # type: ignore[override]
         self, requests: AsyncIterator[verifier_pb2.CollaborateRequest], context: Context
@@ -123,6 +143,11 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
             info.methods[:] = [METHODS_TO_PROTO[method] for method in methods]
             return info
         return verifier_pb2.GetInfoResponse()
+
+
+def _is_of_text(response: verifier_pb2.GenerateResponse) -> bool:
+    """Returns True for an event that comes only when the prompt was read."""
+    return response.WhichOneof("event") in ("chunk", "finished")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ class EdgeSettings(DraftModelSettings):
     upstream: str = Field(
         "",
         validate_default=True,
-        description="Address of the cloud's verifier, HOST:PORT; several, with commas between, stand in for another.",
+        description="Address of the cloud's verifier, HOST:PORT; several, with commas between, share the generations.",
     )
     max_num_sessions: int = Field(
         16, ge=1, description="Most generations that are drafted for at a time; further ones go up without drafts."
@@ -43,5 +43,5 @@ class EdgeSettings(DraftModelSettings):
 
     @property
     def upstreams(self) -> list[str]:
-        """The addresses of `upstream`, the one that is dialled first at the front."""
+        """The addresses of `upstream`."""
         return [part.strip() for part in self.upstream.split(",")]

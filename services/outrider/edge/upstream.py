@@ -1,17 +1,23 @@
-"""The cloud's verifiers as an edge sees them: one is dialled, the others stand in for it."""
+"""The cloud's verifiers as an edge sees them: a generation goes to the one with least to do, and the others stand in
+for it."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
+from outrider.core.load import ReplicaLoads
 from outrider.peers.channel import PeerState
 from outrider.peers.reconnecting import reason_of, wait_before_retry
 from outrider.security.peer_channel import PeerSecurity
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
-from outrider.wire.errors import RpcError, Unavailable
+from outrider.wire.channels import first_turn
+from outrider.wire.errors import RpcError, Unavailable, retry_after_s, rich_details
 
 INFO_TIMEOUT_S = 10.0
 """A verifier that takes longer to describe itself counts as lost."""
@@ -27,6 +33,11 @@ def code_of(failure: Failure) -> grpc.StatusCode:
     return failure.code if isinstance(failure, RpcError) else failure.code()
 
 
+def details_of(failure: Failure) -> Sequence[Message]:
+    """Returns the details of a failure, messages of google.rpc."""
+    return failure.details if isinstance(failure, RpcError) else rich_details(failure)
+
+
 def text_of(failure: Failure) -> str:
     """Describes a failure in one line for the logs."""
     return f"{failure.code.name}: {failure}" if isinstance(failure, RpcError) else reason_of(failure)
@@ -35,8 +46,14 @@ def text_of(failure: Failure) -> str:
 class Upstream:
     """Holds the channel to one verifier, and its description once that is known."""
 
-    def __init__(self, address: str, security: PeerSecurity | None = None) -> None:
-        """`security` None means plaintext, to this machine only."""
+    def __init__(self, address: str, number: int = 0, security: PeerSecurity | None = None) -> None:
+        """
+        Args:
+            address: HOST:PORT.
+            number: Its place among the addresses.
+            security: None means plaintext, to this machine only.
+        """
+        self.number = number
         self.state = PeerState("upstream", address, security)
         self._info: verifier_pb2.GetInfoResponse | None = None
 
@@ -70,58 +87,103 @@ class Upstream:
 
 
 class Upstreams:
-    """Holds all verifiers, and which one is dialled."""
+    """Holds all verifiers, and chooses the one for each call as the client SDK does among its replicas."""
 
-    def __init__(self, addresses: Sequence[str], security: PeerSecurity | None = None) -> None:
-        self._all = [Upstream(address, security) for address in addresses]
-        self._index = 0
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        security: PeerSecurity | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._all = [Upstream(address, number, security) for number, address in enumerate(addresses)]
+        self._loads = ReplicaLoads(len(self._all), first_turn(len(self._all)))
+        self._clock = clock
 
     def __len__(self) -> int:
         return len(self._all)
-
-    @property
-    def current(self) -> Upstream:
-        """The verifier that is dialled."""
-        return self._all[self._index]
 
     @property
     def states(self) -> list[PeerState]:
         """States of all verifiers, for metrics."""
         return [upstream.state for upstream in self._all]
 
-    def leave(self, upstream: Upstream, failure: Failure) -> None:
-        """Dials the next verifier after this one has failed, or is full. Does nothing if another call has done so."""
+    def choose(self, num_failures: Sequence[int] = (), generation: object | None = None) -> Upstream:
+        """Returns the verifier to ask. See `ReplicaLoads.choose`."""
+        return self._all[self._loads.choose(self._clock(), num_failures, generation)]
+
+    def begin(self, upstream: Upstream, generation: object) -> None:
+        """Counts a generation that goes to this verifier, whatever that has to do."""
+        self._loads.begin(upstream.number, generation)
+
+    def started(self, upstream: Upstream, generation: object, load: verifier_pb2.VerifierLoad) -> None:
+        """Takes in that a verifier has begun with a generation, and what it says of its load."""
+        self._loads.started(
+            upstream.number,
+            generation,
+            self._clock(),
+            num_sessions=load.num_sessions,
+            num_queued=load.num_queued,
+            max_num_sessions=load.max_num_sessions,
+        )
+
+    def end(self, upstream: Upstream, generation: object) -> None:
+        """Takes in that a generation is over at a verifier."""
+        self._loads.end(upstream.number, generation)
+
+    def answered(self, upstream: Upstream) -> None:
+        """Takes in that a verifier has answered."""
+        self._loads.answered(upstream.number)
+
+    def leave(self, upstream: Upstream, failure: Failure, silent_s: float) -> None:
+        """Leaves a verifier alone for a while after it has failed, or is full.
+
+        Args:
+            upstream: The verifier.
+            failure: What it said, or what happened on the way.
+            silent_s: Time for which it had sent nothing.
+        """
         # Another process may answer at this address when it is back. One that is only full stays as it is known.
         if code_of(failure) is grpc.StatusCode.UNAVAILABLE:
             upstream.forget()
             upstream.state.down(text_of(failure))
-        if upstream is self.current:
-            self._index = (self._index + 1) % len(self._all)
+        # One that is full says when it may have room. One that drains does, too; another process is there sooner.
+        is_full = code_of(failure) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        advised_s = retry_after_s(details_of(failure)) if is_full else None
+        self._loads.failed(upstream.number, self._clock(), max(silent_s, advised_s or 0.0))
 
     async def ask(self, call: Callable[[Stub], Awaitable[_T]]) -> _T:
-        """Makes a short call to the first verifier that can be reached. Raises the last one's AioRpcError."""
-        for _ in self._all[1:]:  # all attempts but the last, whose error is the caller's
-            upstream = self.current
+        """Makes a short call to a verifier that can be reached. Raises the last one's AioRpcError."""
+        num_failures = [0] * len(self._all)
+        while True:
+            upstream, began_at = self.choose(num_failures), self._clock()
             try:
-                return await call(upstream.stub())
+                answer = await call(upstream.stub())
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise
-                self.leave(upstream, error)
-        return await call(self.current.stub())
+                self.leave(upstream, error, self._clock() - began_at)
+                num_failures[upstream.number] += 1
+                if min(num_failures):
+                    raise
+            else:
+                self.answered(upstream)
+                return answer
 
     async def greet(self) -> None:
-        """Dials until a verifier has described itself, so that the first generation need not ask."""
+        """Dials all verifiers until one has described itself, so that the first generations need not ask."""
         attempt = 0
-        while True:
-            upstream = self.current
-            try:
-                await upstream.info(None)
-                return
-            except (grpc.aio.AioRpcError, RpcError) as error:
-                self.leave(upstream, error)
+        while not any(await asyncio.gather(*(self._greet(upstream) for upstream in self._all))):
             attempt += 1
             await wait_before_retry(attempt)
+
+    async def _greet(self, upstream: Upstream) -> bool:
+        began_at = self._clock()
+        try:
+            await upstream.info(None)
+        except (grpc.aio.AioRpcError, RpcError) as error:
+            self.leave(upstream, error, self._clock() - began_at)
+            return False
+        return True
 
     async def close(self) -> None:
         """Closes all channels, and every stream on them."""

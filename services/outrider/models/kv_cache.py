@@ -98,6 +98,8 @@ class KVCache:
         """Slots used."""
         self.tail_positions: list[int] = []
         """Positions of the last slots, from the first slot on that does not hold its own position."""
+        self.finds = True
+        """False for a text that is to be run as a whole: others find it, and it finds nothing."""
         self._salt = salt
         self._table: list[int] = []
         # A cache that is dropped without `clear` takes no blocks with it. The list is changed in place, never replaced.
@@ -257,7 +259,7 @@ class KVCache:
         Returns:
             How many tokens were found; the cache is as long.
         """
-        if self._salt is None or self._table:
+        if self._salt is None or self._table or not self.finds:
             return 0
         size, key = self.pool.block_size, first_key(self._salt)
         for start in range(0, len(token_ids) - size, size):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 import uuid
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 
 from outrider.core.blocks import PrefixScope
+from outrider.core.noise import choice_seed
 from outrider.core.params import TIERS, AcceptanceRule, Method, RetrievalScope, SpeculationParams, check
 from outrider.core.session import SessionSpec
 from outrider.core.structure import StructureBroken
@@ -96,7 +96,8 @@ def session_specs(
         brings_drafts: True if the caller supplies the drafts itself (Collaborate).
 
     Returns:
-        A spec for each text that is asked for; None for one that was finished before the request was resumed.
+        A spec for each text that is asked for; None for one that was finished before the request was resumed. If the
+        caller brings drafts, just one is not None.
 
     Raises:
         InvalidArgument, InvalidParameter: a field is missing or outside its range.
@@ -104,8 +105,7 @@ def session_specs(
         FailedPrecondition: the method needs a peer that is not configured, and the request does not allow another.
     """
     n = request.n if request.HasField("n") else 1
-    most = 1 if brings_drafts else limits.max_num_choices
-    check(1 <= n <= most, "n", f"in [1, {most}], this server's limit", n)
+    check(1 <= n <= limits.max_num_choices, "n", f"in [1, {limits.max_num_choices}], this server's limit", n)
     spec = _spec(request, model, codec, limits, brings_drafts=brings_drafts)
     field = "resume_choices"
     check(n > 1 or not request.resume_choices, field, "empty without n: resume_token_ids say it", "a list")
@@ -114,10 +114,12 @@ def session_specs(
     check(count in (0, n), field, f"empty, or one for each of the n ({n})", count)
     resumed = [verifier_pb2.ResumedChoice(token_ids=request.resume_token_ids)] * n
     resumed = list(request.resume_choices) or resumed
-    return [
-        None if choice.is_finished else _choice(spec, index, choice, request, codec, grammars)
-        for index, choice in enumerate(resumed)
-    ]
+    num_left = sum(not choice.is_finished for choice in resumed)
+    # A text that the caller drafts for has a call of its own.
+    check(num_left == 1 or not brings_drafts, field, "all finished but one, for which this caller drafts", num_left)
+    # What is wrong with a finished one is said, too: others of these texts may be resumed in other calls.
+    specs = [_choice(spec, index, choice, request, codec, grammars) for index, choice in enumerate(resumed)]
+    return [None if choice.is_finished else spec for spec, choice in zip(specs, resumed, strict=True)]
 
 
 def _spec(
@@ -191,14 +193,6 @@ def _choice(
         # The text had come to its end just before the call broke that is resumed.
         spec = replace(spec, is_complete=True, resumed_stop=found)
     return spec
-
-
-def choice_seed(seed: int, index: int) -> int:
-    """Returns the seed of one of several texts; the first has that of the request."""
-    if not index:
-        return seed
-    key, salt = seed.to_bytes(8, "little"), index.to_bytes(4, "little")
-    return int.from_bytes(blake2b(key, digest_size=8, person=b"outrider choice", salt=salt).digest(), "little")
 
 
 def _structured(

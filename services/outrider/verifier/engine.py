@@ -102,8 +102,9 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         """
 
         def open_session() -> VerifySession:
+            cache = self._runner.new_cache(salt)
             # What the forward says of a prompt is wanted of all of it, also of what others have read.
-            cache = self._runner.new_cache(salt if spec.report.prompt_logprobs is None else None)
+            cache.finds = spec.report.prompt_logprobs is None
             now = time.perf_counter()
             elder = self.sessions.get(elder_id)
             timings, counts = self._timings, self.counts

@@ -41,6 +41,11 @@ def in_field(event: Event) -> dict[str, Any]:
     return {FIELDS[type(event)]: event}
 
 
+def is_of_text(event: Event) -> bool:
+    """Returns True for an event that comes only when the prompt was read."""
+    return isinstance(event, verifier_pb2.Chunk | verifier_pb2.Finished)
+
+
 class Responses:
     """Makes the messages about one generation, and decodes its text bit by bit on the way."""
 

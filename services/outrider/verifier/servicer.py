@@ -24,19 +24,19 @@ from outrider.peers.speculator import MAX_NODES_PER_S, DraftLimit, SpeculatorPee
 from outrider.security.callers import current_caller, current_tenant, name_of_caller
 from outrider.security.quotas import Quotas, TenantQuota
 from outrider.server import streams
+from outrider.server.choices import run_choices
 from outrider.telemetry.generation_metrics import GenerationCall, GenerationCalls
 from outrider.telemetry.kv_pool_metrics import read_pool
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import COLLABORATE, GENERATE, traced_call
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 from outrider.verifier.admission import Limits, missing_peer, prompt_token_ids, session_specs
-from outrider.verifier.choices import Send, run_choices
 from outrider.verifier.collaborate import CallerDrafts, opening_of
 from outrider.verifier.engine import Engine
 from outrider.verifier.generation import Generation, NoRoom
 from outrider.verifier.metrics import SessionCounts, read_rounds, read_sessions
 from outrider.verifier.observer import SessionObserver
-from outrider.verifier.responses import Event, Responses, in_field
+from outrider.verifier.responses import Event, Responses, in_field, is_of_text
 from outrider.version import __version__
 from outrider.wire.convert import token_ids_from_proto
 from outrider.wire.errors import InvalidArgument, NotServing, ResourceExhausted, rpc_errors
@@ -48,6 +48,8 @@ COMPILE_TIMEOUT_S = 5.0
 """Longest time to compile a grammar; the library's own limits mostly end it much earlier."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Send = Callable[[Event], Awaitable[None]]
+"""Sends an event of one text to the client."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 # Each text is a session; one is counted already.
                 for _ in range(num_running - 1):
                     others.enter_context(self._quota(context))
-                await run_choices(specs, partial(self._generate, serving, call, quota), send)
+                await run_choices(specs, partial(self._generate, serving, call, quota), send, is_of_text)
 
     async def _generate(
         self,
@@ -175,8 +177,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             opening = await opening_of(requests, self._ready().model)
             with self._quota(context) as quota:
                 serving = self._ready()
-                (spec,) = await _session_specs(opening.request, serving, brings_drafts=True)
-                assert spec is not None  # only one of several texts may be finished already
+                specs = await _session_specs(opening.request, serving, brings_drafts=True)
+                (spec,) = (spec for spec in specs if spec is not None)
                 with self._places(1), self._generation(spec, serving, None, brings_drafts=True) as generation:
                     observer = SessionObserver(generation, serving.model, call, quota, self.counts)
                     await self._collaborate(generation, serving, observer, opening, requests, context)

@@ -1,7 +1,8 @@
-"""Options of channels and servers, delays between attempts, and messages that cannot be parsed."""
+"""Options of channels and servers, turns and delays of attempts, and messages that cannot be parsed."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -32,6 +33,12 @@ quarter of an hour reaches."""
 def doubled(first_s: float, last_s: float, num_times: int) -> float:
     """Returns `first_s` doubled `num_times` times, in seconds, at most `last_s`."""
     return min(last_s, first_s * 2.0 ** min(num_times, MAX_DOUBLINGS))
+
+
+def first_turn(num_servers: int) -> int:
+    """Returns the number of the server that is asked first, of several that can do the same work. By chance: many
+    callers of one list must not all begin at its first address."""
+    return random.randrange(num_servers)
 
 
 T = TypeVar("T")

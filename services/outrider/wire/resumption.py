@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from outrider.v1 import types_pb2
 
+MAX_CHOICES = 1024
+"""Most texts of one request that are followed; servers take fewer."""
+
 
 def difference(begun: types_pb2.ModelInfo, here: types_pb2.ModelInfo) -> str:
     """Returns why a text would not go on here as it was begun; empty if it would.

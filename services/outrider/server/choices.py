@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
-from outrider.core.session import SessionSpec
-from outrider.v1 import verifier_pb2
-from outrider.verifier.responses import Event
+import grpc
+
 from outrider.wire.errors import RpcError
 
-Send = Callable[[Event], Awaitable[None]]
-"""Sends an event of one text to the client."""
+Spec = TypeVar("Spec")
+Event = TypeVar("Event")
 
 
 async def run_choices(
-    specs: Sequence[SessionSpec | None],
-    run: Callable[[SessionSpec, SessionSpec | None, Send], Awaitable[None]],
+    specs: Sequence[Spec | None],
+    run: Callable[[Spec, Spec | None, Callable[[Event], Awaitable[None]]], Awaitable[None]],
     send: Callable[[Event, int], Awaitable[None]],
+    is_of_text: Callable[[Event], bool],
 ) -> None:
     """Runs all texts of a request, and returns when the last one is finished.
 
@@ -25,9 +26,10 @@ async def run_choices(
         specs: One for each text; None for one that is finished already.
         run: Runs one, given its spec, that of the first of several, and how it sends.
         send: Sends an event of the text with this number; no second one begins before it returns.
+        is_of_text: Returns True for an event that comes only when the prompt was read: the others wait for it.
 
     Raises:
-        RpcError: that of the first text that fails. It ends the others.
+        RpcError, AioRpcError: that of the first text that fails. It ends the others.
     """
     running = [(index, spec) for index, spec in enumerate(specs) if spec is not None]
     if len(specs) == 1:
@@ -36,11 +38,11 @@ async def run_choices(
         return
     writing, has_read = asyncio.Lock(), asyncio.Event()
 
-    async def run_one(index: int, spec: SessionSpec) -> None:
+    async def run_one(index: int, spec: Spec) -> None:
         async def send_one(event: Event) -> None:
             async with writing:
                 await send(event, index)
-            if isinstance(event, verifier_pb2.Chunk | verifier_pb2.Finished):
+            if is_of_text(event):
                 has_read.set()
 
         if index != running[0][0]:
@@ -51,5 +53,5 @@ async def run_choices(
         async with asyncio.TaskGroup() as group:
             for index, spec in running:
                 group.create_task(run_one(index, spec))
-    except* RpcError as failures:
+    except* (RpcError, grpc.aio.AioRpcError) as failures:
         raise failures.exceptions[0] from None

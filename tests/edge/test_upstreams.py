@@ -1,0 +1,200 @@
+"""Generations of an edge go to the verifier with least to do, and stay there while it is well."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+import pytest
+
+from outrider.core import load
+from outrider.core.load import AVOID_S, BELIEVED_S
+from outrider.edge.upstream import Upstreams
+from outrider.v1 import verifier_pb2
+from outrider.wire.errors import ResourceExhausted, Unavailable
+from outrider_client.client import Client
+from tests.support.scripted_cloud import ScriptedCloud, chunk, finished, serving, started
+from tests.support.services import RunningVerifier, draft_model, other_target_model, running_edge, running_verifier
+
+TEXT = "def add(a, b):\n"
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Generation:
+    """Anything that is begun."""
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def upstreams(clock: Clock) -> AsyncIterator[Upstreams]:
+    three = Upstreams(["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"], clock=clock)
+    yield three
+    await three.close()
+
+
+async def test_generations_that_begin_together_are_spread_evenly(upstreams: Upstreams) -> None:
+    generations = [Generation() for _ in range(9)]
+    assert Counter(upstreams.choose(generation=each).number for each in generations) == {0: 3, 1: 3, 2: 3}
+
+
+async def test_what_a_verifier_says_of_its_load_counts_for_some_seconds(upstreams: Upstreams, clock: Clock) -> None:
+    busy = Generation()
+    first = upstreams.choose(generation=busy)
+    upstreams.started(first, busy, verifier_pb2.VerifierLoad(num_sessions=40, max_num_sessions=64))
+    upstreams.end(first, busy)
+    assert {upstreams.choose().number for _ in range(4)} == {1, 2}
+    clock.now += BELIEVED_S
+    assert {upstreams.choose().number for _ in range(3)} == {0, 1, 2}
+
+
+async def test_one_that_is_full_is_left_alone_for_as_long_as_it_says_and_stays_known(
+    upstreams: Upstreams, clock: Clock
+) -> None:
+    first = upstreams.choose()
+    first.know(verifier_pb2.GetInfoResponse())
+    upstreams.leave(first, ResourceExhausted("full", retry_after_s=7.0), 0.0)
+    clock.now += 6.9
+    assert {upstreams.choose().number for _ in range(4)} == {1, 2}
+    clock.now += 0.2
+    assert {upstreams.choose().number for _ in range(3)} == {0, 1, 2}
+    assert await first.info(None) == verifier_pb2.GetInfoResponse()
+    assert first.state.is_connected
+
+
+async def test_one_that_is_lost_is_left_alone_until_it_answers_and_is_asked_again_what_it_is(
+    upstreams: Upstreams, clock: Clock
+) -> None:
+    first = upstreams.choose()
+    first.know(verifier_pb2.GetInfoResponse())
+    upstreams.leave(first, Unavailable("gone"), 0.0)
+    assert not first.state.is_connected
+    assert {upstreams.choose().number for _ in range(4)} == {1, 2}
+    with pytest.raises(grpc.aio.AioRpcError):
+        await first.info(None)
+    upstreams.answered(first)
+    assert {upstreams.choose().number for _ in range(3)} == {0, 1, 2}
+    upstreams.leave(first, Unavailable("gone"), 3.0)
+    clock.now += 2 * AVOID_S
+    assert {upstreams.choose().number for _ in range(4)} == {1, 2}
+
+
+async def test_a_short_call_goes_to_each_verifier_before_it_fails(upstreams: Upstreams) -> None:
+    with pytest.raises(grpc.aio.AioRpcError):
+        await upstreams.ask(lambda stub: stub.GetInfo(verifier_pb2.GetInfoRequest()))
+    assert all("UNAVAILABLE" in state.last_error for state in upstreams.states)
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[RunningVerifier, RunningVerifier]]:
+    async with running_verifier() as one, running_verifier(model=other_target_model()) as other:
+        yield one, other
+
+
+def sessions_of(pair: tuple[RunningVerifier, RunningVerifier]) -> list[int]:
+    return [verifier.servicer.num_sessions for verifier in pair]
+
+
+async def begun(client: Client, exits: AsyncExitStack, **options: Any) -> Any:
+    generation = client.generate(TEXT, max_tokens=1500, ignore_eos=True, **options)
+    exits.callback(generation.cancel)
+    await anext(generation)
+    return generation
+
+
+@pytest.mark.parametrize("method", ["off", "pearl"])
+async def test_generations_are_shared_between_two_verifiers_and_stay_where_they_are(
+    pair: tuple[RunningVerifier, RunningVerifier], method: str
+) -> None:
+    async with AsyncExitStack() as exits:
+        edge = await exits.enter_async_context(running_edge(*(each.address for each in pair), model=draft_model()))
+        client = await exits.enter_async_context(Client(edge.address))
+        generations = [await begun(client, exits, method=method) for _ in range(4)]
+        assert sessions_of(pair) == [2, 2]
+        # The first verifier is empty now. What runs at the other one stays there; what begins goes to the first.
+        for generation in generations[::2]:
+            generation.cancel()
+        assert await pair[0].is_idle()
+        for generation in generations[1::2]:
+            await anext(generation)
+        assert sessions_of(pair) == [0, 2]
+        for _ in range(2):
+            await begun(client, exits, method=method)
+        assert sessions_of(pair) == [2, 2]
+    for verifier in pair:
+        assert await verifier.is_idle()
+
+
+async def test_a_verifier_that_others_keep_busy_is_left_to_them(
+    pair: tuple[RunningVerifier, RunningVerifier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "BELIEVED_S", 3600.0)  # however slow the machine is
+    async with AsyncExitStack() as exits:
+        others = await exits.enter_async_context(Client(pair[0].address))
+        for _ in range(3):
+            await begun(others, exits, method="off")
+        edge = await exits.enter_async_context(running_edge(*(each.address for each in pair), model=draft_model()))
+        client = await exits.enter_async_context(Client(edge.address))
+        await client.complete(TEXT, max_tokens=1, method="off")  # the first verifier says what it has to do
+        for _ in range(3):
+            await begun(client, exits, method="pearl")
+        assert sessions_of(pair) == [3, 3]
+
+
+async def test_all_texts_of_a_request_are_at_the_verifier_that_has_read_the_prompt(
+    pair: tuple[RunningVerifier, RunningVerifier],
+) -> None:
+    async with AsyncExitStack() as exits:
+        edge = await exits.enter_async_context(running_edge(*(each.address for each in pair), model=draft_model()))
+        client = await exits.enter_async_context(Client(edge.address))
+        generation = await begun(client, exits, n=3, method="pearl")
+        seen: set[int] = set()
+        while len(seen) < 3:
+            seen.add((await anext(generation)).index)
+        assert sessions_of(pair) == [3, 0]
+        await begun(client, exits, method="pearl")
+        assert sessions_of(pair) == [3, 1]
+
+
+async def test_a_verifier_that_has_failed_gets_no_generation_for_a_while() -> None:
+    asked: list[str] = []
+    fails = asyncio.Event()
+
+    def cloud(name: str) -> ScriptedCloud:
+        async def collaborate(requests: Any, context: Any) -> None:
+            asked.append(name)
+            await anext(requests)
+            if name == "first" and not fails.is_set():
+                fails.set()
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
+            await context.write(started([5, 6]))
+            await context.write(chunk(7))
+            await context.write(finished(1))
+
+        return ScriptedCloud(collaborate)
+
+    async with (
+        serving(cloud("first")) as first,
+        serving(cloud("second")) as second,
+        running_edge(first, second, model=draft_model()) as edge,
+        Client(edge.address) as client,
+    ):
+        for _ in range(3):
+            await client.complete(TEXT, max_tokens=1, method="pearl")
+    assert asked == ["first", "second", "second", "second"]

@@ -39,6 +39,8 @@ class Structure:
     kind: StructureKind
     text: str
     """Description in the language of its kind."""
+    special_tokens_as_text: bool = False
+    """Lets special tokens stand for the text that they are written as."""
 
 
 class StructureBroken(Exception):

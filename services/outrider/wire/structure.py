@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from outrider.core.params import check
 from outrider.core.structure import Structure, StructureKind
@@ -19,32 +20,27 @@ def structure_from_proto(message: types_pb2.StructuredOutputs) -> Structure:
     which = message.WhichOneof("constraint")
     known = ", ".join(kind.value for kind in StructureKind)
     check(which is not None, FIELD, f"set to one of {known}", "none")
-    kind = StructureKind(which)
+    kind, as_text = StructureKind(which), message.special_tokens_as_text
     if kind is StructureKind.JSON_OBJECT:
         check(message.json_object, f"{FIELD}.json_object", "true", "false")
-        return Structure(kind, "")
+        return Structure(kind, "", special_tokens_as_text=as_text)
     if kind is StructureKind.CHOICE:
         choices = list(message.choice.choices)
         field = f"{FIELD}.choice.choices"
         check(1 <= len(choices) <= MAX_CHOICES, field, f"1 to {MAX_CHOICES} texts", len(choices))
         check(all(choices), field, "texts that are not empty", "an empty one")
-        return Structure(kind, json.dumps(choices))
+        return Structure(kind, json.dumps(choices), special_tokens_as_text=as_text)
     text: str = getattr(message, kind.value)
     check(bool(text), f"{FIELD}.{kind.value}", "not empty", "an empty one")
-    return Structure(kind, text)
+    return Structure(kind, text, special_tokens_as_text=as_text)
 
 
 def structure_to_proto(structure: Structure) -> types_pb2.StructuredOutputs:
     """Converts a description."""
-    match structure.kind:
-        case StructureKind.JSON_OBJECT:
-            return types_pb2.StructuredOutputs(json_object=True)
-        case StructureKind.CHOICE:
-            choices = types_pb2.Choices(choices=json.loads(structure.text))
-            return types_pb2.StructuredOutputs(choice=choices)
-        case StructureKind.JSON:
-            return types_pb2.StructuredOutputs(json=structure.text)
-        case StructureKind.REGEX:
-            return types_pb2.StructuredOutputs(regex=structure.text)
-        case StructureKind.GRAMMAR:
-            return types_pb2.StructuredOutputs(grammar=structure.text)
+    value: Any = structure.text
+    if structure.kind is StructureKind.JSON_OBJECT:
+        value = True
+    elif structure.kind is StructureKind.CHOICE:
+        value = types_pb2.Choices(choices=json.loads(structure.text))
+    fields = {structure.kind.value: value, "special_tokens_as_text": structure.special_tokens_as_text or None}
+    return types_pb2.StructuredOutputs(**fields)

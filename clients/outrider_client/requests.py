@@ -19,6 +19,8 @@ from outrider.v1 import types_pb2, verifier_pb2
 from outrider_client.chats import CHAT_OPTIONS, ChatMessage, ChatOptions, chat_messages
 from outrider_client.enums import enum_number
 from outrider_client.presets import published
+from outrider_client.tool_calls import ToolCallFormat
+from outrider_client.tool_grammar import tool_call_structure
 
 _M = TypeVar("_M", bound=Message)
 
@@ -65,7 +67,13 @@ class GenerateOptions(ChatOptions, total=False):
     """The same by token ids."""
     structured_outputs: Mapping[str, Any] | None
     """Has the output obey a description: `{"json": schema}`, `{"json_object": True}`, `{"regex": "[a-z]+"}`,
-    `{"grammar": text}` in Lark's notation or in GBNF, or `{"choice": ["yes", "no"]}`. A schema is a dict or JSON."""
+    `{"grammar": text}` in Lark's notation or in GBNF, or `{"choice": ["yes", "no"]}`. A schema is a dict or JSON. With
+    `"special_tokens_as_text": True` beside it, special tokens count as the text that they are written as."""
+    tool_call_format: ToolCallFormat | str | None
+    """Says how the model marks the calls of its `tools`, which the grammar that holds them must know: "hermes",
+    "mistral", "llama3_json", "deepseek_v3"; see `outrider_client.tool_grammar`."""
+    parallel_tool_calls: bool | None
+    """Lets a text call several tools, or one several times. Unset: yes. False: the text ends behind its first call."""
     n: int | None
     """Generates so many texts; the prompt is read once. `Result.choices` has all of them, `Chunk.index` says of which
     one a chunk is. The first one is the text of a request without `n`."""
@@ -206,8 +214,11 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
     speculation = _message_of(types_pb2.SpeculationParams, given)
     if given.get("as_published"):
         speculation = published(speculation or types_pb2.SpeculationParams())
+    sent = prompt_message(prompt, cast(ChatOptions, {name: given[name] for name in given.keys() & CHAT_OPTIONS}))
+    if structure := tool_call_structure(given):
+        given |= {"structured_outputs": structure, "skip_special_tokens": False}
     return verifier_pb2.GenerateRequest(
-        prompt=prompt_message(prompt, cast(ChatOptions, {name: given[name] for name in given.keys() & CHAT_OPTIONS})),
+        prompt=sent,
         sampling=_message_of(types_pb2.SamplingParams, given),
         speculation=speculation,
         report=_message_of(verifier_pb2.ReportParams, given),
@@ -221,17 +232,20 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
 
 def _structured_outputs(given: object) -> types_pb2.StructuredOutputs:
     """Returns the description of an output. Raises TypeError if it is none, or more than one."""
-    known = list(types_pb2.StructuredOutputs.DESCRIPTOR.fields_by_name)
-    if not isinstance(given, Mapping) or len(given) != 1 or not set(given) <= set(known):
+    known = [field.name for field in types_pb2.StructuredOutputs.DESCRIPTOR.oneofs_by_name["constraint"].fields]
+    flag = "special_tokens_as_text"
+    kinds = list(given.keys() - {flag}) if isinstance(given, Mapping) else []
+    if not isinstance(given, Mapping) or len(kinds) != 1 or kinds[0] not in known:
         raise TypeError(f"structured_outputs must have one of {', '.join(known)}, got {given!r}")
-    ((kind, value),) = given.items()
+    (kind,) = kinds
+    value, as_text = given[kind], given.get(flag)
     if kind == "json" and not isinstance(value, str):
         value = json.dumps(value)
     if kind == "choice":
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise TypeError(f"structured_outputs.choice must be a list, got {value!r}")
         value = types_pb2.Choices(choices=value)
-    return types_pb2.StructuredOutputs(**{kind: value})
+    return types_pb2.StructuredOutputs(**{kind: value, flag: as_text})
 
 
 def _source_numbers(sources: object) -> list[int]:

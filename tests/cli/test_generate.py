@@ -48,6 +48,7 @@ def test_every_flag_of_a_generation_is_an_option_of_the_sdk() -> None:
     missing = GenerateOptions.__annotations__.keys() - flags - METHOD_MESSAGES.keys()
     # What goes with a chat only, and what shapes a text for the program that reads it, a terminal has no use for.
     for_programs = CHAT_OPTIONS | {"skip_special_tokens", "bad_words_token_ids"}
+    for_programs |= {"tool_call_format", "parallel_tool_calls"}
     by_others = {"structured_outputs"}  # --json-schema, --regex, --grammar, --choice
     assert missing == {"resume_token_ids", "resume", "resume_timeout_s", "stall_timeout_s"} | by_others | for_programs
 

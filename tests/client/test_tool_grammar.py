@@ -229,7 +229,9 @@ def test_several_calls_are_allowed_unless_one_alone_is_asked_for(format: str, te
         assert allows(text, **options)
         assert allows(text, parallel_tool_calls=True, **options)
         assert not allows(text, parallel_tool_calls=False, **options)
-    assert not allows(text, tools=[STRICT, NOW], tool_call_format=format, tool_choice=function("weather"))
+    twice, tools = text.replace("now", "weather"), [tool("weather", CITY, strict=False), NOW]
+    assert allows(twice, tools=tools, tool_call_format=format, tool_choice="required")
+    assert not allows(twice, tools=tools, tool_call_format=format, tool_choice=function("weather"))
 
 
 @pytest.mark.parametrize(("format", "text"), [each for each in SINGLE if not each[1].startswith("{")])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict
 
 from outrider.v1 import verifier_pb2
@@ -26,7 +27,11 @@ class ChatOptions(TypedDict, total=False):
 
     tools: Sequence[Tool] | None
     """Tools that the model may call, in OpenAI's shape: `{"type": "function", "function": {"name": ..., "description":
-    ..., "parameters": {...}}}`. How a model writes its calls: see `outrider_client.tool_calls`."""
+    ..., "parameters": {...}, "strict": ...}}`. How a model writes its calls: see `outrider_client.tool_calls`; what
+    holds it to the schemas: see `outrider_client.tool_grammar`."""
+    tool_choice: str | Mapping[str, Any] | None
+    """Has the model call tools as it likes ("auto", the default), at least once ("required"), once the function of
+    `{"type": "function", "function": {"name": ...}}`, or never: with "none" the template is not shown the tools."""
     add_generation_prompt: bool | None
     """Ends the prompt with the beginning of an assistant's message. Unset: yes, unless `continue_final_message`."""
     continue_final_message: bool | None
@@ -37,6 +42,27 @@ class ChatOptions(TypedDict, total=False):
 
 CHAT_OPTIONS = frozenset(ChatOptions.__annotations__)
 """Names of the options that go with a chat only."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """Holds a tool that goes with a chat."""
+
+    message: verifier_pb2.Tool
+    place: str
+    """Its place in the options, for errors: `tools[0].function`."""
+    strict: bool | None
+    """The tool's own word on whether calls are held to its schema; None if it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Holds which calls a text may and must have."""
+
+    mode: str
+    """It is "auto", "none" or "required"."""
+    name: str | None = None
+    """The one function to be called, exactly once; None: any of the tools."""
 
 
 def chat_messages(messages: Iterable[object], options: Mapping[str, Any]) -> verifier_pb2.ChatMessages:
@@ -50,9 +76,11 @@ def chat_messages(messages: Iterable[object], options: Mapping[str, Any]) -> ver
         TypeError: Something has the wrong type, or a key that there is not.
         ValueError: Something has a value that the wire cannot hold.
     """
+    tools = offered_tools(options)
+    is_shown = tool_choice(options, tools).mode != "none"
     chat = verifier_pb2.ChatMessages(
         messages=[_message(message, f"prompt[{index}]") for index, message in enumerate(messages)],
-        tools=[_tool(tool, f"tools[{index}]") for index, tool in enumerate(_list(options.get("tools"), "tools"))],
+        tools=[tool.message for tool in tools if is_shown],
     )
     for name in ("add_generation_prompt", "continue_final_message"):
         if (value := options.get(name)) is not None:
@@ -60,6 +88,30 @@ def chat_messages(messages: Iterable[object], options: Mapping[str, Any]) -> ver
     if (variables := options.get("chat_template_kwargs")) is not None:
         chat.chat_template_kwargs = _json(_typed(variables, Mapping, "chat_template_kwargs"), "chat_template_kwargs")
     return chat
+
+
+def offered_tools(options: Mapping[str, Any]) -> list[OfferedTool]:
+    """Returns the tools among the options of a chat. Raises as `chat_messages` does."""
+    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(_list(options.get("tools"), "tools"))]
+
+
+def tool_choice(options: Mapping[str, Any], tools: Sequence[OfferedTool]) -> ToolChoice:
+    """Returns the choice among the options of a chat, which has these tools. Raises as `chat_messages` does."""
+    given = options.get("tool_choice")
+    if given is None or given == "none":
+        return ToolChoice(given or "auto")
+    if not isinstance(given, Mapping) and given not in ("auto", "required"):
+        rule = 'must be "auto", "none", "required", or {"type": "function", "function": {"name": ...}}'
+        raise ValueError(f"tool_choice {rule}, got {given!r}")
+    if not tools:
+        raise ValueError(f'tool_choice must be unset or "none" without tools, got {given!r}')
+    if not isinstance(given, Mapping):
+        return ToolChoice(given)
+    function = _function(_given(given, ("type", "function"), "tool_choice"), ("name",), "tool_choice")
+    name = _text(function.get("name"), "tool_choice.function.name")
+    if name not in (names := [tool.message.name for tool in tools]):
+        raise ValueError(f"tool_choice.function.name must be one of {', '.join(names)}, got {name!r}")
+    return ToolChoice("required", name)
 
 
 def _message(item: object, place: str) -> ChatMessage:
@@ -107,21 +159,22 @@ def _call(call: object, place: str) -> verifier_pb2.ToolCall:
     )
 
 
-def _tool(tool: object, place: str) -> verifier_pb2.Tool:
+def _tool(tool: object, place: str) -> OfferedTool:
     if isinstance(tool, verifier_pb2.Tool):
-        return tool
+        return OfferedTool(tool, place, None)
     given = _given(tool, ("type", "function"), place)
-    function = _function(given, ("name", "description", "parameters", "strict"), place)
-    if function.get("strict"):
-        raise ValueError(f"{place}.function.strict must be false: nothing holds the model to the schema")
+    function, place = _function(given, ("name", "description", "parameters", "strict"), place), f"{place}.function"
+    if (strict := function.get("strict")) is not None:
+        _typed(strict, bool, f"{place}.strict")
     parameters = function.get("parameters")
     if parameters is not None:
-        parameters = _json(_typed(parameters, Mapping, f"{place}.function.parameters"), f"{place}.function.parameters")
-    return verifier_pb2.Tool(
-        name=_text(function.get("name"), f"{place}.function.name"),
-        description=_text(function.get("description", ""), f"{place}.function.description"),
+        parameters = _json(_typed(parameters, Mapping, f"{place}.parameters"), f"{place}.parameters")
+    message = verifier_pb2.Tool(
+        name=_text(function.get("name"), f"{place}.name"),
+        description=_text(function.get("description", ""), f"{place}.description"),
         parameters=parameters,
     )
+    return OfferedTool(message, place, strict)
 
 
 def _function(given: Mapping[str, Any], keys: Sequence[str], place: str) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from outrider.v1 import types_pb2, verifier_pb2
 from outrider_client.chats import CHAT_OPTIONS, ChatMessage, ChatOptions, chat_messages
 from outrider_client.enums import enum_number
 from outrider_client.presets import published
+from outrider_client.tool_calls import ToolCallFormat
+from outrider_client.tool_grammar import tool_call_structure
 
 _M = TypeVar("_M", bound=Message)
 
@@ -66,7 +68,13 @@ class GenerateOptions(ChatOptions, total=False):
     structured_outputs: Mapping[str, Any] | None
     """Has the output obey a description: `{"json": schema}`, `{"json_object": True}`, `{"regex": "[a-z]+"}`,
     `{"grammar": text}` in Lark's notation or in GBNF, or `{"choice": ["yes", "no"]}`. A schema is a dict or JSON. With
-    `"begins_after": "</think>"` beside it, it holds behind this text."""
+    `"begins_after": "</think>"` beside it, it holds behind this text; with `"special_tokens_as_text": True`, special
+    tokens count as the text that they are written as."""
+    tool_call_format: ToolCallFormat | str | None
+    """Says how the model marks the calls of its `tools`, which the grammar that holds them must know: "hermes",
+    "mistral", "llama3_json", "deepseek_v3"; see `outrider_client.tool_grammar`."""
+    parallel_tool_calls: bool | None
+    """Lets a text call several tools, or one several times. Unset: yes. False: the text ends behind its first call."""
     n: int | None
     """Generates so many texts; the prompt is read once. `Result.choices` has all of them, `Chunk.index` says of which
     one a chunk is. The first one is the text of a request without `n`."""
@@ -207,8 +215,11 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
     speculation = _message_of(types_pb2.SpeculationParams, given)
     if given.get("as_published"):
         speculation = published(speculation or types_pb2.SpeculationParams())
+    sent = prompt_message(prompt, cast(ChatOptions, {name: given[name] for name in given.keys() & CHAT_OPTIONS}))
+    if structure := tool_call_structure(given):
+        given |= {"structured_outputs": structure, "skip_special_tokens": False}
     return verifier_pb2.GenerateRequest(
-        prompt=prompt_message(prompt, cast(ChatOptions, {name: given[name] for name in given.keys() & CHAT_OPTIONS})),
+        prompt=sent,
         sampling=_message_of(types_pb2.SamplingParams, given),
         speculation=speculation,
         report=_message_of(verifier_pb2.ReportParams, given),
@@ -224,7 +235,7 @@ def _structured_outputs(given: object) -> types_pb2.StructuredOutputs:
     """Returns the description of an output. Raises TypeError if it is none, or more than one."""
     known = [field.name for field in types_pb2.StructuredOutputs.DESCRIPTOR.oneofs_by_name["constraint"].fields]
     constraint = dict(given) if isinstance(given, Mapping) else {}
-    begins_after = constraint.pop("begins_after", None)
+    more = {name: constraint.pop(name, None) for name in ("begins_after", "special_tokens_as_text")}
     if len(constraint) != 1 or not constraint.keys() <= set(known):
         raise TypeError(f"structured_outputs must have one of {', '.join(known)}, got {given!r}")
     ((kind, value),) = constraint.items()
@@ -234,7 +245,7 @@ def _structured_outputs(given: object) -> types_pb2.StructuredOutputs:
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise TypeError(f"structured_outputs.choice must be a list, got {value!r}")
         value = types_pb2.Choices(choices=value)
-    return types_pb2.StructuredOutputs(**{kind: value}, begins_after=begins_after)
+    return types_pb2.StructuredOutputs(**{kind: value}, **more)
 
 
 def _source_numbers(sources: object) -> list[int]:

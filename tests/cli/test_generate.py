@@ -47,9 +47,10 @@ def test_every_flag_of_a_generation_is_an_option_of_the_sdk() -> None:
     flags = GenerationFlags.__annotations__.keys() - structures - {"method_param"}
     assert flags < GenerateOptions.__annotations__.keys()
     missing = GenerateOptions.__annotations__.keys() - flags - METHOD_MESSAGES.keys()
-    by_others = {"structured_outputs"}
     # A terminal has no use for what goes with a chat only.
-    assert missing == {"resume_token_ids", "resume", "resume_timeout_s", "stall_timeout_s"} | by_others | CHAT_OPTIONS
+    for_chats = CHAT_OPTIONS | {"tool_call_format", "parallel_tool_calls"}
+    by_others = {"structured_outputs"}
+    assert missing == {"resume_token_ids", "resume", "resume_timeout_s", "stall_timeout_s"} | by_others | for_chats
 
 
 def test_generated_text_goes_to_stdout_and_the_rest_to_stderr(verifier: FakeVerifier) -> None:

@@ -154,9 +154,9 @@ def calling(**function: Any) -> dict[str, Any]:
         ),
         (
             [USER],
-            {"tools": [{"function": {"name": "f", "strict": True}}]},
-            ValueError,
-            "tools[0].function.strict must be false",
+            {"tools": [{"function": {"name": "f", "strict": 1}}]},
+            TypeError,
+            "tools[0].function.strict must be true or false, got int",
         ),
         ([USER], {"add_generation_prompt": "no"}, TypeError, "add_generation_prompt must be true or false, got str"),
         ([USER], {"chat_template_kwargs": "{}"}, TypeError, "chat_template_kwargs must be a dict, got str"),

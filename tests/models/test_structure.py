@@ -29,6 +29,7 @@ from outrider.models.structure import (
     draw_allowed,
     mask_row,
 )
+from tests.support.chat_templates import with_tokens
 from tests.support.services import target_model
 from tests.support.trees import add_path
 
@@ -140,6 +141,57 @@ def test_a_marker_that_is_an_added_token_is_that_token() -> None:
 def test_a_description_that_is_none_is_refused_and_says_where(structure: Structure, words: str) -> None:
     with pytest.raises(BadStructure, match=words):
         grammars().matcher(structure)
+
+
+ADDED = {"<tool>": False, "[TOOLS]": True}
+
+
+@cache
+def grammars_with_added_tokens() -> Grammars:
+    return Grammars(with_tokens(ADDED), target_model().vocab_size, target_model().eos_token_ids)
+
+
+def spellings(description: str, *, special_tokens_as_text: bool = False) -> list[str]:
+    """The tokens with which a text may begin, as they are written."""
+    structure = Structure(StructureKind.GRAMMAR, description, special_tokens_as_text)
+    mask = grammars_with_added_tokens().matcher(structure).mask()
+    return with_tokens(ADDED).convert_ids_to_tokens(mask.nonzero()[:, 0].tolist())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("text", ["<tool>", "[TOOLS]"])
+def test_a_token_counts_as_its_text_where_that_is_asked_for(text: str) -> None:
+    either = f'start: "{text}x" | "y"'
+    assert spellings(either) == sorted([text[0], "y"])
+    assert set(spellings(either, special_tokens_as_text=True)) == {text[0], text, "y"}
+    free = "start: /(?s:.*)/"
+    assert text not in spellings(free)
+    assert text in spellings(free, special_tokens_as_text=True)
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_an_end_is_no_text_and_comes_where_the_text_may_end(as_text: bool) -> None:
+    assert "<|endoftext|>" in spellings("start: /(?s:.*)/", special_tokens_as_text=as_text)
+    assert "<|endoftext|>" not in spellings("start: /(?s:.+)/", special_tokens_as_text=as_text)
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize("text", ["<tool>", "[TOOLS]", "a<tool>b", '["[TOOLS]"]'])
+def test_a_text_that_is_forced_can_be_said_though_a_token_is_written_so(text: str, as_text: bool) -> None:
+    structure = Structure(StructureKind.JSON, json.dumps({"const": text}), as_text)
+    matcher, said = grammars_with_added_tokens().matcher(structure), list[int]()
+    while not matcher.is_over:
+        said.append(int(matcher.mask().nonzero()[-1]))
+        assert matcher.consume(said[-1])
+    said = [token_id for token_id in said if token_id not in target_model().eos_token_ids]
+    assert json.loads(with_tokens(ADDED).decode(said)) == text
+    forced = grammars_with_added_tokens().matcher(structure)
+    assert all(forced.consume(token_id) for token_id in forced.forced())
+
+
+def test_a_grammar_may_name_a_token_where_tokens_are_no_text() -> None:
+    assert spellings('start: <tool> "x"') == ["<tool>"]
+    with pytest.raises(BadStructure, match="unknown special token"):
+        spellings('start: <tool> "x"', special_tokens_as_text=True)
 
 
 def nested(depth: int) -> str:

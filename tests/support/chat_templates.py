@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from outrider.models.loading import LoadedModel
 from tests.support.services import target_model
@@ -64,3 +69,18 @@ def with_template(template: str | None) -> Any:
 def model_with_template(template: str) -> LoadedModel:
     """The demo target with another template."""
     return replace(target_model(), tokenizer=with_template(template))
+
+
+def with_tokens(added: Mapping[str, bool], template: str | None = None) -> Any:
+    """The demo models' tokenizer with these tokens, by whether they are special, in place of its last ones."""
+    description = json.loads(target_model().tokenizer.backend_tokenizer.to_str())
+    vocab = description["model"]["vocab"]
+    kept = len(vocab) - len(added)
+    description["model"]["vocab"] = {token: token_id for token, token_id in vocab.items() if token_id < kept}
+    description["model"]["merges"] = [pair for pair in description["model"]["merges"] if vocab["".join(pair)] < kept]
+    backend = Tokenizer.from_str(json.dumps(description))
+    for text, is_special in added.items():
+        backend.add_tokens([AddedToken(text, special=is_special, normalized=False)])
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend, eos_token="<|endoftext|>", chat_template=template
+    )

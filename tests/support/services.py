@@ -146,12 +146,15 @@ async def running_verifier(
 
 
 @asynccontextmanager
-async def running_speculator(max_num_sessions: int = 16, datastore: str = "") -> AsyncIterator[RunningSpeculator]:
-    """A speculator with the demo draft model, on a free port."""
+async def running_speculator(
+    max_num_sessions: int = 16, datastore: str = "", model: LoadedModel | None = None
+) -> AsyncIterator[RunningSpeculator]:
+    """A speculator with the demo draft model or `model`, on a free port."""
     settings = SpeculatorSettings.model_validate(
         {"max_num_sessions": max_num_sessions, "datastore": datastore, "keep_warm_ms": 0}
     )
-    service = SpeculatorService(settings, draft_model())
+    model = model or draft_model()
+    service = SpeculatorService(settings, model)
     await service.load()
     assert service.engine is not None
     server = grpc.aio.server(interceptors=[MalformedRequests()])
@@ -159,7 +162,7 @@ async def running_speculator(max_num_sessions: int = 16, datastore: str = "") ->
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        yield RunningSpeculator(f"127.0.0.1:{port}", service.servicer, service.engine, draft_model())
+        yield RunningSpeculator(f"127.0.0.1:{port}", service.servicer, service.engine, model)
     finally:
         await server.stop(0)
         await service.close()

@@ -55,6 +55,17 @@ async def test_a_structure_that_becomes_too_complex_ends_its_call_and_no_other(
     assert await verifier.is_idle()
 
 
+async def test_special_tokens_count_as_text_only_where_the_text_has_them(verifier: RunningVerifier) -> None:
+    structure = {"choice": ["yes"], "special_tokens_as_text": True}
+    async with Client(verifier.address) as client:
+        rule = r"structured_outputs\.special_tokens_as_text must be unset or false unless skip_special_tokens is false"
+        for skips in (None, True):
+            with pytest.raises(InvalidArgument, match=rule):
+                await client.complete(PROMPT, structured_outputs=structure, skip_special_tokens=skips)
+        result = await client.complete(PROMPT, structured_outputs=structure, skip_special_tokens=False)
+        assert result.text == "yes"
+
+
 async def test_a_structure_of_one_call_says_nothing_of_the_next(verifier: RunningVerifier) -> None:
     async with Client(verifier.address) as client:
         for choices in (["alpha", "beta"], ["gamma"], ["alpha", "beta"]):

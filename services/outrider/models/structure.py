@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
@@ -13,6 +13,7 @@ import llguidance
 import numpy as np
 import numpy.typing as npt
 import torch
+from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
 from outrider.core.params import SamplingParams
@@ -50,7 +51,8 @@ class Grammars:
         """
         self._hf_tokenizer, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, list(eos_token_ids)
         self._lock = threading.Lock()
-        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._tokenizers: dict[bool, llguidance.LLTokenizer] = {}
+        """The tokenizer in the library's form, by whether special tokens count as text."""
         self._cache: OrderedDict[Structure, llguidance.LLMatcher] = OrderedDict()
 
     def matcher(self, structure: Structure) -> GrammarMatcher:
@@ -75,16 +77,15 @@ class Grammars:
         length = len(structure.text.encode())
         if length > MAX_DESCRIPTION_BYTES:
             raise BadStructure(f"must be at most {MAX_DESCRIPTION_BYTES} bytes long, got {length}")
-        with self._lock:
-            if self._tokenizer is None:
-                self._tokenizer = _ll_tokenizer(self._hf_tokenizer, self._vocab_size, self._eos_token_ids)
         try:
             grammar = _grammar_of(structure)
         except ValueError as error:
             raise BadStructure(f"cannot be read: {error}") from error
+        tokenizer = self._ll_tokenizer(special_tokens_as_text=structure.special_tokens_as_text)
         if structure.begins_after:
-            grammar = _behind_marker(grammar, structure.begins_after, self._hf_tokenizer)
-        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+            added = self._hf_tokenizer.backend_tokenizer.get_added_tokens_decoder()
+            grammar = _behind_marker(grammar, structure.begins_after, tokenizer, added)
+        matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise BadStructure(f"does not compile: {matcher.get_error().strip()}")
         # Its first mask costs most: what is too complex shows here, before a token was generated.
@@ -93,13 +94,49 @@ class Grammars:
             raise BadStructure(f"is too complex: {matcher.get_error().strip()}")
         return matcher
 
+    def _ll_tokenizer(self, *, special_tokens_as_text: bool) -> llguidance.LLTokenizer:
+        with self._lock:
+            if special_tokens_as_text not in self._tokenizers:
+                # A copy: padding and truncation of the one that encodes prompts stay as they are.
+                backend = copy(self._hf_tokenizer.backend_tokenizer)
+                backend.no_padding()
+                backend.no_truncation()
+                size, ends = self._vocab_size, self._eos_token_ids
+                plain = llguidance.LLTokenizer(backend.to_str(), n_vocab=size, eos_token=ends)
+                spelling = _Spelling(backend, plain, special_tokens_as_text=special_tokens_as_text)
+                self._tokenizers[special_tokens_as_text] = llguidance.LLTokenizer(
+                    llguidance.TokenizerWrapper(spelling), n_vocab=size, eos_token=ends
+                )
+            return self._tokenizers[special_tokens_as_text]
 
-def _ll_tokenizer(tokenizer: Any, vocab_size: int, eos_token_ids: list[TokenId]) -> llguidance.LLTokenizer:
-    # A copy: padding and truncation of the one that encodes prompts stay as they are.
-    backend = copy(tokenizer.backend_tokenizer)
-    backend.no_padding()
-    backend.no_truncation()
-    return llguidance.LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=eos_token_ids)
+
+class _Spelling:
+    """Tells llguidance what each token is written as, and how a text is cut into tokens."""
+
+    bos_token_id = None
+
+    def __init__(self, backend: Tokenizer, plain: llguidance.LLTokenizer, *, special_tokens_as_text: bool) -> None:
+        """
+        Args:
+            backend: The tokenizer.
+            plain: The same, as the library reads it by itself: it takes an added token for special where the tokenizer
+                says so, and where it is written as a tag.
+            special_tokens_as_text: Whether, of the added tokens, only those that end a text are special.
+        """
+        self.eos_token_id, token_ids = plain.eos_tokens[0], range(plain.vocab_size)
+        self.tokens = [plain.decode_bytes([token_id]) for token_id in token_ids]
+        special, self._cutting = {token_id for token_id in token_ids if plain.is_special_token(token_id)}, plain
+        if special_tokens_as_text:
+            special = special - backend.get_added_tokens_decoder().keys() | set(plain.eos_tokens)
+        else:
+            # A text that the grammar forces must not be cut into a special token, which then does not match it.
+            without = json.dumps({**json.loads(backend.to_str()), "added_tokens": []})
+            self._cutting = llguidance.LLTokenizer(without, n_vocab=plain.vocab_size, eos_token=plain.eos_tokens)
+        self.special_token_ids = sorted(special)
+
+    def __call__(self, text: bytes) -> list[TokenId]:
+        # Not the backend's own way, which puts a blank before a text with some tokenizers.
+        return self._cutting.tokenize_bytes(text)
 
 
 def _grammar_of(structure: Structure) -> str:
@@ -117,18 +154,20 @@ def _grammar_of(structure: Structure) -> str:
             return llguidance.grammar_from("regex", _regex_of(json.loads(structure.text)))
 
 
-def _behind_marker(grammar: str, marker: str, tokenizer: Any) -> str:
+def _behind_marker(
+    grammar: str, marker: str, tokenizer: llguidance.LLTokenizer, added: Mapping[TokenId, AddedToken]
+) -> str:
     """Returns the grammar of texts in which another one begins to hold behind a marker.
 
     Before the marker anything may stand, and the text may not end.
     """
     # The library's own language is either a list of grammars in JSON, here of one, or one in Lark's notation.
     answer = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
-    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
-    meant = [token_id for token_id, token in added.items() if token.content == marker]
+    # The library never takes these for their text: they are named.
+    named = {token_id: token for token_id, token in added.items() if tokenizer.is_special_token(token_id)}
+    meant = [token_id for token_id, token in named.items() if token.content == marker]
     if meant:
-        # The library never takes an added token for its text, so those that a model writes in its thoughts are named.
-        others = [token_id for token_id, token in added.items() if not token.special and token_id not in meant]
+        others = [token_id for token_id, token in named.items() if not token.special and token_id not in meant]
         other = f" | <{json.dumps(others)}>" if others else ""
         thoughts = f"start: (TEXT{other})* <{json.dumps(meant)}> @answer\nTEXT: /(?s:.+)/"
     else:

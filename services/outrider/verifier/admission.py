@@ -23,7 +23,7 @@ from outrider.wire.errors import FailedPrecondition, InvalidArgument, OutOfRange
 from outrider.wire.reports import report_from_proto
 from outrider.wire.sampling import sampling_from_proto, stop_strings_from_proto, stop_token_ids_from_proto
 from outrider.wire.speculation import SpeculationLimits, speculation_from_proto
-from outrider.wire.structure import structure_from_proto
+from outrider.wire.structure import FIELD, structure_from_proto
 
 MAX_TOKEN_LEN = 256
 """Most characters of one token: the longest in use, runs of spaces, have half as many."""
@@ -202,6 +202,9 @@ def _structured(
     rule = "unset or false with structured_outputs: the grammar says where the text may end"
     check(not request.sampling.ignore_eos, "sampling.ignore_eos", rule, request.sampling.ignore_eos)
     structure = structure_from_proto(request.structured_outputs)
+    if structure.special_tokens_as_text:
+        as_text, rule = f"{FIELD}.special_tokens_as_text", "unset or false unless skip_special_tokens is false"
+        check(not spec.skip_special_tokens, as_text, rule, True)
     field = f"structured_outputs.{structure.kind.value}"
     try:
         matcher, trial = grammars.matcher(structure), grammars.matcher(structure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 from outrider.core.params import check
 from outrider.core.structure import Structure, StructureKind
@@ -21,7 +22,8 @@ def structure_from_proto(message: types_pb2.StructuredOutputs) -> Structure:
     """Returns the description of the texts that are allowed. Whether it can be compiled shows later."""
     length = len(message.begins_after.encode())
     check(length <= MAX_MARKER_BYTES, f"{FIELD}.begins_after", f"at most {MAX_MARKER_BYTES} bytes long", length)
-    return replace(_constraint(message), begins_after=message.begins_after)
+    as_text = message.special_tokens_as_text
+    return replace(_constraint(message), begins_after=message.begins_after, special_tokens_as_text=as_text)
 
 
 def _constraint(message: types_pb2.StructuredOutputs) -> Structure:
@@ -45,21 +47,13 @@ def _constraint(message: types_pb2.StructuredOutputs) -> Structure:
 
 def structure_to_proto(structure: Structure) -> types_pb2.StructuredOutputs:
     """Converts a description."""
-    message = _constraint_to_proto(structure)
-    message.begins_after = structure.begins_after
-    return message
-
-
-def _constraint_to_proto(structure: Structure) -> types_pb2.StructuredOutputs:
-    match structure.kind:
-        case StructureKind.JSON_OBJECT:
-            return types_pb2.StructuredOutputs(json_object=True)
-        case StructureKind.CHOICE:
-            choices = types_pb2.Choices(choices=json.loads(structure.text))
-            return types_pb2.StructuredOutputs(choice=choices)
-        case StructureKind.JSON:
-            return types_pb2.StructuredOutputs(json=structure.text)
-        case StructureKind.REGEX:
-            return types_pb2.StructuredOutputs(regex=structure.text)
-        case StructureKind.GRAMMAR:
-            return types_pb2.StructuredOutputs(grammar=structure.text)
+    value: Any = structure.text
+    if structure.kind is StructureKind.JSON_OBJECT:
+        value = True
+    elif structure.kind is StructureKind.CHOICE:
+        value = types_pb2.Choices(choices=json.loads(structure.text))
+    return types_pb2.StructuredOutputs(
+        **{structure.kind.value: value},
+        begins_after=structure.begins_after,
+        special_tokens_as_text=structure.special_tokens_as_text or None,
+    )

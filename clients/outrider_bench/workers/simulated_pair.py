@@ -41,7 +41,7 @@ from outrider.speculator.session import DraftSession, DraftSessionSpec
 from outrider.verifier.engine import ready_sessions, round_of, wanted_temperatures
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import VerifySession
-from outrider.verifier.timings import EngineTimings
+from outrider.verifier.timings import Activity, EngineTimings
 from outrider_bench.costs import Costs
 
 NO_CONTENT = KVPool(
@@ -292,7 +292,7 @@ class Simulation:
         session_id = str(self._num_begun)
         num_tokens = len(text) - params.num_speculative_tokens - 1
         spec = SessionSpec(session_id, tuple(prompt), sampling, params, self._draft.vocab_size, num_tokens)
-        self._timings.set_num_sessions(len(self._jobs) + 1)
+        self._set_sessions(num_more=1)
         cache = self._target_cache(spec)
         tiers = NO_COPIES if self._tiers is None and self._ring is not None else self._tiers
         job = VerifySession(spec, _Silent(), cache, self._timings, RoundCounts(), tiers, self._now / 1e3)
@@ -365,8 +365,16 @@ class Simulation:
                 self._commits.send(end, (session_id, requests.steering))
             if requests.question is not None:
                 self._ask(session_id, requests.question, end)
-        self._timings.set_num_sessions(len(self._jobs))
+        jobs = (*work, *(job for job in self._jobs.values() if job not in work and not job.is_prefilling))
+        shares = [job.choice.take_share() for job in jobs if job.choice.is_auto]
+        is_decoding = all(len(segment.token_ids) == segment.num_logits for segment in segments)
+        self._timings.end_step(shares, end / 1e3, is_typical=is_decoding)
+        self._set_sessions()
         self._now = end + self._costs.overhead_ms
+
+    def _set_sessions(self, num_more: int = 0) -> None:
+        activities = [Activity.of(job.choice.strategy) for job in self._jobs.values()]
+        self._timings.set_sessions([*activities, *[Activity.NONE] * num_more])
 
     def _end(self, session_id: str) -> None:
         job = self._jobs.pop(session_id)

@@ -74,8 +74,6 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._prefill_turns: PrefillTurns[VerifySession] = PrefillTurns(prefill_chunk)
         self._max_rows = max_rows
         self._queue_timeout_s = queue_timeout_s
-        self._stepped_at: float | None = None
-        """End of the latest step, if it was followed at once by that of now."""
         self.residency: Residency[VerifySession] = Residency(model.runner.pool, max_num_sessions)
         """Sessions by age, those with room in the pool and those that wait for it. Others may read its counts."""
         self.start()  # last: the thread reads all of the above
@@ -130,8 +128,6 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         until_refused = self._refuse_those_that_waited_too_long(now)
         residents = self.residency.residents
         self._timings.set_sessions([Activity.of(session.choice.strategy) for session in residents])
-        if not residents:
-            self._stepped_at = None
         # Paused sessions need no deadline: their reader's progress is posted.
         running = [session for session in residents if not session.is_paused]
         ready, wait_s = ready_sessions(running, now, self._timings.forward_ms.get(0.0))
@@ -221,9 +217,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         """Has the sessions that share forwards learn from a step, also those that were not ready for it."""
         others = [each for each in self.residency.residents if each not in drawing and not each.is_prefilling]
         shares = [session.choice.take_share() for session in (*drawing, *others) if session.choice.is_auto]
-        if shares and self._timings.num_sessions > 1 and self._stepped_at is not None:
-            self._timings.group.end_step(shares, (now - self._stepped_at) * 1e3, is_typical=is_typical)
-        self._stepped_at = now
+        self._timings.end_step(shares, now, is_typical=is_typical)
 
     def _segments(self, work: list[VerifySession]) -> tuple[list[VerifySession], list[Segment]]:
         """Makes the rows of a step, and room for them in the pool: of all sessions that decode, and of some prompts."""

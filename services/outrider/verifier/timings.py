@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from outrider.core.auto.group import Group, load_class_of
+from outrider.core.auto.group import Group, Share, load_class_of
 from outrider.core.auto.history import StrategyHistory
 from outrider.core.auto.strategies import Strategy
 from outrider.core.calibration import RetrievalCalibration
@@ -49,6 +49,8 @@ class EngineTimings:
         """Sessions that share the forwards now."""
         self._activity = Activity.NONE
         self._num_quiet_steps = 0
+        self._stepped_at: float | None = None
+        """End of the latest step. None means that nothing has run before this one."""
         self._num_numbered = 0
 
         # The target.
@@ -87,6 +89,20 @@ class EngineTimings:
         self._num_quiet_steps = 0 if self._activity is Activity.DRAFTING else self._num_quiet_steps + 1
         self.history.plain_ms = self.plain_ms
         self.group.set_load(self.num_sessions, self.plain_ms)
+        if not activities:
+            self._stepped_at = None
+
+    def end_step(self, shares: Sequence[Share], now: float, *, is_typical: bool) -> None:
+        """Has the sessions that share forwards learn from a step.
+
+        Args:
+            shares: As `Group.end_step` wants them.
+            now: Its end, in seconds.
+            is_typical: False if it says nothing of the steps to come.
+        """
+        if shares and self.num_sessions > 1 and self._stepped_at is not None:
+            self.group.end_step(shares, (now - self._stepped_at) * 1e3, is_typical=is_typical)
+        self._stepped_at = now
 
     def set_draft_ms(self, draft_ms: float) -> None:
         """Sets the time of a draft forward of one row, in milliseconds; 0 leaves it as it is."""

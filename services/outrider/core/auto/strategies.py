@@ -49,7 +49,11 @@ def strategies_of(params: SpeculationParams) -> tuple[Strategy, ...]:
     if params.method is not Method.AUTO:
         return (Strategy(params.method, params.rows, params.retrieves),)
     retrieval = params.retrieves
-    drafted = Strategy(Method.BEST_FIRST, params.rows, retrieval), Strategy(Method.PEARL, Rows.CHAIN, False)
+    drafted = (
+        Strategy(Method.BEST_FIRST, params.rows, retrieval),
+        Strategy(Method.SAGUARO, Rows.CHAIN, False),
+        Strategy(Method.PEARL, Rows.CHAIN, False),
+    )
     retrieved = (
         (Strategy(Method.DOUBLE, Rows.CHAIN, True), Strategy(Method.RETRIEVAL, Rows.CHAIN, True)) if retrieval else ()
     )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +53,45 @@ async def test_every_output_obeys_its_schema_and_is_that_of_off(client: Client, 
             assert not result.summary.degraded
 
     await asyncio.gather(*(run(number, temperature) for number in range(len(schemas)) for temperature in (0.0, 0.7)))
+
+
+SUITE = os.environ.get("OUTRIDER_JSON_SCHEMA_SUITE", "")
+"""Folder of the tests of the JSON Schema test suite, which has one for each draft."""
+
+
+def schemas_of_suite() -> list[dict[str, Any] | bool]:
+    files = sorted((Path(SUITE) / "draft2020-12").glob("*.json"))
+    return [group["schema"] for file in files for group in json.loads(file.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.suite
+@pytest.mark.skipif(not SUITE, reason="OUTRIDER_JSON_SCHEMA_SUITE names no JSON Schema test suite")
+async def test_each_schema_of_the_test_suite_is_obeyed_or_refused_by_name(client: Client, full: bool) -> None:
+    schemas, limit, counts = schemas_of_suite()[:: 1 if full else 6], asyncio.Semaphore(8), Counter[str]()
+    refusals: list[InvalidArgument] = []
+
+    async def run(number: int, temperature: float) -> None:
+        schema = schemas[number]
+        variants = ("off", SOME[number % len(SOME)], SOME[(number + 1) % len(SOME)])
+        given = {"structured_outputs": {"json": json.dumps(schema)}, "max_tokens": 120}
+        async with limit:
+            try:
+                plain, *drafted = [await generate(client, number, temperature, each, **given) for each in variants]
+            except InvalidArgument as error:
+                refusals.append(error)
+                return
+        for variant, result in zip(variants[1:], drafted, strict=True):
+            assert said(result) == said(plain), (variant, temperature, schema)
+        counts[plain.finish_reason.name] += 1
+        if plain.finish_reason is FinishReason.STOP:
+            Draft202012Validator(schema).validate(json.loads(plain.text))
+
+    await asyncio.gather(*(run(number, temperature) for number in range(len(schemas)) for temperature in (0.0, 0.7)))
+    reasons = Counter(refusal.message.split(": ", 1)[-1][:60] for refusal in refusals)
+    print(f"{len(schemas)} schemas at two temperatures: {dict(counts)}; refused: {dict(reasons)}")
+    assert all(refusal.field == "structured_outputs.json" for refusal in refusals)
+    assert all(re.search("does not compile|is too complex", refusal.message) for refusal in refusals)
+    assert counts["STOP"] > len(schemas) / 2
 
 
 @pytest.mark.parametrize("variant", ["off", *SOME])

@@ -74,8 +74,9 @@ class StrategyChoice:
         used = self._used.get(self.strategy, Decision(self.strategy, 0, 0, 0.0))
         self._used[self.strategy] = used.plus(num_tokens, round_ms)
         self._num_tokens, self._is_pending = num_tokens, is_pending
-        if self._leader is None:
-            self._own.observe(num_tokens, round_ms, is_pending=is_pending)
+        # Where others have just left, the group has chosen the strategy of this round.
+        if self._leader is None and self._controller is not None:
+            self._controller.observe(num_tokens, round_ms, is_pending=is_pending)
 
     def take_share(self) -> Share:
         """Returns its part in the step of now, once."""

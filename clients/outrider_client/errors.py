@@ -31,7 +31,7 @@ import grpc
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 
-from outrider.wire.errors import retry_after_s, rich_details
+from outrider.wire.details import retry_after_s, rich_details
 
 
 class OutriderError(Exception):

@@ -155,7 +155,7 @@ def spellings(description: str, *, special_tokens_as_text: bool = False) -> list
     """The tokens with which a text may begin, as they are written."""
     structure = Structure(StructureKind.GRAMMAR, description, special_tokens_as_text)
     mask = grammars_with_added_tokens().matcher(structure).mask()
-    return with_tokens(ADDED).convert_ids_to_tokens(mask.nonzero()[:, 0].tolist())  # type: ignore[no-any-return]
+    return with_tokens(ADDED).convert_ids_to_tokens(np.flatnonzero(mask).tolist())  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("text", ["<tool>", "[TOOLS]"])
@@ -180,7 +180,7 @@ def test_a_text_that_is_forced_can_be_said_though_a_token_is_written_so(text: st
     structure = Structure(StructureKind.JSON, json.dumps({"const": text}), as_text)
     matcher, said = grammars_with_added_tokens().matcher(structure), list[int]()
     while not matcher.is_over:
-        said.append(int(matcher.mask().nonzero()[-1]))
+        said.append(int(np.flatnonzero(matcher.mask())[-1]))
         assert matcher.consume(said[-1])
     said = [token_id for token_id in said if token_id not in target_model().eos_token_ids]
     assert json.loads(with_tokens(ADDED).decode(said)) == text

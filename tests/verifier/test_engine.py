@@ -157,7 +157,7 @@ def test_what_a_drafter_slows_down_that_is_only_tried_is_no_measure_of_rounds(
 ) -> None:
     session = add_session(engine, Method.AUTO, 30, 29)
     device.forward_ms = 20.0
-    assert session.is_probing
+    assert session.choice.is_probing
     engine.step([session])
     assert engine._timings.forward_ms.get(0.0) == 10.0
 

@@ -15,7 +15,7 @@ from outrider.core.tree import Draft
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.round import select_nodes
 from outrider.verifier.session import VerifySession
-from outrider.verifier.timings import EngineTimings
+from outrider.verifier.timings import QUIET_STEPS, Activity, EngineTimings
 from tests.support.trees import add_path
 
 DEAR_ROWS = ForwardTimes({1: 1.0, 32: 8.75})
@@ -28,12 +28,19 @@ def spec_of(method: Method, prompt: tuple[int, ...] = (1, 2, 3), **fields: Any) 
     return SessionSpec("s", prompt, SamplingParams(temperature=0.0), params, vocab_size=1000, max_tokens=1000)
 
 
+def timings_without_overhead() -> EngineTimings:
+    timings = EngineTimings(DEAR_ROWS)
+    for activity in (*[Activity.RETRIEVING] * QUIET_STEPS, Activity.DRAFTING):
+        timings.set_sessions([activity])
+        timings.add_overhead(0.0)
+    return timings
+
+
 @pytest.mark.parametrize(("probability", "length"), [(0.99, 8), (0.5, 1), (0.05, 0)])
 def test_a_retrieved_chain_is_verified_as_far_as_it_pays(probability: float, length: int) -> None:
     session = Session(spec_of(Method.RETRIEVAL))
     add_path(session.tree, 3, range(10, 18), math.log(probability), Source.RING)
-    timings = EngineTimings(DEAR_ROWS)
-    timings.add_overhead(0.0)
+    timings = timings_without_overhead()
     assert len(select_nodes(session, session.next_chain(), Rows.CHAIN, timings)) == length
 
 
@@ -56,8 +63,7 @@ def test_what_was_retrieved_behind_the_draft_model_s_chain_is_verified_as_far_as
     session = Session(spec_of(Method.DOUBLE))
     add_path(session.tree, 3, range(10, 14), math.log(0.9), Source.DRAFT)
     add_path(session.tree, 3, range(10, 18), math.log(probability), Source.PRIOR)
-    timings = EngineTimings(DEAR_ROWS)
-    timings.add_overhead(0.0)
+    timings = timings_without_overhead()
     assert len(select_nodes(session, session.next_chain(), Rows.CHAIN, timings)) == length
 
 

@@ -39,10 +39,10 @@ class Structure:
     kind: StructureKind
     text: str
     """Description in the language of its kind."""
-    begins_after: str = ""
-    """It holds behind this text, which the output must come to. Empty means from the beginning."""
     special_tokens_as_text: bool = False
     """Lets special tokens stand for the text that they are written as."""
+    begins_after: str = ""
+    """It holds behind this text, which the output must come to. Empty means from the beginning."""
 
 
 class StructureBroken(Exception):

@@ -17,7 +17,8 @@ from outrider.peers.reconnecting import reason_of, wait_before_retry
 from outrider.security.peer_channel import PeerSecurity
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 from outrider.wire.channels import first_turn
-from outrider.wire.errors import RpcError, Unavailable, retry_after_s, rich_details
+from outrider.wire.details import retry_after_s, rich_details
+from outrider.wire.errors import RpcError, Unavailable
 
 INFO_TIMEOUT_S = 10.0
 """A verifier that takes longer to describe itself counts as lost."""

@@ -90,7 +90,7 @@ class StrategyChoice:
 
     @property
     def _leader(self) -> Leader | None:
-        """Who chooses for all that share forwards; None for a session that is alone."""
+        """The one that chooses for all sessions that share forwards; None for a session that is alone."""
         return self._timings.group.leader(self._strategies) if self._timings.num_sessions > 1 else None
 
     @property

@@ -90,6 +90,7 @@ def test_a_round_that_the_group_has_chosen_teaches_a_session_nothing_that_is_alo
     two = [choice(timings), choice(timings)]
     run(timings, two, 3, step_ms=10.0)
     timings.set_sessions([Activity.NONE])
+    assert two[0].is_probing  # asked between a step and its verdicts
     two[0].observe(1, 10.0, is_pending=False)
     assert timings.history.num_rounds == 0
     two[0].choose()

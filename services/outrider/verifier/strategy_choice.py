@@ -28,8 +28,8 @@ class StrategyChoice:
         """True if there are several."""
         self._usable = self._strategies
         self._number = timings.number_session() if self.is_auto else 0
-        self._controller: Controller | None = None
-        """The session's own, while it is alone."""
+        self._chooser: Controller | Leader | None = None
+        """Who has chosen it: the session's own controller, or the leader of its group. None: its request."""
         self._used: dict[Strategy, Decision] = {}
         self._num_tokens, self._is_pending = 0, False
         """The part in the step of now."""
@@ -37,29 +37,39 @@ class StrategyChoice:
     def set_attached(self, is_attached: bool) -> None:
         """Takes in whether there is a drafter, and chooses anew: a strategy that can be used now is chosen at once."""
         self._usable = tuple(each for each in self._strategies if is_attached or not each.method.has_draft_model)
-        if self._controller is not None:
-            self._controller.set_available(self._usable)
+        if isinstance(self._chooser, Controller):
+            self._chooser.set_available(self._usable)
         self.choose()
 
     def choose(self) -> None:
         """Chooses the strategy of the next round."""
         if not self.is_auto:
             return
-        if leader := self._leader:
-            self._controller = None  # what it knows of its drafter is over once others have decided
-            self.strategy = leader.strategy_for(self._usable)
-        else:
-            self.strategy = self._own.strategy()
+        if self._timings.num_sessions > 1:
+            self._chooser = self._timings.group.leader(self._strategies)
+            self.strategy = self._chooser.strategy_for(self._usable)
+            return
+        if not isinstance(self._chooser, Controller):
+            # A new one: what an earlier one knew of the drafter is over since others have decided.
+            self._chooser = self._new_controller()
+        self.strategy = self._chooser.strategy()
+
+    def _new_controller(self) -> Controller:
+        temperature, length = self._spec.sampling.temperature, len(self._spec.prompt_token_ids)
+        controller = Controller(self._timings.history, temperature, self._strategies, self._number, length)
+        controller.set_available(self._usable)
+        return controller
 
     def hold_drafts(self) -> None:
         """Takes in that the drafter is too slow to be tried without a budget for it, and chooses anew."""
-        (self._leader or self._own).hold_drafts()
+        if self._chooser is not None:
+            self._chooser.hold_drafts()
         self.choose()
 
     @property
     def is_probing(self) -> bool:
         """True while a drafter is awake of which it is not known if it pays, and which may slow all forwards down."""
-        return self.is_auto and (self._leader or self._own).is_probing
+        return self._chooser is not None and self._chooser.is_probing
 
     def observe(self, num_tokens: int, round_ms: float, *, is_pending: bool) -> None:
         """Learns from a round.
@@ -74,9 +84,9 @@ class StrategyChoice:
         used = self._used.get(self.strategy, Decision(self.strategy, 0, 0, 0.0))
         self._used[self.strategy] = used.plus(num_tokens, round_ms)
         self._num_tokens, self._is_pending = num_tokens, is_pending
-        # Where others have just left, the group has chosen the strategy of this round.
-        if self._leader is None and self._controller is not None:
-            self._controller.observe(num_tokens, round_ms, is_pending=is_pending)
+        # Where others have just come or left, somebody else has chosen the strategy of this round.
+        if self._timings.num_sessions <= 1 and isinstance(self._chooser, Controller):
+            self._chooser.observe(num_tokens, round_ms, is_pending=is_pending)
 
     def take_share(self) -> Share:
         """Returns its part in the step of now, once."""
@@ -87,16 +97,3 @@ class StrategyChoice:
     def decisions(self) -> list[Decision]:
         """Returns the rounds of each strategy, in the order of its first use."""
         return list(self._used.values())
-
-    @property
-    def _leader(self) -> Leader | None:
-        """The one that chooses for all sessions that share forwards; None for a session that is alone."""
-        return self._timings.group.leader(self._strategies) if self._timings.num_sessions > 1 else None
-
-    @property
-    def _own(self) -> Controller:
-        if self._controller is None:
-            temperature, length = self._spec.sampling.temperature, len(self._spec.prompt_token_ids)
-            self._controller = Controller(self._timings.history, temperature, self._strategies, self._number, length)
-            self._controller.set_available(self._usable)
-        return self._controller

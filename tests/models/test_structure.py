@@ -60,6 +60,7 @@ SCHEMA = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}},
     [
         (Structure(StructureKind.JSON, SCHEMA), '{"a":12}', '{"a":"12"}'),
         (Structure(StructureKind.JSON_OBJECT, ""), '{"x":[1,null]}', "[1]"),
+        (Structure(StructureKind.JSON, " true"), '["any",{"value":1}]', "any"),
         (Structure(StructureKind.REGEX, "[a-c]+[0-9]{2}"), "abc42", "abc4"),
         (Structure(StructureKind.GRAMMAR, 'start: "x" ("," "x")*'), "x,x", "x,"),
         (Structure(StructureKind.GRAMMAR, 'root ::= "x" ("," "x")*'), "x,x,x", "xx"),

@@ -144,6 +144,8 @@ def _grammar_of(structure: Structure) -> str:
     match structure.kind:
         case StructureKind.JSON | StructureKind.JSON_OBJECT:
             schema = structure.text if structure.kind is StructureKind.JSON else '{"type": "object"}'
+            if schema.strip() == "true":
+                schema = "{}"  # the same, and the library takes options with objects only
             # Free whitespace is where models that feel done write blanks up to the limit.
             return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_flexible": False})
         case StructureKind.REGEX:

@@ -533,7 +533,8 @@ class VerifySession:
         self._committed_at, self._waiting_since, self.ready_since, self._is_answered = now, None, None, False
         if self._retrieval is not None:
             self._retrieval.begin_round()
-            if self.session.finish_reason is None:
+            # A strategy without retrieval neither looks anything up nor sends what it would ask.
+            if self.session.finish_reason is None and self.choice.strategy.retrieval:
                 # Read first: choosing the chain adds to the tree what is known in process.
                 was_known = bool(self.session.tree.root.children)
                 self._next_chain()

@@ -84,9 +84,11 @@ class Group:
             step_ms: Time from the end of the step before it to its own.
             is_typical: False if it says nothing of the steps to come: it has read a prompt.
         """
-        for strategies in {share.strategies for share in shares}:
-            members = [share for share in shares if share.strategies == strategies]
-            self.leader(strategies).observe(members, step_ms, is_typical=is_typical)
+        members: dict[tuple[Strategy, ...], list[Share]] = {}
+        for share in shares:
+            members.setdefault(share.strategies, []).append(share)
+        for strategies, of_group in members.items():
+            self.leader(strategies).observe(of_group, step_ms, is_typical=is_typical)
 
 
 class Leader:
@@ -135,7 +137,7 @@ class Leader:
 
     def observe(self, members: Sequence[Share], step_ms: float, *, is_typical: bool) -> None:
         """Learns from a step of these sessions."""
-        usable = {strategy for share in members for strategy in share.usable}
+        usable = {strategy for each in dict.fromkeys(share.usable for share in members) for strategy in each}
         if usable != self._usable:
             self._usable = usable
             self._controller.set_available(usable)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 from outrider.core.params import TIERS, Method, Rows, SpeculationParams
 
@@ -46,11 +47,15 @@ def strategies_of(params: SpeculationParams) -> tuple[Strategy, ...]:
 
     Every method but `Method.AUTO` has a single strategy.
     """
-    if params.method is not Method.AUTO:
-        return (Strategy(params.method, params.rows, params.retrieves),)
-    retrieval = params.retrieves
+    return _strategies_of(params.method, params.rows, params.retrieves)
+
+
+@cache  # the very same objects for all sessions: comparing them costs next to nothing
+def _strategies_of(method: Method, rows: Rows, retrieval: bool) -> tuple[Strategy, ...]:
+    if method is not Method.AUTO:
+        return (Strategy(method, rows, retrieval),)
     drafted = (
-        Strategy(Method.BEST_FIRST, params.rows, retrieval),
+        Strategy(Method.BEST_FIRST, rows, retrieval),
         Strategy(Method.SAGUARO, Rows.CHAIN, False),
         Strategy(Method.PEARL, Rows.CHAIN, False),
     )

@@ -29,7 +29,7 @@ class StrategyChoice:
         self._usable = self._strategies
         self._number = timings.number_session() if self.is_auto else 0
         self._chooser: Controller | Leader | None = None
-        """Who has chosen it: the session's own controller, or the leader of its group. None: its request."""
+        """The one that has chosen it: its own controller, or the leader of its group. None: the request has."""
         self._used: dict[Strategy, Decision] = {}
         self._num_tokens, self._is_pending = 0, False
         """The part in the step of now."""

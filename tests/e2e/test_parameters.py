@@ -156,7 +156,7 @@ async def test_texts_have_the_distribution_that_transformers_gives_them(
     num_texts = NUM_FULL_LAW_TEXTS if full else NUM_LAW_TEXTS
     results = [await client.complete(PROMPTS[3], seed=seed, **given) for seed in range(num_texts // 16)]
     choices = [choice for result in results for choice in result.choices]
-    if variant != "off":
+    if variant == "speculative":  # it waits for its drafts; those of others may come too late for so short a text
         assert sum(choice.summary.num_accepted_tokens for choice in choices) > num_texts // 8
     law = law_by_transformers(tuple(await client.tokenize(PROMPTS[3])))
     texts = [choice.token_ids[:LAW_LENGTH] for choice in choices]

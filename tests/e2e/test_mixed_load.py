@@ -28,9 +28,9 @@ NUM_CLIENTS = 200
 SECONDS = 20
 SECONDS_IF_FULL = 300
 WARM_SHARE = 0.3
-"""Share of the time after which caches and pools are filled."""
-MAX_GROWN_MB = 64.0
-"""Most memory that a service takes from then on."""
+"""Share of the time after which memory is watched."""
+MAX_GROWN_MB = 256.0
+"""Most memory that a service takes from then on: caches fill for minutes, ever more slowly."""
 PROMPTS = [prompt.text for prompt in default_prompts()][:6]
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0.0},

@@ -95,7 +95,7 @@ async def test_each_schema_of_the_test_suite_is_obeyed_or_refused_by_name(client
     assert all(refusal.field == "structured_outputs.json" for refusal in refusals)
     assert all(re.search("does not compile|is too complex|cannot be read", refusal.message) for refusal in refusals)
     # Others allow texts of any length, which a model of 5 M parameters does not end.
-    assert counts["STOP"] > len(schemas) / 5
+    assert counts["STOP"] > len(schemas) / 10
 
 
 @pytest.mark.parametrize("variant", ["off", *SOME])

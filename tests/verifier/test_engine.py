@@ -162,6 +162,20 @@ def test_what_a_drafter_slows_down_that_is_only_tried_is_no_measure_of_rounds(
     assert engine._timings.forward_ms.get(0.0) == 10.0
 
 
+def test_who_shares_a_step_and_was_not_ready_counts_in_it_and_who_is_paused_does_not(
+    engine: Engine, device: Asynchronous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready, late, paused = (add_session(engine, Method.AUTO, 30, 29) for _ in range(3))
+    reading = add_session(engine, Method.AUTO, 300, 0)
+    paused.is_paused = True
+    told: list[int] = []
+    monkeypatch.setattr(engine._timings, "end_step", lambda shares, *_, **__: told.append(len(shares)))
+    assert not late.is_prefilling
+    assert reading.is_prefilling
+    engine.step([ready])
+    assert told == [2]
+
+
 def test_each_session_learns_from_its_own_rows_and_only_those_that_want_it(
     engine: Engine, device: Asynchronous
 ) -> None:

@@ -215,8 +215,11 @@ class Engine(EngineThread[VerifySession, VerifySession]):
 
     def _end_step(self, drawing: list[VerifySession], now: float, *, is_typical: bool) -> None:
         """Has the sessions that share forwards learn from a step, also those that were not ready for it."""
-        others = [each for each in self.residency.residents if each not in drawing and not each.is_prefilling]
-        shares = [session.choice.take_share() for session in (*drawing, *others) if session.choice.is_auto]
+        stepped = set(drawing)
+        # Those whose reader is too slow for them have nothing to wait for here.
+        others = (each for each in self.residency.residents if not (each.is_paused or each.is_prefilling))
+        sessions = (*drawing, *(each for each in others if each not in stepped))
+        shares = [session.choice.take_share() for session in sessions if session.choice.is_auto]
         self._timings.end_step(shares, now, is_typical=is_typical)
 
     def _segments(self, work: list[VerifySession]) -> tuple[list[VerifySession], list[Segment]]:

@@ -139,13 +139,12 @@ class TestReading:
         assert history.can_afford(history.reading_cost(800))
         assert history.can_afford(), "a drafter that is awake has nothing to read"
 
-    def test_it_costs_all_sessions(self) -> None:
+    def test_what_it_slows_rounds_down_is_charged(self) -> None:
         history = StrategyHistory(PLAIN_MS)
-        history.num_sharing = 4
         controller = _begin(history)
         controller.strategy()
         controller.observe(1, 1.5 * PLAIN_MS, is_pending=True)
-        assert history.trial_cost == pytest.approx(4 * 0.5)
+        assert history.trial_cost == pytest.approx(0.5)
 
     def test_a_drafter_that_never_says_anything_is_left(self) -> None:
         controller = _begin(StrategyHistory(PLAIN_MS), (BEST_FIRST, PLAIN))

@@ -241,7 +241,7 @@ class Controller:
         if cost * self._plain_rate < SETTLED_COST:
             self._num_settling = 0
             return False
-        self._history.charge_trial(max(0.0, tokens_behind) * self._history.num_sharing)
+        self._history.charge_trial(max(0.0, tokens_behind))
         return True
 
     def decisions(self) -> list[Decision]:
@@ -486,9 +486,9 @@ class Reading:
         self._lost = self._charged = 0.0
 
     def count_round(self, tokens_behind: float) -> None:
-        """Counts a round that was so many tokens behind plain ones. The other sessions have lost as much."""
+        """Counts a round that was so many tokens behind plain ones."""
         self._num_rounds += 1
-        self._lost += tokens_behind * self._history.num_sharing
+        self._lost += tokens_behind
         if self._most_lost < math.inf:
             # Charged round by round, because the session may end before the reading.
             charged = max(0.0, self._lost)

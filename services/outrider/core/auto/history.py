@@ -112,8 +112,6 @@ class StrategyHistory:
         self.plain_ms = plain_ms
         self.draft_ms = 0.0
         """Time of a draft forward of one row, as the caller knows it now. 0 means not known."""
-        self.num_sharing = 1
-        """Sessions that run now: what slows the target down costs each of them."""
 
     @property
     def plain_ms(self) -> float:
@@ -202,16 +200,16 @@ class StrategyHistory:
     def reading_cost(self, num_tokens: float) -> float:
         """Returns what it is expected to cost, in plain rounds, that the draft model reads so many tokens."""
         num_forwards = num_tokens / READ_ROWS
-        return self._lost_of_reading.get(1.0) * self.num_sharing * num_forwards * self.draft_ms / self._plain_ms
+        return self._lost_of_reading.get(1.0) * num_forwards * self.draft_ms / self._plain_ms
 
     def learn_reading(self, num_tokens: float, lost: float) -> None:
         """Learns from a reading of the draft model how much of its time the target loses.
 
         Args:
             num_tokens: Tokens that were read.
-            lost: Plain rounds that all sessions have lost meanwhile.
+            lost: Plain rounds that were lost meanwhile.
         """
-        whole = self.num_sharing * num_tokens / READ_ROWS * self.draft_ms / self._plain_ms
+        whole = num_tokens / READ_ROWS * self.draft_ms / self._plain_ms
         if whole > 0:
             self._lost_of_reading.add(min(MAX_LOST_OF_READING, max(0.0, lost / whole)))
 

@@ -148,6 +148,11 @@ class Transcript:
             raise RuntimeError("the generation has not finished: read it to its end first")
         return self._result
 
+    @property
+    def results(self) -> tuple[Result | None, ...]:
+        """The result of each of the texts; None for one that goes on."""
+        return tuple(each._own_result for each in (self, *self._others))
+
     def _fold(self, response: verifier_pb2.GenerateResponse) -> Chunk | None:
         """Takes an event of any of the texts in; returns the chunk if it is one."""
         all_ = [self, *self._others]

@@ -65,7 +65,7 @@ class Verdict:
     last_text: str = ""
     """Text that no further token will decide, once the generation has ended; only where `text` is set."""
     text_ends: tuple[int, ...] = ()
-    """Where the text of each token ends, where the request asks for it and `text` is set."""
+    """Ends of the tokens' texts, as `Chunk.text_ends` has them, where the request asks for them and `text` is set."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of the tokens, in parallel, where the request asks for them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()

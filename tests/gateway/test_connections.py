@@ -196,12 +196,12 @@ async def test_a_tool_call_is_told_when_it_is_complete(verifier: FakeVerifier, g
     body = {"messages": HELLO, "tools": [tool]}
     (choice,) = (await gateway.post(CHAT, **body)).json()["choices"]
     (call,) = choice["message"]["tool_calls"]
-    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "Let me see.")
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "Let me see. ")
     assert call["function"] == {"name": "now", "arguments": '{"zone": "CET"}'}
     assert call["id"].startswith("call_")
     *events, _ = events_of((await gateway.post(CHAT, **body, stream=True)).text)
     deltas = [json.loads(event)["choices"][0] for event in events]
-    assert "".join(each["delta"].get("content") or "" for each in deltas) == "Let me see."
+    assert "".join(each["delta"].get("content") or "" for each in deltas) == "Let me see. "
     (told,) = [each["delta"]["tool_calls"] for each in deltas if "tool_calls" in each["delta"]]
     assert told[0]["index"] == 0
     assert told[0]["function"] == call["function"]

@@ -21,6 +21,7 @@ from outrider.gateway.errors import ApiError, from_upstream
 from outrider.gateway.exchange import REQUEST_ID, Exchange, Gateway
 from outrider.gateway.lab import lab_action, lab_state
 from outrider.gateway.models import detokenize, model, models, tokenize
+from outrider.gateway.openapi import openapi
 from outrider.gateway.page.load import load
 from outrider.gateway.page.routes import file, index
 from outrider.gateway.streams import answer
@@ -59,6 +60,7 @@ def make_app(gateway: Gateway, metrics: ServiceMetrics) -> ASGIApp:
         "/health": _health,
         "/ping": _ping,
         "/version": _version,
+        "/openapi.json": openapi,
     }
     if not gateway.settings.metrics_listen:
         get["/metrics"] = tell_metrics

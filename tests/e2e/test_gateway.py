@@ -106,6 +106,9 @@ def random_stops(random: Random, text: str) -> list[str]:
         piece = text[begin : begin + random.randint(1, 9)]
         kind = random.random()
         # The one ends where the text goes on in another way, the other is too long to come at all.
+        if kind < 0.3:
+            # Begins before, and ends behind: that one is too late.
+            stops.append(text[max(0, begin - 2) : begin + len(piece) + 1])
         stops.append(piece if kind < 0.5 else piece[:-1] + "\u0001" if kind < 0.8 else piece + text[:40] + "~")
     return stops
 

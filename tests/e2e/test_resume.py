@@ -8,9 +8,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
+import openai
 import pytest
 
+from outrider_cli.local.process import ManagedProcess
 from outrider_cli.local.stack import ANY_PORT, Service
 from outrider_client.blocking import BlockingClient, BlockingGeneration
 from outrider_client.client import Client
@@ -93,6 +96,37 @@ async def test_a_killed_verifier_s_generations_go_on_at_the_other(
     assert (generation.result.token_ids, generation.result.text) == (whole.token_ids, whole.text)
     assert (later.token_ids, later.text) == (whole.token_ids, whole.text)
     assert (generation.num_resumes, later.num_resumes) == (1, 0)
+
+
+def test_a_stream_over_http_goes_on_at_the_other(
+    verifiers: tuple[Service, Service], whole: Result, tmp_path: Path
+) -> None:
+    flags = ["--upstream", ",".join(addresses(verifiers))]
+    gateway = ManagedProcess("gateway", "outrider.gateway", flags, tmp_path / "gateway.log", listen=ANY_PORT)
+    try:
+        gateway.start()
+        with openai.OpenAI(base_url=f"http://{gateway.address}/v1", api_key="none", max_retries=0) as client:
+            stream = client.completions.create(
+                model="demo/target",
+                prompt=PROMPT,
+                stream=True,
+                stream_options={"include_usage": True},
+                temperature=0.7,
+                seed=21,
+                max_tokens=600,
+                extra_body={"ignore_eos": True, "speculation_report": ["sources"]},
+            )
+            pieces = [next(stream)]
+            one_in_use(verifiers).kill()
+            *rest, last = stream
+    finally:
+        gateway.stop()
+        revive(verifiers)
+    assert "".join(piece.choices[0].text for piece in [*pieces, *rest]) == whole.text
+    assert last.usage is not None
+    assert last.usage.completion_tokens == whole.num_output_tokens
+    assert last.model_extra is not None
+    assert last.model_extra["speculation"]["num_resumes"] == 1
 
 
 def test_when_both_have_been_killed_the_first_that_is_back_goes_on(

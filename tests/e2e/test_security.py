@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import grpc
+import httpx
+import openai
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -20,6 +22,7 @@ from outrider.core.params import Source
 from outrider.security.permissions import PERMISSIONS
 from outrider.security.tokens import CallsWithMetadata, bearer
 from outrider.v1 import datastore_pb2, datastore_pb2_grpc
+from outrider_cli.local.process import ManagedProcess
 from outrider_client.blocking import BlockingClient
 from outrider_client.errors import ResourceExhausted, Unauthenticated, Unavailable
 from outrider_client.generation import Result
@@ -173,6 +176,45 @@ def test_a_tenant_beyond_its_limit_is_told_when_to_come_back(stack: SecuredStack
             generate(client, max_tokens=1)
         assert error.value.retry_after_s is not None
         assert 0 < error.value.retry_after_s <= 60
+
+
+def test_a_caller_of_the_gateway_is_who_its_token_says_and_the_gateway_s_own_is_never_lent(stack: SecuredStack) -> None:
+    cert, key = map(str, stack.authority.issue("gateway").write(stack.folder, "gateway"))
+    flags = [
+        "--upstream",
+        stack.address("verifier"),
+        "--peer-ca",
+        str(stack.ca),
+        "--peer-cert",
+        cert,
+        "--peer-key",
+        key,
+    ]
+    flags += ["--peer-token-file", str(stack.service_token), "--log-level", "debug"]
+    gateway = ManagedProcess("gateway", "outrider.gateway", flags, stack.folder / "gateway.log", listen="127.0.0.1:0")
+    try:
+        gateway.start()
+
+        def ask(key: str) -> str:
+            url = f"http://{gateway.address}/v1"
+            with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
+                told = client.completions.create(model="demo/target", prompt=PROMPT, max_tokens=8, temperature=0)
+            return told.choices[0].text
+
+        with connected(stack, TOKENS["acme"]) as client:
+            assert ask(TOKENS["acme"]) == client.complete(PROMPT, max_tokens=8, temperature=0).text
+        with pytest.raises(openai.AuthenticationError):
+            ask("nobody")
+        body = {"prompt": PROMPT, "max_tokens": 8}
+        assert httpx.post(f"http://{gateway.address}/v1/completions", json=body).status_code == 401
+        with pytest.raises(openai.PermissionDeniedError):
+            ask(TOKENS["drafter"])
+        with pytest.raises(openai.RateLimitError, match="requests_per_minute of tenant 'poor'"):
+            ask(TOKENS["poor"])  # the test before has used its only request
+    finally:
+        gateway.stop()
+    # Its log is read with all others.
+    stack.children["gateway"] = gateway
 
 
 def test_certificates_and_tokens_change_while_a_generation_runs(stack: SecuredStack) -> None:

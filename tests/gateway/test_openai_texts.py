@@ -138,6 +138,10 @@ async def test_several_texts_are_those_of_the_verifier(client: openai.AsyncOpenA
     told = await client.completions.create(model=MODEL, prompt=PROMPT, seed=5, max_tokens=10, n=3, extra_body=PEARL)
     assert [choice.text for choice in told.choices] == [each.text for each in expected]
     assert len({choice.text for choice in told.choices}) == 3
+    alone = await client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=1)
+    assert told.usage is not None
+    assert alone.usage is not None
+    assert (told.usage.prompt_tokens, told.usage.completion_tokens) == (alone.usage.prompt_tokens, 30)
 
 
 async def test_a_schema_is_parsed_into_the_model_of_the_caller(client: openai.AsyncOpenAI) -> None:

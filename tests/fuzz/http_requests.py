@@ -116,11 +116,12 @@ def _chat(random: Random) -> dict[str, Any]:
 
 
 def _messages(random: Random) -> list[dict[str, Any]]:
-    return [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": random.choice(("hello", [{"type": "text", "text": "hello"}]))},
         {"role": "assistant", "content": "hi"},
         {"role": "user", "content": "and now?"},
-    ][: random.choice((1, 3))]
+    ]
+    return messages[: random.choice((1, 3))]
 
 
 def _common(random: Random) -> dict[str, Any]:

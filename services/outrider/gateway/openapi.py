@@ -50,7 +50,7 @@ class _Operation:
     answer: dict[str, Any]
     """The schema of a good answer."""
     body: type[Parameters] | None = None
-    """What a request holds; None: it has no body."""
+    """The parameters of a request; None means that it has no body."""
     can_stream: bool = False
 
 

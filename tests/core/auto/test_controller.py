@@ -61,6 +61,12 @@ class TestGuard:
         _go(controller, 200, 4, 1.2 * PLAIN_MS)
         assert _go(controller, 3, 1, 10 * PLAIN_MS) == [BEST_FIRST, BEST_FIRST, PLAIN]
 
+    def test_rounds_that_say_nothing_of_a_strategy_compare_it_with_none(self) -> None:
+        controller = _controller()
+        for _ in range(100):
+            assert controller.strategy() == BEST_FIRST
+            controller.observe(4, 1.2 * PLAIN_MS, is_typical=False)
+
     def test_it_is_not_left_for_another_with_the_same_speculator(self) -> None:
         history = StrategyHistory(PLAIN_MS)
         pearl = history.record(PEARL, TemperatureClass.GREEDY)

@@ -268,7 +268,12 @@ class Controller:
             self._continue_trial(self._trial)
         elif current is not self._plain and self._is_losing(current):
             self._abandon(current)
-        elif self._num_rounds % COMPARE_EVERY == 0 and self._rounds_in_use >= MIN_ROUNDS:
+        elif (
+            self._num_rounds % COMPARE_EVERY == 0
+            and self._rounds_in_use >= MIN_ROUNDS
+            # Where all its rounds were untypical, nothing is known of it that could be compared.
+            and (current is self._plain or current.record.num_rounds > 0)
+        ):
             self._compare(current)
 
     def _switch_to(self, target: SessionStrategy) -> None:

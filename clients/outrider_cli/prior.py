@@ -70,7 +70,7 @@ def load(
     security: SecurityOptions,
 ) -> None:
     """Loads a prior file into the datastore."""
-    with reported(address or options.DEFAULT_ADDRESS):
+    with reported():
         prior = read_prior(file)  # before any call: a broken file needs no server to be found
         header = prior.header
         peers = find_peers(address, datastore, **security)
@@ -105,7 +105,7 @@ def list_priors(
     security: SecurityOptions,
 ) -> None:
     """Shows the priors that are loaded."""
-    with reported(address or options.DEFAULT_ADDRESS):
+    with reported():
         corpora = _corpora(find_peers(address, datastore, **security).datastore, **security)
     if as_json:
         names = ("corpus", "tenant", "tokenizer_hash", "num_tokens", "num_ngrams")
@@ -135,7 +135,7 @@ def delete(
     security: SecurityOptions,
 ) -> None:
     """Deletes a prior from the datastore."""
-    with reported(address or options.DEFAULT_ADDRESS):
+    with reported():
         if tokenizer is None and datastore is not None and address is None:
             raise ValueError("--tokenizer must be given with --datastore, or --address to ask a verifier for it")
         peers = find_peers(address, datastore, **security)

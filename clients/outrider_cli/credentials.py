@@ -15,6 +15,7 @@ import typer
 
 from outrider.security.callers import Role
 from outrider_cli.failures import FlagError, reported
+from outrider_cli.help import BriefCommand
 
 TOKEN_BYTES = 32
 """Random bytes of a token. They cannot be guessed, so the hash needs neither salt nor a slow function."""
@@ -27,7 +28,7 @@ def credentials() -> None:
     """Makes tokens for callers of servers with --credentials."""
 
 
-@app.command()
+@app.command(cls=BriefCommand)
 def new(
     *,
     role: Annotated[list[Role], typer.Option(help="What the caller may do. Can be repeated.", show_default=False)],

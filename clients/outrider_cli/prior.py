@@ -24,6 +24,7 @@ from outrider.v1 import datastore_pb2 as pb
 from outrider.v1.datastore_pb2_grpc import DatastoreServiceStub
 from outrider_cli import options, prior_build
 from outrider_cli.failures import UNREACHABLE, reported
+from outrider_cli.help import BriefCommand
 from outrider_cli.options import secured
 from outrider_cli.prior_file import read_prior
 from outrider_client.base import DEFAULT_TIMEOUT_S
@@ -41,7 +42,7 @@ DEFAULT_CORPUS = "default"
 SHOWN_HASH_LEN = 12
 
 app = typer.Typer(no_args_is_help=True, help="Makes prior corpora for the datastore, loads them, shows them.")
-app.command()(prior_build.build)
+app.command(cls=BriefCommand)(prior_build.build)
 
 Address = Annotated[
     str | None,
@@ -58,7 +59,7 @@ Tenant = Annotated[str, typer.Option(help="Tenant that it belongs to. Default: t
 OnProgress = Callable[[pb.LoadPriorResponse], None]
 
 
-@app.command()
+@app.command(cls=BriefCommand)
 @secured
 def load(
     file: Annotated[Path, typer.Argument(help="A prior file.", show_default=False)],
@@ -95,7 +96,7 @@ def load(
     )
 
 
-@app.command("list")
+@app.command("list", cls=BriefCommand)
 @secured
 def list_priors(
     *,
@@ -121,7 +122,7 @@ def list_priors(
     Console(highlight=False, soft_wrap=True, markup=False, emoji=False).print(table)
 
 
-@app.command()
+@app.command(cls=BriefCommand)
 @secured
 def delete(
     name: Annotated[str, typer.Argument(help="Name of the corpus.", show_default=False)],

@@ -95,6 +95,8 @@ def test_the_summary_shows_what_auto_has_decided() -> None:
 
 def test_the_summary_says_how_often_the_speculator_was_lost() -> None:
     assert summary_of(method=types_pb2.METHOD_OFF).startswith("off: 2 tokens in 0.5 s (4 tokens/s) · 2 rounds · ended")
+    late = summary_of(degraded=True).splitlines()[1]
+    assert late == "a peer was still loading, or slow, for a part of it; the text is the same", "that is no loss"
     lost = summary_of(degraded=True, num_speculator_losses=2).splitlines()[1]
     assert lost == "degraded: the speculator was lost 2 times; the text is the same"
     lost = summary_of(degraded=True, num_speculator_losses=1).splitlines()[1]

@@ -27,7 +27,7 @@ runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb", "OUTRIDER_ADDRESS": ""
 
 
 def test_every_parameter_of_the_protocol_has_a_flag() -> None:
-    text = runner.invoke(app, ["generate", "--help"]).stdout
+    text = runner.invoke(app, ["generate", "--help-all"]).stdout
     for message in (types_pb2.SamplingParams, types_pb2.SpeculationParams):
         for field in message.DESCRIPTOR.fields:
             if field.message_type is not None:  # its own fields have flags, or are named below them

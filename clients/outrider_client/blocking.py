@@ -173,6 +173,11 @@ class BlockingClient(BaseClient[grpc.Channel]):
         request = verifier_pb2.DetokenizeRequest(token_ids=token_ids)
         return self._ask([stub.Detokenize for stub in self._stubs], request, timeout_s).text
 
+    def token_bytes(self, token_ids: Sequence[int], *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> list[bytes]:
+        """Returns the bytes that each token stands for by itself; of a special token those that it is written as."""
+        request = verifier_pb2.DetokenizeRequest(token_ids=token_ids, wants_token_bytes=True)
+        return list(self._ask([stub.Detokenize for stub in self._stubs], request, timeout_s).token_bytes)
+
     def info(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> verifier_pb2.GetInfoResponse:
         """Returns the server's description: model, methods, limits, peers, load."""
         return self._ask([stub.GetInfo for stub in self._stubs], verifier_pb2.GetInfoRequest(), timeout_s)
@@ -185,6 +190,8 @@ class BlockingClient(BaseClient[grpc.Channel]):
 
     def close(self) -> None:
         """Closes the connection; running generations are cancelled."""
+        if self._is_view:
+            return  # the connection is another client's
         # First: the calls that the closing breaks must not be resumed.
         self._replicas.is_closed = True
         for channel in self._channels:

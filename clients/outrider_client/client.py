@@ -185,6 +185,14 @@ class Client(BaseClient[grpc.aio.Channel]):
         response = await self._ask([stub.Detokenize for stub in self._stubs], request, timeout_s)
         return response.text
 
+    async def token_bytes(
+        self, token_ids: Sequence[int], *, timeout_s: float | None = DEFAULT_TIMEOUT_S
+    ) -> list[bytes]:
+        """Returns the bytes that each token stands for by itself; of a special token those that it is written as."""
+        request = verifier_pb2.DetokenizeRequest(token_ids=token_ids, wants_token_bytes=True)
+        response = await self._ask([stub.Detokenize for stub in self._stubs], request, timeout_s)
+        return list(response.token_bytes)
+
     async def info(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> verifier_pb2.GetInfoResponse:
         """Returns the server's description: model, methods, limits, peers, load."""
         return await self._ask([stub.GetInfo for stub in self._stubs], verifier_pb2.GetInfoRequest(), timeout_s)
@@ -197,6 +205,8 @@ class Client(BaseClient[grpc.aio.Channel]):
 
     async def close(self) -> None:
         """Closes the connection; running generations are cancelled."""
+        if self._is_view:
+            return  # the connection is another client's
         # First: the calls that the closing breaks must not be resumed.
         self._replicas.is_closed = True
         await asyncio.gather(*(channel.close() for channel in self._channels))

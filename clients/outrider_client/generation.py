@@ -45,6 +45,9 @@ class Chunk:
     """The text that it belongs to, where several were asked for."""
     round: verifier_pb2.RoundReport | None = None
     """The work of the round, where that was asked for."""
+    text_ends: tuple[int, ...] = ()
+    """Ends of the tokens' texts in the whole text of the generation, in characters, where they were asked for. Some of
+    that text may come with later chunks; and where it was cut at a stop string, it is shorter than its last ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,8 @@ class Transcript:
         """Number of times that the generation went on in another call."""
         self._token_ids: list[int] = []
         self._texts: list[str] = []
+        self._num_characters = self._num_characters_before = 0
+        """Characters of the text so far, and of what had come of it before the call that runs."""
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._started = verifier_pb2.Started()
@@ -181,6 +186,7 @@ class Transcript:
                 # Counted where a server takes the generation over: calls that were refused on the way are no resumes.
                 if self.session_id is not None:
                     self.num_resumes += 1
+                self._num_characters_before = self._num_characters
                 self.session_id = response.started.session_id
                 self.seed = response.started.seed
                 self._started = response.started
@@ -190,7 +196,7 @@ class Transcript:
                 del self._prompt_logprobs[max(0, told.first_position - 1) :]
                 self._prompt_logprobs += map(_token_logprobs, told.logprobs)
             case "chunk":
-                chunk = _chunk(response.chunk, response.index)
+                chunk = _chunk(response.chunk, response.index, self._num_characters_before)
                 if not chunk.token_ids:
                     # The rest of the text comes last. A call that is resumed behind it sends it again.
                     if self._has_rest:
@@ -199,6 +205,7 @@ class Transcript:
                 self._token_ids.extend(chunk.token_ids)
                 self._logprobs.extend(chunk.logprobs)
                 self._texts.append(chunk.text)
+                self._num_characters += len(chunk.text)
                 return chunk
             case "finished":
                 self._own_result = self._finish(response.finished)
@@ -237,7 +244,7 @@ def known_sources(numbers: Iterable[int]) -> tuple[Source | None, ...]:
     return tuple(_SOURCES.get(number) for number in numbers)
 
 
-def _chunk(message: verifier_pb2.Chunk, index: int) -> Chunk:
+def _chunk(message: verifier_pb2.Chunk, index: int, num_characters_before: int) -> Chunk:
     return Chunk(
         tuple(message.token_ids),
         known_sources(message.sources),
@@ -246,6 +253,7 @@ def _chunk(message: verifier_pb2.Chunk, index: int) -> Chunk:
         tuple(map(_token_logprobs, message.logprobs)),
         index,
         message.round if message.HasField("round") else None,
+        tuple(num_characters_before + end for end in message.text_ends),
     )
 
 

@@ -61,6 +61,8 @@ def reported(address: str | None = None) -> Iterator[None]:
 def _sentence(error: OutriderError, address: str | None) -> str:
     """Returns an error of a server as a sentence, with advice where there is any."""
     if isinstance(error, Unavailable):
+        if error.message.startswith("the upstream "):  # an edge has answered: it is the cloud that is away
+            return error.message
         if cause := _NO_SERVER.search(error.message):
             where = address or "the server"
             advice = "start one with `outrider up`, or name another with --address or OUTRIDER_ADDRESS"

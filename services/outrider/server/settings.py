@@ -7,6 +7,7 @@ with repr=False is never shown.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Literal, Self, TypeVar
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from outrider.telemetry.redaction import without_secrets
 
 MIN_NUM_BLOCKS = 8
 """Least blocks of a pool of keys and values: what the measurements at the start take."""
+_DEVICE = re.compile(r"cpu|mps|(cuda|xpu)(:\d+)?")
 LISTEN = "Address to listen on, HOST:PORT; port 0 = any free port."
 
 Settings = TypeVar("Settings", bound="ServiceSettings")
@@ -140,6 +142,13 @@ class ModelSettings(DialingSettings):
         "tenant", description="Who finds the keys and values of a prompt's beginning again: its tenant, all, nobody."
     )
     max_num_sessions: int = Field(64, ge=1, description="Most sessions at a time.")
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_one(cls, value: str) -> str:
+        if not _DEVICE.fullmatch(value):
+            raise ValueError("must be cpu, cuda, cuda:NUMBER, xpu, xpu:NUMBER or mps")
+        return value
 
     @model_validator(mode="after")
     def _pool_has_blocks(self) -> Self:

@@ -16,7 +16,12 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import CliApp, SettingsConfigDict, SettingsError
 
-from outrider.security.settings import ListenSecuritySettings, PeerSecuritySettings, checked_address
+from outrider.security.settings import (
+    ListenSecuritySettings,
+    ListenTlsSettings,
+    PeerSecuritySettings,
+    checked_address,
+)
 from outrider.telemetry.redaction import without_secrets
 
 MIN_NUM_BLOCKS = 8
@@ -24,7 +29,7 @@ MIN_NUM_BLOCKS = 8
 _DEVICE = re.compile(r"cpu|mps|(cuda|xpu)(:\d+)?")
 LISTEN = "Address to listen on, HOST:PORT; port 0 = any free port."
 
-Settings = TypeVar("Settings", bound="ServiceSettings")
+Settings = TypeVar("Settings", bound="ProcessSettings")
 
 
 def model_config(service: str) -> SettingsConfigDict:
@@ -43,8 +48,8 @@ def model_config(service: str) -> SettingsConfigDict:
     )
 
 
-class ServiceSettings(ListenSecuritySettings):
-    """Holds the settings of every service."""
+class ProcessSettings(ListenTlsSettings):
+    """Holds the settings of every process that serves, by whatever protocol."""
 
     listen: str = Field("127.0.0.1:0", description=LISTEN)
     metrics_listen: str = Field("", description="Address for Prometheus, HOST:PORT; empty = none.")
@@ -54,13 +59,6 @@ class ServiceSettings(ListenSecuritySettings):
     drain_timeout_s: float = Field(
         30.0, ge=0, description="After SIGTERM, seconds that running calls may take to end; then they are cut off."
     )
-    max_connection_age_s: float = Field(
-        600.0,
-        ge=0,
-        description="After so many seconds a caller is asked to connect anew, by which it finds new replicas and shows "
-        "a certificate that is valid now; calls that run go on. 0 = never.",
-    )
-    max_message_bytes: int = Field(4 << 20, ge=1024, description="Largest message accepted.")
     otlp_endpoint: str = Field(
         "", description="Collector of traces, OTLP over gRPC, like http://127.0.0.1:4317; empty = no traces."
     )
@@ -114,6 +112,18 @@ class ServiceSettings(ListenSecuritySettings):
     def cores(self) -> set[int]:
         """The cores of `cpu`; an empty set means all."""
         return {int(part) for part in self.cpu.split(",")} if self.cpu else set()
+
+
+class ServiceSettings(ProcessSettings, ListenSecuritySettings):
+    """Holds the settings of every gRPC service."""
+
+    max_connection_age_s: float = Field(
+        600.0,
+        ge=0,
+        description="After so many seconds a caller is asked to connect anew, by which it finds new replicas and shows "
+        "a certificate that is valid now; calls that run go on. 0 = never.",
+    )
+    max_message_bytes: int = Field(4 << 20, ge=1024, description="Largest message accepted.")
 
 
 class DialingSettings(ServiceSettings, PeerSecuritySettings):
@@ -176,7 +186,7 @@ def parse_settings(cls: type[Settings], arguments: list[str] | None = None) -> S
     sys.exit(2)
 
 
-def _complaint(cls: type[ServiceSettings], item: ErrorDetails) -> str:
+def _complaint(cls: type[ProcessSettings], item: ErrorDetails) -> str:
     """A flag, the rule, and the value unless the flag is a secret one."""
     # pydantic puts these words in front of the message of a validator's ValueError.
     rule = item["msg"].removeprefix("Value error, ")

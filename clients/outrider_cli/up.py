@@ -97,7 +97,8 @@ def up(
         stack = exits.enter_context(LocalStack(config, steps.show))
         supervisor = Supervisor(stack.processes, stack.verifiers, steps.say)
         if gateway:
-            LabSocket(lab_socket, Lab(stack, supervisor.kill), supervisor.selector)
+            served = LabSocket(lab_socket, Lab(stack, supervisor.kill), supervisor.selector)
+            exits.callback(served.close)
         steps.result("\n".join([*_addresses(stack), "", *_first_steps(stack)]))
         steps.show("running; Ctrl-C stops")
         supervisor.run()

@@ -89,6 +89,7 @@ class LabSocket:
         """Listens at once; the selector's owner calls the data of what is ready."""
         self._lab, self._selector = lab, selector
         self._listener = socket.socket(socket.AF_UNIX)
+        self._connections: set[socket.socket] = set()
         # Before there is anything to open: a mode that is set afterwards comes too late.
         before = os.umask(0o177)
         try:
@@ -99,10 +100,18 @@ class LabSocket:
         self._listener.setblocking(False)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
+    def close(self) -> None:
+        """Hangs up on all callers and takes no more."""
+        for connection in (self._listener, *self._connections):
+            self._selector.unregister(connection)
+            connection.close()
+        self._connections.clear()
+
     def _accept(self) -> None:
         with suppress(OSError):  # who called has gone
             connection, _ = self._listener.accept()
             connection.setblocking(False)
+            self._connections.add(connection)
             self._selector.register(connection, selectors.EVENT_READ, partial(self._read, connection, bytearray()))
 
     def _read(self, connection: socket.socket, received: bytearray) -> None:
@@ -117,6 +126,7 @@ class LabSocket:
         except OSError:  # it has gone, or does not read its answers
             is_open = False
         if not is_open:
+            self._connections.discard(connection)
             self._selector.unregister(connection)
             connection.close()
 

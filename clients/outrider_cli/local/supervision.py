@@ -114,7 +114,8 @@ class Supervisor:
         self._say(f"the {process.name} {ending}; started anew{when}{why}")
 
     def _give_up(self, process: ManagedProcess, what: str, why: str) -> None:
+        was_vital = process in self._vital
         self._vital.discard(process)
-        if not self._vital:
+        if was_vital and not self._vital:
             raise ProcessFailed(f"{what}{why}")
         self._say(f"{what}, and is given up{why}")

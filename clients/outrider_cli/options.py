@@ -86,6 +86,9 @@ class GenerationFlags:
         int | None, _sampling(text="Same request and seed: same text.", metavar="<int>", min=0, max=2**64 - 1)
     ]
     max_tokens: Annotated[int | None, _sampling(text="Most tokens to generate.")]
+    clamp_max_tokens: Annotated[
+        bool | None, _sampling("--clamp-max-tokens", text="Where there is room for less, generates less.")
+    ]
     stop_token_ids: Annotated[
         list[int] | None, _sampling("--stop-token-id", text="Ends the generation. Can be repeated.")
     ]
@@ -136,6 +139,8 @@ class GenerationFlags:
     ]
     echo: Annotated[bool | None, _report("--echo", text="The prompt as the target reads it.")]
     rounds: Annotated[bool | None, _report("--rounds", text="What each round did.")]
+    trees: Annotated[bool | None, _report("--trees", text="What each round verified, beside what it did.")]
+    text_ends: Annotated[bool | None, _report("--text-ends", text="Where the text of each token ends.")]
     method: Annotated[
         Method | None,
         _speculation(
@@ -197,7 +202,7 @@ class GenerationFlags:
     ]
 
 
-NEED_JSON = ("logprobs", "prompt_logprobs", "logprobs_mode", "echo", "rounds")
+NEED_JSON = ("logprobs", "prompt_logprobs", "logprobs_mode", "echo", "rounds", "trees", "text_ends")
 """Options of what is told beside a text, for which a terminal has no place."""
 
 

@@ -267,6 +267,38 @@ async def test_a_round_tells_what_it_did(client: Client) -> None:
     assert sum(i * n for i, n in enumerate(metrics.acceptance_histogram)) == summary.num_accepted_tokens
 
 
+async def test_a_tree_says_what_its_round_verified_and_the_chunk_what_was_kept_of_it(client: Client) -> None:
+    num_kept = num_branches = 0
+    async with client.generate(
+        PROMPTS[0], temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, method="best-first", rows="tree", trees=True
+    ) as generation:
+        async for chunk in generation:
+            assert chunk.round is not None and chunk.round.HasField("tree")
+            tree = chunk.round.tree
+            assert len(tree.parents) == len(tree.token_ids) == len(tree.costs) == len(tree.sources) == chunk.num_drafted
+            assert all(0 <= parent <= place for place, parent in enumerate(tree.parents))
+            num_branches += len(tree.parents) - len(set(tree.parents))
+            tip = 0
+            for token_id in chunk.token_ids[: chunk.round.num_accepted_tokens]:
+                children = [place for place, parent in enumerate(tree.parents) if parent == tip]
+                (kept,) = (place for place in children if tree.token_ids[place] == token_id)
+                tip, num_kept = kept + 1, num_kept + 1
+    assert num_kept == generation.result.summary.num_accepted_tokens
+    assert num_kept > 0 and num_branches > 0
+
+
+async def test_a_resumed_text_has_the_ends_of_the_text_that_was_not_broken_off(client: Client) -> None:
+    given = {"text_ends": True, "stop": ["zzz"], "method": "pearl", "temperature": 0, "max_tokens": NUM_TOKENS}
+    async with client.generate(PROMPTS[1], **given) as generation:
+        ends = [end for chunk in [chunk async for chunk in generation] for end in chunk.text_ends]
+    text = generation.result.text
+    assert len(ends) == len(generation.result.token_ids) and ends == sorted(ends) and ends[-1] == len(text)
+    resumed = generation.result.token_ids[:10]
+    async with client.generate(PROMPTS[1], **given, resume_token_ids=resumed) as again:
+        later = [end for chunk in [chunk async for chunk in again] for end in chunk.text_ends]
+    assert [len(text) - len(again.result.text) + end for end in later] == ends[10:]
+
+
 async def test_a_long_prompt_is_cut_to_its_last_tokens(client: Client) -> None:
     whole = await client.tokenize(PROMPTS[0])
     cut = await client.complete(

@@ -64,6 +64,8 @@ class Verdict:
     tokens decodes them."""
     last_text: str = ""
     """Text that no further token will decide, once the generation has ended; only where `text` is set."""
+    text_ends: tuple[int, ...] = ()
+    """Where the text of each token ends, where the request asks for it and `text` is set."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of the tokens, in parallel, where the request asks for them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()

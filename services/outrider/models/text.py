@@ -161,6 +161,8 @@ class TextStream:
         self._codec, self._skip_special_tokens = codec, skip_special_tokens
         self._stream, self._backend = codec.new_decode_stream(skip_special_tokens=skip_special_tokens)
         self._undecided: list[int] = []
+        self.num_characters = 0
+        """Characters of the text that is decided so far, those of `finish` not counted."""
 
     def step(self, token_ids: Sequence[int]) -> str:
         """Returns the text that these tokens decide. Bytes of an unfinished character wait for a later call."""
@@ -172,7 +174,9 @@ class TextStream:
             if piece is not None:
                 pieces.append(piece)
                 self._undecided.clear()
-        return "".join(pieces)
+        text = "".join(pieces)
+        self.num_characters += len(text)
+        return text
 
     def finish(self) -> str:
         """Returns the text of the tokens that are undecided still. No more may follow."""

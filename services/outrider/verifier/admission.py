@@ -144,8 +144,10 @@ def _spec(
         saguaro = replace(speculation.saguaro, bias=1.0)
         speculation = replace(speculation, acceptance_rule=AcceptanceRule.MATCH, saguaro=saguaro)
     max_tokens = _max_tokens(request, len(prompt), model)
-    rule = f"at most max_tokens ({max_tokens})"
-    check(sampling.min_tokens <= max_tokens, "sampling.min_tokens", rule, sampling.min_tokens)
+    # Where max_tokens is clamped, so is what is wanted at least: the end of the room is an end of the length.
+    most = request.sampling.max_tokens if request.sampling.HasField("max_tokens") else max_tokens
+    rule = f"at most max_tokens ({most})"
+    check(sampling.min_tokens <= most, "sampling.min_tokens", rule, sampling.min_tokens)
     return SessionSpec(
         session_id=uuid.uuid4().hex[:16],
         prompt_token_ids=prompt,
@@ -282,7 +284,8 @@ def _fallback(params: SpeculationParams, limits: Limits) -> SpeculationParams:
 
 
 def _max_tokens(request: verifier_pb2.GenerateRequest, num_prompt: int, model: LoadedModel) -> int:
-    """Returns the most tokens of each text. Raises OutOfRange if there is no room for them."""
+    """Returns the most tokens of each text. Raises OutOfRange if there is no room for them, or none at all for a request
+    that takes less than it wishes."""
     max_context_len, num_pool_tokens = model.max_context_len, model.runner.pool.num_slots
     # Alone it must fit, or it would lose its room for ever.
     if num_prompt >= num_pool_tokens:
@@ -300,6 +303,8 @@ def _max_tokens(request: verifier_pb2.GenerateRequest, num_prompt: int, model: L
         return room
     wanted = request.sampling.max_tokens
     check(wanted >= 1, "sampling.max_tokens", ">= 1", wanted)
+    if request.clamp_max_tokens:
+        return min(wanted, room)
     if wanted > room:
         each = f" for each of the n ({n}) texts" if n > 1 else ""
         raise OutOfRange(

@@ -30,7 +30,7 @@ def test_it_serves_at_once_and_ends_with_an_interrupt(tmp_path: Path) -> None:
             assert found == {"running; Ctrl-C stops", "cloud: not reachable (connection refused), trying"}
             with BlockingClient(address) as client:
                 assert client.health()
-                with pytest.raises(Unavailable, match="the upstream 127.0.0.1:9 is not reachable"):
+                with pytest.raises(Unavailable, match=r"the upstream 127\.0\.0\.1:9 is not reachable"):
                     client.info()
             os.killpg(edge.pid, signal.SIGINT)
             assert edge.wait(60) == 130

@@ -77,7 +77,7 @@ def complaints_of_services(objects: list[Object]) -> list[str]:
                     complaints.append(f"{name}: port {port['name']} is said to speak {port.get('appProtocol')}")
     for each in services_of_ours(objects):
         found = [s for s in of_kind(objects, "Service") if s["metadata"]["name"] == each["metadata"]["name"]]
-        # gRPC clients share their calls among the addresses of a name; HTTP clients take one, which must be the Service's.
+        # gRPC clients share their calls among the addresses of a name; HTTP clients take one: it must be the Service's.
         wanted = None if each["metadata"]["name"] == GATEWAY else "None"
         if len(found) != 1 or found[0]["spec"].get("clusterIP") != wanted:
             complaints.append(f"{title(each)} has no {'headless ' if wanted else ''}service of its name")

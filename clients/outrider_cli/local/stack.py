@@ -148,7 +148,7 @@ class Gateway(ManagedProcess):
     """The process of a gateway, which answers health checks over HTTP."""
 
     def wait_serving(self, timeout_s: float = LOAD_TIMEOUT_S) -> None:
-        """Returns when it is ready, and so the verifiers are. Raises ProcessFailed if it ends first, or takes longer."""
+        """Returns when it is ready, and so are verifiers. Raises ProcessFailed if it ends first, or takes longer."""
         deadline = time.monotonic() + timeout_s
         while self.is_running and time.monotonic() < deadline:
             with suppress(OSError, HTTPException), closing(HTTPConnection(self.address, timeout=5.0)) as connection:

@@ -30,8 +30,8 @@ Stub: TypeAlias = "verifier_pb2_grpc.VerifierServiceAsyncStub"
 _T = TypeVar("_T")
 
 _CAUSE = re.compile(
-    "connection refused|connection reset|no route to host|network is unreachable|handshake failed|certificate verify "
-    "failed|domain name not found|name or service not known|dns resolution failed|connection timed out|has not answered",
+    "connection refused|connection reset|connection timed out|no route to host|network is unreachable|has not answered|"
+    "domain name not found|name or service not known|dns resolution failed|handshake failed|certificate verify failed",
     re.I,
 )
 """What gRPC says in a long sentence of its own where there is nobody to answer."""

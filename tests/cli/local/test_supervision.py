@@ -1,4 +1,4 @@
-"""Processes that die are started anew; pauses grow; who dies again and again is given up. The delay proxy is the child."""
+"""Processes that die are started anew; pauses grow; who always dies again is given up. The child is a delay proxy."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from outrider_cli.local.process import ManagedProcess, ProcessFailed
 from outrider_cli.local.supervision import MAX_QUICK_ENDS, QUICK_S, Supervisor
 
 pytestmark = pytest.mark.slow
+
+ENDED = "the proxy ended by itself (exit status 2)"
 
 
 @pytest.fixture
@@ -80,7 +82,9 @@ def test_a_process_that_ends_by_itself_is_shown_with_the_end_of_its_log(child: M
     child._arguments = ["--nonsense"]
     child.signal_kill()
     step_until(supervisor, lambda: len(clock.said) == 2)
-    assert clock.said[1].startswith("the proxy ended by itself (exit status 2); started anew in 2 s; the end of its log:")
+    assert clock.said[1].startswith(
+        "the proxy ended by itself (exit status 2); started anew in 2 s; the end of its log:"
+    )
     assert "--to" in clock.said[1]
 
 
@@ -91,7 +95,7 @@ def test_pauses_grow_until_it_is_given_up(child: ManagedProcess, clock: Clock) -
     step_until(supervisor, lambda: len(clock.said) == MAX_QUICK_ENDS)
     pauses = [text.partition("started anew in ")[2].partition(" s")[0] for text in clock.said[:-1]]
     assert pauses == ["1", "2", "4", "8"]
-    assert clock.said[-1].startswith("the proxy ended by itself (exit status 2) soon after each of 5 starts, and is given up")
+    assert clock.said[-1].startswith(f"{ENDED} soon after each of 5 starts, and is given up; the end of its log:")
     assert not child.is_running
 
 

@@ -158,6 +158,10 @@ class GenerationFlags:
     retrieval_scope: Annotated[
         Literal["session", "tenant", "global"] | None, _speculation(text="With whom retrieval shares.")
     ]
+    prediction: Annotated[
+        str | None,
+        _speculation("--prediction", metavar="TEXT|@FILE", text="Text that the output probably repeats parts of."),
+    ]
     contribute: Annotated[
         bool | None,
         _speculation("--contribute/--no-contribute", text="Lets the others of the scope retrieve this."),
@@ -232,6 +236,7 @@ def _generation(
     sources: str | None = None,
     logit_bias: list[str] | None = None,
     bad_words_token_ids: list[str] | None = None,
+    prediction: str | None = None,
     json_schema: str | None = None,
     regex: str | None = None,
     grammar: str | None = None,
@@ -255,6 +260,8 @@ def _generation(
         given["logit_bias"] = dict(map(_bias, logit_bias))
     if bad_words_token_ids:
         given["bad_words_token_ids"] = [_word(text) for text in bad_words_token_ids]
+    if prediction is not None:
+        given["prediction"] = _text(prediction)
     if sources is not None:
         given["sources"] = [_source_name(name) for name in sources.split(",")]
     return cast(GenerateOptions, given)

@@ -201,7 +201,9 @@ class Client(BaseClient[grpc.aio.Channel]):
         response = await self._ask([stub.Detokenize for stub in self._stubs], request, timeout_s)
         return response.text
 
-    async def token_bytes(self, token_ids: Sequence[int], *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> list[bytes]:
+    async def token_bytes(
+        self, token_ids: Sequence[int], *, timeout_s: float | None = DEFAULT_TIMEOUT_S
+    ) -> list[bytes]:
         """Returns the bytes that each token stands for by itself; of a special token those that it is written as."""
         request = verifier_pb2.DetokenizeRequest(token_ids=token_ids, wants_token_bytes=True)
         response = await self._ask([stub.Detokenize for stub in self._stubs], request, timeout_s)

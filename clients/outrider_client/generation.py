@@ -46,9 +46,8 @@ class Chunk:
     round: verifier_pb2.RoundReport | None = None
     """The work of the round, where that was asked for."""
     text_ends: tuple[int, ...] = ()
-    """Where the text of each token ends in the whole text of the generation, in characters, where that was asked for.
-    Some of it may come with later chunks; and where the text was cut at a stop string, it is shorter than its last
-    ends."""
+    """Ends of the tokens' texts in the whole text of the generation, in characters, where they were asked for. Some of
+    that text may come with later chunks; and where it was cut at a stop string, it is shorter than its last ends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,9 @@ class GenerateOptions(ChatOptions, total=False):
     """Adds retrieved continuations behind the chain, and lets the draft model verify them in phrases."""
     retrieval_scope: RetrievalScope | str | None
     """Shares retrieved tokens within this scope: "session", "tenant", "global"."""
+    prediction: str | None
+    """A text that the output will probably repeat parts of, like the file that is to be edited: continuations are
+    looked up in it. Only with a method that retrieves in the verifier."""
     contribute: bool | None
     """Lets the others of the scope retrieve this session's tokens."""
     sources: Sequence[Source | str] | None
@@ -233,6 +236,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
         truncate_prompt_tokens=given.get("truncate_prompt_tokens"),
         n=given.get("n"),
         clamp_max_tokens=given.get("clamp_max_tokens"),
+        prediction=given.get("prediction"),
         structured_outputs=_structured_outputs(given["structured_outputs"]) if "structured_outputs" in given else None,
         skip_special_tokens=given.get("skip_special_tokens"),
     )

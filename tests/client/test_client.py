@@ -46,7 +46,12 @@ async def test_every_option_arrives_in_its_field(verifier: FakeVerifier, client:
     }  # fmt: skip
     report = {"logprobs": 0, "prompt_logprobs": 2, "echo": False, "rounds": True, "trees": True, "text_ends": True}
     speculation = {"num_speculative_tokens": 4, "lookahead": 9, "min_path_probability": 0.2, "retrieval": True}
-    other: dict[str, Any] = {"resume_token_ids": [3, 4], "truncate_prompt_tokens": 9, "clamp_max_tokens": True}
+    other: dict[str, Any] = {
+        "resume_token_ids": [3, 4],
+        "truncate_prompt_tokens": 9,
+        "clamp_max_tokens": True,
+        "prediction": "old",
+    }
     named = {"method": Method.PEARL, "logprobs_mode": "raw-logits", "bad_words_token_ids": [[1, 2]]}
     await client.complete([1, 2], **named, **sampling, **speculation, **report, **other)  # type: ignore[arg-type]
     sampling["bad_words_token_ids"] = [types_pb2.TokenIds(token_ids=[1, 2])]

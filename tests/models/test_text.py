@@ -161,7 +161,8 @@ def test_the_bytes_of_each_token_make_up_the_text() -> None:
     text = "h\u00e9 \U0001f600\x00 def"
     token_ids = [*TextCodec(model.tokenizer).encode(text), 0]
     pieces = grammars.token_bytes(token_ids)
-    assert len(pieces) == len(token_ids) and all(pieces)
+    assert len(pieces) == len(token_ids)
+    assert all(pieces)
     assert b"".join(pieces[:-1]).decode() == text
     assert pieces[-1] == b"<|endoftext|>"
     assert b"\xf0" in pieces, "a character of several tokens has its bytes one by one"

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -42,7 +43,7 @@ def runs(draw: st.DrawFn) -> tuple[int, ...]:
 
 def chunked(token_ids: Sequence[int], cuts: Sequence[int]) -> list[tuple[int, ...]]:
     places = sorted({min(cut, len(token_ids)) for cut in cuts} | {0, len(token_ids)})
-    return [tuple(token_ids[begin:end]) for begin, end in zip(places, places[1:], strict=False)]
+    return [tuple(token_ids[begin:end]) for begin, end in pairwise(places)]
 
 
 def spec_of(model: LoadedModel, **fields: Any) -> SessionSpec:
@@ -104,7 +105,9 @@ def test_with_stop_strings_the_smaller_of_the_end_and_the_length_counts(
     token_ids: tuple[int, ...], cuts: list[int], stop: str, includes: bool
 ) -> None:
     _, plain, _ = told(spec_of(target_model()), chunked(token_ids, cuts))
-    text, ends, num_tokens = told(spec_of(target_model(), stop=(stop,), includes_stop=includes), chunked(token_ids, cuts))
+    text, ends, num_tokens = told(
+        spec_of(target_model(), stop=(stop,), includes_stop=includes), chunked(token_ids, cuts)
+    )
     assert ends == plain[:num_tokens]
     smaller = [min(end, len(text)) for end in ends]
     pieces = [text[start:end] for start, end in zip([0, *smaller[:-1]], smaller, strict=True)]
@@ -131,7 +134,8 @@ def test_a_resumed_call_counts_from_what_earlier_ones_have_sent(
 
 def test_nothing_is_told_where_it_is_not_asked_for() -> None:
     spec = replace(spec_of(target_model()), report=ReportParams())
-    assert told_nothing(spec) and told_nothing(replace(spec, stop=("zz",)))
+    assert told_nothing(spec)
+    assert told_nothing(replace(spec, stop=("zz",)))
 
 
 def told_nothing(spec: SessionSpec) -> bool:

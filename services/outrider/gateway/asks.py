@@ -137,7 +137,14 @@ def _ask(
     echo: bool = False,
 ) -> Ask:
     if given.response_format is not None:
-        renamed = [*renamed, ("structured_outputs", "response_format")]
+        renamed = [
+            *renamed,
+            ("structured_outputs.json", "response_format.json_schema.schema"),
+            ("structured_outputs", "response_format"),
+        ]
+    if given.speculation is not None:
+        # The SDK has them beside all other options.
+        renamed = [*renamed, *((name, f"speculation.{name}") for name in given.speculation.model_fields_set)]
     return Ask(
         prompts,
         options,
@@ -145,7 +152,7 @@ def _ask(
         max(1, given.n),
         frozenset(given.stop_token_ids or ()),
         tool_use,
-        options.get("prediction") or "",
+        str(options.get("prediction") or ""),
         frozenset(given.speculation_report),
         given.timings_per_token or "rounds" in given.speculation_report,
         _stream(given),
@@ -223,12 +230,14 @@ def _prediction(given: Mapping[str, Any]) -> str:
     if given.get("type", "content") != "content":
         raise invalid("prediction.type", f'must be "content", got {shown(given["type"])}')
     if isinstance(content, list):
-        texts = [
-            part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content
-        ]
-        if not all(isinstance(text, str) for text in texts):
-            raise invalid("prediction.content", "must have parts of type text only")
-        content = "".join(texts)
+        content = "".join(_prediction_part(part, index) for index, part in enumerate(content))
     if not isinstance(content, str):
         raise invalid("prediction.content", f"must be a text or a list of parts, got {shown(content)}")
     return content
+
+
+def _prediction_part(part: object, index: int) -> str:
+    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise invalid(f"prediction.content[{index}]", f"must be a part of type text, got {shown(part)}")
+    return text

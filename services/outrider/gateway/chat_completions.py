@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.gateway import logprobs, reports
+from outrider.gateway.answers import Answer
 from outrider.gateway.asks import chat_ask
+from outrider.gateway.exchange import Exchange
 from outrider.gateway.outputs import Outputs
 from outrider.gateway.parameters import ChatParameters, checked
 from outrider.gateway.replies import Ended, NumberedCall, Reply, Said, replies
-from outrider.gateway.answers import Answer
-from outrider.gateway.exchange import Exchange
 from outrider.gateway.streams import DONE, EventStream, TextEvents, event_of
 from outrider_client.generation import Chunk, Result
 

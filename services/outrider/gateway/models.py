@@ -60,7 +60,7 @@ async def tokenize(exchange: Exchange) -> None:
         prompt, names = given.messages, FieldNames([("prompt.chat.", ""), ("prompt", "messages")])
         for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
             if (value := getattr(given, name)) is not None:
-                options[name] = value  # type: ignore[literal-required]
+                options[name] = value
     try:
         token_ids = await unless_gone(exchange.receive, exchange.client().tokenize(prompt, **options))
     except (TypeError, ValueError) as error:

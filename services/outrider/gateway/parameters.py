@@ -112,6 +112,8 @@ def _complaint(item: ErrorDetails) -> ApiError:
         return invalid(param, "is not supported", code="unsupported_parameter")
     else:
         rule = _RULES.get(kind) or item["msg"].removeprefix("Value error, ")
+    if kind == "value_error":
+        return invalid(param, rule)
     if kind == "missing":
         return invalid(param, rule, code="missing_required_parameter")
     return invalid(

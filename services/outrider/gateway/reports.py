@@ -1,4 +1,4 @@
-"""Reports about speculation beside a text: where each token came from, what each round did, the tree that it verified."""
+"""Reports about speculation beside a text: the sources of its tokens, its rounds, the trees that they verified."""
 
 from __future__ import annotations
 

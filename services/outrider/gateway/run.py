@@ -11,6 +11,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Generator
+from typing import Any, cast
 
 import structlog
 import uvicorn
@@ -38,27 +39,13 @@ BACKLOG = 1024
 
 async def serve(settings: GatewaySettings) -> None:
     """Runs the gateway until a signal ends it. Raises SystemExit, which names the flag; UnusableFile."""
-    tls = server_tls(settings.tls_cert, settings.tls_key, settings.tls_client_ca) if settings.tls_cert else None
-    gateway = Gateway(settings, Upstream(settings))
-    listener = _bind(settings.listen)
-    metrics = ServiceMetrics(gateway.metrics.read, settings.metrics_listen, lambda: not gateway.is_draining.is_set())
-    config = uvicorn.Config(
-        make_app(gateway, metrics), http=_Connection, ws="none", lifespan="off", loop="asyncio", log_config=None,
-        access_log=False, proxy_headers=False, server_header=False, timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=None,
-    )  # fmt: skip
-    config.load()
-    config.ssl = tls
-    _log_here()
-    # Listens before it says so: whoever has read the line may connect.
-    listener.listen(BACKLOG)
-    host = settings.listen.rpartition(":")[0]
-    print(f"listening {host}:{listener.getsockname()[1]}", flush=True)
-    if metrics.address:
-        print(f"metrics {metrics.address}", flush=True)
-    server, stop = _Server(config), signals()
+    server = GatewayServer(settings)
+    print(f"listening {server.address}", flush=True)
+    if server.metrics.address:
+        print(f"metrics {server.metrics.address}", flush=True)
+    stop = signals()
     freeze_gc()
-    serving = asyncio.create_task(server.serve([listener]))
+    serving = asyncio.create_task(server.run())
     try:
         await _first(stop, serving)
         if serving.done():
@@ -66,8 +53,7 @@ async def serve(settings: GatewaySettings) -> None:
             raise SystemExit("error: the HTTP server has ended by itself")
         stop.clear()  # a second signal sets it again, and cuts the drain short
         log.info("server.draining", timeout_s=settings.drain_timeout_s)
-        gateway.is_draining.set()
-        server.should_exit = True
+        server.drain()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(_first(stop, serving), settings.drain_timeout_s)
         server.cut_off()
@@ -75,10 +61,56 @@ async def serve(settings: GatewaySettings) -> None:
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
-        listener.close()
-        await asyncio.to_thread(metrics.close)
-        await gateway.upstream.close()
+        await server.close()
         log.info("server.stopped")
+
+
+class GatewayServer:
+    """Listens from the beginning, and serves while `run` runs. Lives on the event loop."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        """Raises SystemExit, which names the flag; UnusableFile."""
+        tls = server_tls(settings.tls_cert, settings.tls_key, settings.tls_client_ca) if settings.tls_cert else None
+        self.gateway = Gateway(settings, Upstream(settings))
+        self._listener = _bind(settings.listen)
+        is_draining = self.gateway.is_draining
+        self.metrics = ServiceMetrics(
+            self.gateway.metrics.read, settings.metrics_listen, lambda: not is_draining.is_set()
+        )
+        config = uvicorn.Config(
+            make_app(self.gateway, self.metrics), http=_Connection, ws="none", lifespan="off", loop="asyncio",
+            log_config=None, access_log=False, proxy_headers=False, server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )  # fmt: skip
+        config.load()
+        config.ssl = tls
+        _log_here()
+        # Listens before it says so: whoever has been told the address may connect.
+        self._listener.listen(BACKLOG)
+        self.address = f"{settings.listen.rpartition(':')[0]}:{self._listener.getsockname()[1]}"
+        self._server = _Server(config)
+
+    async def run(self) -> None:
+        """Serves, until it has drained or is cut off."""
+        await self._server.serve([self._listener])
+
+    def drain(self) -> None:
+        """Takes no new connections; what runs may end."""
+        self.gateway.is_draining.set()
+        self._server.should_exit = True
+
+    def cut_off(self) -> None:
+        """Breaks all connections."""
+        self._server.should_exit = self._server.force_exit = True
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
+
+    async def close(self) -> None:
+        """Closes everything. `run` must have ended."""
+        self._listener.close()
+        # In a thread: it waits for up to half a second, and for a scrape that may be under way.
+        await asyncio.to_thread(self.metrics.close)
+        await self.gateway.upstream.close()
 
 
 async def _first(stop: asyncio.Event, serving: asyncio.Task[None]) -> None:
@@ -114,12 +146,6 @@ class _Server(uvicorn.Server):
         """Captures none."""
         yield
 
-    def cut_off(self) -> None:
-        """Breaks all connections."""
-        self.should_exit = self.force_exit = True
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
-
 
 class _Connection(HttpToolsProtocol):
     """A connection that must not take its time with a request: uvicorn would wait for its head for ever."""
@@ -154,7 +180,7 @@ class _Connection(HttpToolsProtocol):
         """Begins the wait for the body, which ends a little after the reader of the body has answered by itself."""
         self._expect(BODY_TIMEOUT_S + HEAD_TIMEOUT_S)
         super().on_headers_complete()
-        self.scope[ABORT] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        cast(dict[str, Any], self.scope)[ABORT] = self.transport.abort
 
     def on_message_complete(self) -> None:
         """Ends the wait: all has come."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict
-
 from outrider.core.params import Source
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider_client.enums import enum_name, method_name
@@ -119,10 +117,10 @@ def _decision(decision: verifier_pb2.Decision) -> dict[str, Any]:
 
 def round_times(times: verifier_pb2.RoundTimes) -> Mapping[str, float]:
     """Returns the times of a round by their names, in milliseconds."""
-    named: dict[str, float] = MessageToDict(
-        times, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    return named
+    return {name: getattr(times, name) for name in _TIMES}
+
+
+_TIMES = tuple(field.name for field in verifier_pb2.RoundTimes.DESCRIPTOR.fields)
 
 
 def source_name(source: int | Source | None) -> str | None:

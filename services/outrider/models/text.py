@@ -66,9 +66,9 @@ class TextCodec:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
 
-    def encode(self, text: str) -> list[int]:
-        """Encodes a text, with the special tokens that the model expects."""
-        return list(self._tokenizer(text)["input_ids"])
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Encodes a text, by default with the special tokens that the model expects around one."""
+        return list(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
         """Returns the ways in which a word is made of tokens: as it stands, and behind a space."""

@@ -76,7 +76,7 @@ class ManagedProcess:
         """Bytes that the log had when the process was started last: what is before is another one's."""
         self._process: subprocess.Popen[bytes] | None = None
         self._read = b""
-        """What it has printed and nobody has taken yet."""
+        """Output on stdout that nobody has taken yet."""
 
     @property
     def pid(self) -> int:

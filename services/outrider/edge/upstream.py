@@ -117,7 +117,7 @@ class Upstreams:
         self._clock = clock
         self._was_left = asyncio.Event()
         self._problem = ""
-        """What the last verifier that was dialled in vain has said, or was kept from saying."""
+        """The reason for which the last verifier was dialled in vain."""
 
     def __len__(self) -> int:
         return len(self._all)

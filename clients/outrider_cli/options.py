@@ -1,4 +1,4 @@
-"""Flags that several commands share, each declared once. An unset one means the server's default.
+"""Flags that several commands share, each declared once. An unset one without a default means the server's default.
 
 A command takes groups of flags as one argument: `@generating` gives it those of a generation as `options`, `@secured`
 those of a connection as `security`.
@@ -19,11 +19,11 @@ from outrider.core.params import SOURCES, Method
 from outrider.security.tokens import token_from
 from outrider.v1 import types_pb2
 from outrider_cli.failures import reported
+from outrider_client.channel import DEFAULT_PORT as DEFAULT_PORT
 from outrider_client.channel import SecurityOptions
 from outrider_client.enums import enum_number
 from outrider_client.requests import METHOD_MESSAGES, GenerateOptions, method_fields, method_message
 
-DEFAULT_PORT = 50051
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 
 _SAMPLING = "Sampling"
@@ -206,6 +206,8 @@ class GenerationFlags:
     ]
 
 
+TEMPERATURE = 0.7
+"""Temperature of the commands. The servers' is 1, at which small models write word salad."""
 NEED_JSON = ("logprobs", "prompt_logprobs", "logprobs_mode", "echo", "rounds", "trees", "text_ends")
 """Options of what is told beside a text, for which a terminal has no place."""
 

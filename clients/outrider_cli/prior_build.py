@@ -119,7 +119,7 @@ def build(
         device=device,
         num_threads=num_threads,
     )
-    with reported(address):
+    with reported():
         _check_address(context, address)
         check_destination(out)
         texts = tuple(prompt.text for prompt in choose(_load(prompts), count=num_prompts))

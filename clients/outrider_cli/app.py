@@ -89,7 +89,7 @@ brief(
     epilog=examples(
         "outrider up",
         "outrider up --target Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --device cuda:0",
-        "outrider up --port 0 --delay-ms 20",
+        "outrider up --lab",
     )
 )(up)
 brief(epilog=examples("outrider info", "outrider info --address a:50051,b:50051", "outrider info --json"))(info)

@@ -47,9 +47,10 @@ Plain = Annotated[bool, typer.Option("--plain", help="No colours, no legend, no 
 Target = Annotated[
     str, typer.Option(help="Target model: a demo name, a folder or a Hugging Face name.", rich_help_panel=_MODELS)
 ]
-TargetDtype = Annotated[str, typer.Option(help="auto, bfloat16 or float32.", rich_help_panel=_MODELS)]
+Dtype = Literal["auto", "bfloat16", "float32"]
+TargetDtype = Annotated[Dtype, typer.Option(help="Numbers of the target model.", rich_help_panel=_MODELS)]
 Draft = Annotated[str, typer.Option(help="Draft model; its tokenizer must be the target's.", rich_help_panel=_MODELS)]
-DraftDtype = Annotated[str, typer.Option(help="auto, bfloat16 or float32.", rich_help_panel=_MODELS)]
+DraftDtype = Annotated[Dtype, typer.Option(help="Numbers of the draft model.", rich_help_panel=_MODELS)]
 Device = Annotated[str, typer.Option(help="Device of both models, like cpu or cuda:0.", rich_help_panel=_MODELS)]
 NumThreads = Annotated[
     int, typer.Option(help="Threads of each model on a CPU; 0 = one a core.", min=0, rich_help_panel=_MODELS)

@@ -101,9 +101,9 @@ def build(
         str | None, typer.Option(help="A verifier that runs already, HOST:PORT, instead of services of our own.")
     ] = None,
     target: options.Target = StackConfig.target,
-    target_dtype: options.TargetDtype = StackConfig.target_dtype,
+    target_dtype: options.TargetDtype = "auto",
     draft: options.Draft = "demo/draft",
-    draft_dtype: options.DraftDtype = StackConfig.draft_dtype,
+    draft_dtype: options.DraftDtype = "float32",
     speculator: Annotated[bool, typer.Option(help="Whether there is a speculator.")] = True,
     device: options.Device = StackConfig.device,
     num_threads: options.NumThreads = StackConfig.num_threads,

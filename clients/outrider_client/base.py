@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Generic, Protocol, Self, TypeVar
@@ -14,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.v1 import verifier_pb2
 from outrider_client.channel import ChannelSecurity
-from outrider_client.generation import Transcript
+from outrider_client.generation import Chunk, Transcript
 from outrider_client.requests import GenerateOptions, Prompt, generate_request
 from outrider_client.retries import Replicas, ResumableCall
 
@@ -46,6 +47,8 @@ class BaseGeneration(Transcript, Generic[_Call]):
         self._resumable = resumable
         self._open_call = open_call
         self._call = self._open()
+        self._early: deque[Chunk] = deque()
+        """Chunks that came before `started` returned."""
 
     def _open(self) -> _Call:
         """Opens a call for the rest of the generation, to the replica whose turn it is."""

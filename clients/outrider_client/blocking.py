@@ -74,6 +74,26 @@ class BlockingGeneration(BaseGeneration["WatchedCall"]):
         return self
 
     def __next__(self) -> Chunk:
+        if self._early:
+            return self._early.popleft()
+        while (response := self._receive()) is not None:
+            if (chunk := self._fold(response)) is not None:
+                return chunk
+        self._end()
+        raise StopIteration
+
+    def started(self) -> None:
+        """Returns when a server has admitted the generation, from when on `session_id` and `seed` are known. Raises
+        the error of a generation that is refused. No chunk is lost by it."""
+        while self.session_id is None:
+            if (response := self._receive()) is None:
+                self._end()
+                return
+            if (chunk := self._fold(response)) is not None:
+                self._early.append(chunk)
+
+    def _receive(self) -> verifier_pb2.GenerateResponse | None:
+        """Returns the next message of the generation, over all its calls; None at its end."""
         while True:
             try:
                 response = self._read()
@@ -84,11 +104,7 @@ class BlockingGeneration(BaseGeneration["WatchedCall"]):
                 self._call.cancel()  # that replica is still generating
                 self._resume(error)
                 continue
-            if response is None:
-                self._end()
-                raise StopIteration
-            if (chunk := self._fold(response)) is not None:
-                return chunk
+            return response
 
     def _open(self) -> WatchedCall:
         call = super()._open()

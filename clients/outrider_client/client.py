@@ -67,6 +67,26 @@ class Generation(BaseGeneration[_Call]):
         return self
 
     async def __anext__(self) -> Chunk:
+        if self._early:
+            return self._early.popleft()
+        while (response := await self._receive()) is not None:
+            if (chunk := self._fold(response)) is not None:
+                return chunk
+        self._end()
+        raise StopAsyncIteration
+
+    async def started(self) -> None:
+        """Returns when a server has admitted the generation, from when on `session_id` and `seed` are known. Raises
+        the error of a generation that is refused. No chunk is lost by it."""
+        while self.session_id is None:
+            if (response := await self._receive()) is None:
+                self._end()
+                return
+            if (chunk := self._fold(response)) is not None:
+                self._early.append(chunk)
+
+    async def _receive(self) -> verifier_pb2.GenerateResponse | None:
+        """Returns the next message of the generation, over all its calls; None at its end."""
         while True:
             try:
                 response = await self._read()
@@ -77,11 +97,7 @@ class Generation(BaseGeneration[_Call]):
                 self._call.cancel()  # that replica is still generating
                 await self._resume(error)
                 continue
-            if response is None:
-                self._end()
-                raise StopAsyncIteration
-            if (chunk := self._fold(response)) is not None:
-                return chunk
+            return response
 
     async def _resume(self, error: OutriderError) -> None:
         """Goes on in another call. Raises the error if it is final."""

@@ -158,6 +158,31 @@ class Transcript:
             raise RuntimeError("the generation has not finished: read it to its end first")
         return self._result
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt; 0 before the server has admitted the generation."""
+        return self._started.num_prompt_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that have come of all texts."""
+        return sum(len(each._token_ids) for each in (self, *self._others))
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """The prompt as the target reads it, where `echo` asked for it; empty before the server has admitted it."""
+        return tuple(self._started.prompt_token_ids)
+
+    @property
+    def prompt_text(self) -> str:
+        """The text of these tokens, special ones left out."""
+        return self._started.prompt_text
+
+    @property
+    def results(self) -> tuple[Result | None, ...]:
+        """The result of each of the texts; None for one that goes on."""
+        return tuple(each._own_result for each in (self, *self._others))
+
     def _fold(self, response: verifier_pb2.GenerateResponse) -> Chunk | None:
         """Takes an event of any of the texts in; returns the chunk if it is one."""
         all_ = [self, *self._others]

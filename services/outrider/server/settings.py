@@ -7,6 +7,7 @@ with repr=False is never shown.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
@@ -17,14 +18,20 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import CliApp, SettingsConfigDict, SettingsError
 
-from outrider.security.settings import ListenSecuritySettings, PeerSecuritySettings, checked_address
+from outrider.security.settings import (
+    ListenSecuritySettings,
+    ListenTlsSettings,
+    PeerSecuritySettings,
+    checked_address,
+)
 from outrider.telemetry.redaction import without_secrets
 
 MIN_NUM_BLOCKS = 8
 """Least blocks of a pool of keys and values: what the measurements at the start take."""
+_DEVICE = re.compile(r"cpu|mps|(cuda|xpu)(:\d+)?")
 LISTEN = "Address to listen on, HOST:PORT; port 0 = any free port."
 
-Settings = TypeVar("Settings", bound="ServiceSettings")
+Settings = TypeVar("Settings", bound="ProcessSettings")
 
 
 def model_config(service: str) -> SettingsConfigDict:
@@ -43,8 +50,8 @@ def model_config(service: str) -> SettingsConfigDict:
     )
 
 
-class ServiceSettings(ListenSecuritySettings):
-    """Holds the settings of every service."""
+class ProcessSettings(ListenTlsSettings):
+    """Holds the settings of every process that serves, by whatever protocol."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Has --help, whose beginning is the docstring, name the variables."""
@@ -61,13 +68,6 @@ class ServiceSettings(ListenSecuritySettings):
     drain_timeout_s: float = Field(
         30.0, ge=0, description="After SIGTERM, seconds that running calls may take to end; then they are cut off."
     )
-    max_connection_age_s: float = Field(
-        600.0,
-        ge=0,
-        description="After so many seconds a caller is asked to connect anew, by which it finds new replicas and shows "
-        "a certificate that is valid now; calls that run go on. 0 = never.",
-    )
-    max_message_bytes: int = Field(4 << 20, ge=1024, description="Largest message accepted.")
     otlp_endpoint: str = Field(
         "", description="Collector of traces, OTLP over gRPC, like http://127.0.0.1:4317; empty = no traces."
     )
@@ -123,6 +123,18 @@ class ServiceSettings(ListenSecuritySettings):
         return {int(part) for part in self.cpu.split(",")} if self.cpu else set()
 
 
+class ServiceSettings(ProcessSettings, ListenSecuritySettings):
+    """Holds the settings of every gRPC service."""
+
+    max_connection_age_s: float = Field(
+        600.0,
+        ge=0,
+        description="After so many seconds a caller is asked to connect anew, by which it finds new replicas and shows "
+        "a certificate that is valid now; calls that run go on. 0 = never.",
+    )
+    max_message_bytes: int = Field(4 << 20, ge=1024, description="Largest message accepted.")
+
+
 class DialingSettings(ServiceSettings, PeerSecuritySettings):
     """Holds the settings of a service that dials peers."""
 
@@ -149,6 +161,13 @@ class ModelSettings(DialingSettings):
         "tenant", description="Who finds the keys and values of a prompt's beginning again: its tenant, all, nobody."
     )
     max_num_sessions: int = Field(64, ge=1, description="Most sessions at a time.")
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_one(cls, value: str) -> str:
+        if not _DEVICE.fullmatch(value):
+            raise ValueError("must be cpu, cuda, cuda:NUMBER, xpu, xpu:NUMBER or mps")
+        return value
 
     @model_validator(mode="after")
     def _pool_has_blocks(self) -> Self:
@@ -179,7 +198,7 @@ def parse_settings(cls: type[Settings], arguments: list[str] | None = None) -> S
     sys.exit(2)
 
 
-def _complaint(cls: type[ServiceSettings], item: ErrorDetails) -> str:
+def _complaint(cls: type[ProcessSettings], item: ErrorDetails) -> str:
     """A flag, the rule, and the value unless the flag is a secret one."""
     # pydantic puts these words in front of the message of a validator's ValueError.
     rule = item["msg"].removeprefix("Value error, ")

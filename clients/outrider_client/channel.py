@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
 
 import grpc
 
-from outrider.security.addresses import is_loopback
+from outrider.security.addresses import addresses_of, is_loopback
 from outrider.security.tokens import bearer, token_from
 
+DEFAULT_PORT = 50051
+"""Port of a verifier whose address names none."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """Largest message in either direction: a prompt of a million tokens, with room to spare."""
 
@@ -51,6 +55,25 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
 ]
+
+
+def verifier_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns each address of a list of verifiers once, in order, with a port. Raises ValueError without any, and for a
+    URL."""
+    return tuple(map(_with_port, addresses_of(addresses)))
+
+
+def _with_port(address: str) -> str:
+    scheme, separator, _ = address.partition("://")
+    if separator and scheme in ("http", "https", "grpc", "grpcs", "tcp"):
+        raise ValueError(f"address takes HOST:PORT, without {scheme}://, got {address!r}")
+    try:
+        bare = ipaddress.ip_address(address)
+    except ValueError:
+        # Whatever has a colon names a port, or is a target of gRPC's own, like unix:PATH and dns:///NAME.
+        is_whole = ":" in address.rpartition("]")[2]
+        return address if is_whole else f"{address}:{DEFAULT_PORT}"
+    return f"[{address}]:{DEFAULT_PORT}" if bare.version == 6 else f"{address}:{DEFAULT_PORT}"
 
 
 def open_aio(address: str, credentials: grpc.ChannelCredentials | None, *, retries: bool = True) -> grpc.aio.Channel:

@@ -57,12 +57,12 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("command", ["build", "load", "list", "delete"])
 def test_every_flag_has_a_line_of_help(command: str) -> None:
-    result = runner.invoke(app, ["prior", command, "--help"])
+    result = runner.invoke(app, ["prior", command, "--help-all"])
     assert result.exit_code == 0
-    flags = [line for line in result.stdout.splitlines() if line.startswith(("│ --", "│ *  --", "│    --"))]
+    flags = [line for line in result.stdout.splitlines() if line.startswith("  --")]
     assert len(flags) > 2
     for line in flags:
-        assert len(line.strip("│* ").split("  ", 1)[-1].strip()) > 10, line
+        assert len(line.strip().split("  ", 1)[-1].strip()) > 10, line
 
 
 def test_the_verifier_says_where_the_datastore_is(

@@ -21,7 +21,7 @@ from tests.deploy.container_builds import DOCKERFILE, ROOT, Builder, Image, lack
 # The first time a Debian and a hundred megabytes of wheels are downloaded, whichever test comes first.
 pytestmark = pytest.mark.timeout(600)
 
-TARGETS = ("verifier", "speculator", "edge", "datastore", "client")
+TARGETS = ("verifier", "speculator", "edge", "datastore", "gateway", "client")
 COMPILERS = {"cc", "gcc", "g++", "c++", "clang", "ld", "as", "make", "cargo", "rustc"}
 DATASTORE = "outrider.v1.DatastoreService"
 

@@ -44,3 +44,28 @@ def test_cores_are_refused_where_a_process_cannot_choose_them(
     with pytest.raises(SystemExit):
         parse_settings(Settings, ["--cpu", "0"])
     assert "this system does not let a process choose its cores" in capsys.readouterr().err
+
+
+def test_a_misspelt_variable_is_warned_of_with_what_was_meant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OUTRIDER_TEST_LOG_LEVL", "debug")
+    monkeypatch.setenv("OUTRIDER_TESTS_LOG_LEVEL", "debug")
+    monkeypatch.setenv("OUTRIDER_TEST_NOTHING_LIKE_IT", "1")
+    for name in ("OUTRIDER_TEST_CPU", "OUTRIDER_ADDRESS", "OUTRIDER_OTHER_LOG_LEVEL"):
+        monkeypatch.setenv(name, "")
+    assert parse_settings(Settings, []).log_level == "info"
+    meant = "is no variable of this service: did you mean OUTRIDER_TEST_LOG_LEVEL?"
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: OUTRIDER_TESTS_LOG_LEVEL {meant}",
+        f"warning: OUTRIDER_TEST_LOG_LEVL {meant}",
+        "warning: OUTRIDER_TEST_NOTHING_LIKE_IT is no variable of this service: --help lists the flags, each of which "
+        "is one",
+    ]
+
+
+def test_help_names_the_variables(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_settings(Settings, ["--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert "Every flag is a variable, too: --log-level is OUTRIDER_TEST_LOG_LEVEL." in words

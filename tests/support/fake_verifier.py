@@ -69,15 +69,26 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         self.script: Script = a_good_generation
         self.speculators: list[verifier_pb2.PeerInfo] = []
         """The speculators that it says it has."""
+        self.model_id = ""
+        """The model that it says it has; empty: "fake", and nothing when it starts."""
+        self.has_template = True
+        """False if it refuses to tokenize chats."""
+        self.forward_times: dict[int, float] = {}
+        """Milliseconds of its forwards by their rows."""
 
     def Generate(self, request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
         self.requests.append(request)
         context.add_callback(self.ended.set)
-        yield from self.script(request, context)
+        for response in self.script(request, context):
+            if self.model_id and response.HasField("started"):
+                response.started.model.model_id = self.model_id
+            yield response
 
     def Tokenize(
         self, request: verifier_pb2.TokenizeRequest, context: grpc.ServicerContext
     ) -> verifier_pb2.TokenizeResponse:
+        if request.prompt.HasField("chat") and not self.has_template:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "there is no chat template")
         text = request.prompt.text + "".join(message.content for message in request.prompt.chat.messages)
         return verifier_pb2.TokenizeResponse(token_ids=text.encode())
 
@@ -89,10 +100,16 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     def GetInfo(
         self, request: verifier_pb2.GetInfoRequest, context: grpc.ServicerContext
     ) -> verifier_pb2.GetInfoResponse:
-        model = types_pb2.ModelInfo(model_id="fake", vocab_size=256, max_context_len=2048)
+        model = types_pb2.ModelInfo(model_id=self.model_id or "fake", vocab_size=256, max_context_len=2048)
         peer = verifier_pb2.PeerInfo(address="127.0.0.1:1", last_error="no answer")
+        times = [verifier_pb2.ForwardTime(num_rows=rows, forward_ms=ms) for rows, ms in self.forward_times.items()]
         return verifier_pb2.GetInfoResponse(
-            model=model, methods=METHODS, speculator=peer, version="1", speculators=self.speculators
+            model=model,
+            methods=METHODS,
+            speculator=peer,
+            version="1",
+            speculators=self.speculators,
+            forward_times=times,
         )
 
 

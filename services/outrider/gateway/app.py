@@ -57,6 +57,7 @@ def make_app(gateway: Gateway, metrics: ServiceMetrics) -> ASGIApp:
         "/v1/models": models,
         "/v1/models/{name:path}": model,
         "/health": _health,
+        "/live": _ping,
         "/ping": _ping,
         "/version": _version,
     }

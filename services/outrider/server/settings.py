@@ -211,7 +211,7 @@ def _complaint(cls: type[ProcessSettings], item: ErrorDetails) -> str:
     return without_secrets(f"--{flag} (or {variable}): {rule}{got}")
 
 
-def _misspelt(cls: type[ServiceSettings], environment: Iterable[str]) -> Iterator[str]:
+def _misspelt(cls: type[ProcessSettings], environment: Iterable[str]) -> Iterator[str]:
     """Yields a complaint of each variable that was meant for this service, and is none of its."""
     prefix = str(cls.model_config["env_prefix"])
     known = [f"{prefix}{name}".upper() for name in cls.model_fields]

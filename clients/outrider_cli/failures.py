@@ -47,11 +47,16 @@ def reported() -> Iterator[None]:
         complain(str(error))
         raise typer.Exit(FAILED) from None
     except PlaintextRefused as error:
-        complain(f"{error.address} is not on this machine: --ca-file is needed for TLS, or --insecure to go without")
+        complain(in_flags(error))
         raise typer.Exit(WRONG_USAGE) from None
     except ValueError as error:  # a value that does not fit on the wire, like a negative seed
         complain(str(error))
         raise typer.Exit(WRONG_USAGE) from None
+
+
+def in_flags(error: PlaintextRefused) -> str:
+    """Returns the refusal in the words of a command, whose flags the SDK does not know."""
+    return f"{error.address} is not on this machine: --ca-file is needed for TLS, or --insecure to go without"
 
 
 def _sentence(error: OutriderError) -> str:

@@ -34,7 +34,7 @@ _CAUSE = re.compile(
     "domain name not found|name or service not known|dns resolution failed|handshake failed|certificate verify failed",
     re.I,
 )
-"""What gRPC says in a long sentence of its own where there is nobody to answer."""
+"""Matches what gRPC says in a long sentence of its own where there is nobody to answer."""
 
 
 def code_of(failure: Failure) -> grpc.StatusCode:

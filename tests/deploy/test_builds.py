@@ -70,6 +70,13 @@ def test_requirements_are_those_of_the_extras_and_of_their_extras() -> None:
     assert not [requirement for requirement in every if requirement.startswith("outrider")]
 
 
+@pytest.mark.parametrize(("target", "extras"), [("datastore", "datastore suffix otel"), ("gateway", "gateway otel")])
+def test_who_runs_no_model_has_no_packages_for_one(target: str, extras: str) -> None:
+    assert f"requirements.py {extras} >" in stages()[f"{target}-packages"]
+    printed = run(sys.executable, "deploy/requirements.py", *extras.split()).splitlines()
+    assert not [line for line in printed if re.match(r"torch|transformers|numba|tokenizers|llguidance", line)]
+
+
 def test_an_extra_that_there_is_not_ends_the_build() -> None:
     ended = subprocess.run([sys.executable, "deploy/requirements.py", "no-such-extra"], cwd=ROOT, capture_output=True)
     assert ended.returncode != 0

@@ -100,6 +100,7 @@ async def test_a_silent_stream_says_that_it_lives(
     verifier: FakeVerifier, gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "PING_S", 0.0)
+    monkeypatch.setattr(streams, "TICK_S", 0.01)
     verifier.script = until_cancelled(verifier)
     reader, writer = await asked(gateway, {"stream": True})
     await reader.readuntil(b": ping\n\n")
@@ -222,8 +223,9 @@ async def test_counts_are_those_of_what_was_answered(gateway: RunningGateway) ->
 async def test_a_page_of_an_allowed_origin_may_call(verifier: FakeVerifier) -> None:
     async with running_gateway(verifier.address, allow_origin="https://a.example") as gateway:
         for origin, allowed in (("https://a.example", "https://a.example"), ("https://b.example", None)):
-            answered = await gateway.http.get("/v1/models", headers={"origin": origin})
-            assert answered.headers.get("access-control-allow-origin") == allowed
+            for path in ("/v1/models", "/nothing"):
+                answered = await gateway.http.get(path, headers={"origin": origin})
+                assert answered.headers.get("access-control-allow-origin") == allowed
 
 
 def test_a_port_in_use_is_one_line() -> None:
@@ -234,6 +236,7 @@ def test_a_port_in_use_is_one_line() -> None:
             run._bind(f"127.0.0.1:{taken.getsockname()[1]}")
 
 
+@pytest.mark.slow
 async def test_an_upstream_that_is_away_is_503_with_the_time_to_wait() -> None:
     async with running_gateway("127.0.0.1:1") as gateway:
         for answered in (await gateway.http.get("/health"), await gateway.post(CHAT, messages=HELLO)):

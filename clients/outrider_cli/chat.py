@@ -18,7 +18,7 @@ from outrider_cli.options import DEFAULT_ADDRESS, NEED_JSON, TEMPERATURE, Addres
 from outrider_client.blocking import BlockingClient
 from outrider_client.channel import SecurityOptions
 from outrider_client.chats import ChatMessage, ChatOptions
-from outrider_client.errors import OutOfRange
+from outrider_client.errors import FailedPrecondition, InvalidArgument, OutOfRange
 from outrider_client.generation import Transcript
 from outrider_client.requests import GenerateOptions
 
@@ -76,6 +76,7 @@ def chat(
         with BlockingClient(address, **security) as client:
             # Asked first: it fails at once if there is no server, not after the first line was typed.
             info = client.info()
+            _check_template(client, options)
             conversation = Conversation(client, info, options, system, plain=plain)
             if not plain:
                 _introduce(info.model.model_id)
@@ -207,6 +208,17 @@ class Conversation:
         return " · ".join(parts)
 
 
+def _check_template(client: BlockingClient, options: GenerateOptions) -> None:
+    """Raises FailedPrecondition for a model that has no template for chats."""
+    variables = ChatOptions(chat_template_kwargs=options.get("chat_template_kwargs"))
+    try:
+        client.tokenize([ChatMessage(role="user", content="hello")], **variables)
+    except FailedPrecondition as error:
+        raise FailedPrecondition(f"{error.message}; `outrider generate` goes on with a text") from error
+    except InvalidArgument:
+        pass  # this template wants something else in a chat, and will say so of what is really said
+
+
 def _introduce(model_id: str) -> None:
     err = Console(stderr=True, highlight=False)
     if Console().is_terminal:
@@ -219,9 +231,14 @@ def _read_line() -> str | None:
     """Returns a line that the user types; None at the end."""
     try:
         # Asked on stderr: stdout is for answers alone.
-        return Console(stderr=True).input("[bold]you>[/] ").strip()
+        line = Console(stderr=True).input("[bold]you>[/] ").strip()
+        line.encode()  # a locale without UTF-8 lets through what no server takes
     except EOFError:
         return None
+    except UnicodeError:
+        complain("this line is not UTF-8, and left out")
+        return ""
+    return line
 
 
 def _json_object(text: str, flag: str) -> dict[str, Any]:

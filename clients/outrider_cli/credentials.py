@@ -39,6 +39,7 @@ def new(
     add: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Puts the entry into this file of a server.", dir_okay=False)
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Token and entry as a JSON object.")] = False,
 ) -> None:
     """Prints a new token, and below it the entry for a server's file, if it is not added there. The token is kept
     nowhere.
@@ -62,6 +63,9 @@ def new(
     if add is not None:
         with reported():
             _add(entry, add)
+    if as_json:
+        typer.echo(json.dumps({"token": token, "entry": entry}))
+        return
     typer.echo(token)
     if add is None:
         typer.echo(json.dumps(entry))

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from outrider_cli.local.process import ProcessFailed
 from outrider_cli.local.redis import RedisFailed, RedisNotFound
+from outrider_client.channel import PlaintextRefused
 from outrider_client.errors import InvalidArgument, OutriderError, ResourceExhausted, Unauthenticated, Unavailable
 
 FAILED = 1
@@ -45,6 +46,9 @@ def reported() -> Iterator[None]:
     except (ProcessFailed, RedisNotFound, RedisFailed, OSError) as error:
         complain(str(error))
         raise typer.Exit(FAILED) from None
+    except PlaintextRefused as error:
+        complain(f"{error.address} is not on this machine: --ca-file is needed for TLS, or --insecure to go without")
+        raise typer.Exit(WRONG_USAGE) from None
     except ValueError as error:  # a value that does not fit on the wire, like a negative seed
         complain(str(error))
         raise typer.Exit(WRONG_USAGE) from None

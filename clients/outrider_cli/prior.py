@@ -68,6 +68,7 @@ def load(
     tenant: Tenant = "",
     address: Address = None,
     datastore: Datastore = None,
+    as_json: Annotated[bool, typer.Option("--json", help="What was loaded, as a JSON object.")] = False,
     security: SecurityOptions,
 ) -> None:
     """Loads a prior file into the datastore."""
@@ -90,6 +91,10 @@ def load(
         with _connected(peers.datastore, **security) as stub, _progress(sum(map(len, documents))) as on_progress:
             loaded = send(stub, scope, documents, on_progress)
         seconds = time.perf_counter() - started
+    if as_json:
+        counts = {"num_tokens": loaded.num_tokens, "num_ngrams": loaded.num_ngrams}
+        typer.echo(json.dumps({"corpus": corpus, "tenant": tenant, **counts, "seconds": seconds}))
+        return
     _print_line(
         f"{_named(corpus, tenant)} is in use: {loaded.num_tokens} tokens, {loaded.num_ngrams} n-grams, "
         f"loaded in {seconds:.1f} s"

@@ -113,6 +113,14 @@ class SecurityOptions(TypedDict, total=False):
     """Allows plaintext to other machines: everyone on the path can read it, the token included."""
 
 
+class PlaintextRefused(ValueError):
+    """An address is on another machine, and neither TLS nor plaintext was asked for."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"{address} is not on this machine: ca_file is needed for TLS, or insecure=True to go without")
+        self.address = address
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelSecurity:
     """Checks `SecurityOptions` and makes credentials of them. The files are read when a channel is opened."""
@@ -142,7 +150,7 @@ class ChannelSecurity:
         """Returns TLS credentials for a channel to an address; None means plaintext.
 
         Raises:
-            ValueError: Plaintext to this address is not allowed.
+            PlaintextRefused: Plaintext to this address is not allowed.
             OSError: A file cannot be read.
         """
         if self.credentials is not None:
@@ -152,9 +160,7 @@ class ChannelSecurity:
             key, cert = (None if path is None else Path(path).read_bytes() for path in (self.key_file, self.cert_file))
             return grpc.ssl_channel_credentials(Path(self.ca_file).read_bytes(), key, cert)
         if not (self.insecure or is_loopback(address)):
-            raise ValueError(
-                f"{address} is not on this machine: ca_file is needed for TLS, or insecure=True to go without"
-            )
+            raise PlaintextRefused(address)
         return None
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
@@ -129,3 +130,22 @@ def test_a_model_that_was_not_trained_to_chat_is_named_as_such(verifier: FakeVer
     verifier.model_id = "demo/target-100m"
     assert f"demo/target-100m {words}" in chat(verifier, ["/exit"]).stderr
     assert words not in chat(verifier, ["/exit"], "--plain").stderr
+
+
+def test_a_line_that_is_not_utf8_is_left_out_and_ends_nothing(
+    verifier: FakeVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = iter(["a\udcff", "hello", "/exit"])  # as Python reads such bytes in the locale C
+    monkeypatch.setattr(Console, "input", lambda *_: next(lines))
+    result = chat(verifier, [])
+    assert result.exit_code == 0
+    assert "error: this line is not UTF-8, and left out" in result.stderr
+    assert spoken(verifier) == [["hello"]]
+
+
+def test_a_model_without_a_chat_template_is_told_before_anything_is_typed(verifier: FakeVerifier) -> None:
+    verifier.has_template = False
+    result = chat(verifier, ["hi"])
+    assert result.exit_code == 1
+    assert "there is no chat template; `outrider generate` goes on with a text" in result.stderr
+    assert not verifier.requests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -70,3 +71,9 @@ def test_a_file_that_is_no_list_of_entries_stays_as_it_is(tmp_path: Path, text: 
     assert result.exit_code == 2
     assert rule in result.stderr
     assert (result.stdout, file.read_text(encoding="utf-8")) == ("", text)
+
+
+def test_json_has_the_token_and_its_entry() -> None:
+    result = runner.invoke(app, ["credentials", "new", "--role", "generate", "--json"])
+    found = json.loads(result.stdout)
+    assert found["entry"]["token_sha256"] == hashlib.sha256(found["token"].encode()).hexdigest()

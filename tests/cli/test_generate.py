@@ -273,8 +273,14 @@ def test_an_error_in_mid_text_begins_a_line_and_counts_the_tokens(verifier: Fake
     assert result.stderr == "error: the text ended after 3 of 300 tokens: out of luck (PERMISSION_DENIED)\n"
 
 
-@pytest.mark.parametrize(("address", "rule"), [("http://127.0.0.1:1", "address takes HOST:PORT, without http://")])
-def test_a_url_as_address_is_wrong_usage(address: str, rule: str) -> None:
+@pytest.mark.parametrize(
+    ("address", "rule"),
+    [
+        ("http://127.0.0.1:1", "address takes HOST:PORT, without http://"),
+        ("10.0.0.1:1", "10.0.0.1:1 is not on this machine: --ca-file is needed for TLS, or --insecure to go without"),
+    ],
+)
+def test_an_address_that_may_not_be_dialled_is_wrong_usage(address: str, rule: str) -> None:
     result = runner.invoke(app, ["generate", "hello", "--address", address])
     assert result.exit_code == 2
     assert rule in result.stderr

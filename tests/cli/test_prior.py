@@ -78,6 +78,13 @@ def test_the_verifier_says_where_the_datastore_is(
     assert [list(document.token_ids) for document in message.documents] == DOCUMENTS
 
 
+def test_json_has_what_was_loaded(datastore: FakeDatastore, file: Path) -> None:
+    result = runner.invoke(app, ["prior", "load", str(file), "--datastore", datastore.address, "--json"])
+    found = json.loads(result.stdout)
+    assert found.pop("seconds") >= 0
+    assert found == {"corpus": "default", "tenant": "", "num_tokens": 7, "num_ngrams": 9}
+
+
 def test_a_named_datastore_is_used_without_a_verifier(datastore: FakeDatastore, file: Path) -> None:
     result = runner.invoke(app, ["prior", "load", str(file), "--datastore", datastore.address])
     assert result.exit_code == 0, result.stderr

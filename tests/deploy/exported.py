@@ -100,7 +100,9 @@ async def _run(folder: Path) -> dict[str, str]:
         store, store_metrics = await stack.enter_async_context(_running(datastore))
         speculator = SpeculatorService(SpeculatorSettings(datastore=store))
         drafts, draft_metrics = await stack.enter_async_context(_running(speculator))
-        verifier = VerifierService(VerifierSettings(dtype="float32", speculator=drafts, datastore=store))
+        verifier = VerifierService(
+            VerifierSettings(model="demo/target", dtype="float32", speculator=drafts, datastore=store)
+        )
         target, target_metrics = await stack.enter_async_context(_running(verifier))
         loaded = asyncio.Event()
         edge = EdgeService(EdgeSettings(upstream=target), loaded.set)

@@ -71,6 +71,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         """The speculators that it says it has."""
         self.model_id = ""
         """The model that it says it has; empty: "fake", and nothing when it starts."""
+        self.has_template = True
+        """False if it refuses to tokenize chats."""
         self.forward_times: dict[int, float] = {}
         """Milliseconds of its forwards by their rows."""
 
@@ -85,6 +87,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     def Tokenize(
         self, request: verifier_pb2.TokenizeRequest, context: grpc.ServicerContext
     ) -> verifier_pb2.TokenizeResponse:
+        if request.prompt.HasField("chat") and not self.has_template:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "there is no chat template")
         text = request.prompt.text + "".join(message.content for message in request.prompt.chat.messages)
         return verifier_pb2.TokenizeResponse(token_ids=text.encode())
 

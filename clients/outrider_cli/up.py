@@ -50,7 +50,9 @@ def up(
     datastore: bool = typer.Option(True, help="Whether there is a datastore, and a Redis behind it."),
     gateway: bool = typer.Option(True, help="Whether there is a gateway: OpenAI's API and a page, over HTTP."),
     lab: bool = typer.Option(
-        False, "--lab", help="Lets the page delay the speculator's wire. The proxy for it costs a third of the speed."
+        False,
+        "--lab",
+        help="Lets the page delay the speculator's wire; the proxy for that costs a quarter of the speed.",
     ),
     delay_ms: float = typer.Option(0.0, min=0, help="Delays the speculator's wire, each way: a remote node."),
     log_folder: options.LogFolder = None,

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from outrider.server.settings import ServiceSettings, model_config, parse_settings
+from outrider.server.settings import ModelSettings, ServiceSettings, model_config, parse_settings
 
 
 class Settings(ServiceSettings):
@@ -69,3 +69,23 @@ def test_help_names_the_variables(capsys: pytest.CaptureFixture[str]) -> None:
         parse_settings(Settings, ["--help"])
     words = " ".join(capsys.readouterr().out.split())
     assert "Every flag is a variable, too: --log-level is OUTRIDER_TEST_LOG_LEVEL." in words
+
+
+class OfAModel(ModelSettings):
+    """Those of a service with a model."""
+
+    model_config = model_config("test")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:3", "xpu:0", "mps"])
+def test_a_device_is_one_of_torchs(device: str) -> None:
+    assert parse_settings(OfAModel, ["--device", device]).device == device
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "CPU", "cpu:0", ""])
+def test_another_device_is_refused_before_torch_is_imported(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        parse_settings(OfAModel, [f"--device={device}"])
+    assert raised.value.code == 2
+    rule = "must be cpu, cuda, cuda:NUMBER, xpu, xpu:NUMBER or mps"
+    assert f"--device (or OUTRIDER_TEST_DEVICE): {rule}, got {device!r}" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`outrider bench`: nine subcommands, each with exactly its own flags; reads them, checks them, and runs the suite."""
+"""`outrider bench`: ten subcommands, each with exactly its own flags; reads them, checks them, and runs the suite."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from outrider_bench.config import (
     BenchConfig,
     DatastoreConfig,
     FaultsConfig,
+    GatewayConfig,
     MethodsConfig,
     NetworkConfig,
     ObservabilityConfig,
@@ -127,7 +128,7 @@ app = typer.Typer(
 
 @app.callback()
 def bench() -> None:
-    """Measures Outrider: speed, methods, a pair, a load, structured output, network, datastore, faults, watching it."""
+    """Measures Outrider: speed, methods, a pair, a load, structured output, the gateway, and more."""
 
 
 @app.command()
@@ -422,6 +423,21 @@ def structured(
         if address is not None:
             ChannelSecurity(**security).credentials_for(address)  # only for its errors, here where they are wrong usage
     _run("structured", config, out, security)
+
+
+@app.command()
+def gateway(
+    *,
+    repeats: Repeats = _SUITE.repeats,
+    seed: Seed = _SUITE.seed,
+    cores: Cores = "auto",
+    quick: Quick = False,
+    out: Out = None,
+) -> None:
+    """Measures what HTTP costs beside gRPC: speed, CPU time, the first text, the end of a closed connection."""
+    with _checked():
+        config = GatewayConfig(repeats, seed, _cores(cores), quick)
+    _run("gateway", config, out)
 
 
 @app.command()

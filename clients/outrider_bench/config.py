@@ -125,6 +125,11 @@ class ObservabilityConfig(SuiteConfig):
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayConfig(SuiteConfig):
+    """A run of the gateway's suite, fully decided."""
+
+
+@dataclass(frozen=True, slots=True)
 class PartsConfig(SuiteConfig):
     """A run of a suite of which parts can be chosen."""
 

@@ -134,7 +134,7 @@ MISPLACED = [
     ("network --llama-server sh", "--llama-server is a flag of outrider bench generation, methods, not of network"),
     (
         "faults --cores 0",
-        "--cores is a flag of outrider bench generation, methods, pair, serve, structured, network, datastore, "
+        "--cores is a flag of outrider bench generation, methods, pair, serve, structured, gateway, network, datastore, "
         "observability",
     ),
     ("--parts card", "--parts is a flag of outrider bench methods, structured, network, not of generation"),
@@ -143,7 +143,7 @@ MISPLACED = [
     ("--minutes 3", "--minutes is a flag of outrider bench faults, not of generation"),
     (
         "generation --quick",
-        "--quick is a flag of outrider bench methods, pair, structured, network, datastore, faults, observability",
+        "--quick is a flag of outrider bench methods, pair, structured, gateway, network, datastore, faults, observability",
     ),
 ]
 
@@ -176,7 +176,7 @@ def test_a_flag_of_another_suite_says_where_it_belongs(line: str, message: str) 
 @pytest.mark.parametrize("line", ["fault", "--suite fault", "--suite=fault --quick", "fault --seed 3"])
 def test_an_unknown_suite_names_the_nearest_one(line: str) -> None:
     message = complaint(*line.split())
-    suites = "generation, methods, pair, serve, structured, network, datastore, faults, observability"
+    suites = "generation, methods, pair, serve, structured, gateway, network, datastore, faults, observability"
     assert f"must be one of {suites}, got 'fault'" in message
     assert message.endswith("did you mean faults?\n")
 
@@ -268,6 +268,7 @@ def test_every_suite_has_a_help_with_all_its_flags() -> None:
         "pair",
         "serve",
         "structured",
+        "gateway",
         "network",
         "datastore",
         "faults",

@@ -363,6 +363,8 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
                 self._is_steered = False  # before the write, during which the next steering may come
                 yield speculator_pb2.SpeculateRequest(steering=steering_to_proto(self._steering))
             await self._fresh.wait()
+            if self._is_stopped:
+                return  # the call is about to be cancelled, and what was committed since is for nobody
             self._fresh.clear()
             fresh = self._committed[sent:]
             if fresh and (not self._is_paused or len(fresh) >= MAX_PAUSED_TOKENS):

@@ -226,13 +226,13 @@ class Generation:
         """Passes a verdict on: to the peers first, as their work takes longest, then to the caller."""
         self.statistics = statistics
         is_over = verdict.finish_reason is not None
+        if is_over and self._speculation is not None:
+            # Not only in `close`, which a slow reader puts off. And before the tokens are added: the drafter, which may
+            # be behind with its commits, shall learn nothing of the last one.
+            self._speculation.close()
         self._committed.extend(verdict.token_ids)
-        if self._speculation is not None:
-            if is_over:
-                # Not only in `close`, which a slow reader puts off: of the last commit the drafter learns nothing.
-                self._speculation.close()
-            else:
-                self._speculation.commit()
+        if self._speculation is not None and not is_over:
+            self._speculation.commit()
         if self._retrieval is not None and verdict.token_ids:
             self._retrieval.commit(verdict.sources, verdict.rejected_token_ids)
             if requests.question is not None and not is_over:

@@ -95,13 +95,14 @@ async def test_usage_comes_last_without_choices_and_only_if_asked_for(gateway: R
 
 async def test_several_prompts_and_texts_are_numbered_prompt_by_prompt(gateway: RunningGateway) -> None:
     prompts = [PROMPT, "class A", "import"]
-    expected = [
-        choice.text for prompt in prompts for choice in (await directly(gateway, prompt, n=2, **OPTIONS)).choices
-    ]
+    alone = [await directly(gateway, prompt, n=2, **OPTIONS) for prompt in prompts]
+    expected = [choice.text for result in alone for choice in result.choices]
     whole = (await gateway.post(COMPLETIONS, prompt=prompts, n=2, **OPTIONS)).json()
     assert [choice["index"] for choice in whole["choices"]] == list(range(6))
     assert [choice["text"] for choice in whole["choices"]] == expected
-    assert whole["usage"]["completion_tokens"] == 6 * 12
+    assert whole["usage"]["prompt_tokens"] == sum(result.num_prompt_tokens for result in alone)
+    num_tokens = sum(choice.num_output_tokens for result in alone for choice in result.choices)
+    assert whole["usage"]["completion_tokens"] == num_tokens
     events = await streamed(gateway, COMPLETIONS, prompt=prompts, n=2, **OPTIONS)
     assert [text_of(events, index) for index in range(6)] == expected
     ends = [choice["index"] for event in events for choice in event["choices"] if choice["finish_reason"]]

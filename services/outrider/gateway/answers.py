@@ -30,7 +30,7 @@ class Answer(ABC):
             "created": int(time.time()),
             "model": model,
         }
-        """What the answer, and every event of it, begins with."""
+        """The fields with which the answer, and every event of it, begins."""
         self.has_details = bool(
             ask.reports
             or ask.returns_token_ids

@@ -49,16 +49,16 @@ class Ask:
     stop_token_ids: frozenset[int] = frozenset()
     """The tokens that stop a text because the request says so."""
     tool_use: ToolUse | None = None
-    """How calls are read; None: all that comes is text."""
+    """The way in which calls are read; None: all that comes is text."""
     prediction: str = ""
     reports: frozenset[str] = frozenset()
-    """What is told about speculation: "sources", "rounds", "trees"."""
+    """The parts of the report about speculation: "sources", "rounds", "trees"."""
     has_timings: bool = False
     stream: StreamOptions | None = None
-    """What a stream tells; None: the answer is not streamed."""
+    """The reports of a stream; None: the answer is not streamed."""
     returns_token_ids: bool = False
     echo: bool = False
-    """Whether the text of a completion begins with the prompt."""
+    """True if the text of a completion begins with the prompt."""
     tells_prompt_logprobs: bool = False
 
 

@@ -36,7 +36,7 @@ class Outputs:
         self.generations: list[Generation] = []
         """The generations that have begun, by prompt."""
         self.num_choices = len(ask.prompts) * ask.n
-        """How many texts there will be."""
+        """The number of texts that there will be."""
 
     async def start(self) -> None:
         """Begins, and returns when the first generation is admitted. Raises ApiError, OutriderError."""

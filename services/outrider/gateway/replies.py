@@ -1,4 +1,4 @@
-"""What a model says in a chat: pieces of text, and calls of tools, told apart while they come.
+"""Replies of a model in a chat: pieces of text and calls of tools are told apart while they come.
 
 Every form of a chat over HTTP stands on these events.
 """

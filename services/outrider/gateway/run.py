@@ -71,8 +71,9 @@ class GatewayServer:
     def __init__(self, settings: GatewaySettings) -> None:
         """Raises SystemExit, which names the flag; UnusableFile."""
         tls = server_tls(settings.tls_cert, settings.tls_key, settings.tls_client_ca) if settings.tls_cert else None
-        self.gateway = Gateway(settings, Upstream(settings))
+        # First, since it fails most often: nothing is open then that would have to be closed.
         self._listener = _bind(settings.listen)
+        self.gateway = Gateway(settings, Upstream(settings))
         is_draining = self.gateway.is_draining
         self.metrics = ServiceMetrics(
             self.gateway.metrics.read, settings.metrics_listen, lambda: not is_draining.is_set()
@@ -130,10 +131,14 @@ def _bind(listen: str) -> socket.socket:
         (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
             host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise SystemExit(f"error: --listen: cannot bind {listen}: {error.strerror or error}") from error
+    bound = socket.socket(family, kind, protocol)
+    try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
+        bound.close()
         raise SystemExit(f"error: --listen: cannot bind {listen}: {error.strerror or error}") from error
     return bound
 

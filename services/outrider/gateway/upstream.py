@@ -19,7 +19,6 @@ INFO_TTL_S = 10.0
 INFO_TIMEOUT_S = 5.0
 MAX_TOKEN_BYTES = 1 << 18
 """Most tokens whose bytes are kept: all of a large vocabulary."""
-VERIFIER = "outrider.v1.VerifierService"
 
 
 def caller_token(headers: Headers) -> str:
@@ -105,7 +104,7 @@ class Upstream:
 
     async def is_serving(self) -> bool:
         """Returns True if the verifier, or a replica of it, serves. Raises OutriderError."""
-        return await self.own().health(VERIFIER, timeout_s=INFO_TIMEOUT_S)
+        return await self.own().health(timeout_s=INFO_TIMEOUT_S)
 
     async def close(self) -> None:
         """Closes the connections; running generations are cancelled."""

@@ -23,7 +23,7 @@ def usage(results: Sequence[Result], n: int, num_predicted: int | None = None) -
         sum(result.num_prompt_tokens for result in results[::n]), sum(result.num_output_tokens for result in results)
     )
     if num_predicted is not None:
-        accepted = sum(_accepted(result, types_pb2.Source.Value("SOURCE_PREDICTION")) for result in results)
+        accepted = sum(_accepted(result, types_pb2.SOURCE_PREDICTION) for result in results)
         told["completion_tokens_details"] = {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": max(0, num_predicted * len(results) - accepted),

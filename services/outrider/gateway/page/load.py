@@ -1,4 +1,4 @@
-"""What the page shows of the server beside its texts: events, twice a second."""
+"""GET /page/load: events about the server, twice a second, that the page shows beside its texts."""
 
 from __future__ import annotations
 

@@ -227,3 +227,53 @@ async def test_the_model_has_its_name_and_more(verifier: FakeVerifier) -> None:
         assert (await gateway.post(COMPLETIONS, prompt="a", model="ours")).json()["model"] == "ours"
         assert (await gateway.http.get("/health")).status_code == 200
         assert verifier.requests[-1].sampling.max_tokens == 16
+
+
+async def test_the_reason_of_a_stop_is_what_the_request_has_named(verifier: FakeVerifier) -> None:
+    async with running_gateway(verifier.address) as gateway:
+        for stop_token_ids, reason in (([0], 0), ([9], None), (None, None)):
+            body = {"prompt": "a", "stop_token_ids": stop_token_ids}
+            (choice,) = (await gateway.post(COMPLETIONS, **body)).json()["choices"]
+            assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", reason)
+            assert (await streamed(gateway, COMPLETIONS, **body))[-1]["choices"][0]["stop_reason"] == reason
+
+
+async def test_log_probabilities_of_the_prompt_are_those_of_the_verifier(gateway: RunningGateway) -> None:
+    expected = await directly(gateway, PROMPT, prompt_logprobs=1, echo=True, **OPTIONS)
+    body = {"prompt": PROMPT, "prompt_logprobs": 1, "return_token_ids": True, **OPTIONS}
+    (choice,) = (await gateway.post(COMPLETIONS, **body)).json()["choices"]
+    assert choice["prompt_token_ids"] == list(expected.prompt_token_ids)
+    assert choice["token_ids"] == list(expected.token_ids)
+    nothing, *told = choice["prompt_logprobs"]
+    assert nothing is None
+    for token_id, each, found in zip(expected.prompt_token_ids[1:], expected.prompt_logprobs, told, strict=True):
+        assert found[str(token_id)]["logprob"] == each.logprob
+        assert found[str(token_id)]["rank"] == each.rank
+        assert str(each.top[0][0]) in found
+    chat = (await gateway.post(CHAT, messages=HELLO, prompt_logprobs=0, **OPTIONS)).json()
+    assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
+
+
+async def test_token_ids_come_with_the_pieces_that_they_are(gateway: RunningGateway) -> None:
+    expected = await directly(gateway, HELLO, echo=True, **OPTIONS)
+    events = await streamed(gateway, CHAT, messages=HELLO, return_token_ids=True, **OPTIONS)
+    assert events[0]["prompt_token_ids"] == list(expected.prompt_token_ids)
+    choices = [choice for event in events for choice in event["choices"]]
+    assert [token_id for each in choices for token_id in each.get("token_ids", ())] == list(expected.token_ids)
+    assert text_of(events) == expected.text
+
+
+async def test_each_of_several_chats_ends_with_its_own_reason(gateway: RunningGateway) -> None:
+    expected = await directly(gateway, HELLO, n=3, **OPTIONS)
+    events = await streamed(gateway, CHAT, messages=HELLO, n=3, **OPTIONS)
+    assert [text_of(events, index) for index in range(3)] == [choice.text for choice in expected.choices]
+    ends = {
+        each["index"]: each["finish_reason"] for event in events for each in event["choices"] if each["finish_reason"]
+    }
+    assert [ends[index] for index in range(3)] == [choice.finish_reason.value for choice in expected.choices]
+
+
+async def test_the_echo_is_the_beginning_of_a_stream(gateway: RunningGateway) -> None:
+    events = await streamed(gateway, COMPLETIONS, prompt=[PROMPT, "class A"], echo=True, **OPTIONS)
+    alone = [await directly(gateway, prompt, **OPTIONS) for prompt in (PROMPT, "class A")]
+    assert [text_of(events, index) for index in range(2)] == [PROMPT + alone[0].text, "class A" + alone[1].text]

@@ -222,8 +222,9 @@ async def test_counts_are_those_of_what_was_answered(gateway: RunningGateway) ->
 async def test_a_page_of_an_allowed_origin_may_call(verifier: FakeVerifier) -> None:
     async with running_gateway(verifier.address, allow_origin="https://a.example") as gateway:
         for origin, allowed in (("https://a.example", "https://a.example"), ("https://b.example", None)):
-            answered = await gateway.http.get("/v1/models", headers={"origin": origin})
-            assert answered.headers.get("access-control-allow-origin") == allowed
+            for path in ("/v1/models", "/nothing"):
+                answered = await gateway.http.get(path, headers={"origin": origin})
+                assert answered.headers.get("access-control-allow-origin") == allowed
 
 
 def test_a_port_in_use_is_one_line() -> None:

@@ -134,6 +134,8 @@ async def real() -> AsyncIterator[RunningGateway]:
         ("speculation_report", ["all"], "speculation_report[0]"),
         ("reasoning_effort", "high", "reasoning_effort"),
         ("best_of", 2, "best_of"),
+        ("best_of", True, "best_of"),
+        ("use_beam_search", 0, "use_beam_search"),
         ("tempurature", 1, "tempurature"),
     ],
 )

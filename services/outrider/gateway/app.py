@@ -72,13 +72,14 @@ def make_app(gateway: Gateway, metrics: ServiceMetrics) -> ASGIApp:
     ]
     known = [route.path for route in routes]
     # Without its redirects of slashes: a POST would lose its body.
-    inner: ASGIApp = Router(routes, redirect_slashes=False, default=_unknown(known))
-    if gateway.settings.allowed_origins:
-        inner = CORSMiddleware(
-            inner, gateway.settings.allowed_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
-            expose_headers=[REQUEST_ID],
-        )  # fmt: skip
-    return _Front(inner, gateway)
+    front = _Front(Router(routes, redirect_slashes=False, default=_unknown(known)), gateway)
+    if not gateway.settings.allowed_origins:
+        return front
+    # Outermost: pages of those origins may read errors, too.
+    return CORSMiddleware(
+        front, gateway.settings.allowed_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
+        expose_headers=[REQUEST_ID],
+    )  # fmt: skip
 
 
 class _Endpoint:

@@ -31,6 +31,7 @@ STYLES: dict[Source, tuple[str, str]] = {
     Source.RING: ("retrieval", "cyan"),
     Source.RECYCLED: ("retrieval", "cyan"),
     Source.POOL: ("retrieval", "cyan"),
+    Source.PREDICTION: ("retrieval", "cyan"),
     Source.GRAMMAR: ("grammar", "magenta"),
 }
 """Name in the legend and colour of a source. The target's own tokens look like ordinary text."""

@@ -85,6 +85,9 @@ class GenerationFlags:
         int | None, _sampling(text="Same request and seed: same text.", metavar="<int>", min=0, max=2**64 - 1)
     ]
     max_tokens: Annotated[int | None, _sampling(text="Most tokens to generate.")]
+    clamp_max_tokens: Annotated[
+        bool | None, _sampling("--clamp-max-tokens", text="Where there is room for less, generates less.")
+    ]
     stop_token_ids: Annotated[
         list[int] | None, _sampling("--stop-token-id", text="Ends the generation. Can be repeated.")
     ]
@@ -135,6 +138,8 @@ class GenerationFlags:
     ]
     echo: Annotated[bool | None, _report("--echo", text="The prompt as the target reads it.")]
     rounds: Annotated[bool | None, _report("--rounds", text="What each round did.")]
+    trees: Annotated[bool | None, _report("--trees", text="What each round verified, beside what it did.")]
+    text_ends: Annotated[bool | None, _report("--text-ends", text="Where the text of each token ends.")]
     method: Annotated[
         Method | None,
         _speculation(
@@ -151,6 +156,10 @@ class GenerationFlags:
     retrieval: Annotated[bool | None, _speculation("--retrieval/--no-retrieval", text="Adds retrieved continuations.")]
     retrieval_scope: Annotated[
         Literal["session", "tenant", "global"] | None, _speculation(text="With whom retrieval shares.")
+    ]
+    prediction: Annotated[
+        str | None,
+        _speculation("--prediction", metavar="TEXT|@FILE", text="Text that the output probably repeats parts of."),
     ]
     contribute: Annotated[
         bool | None,
@@ -196,7 +205,7 @@ class GenerationFlags:
     ]
 
 
-NEED_JSON = ("logprobs", "prompt_logprobs", "logprobs_mode", "echo", "rounds")
+NEED_JSON = ("logprobs", "prompt_logprobs", "logprobs_mode", "echo", "rounds", "trees", "text_ends")
 """Options of what is told beside a text, for which a terminal has no place."""
 
 
@@ -226,6 +235,7 @@ def _generation(
     sources: str | None = None,
     logit_bias: list[str] | None = None,
     bad_words_token_ids: list[str] | None = None,
+    prediction: str | None = None,
     json_schema: str | None = None,
     regex: str | None = None,
     grammar: str | None = None,
@@ -249,6 +259,8 @@ def _generation(
         given["logit_bias"] = dict(map(_bias, logit_bias))
     if bad_words_token_ids:
         given["bad_words_token_ids"] = [_word(text) for text in bad_words_token_ids]
+    if prediction is not None:
+        given["prediction"] = _text(prediction)
     if sources is not None:
         given["sources"] = [_source_name(name) for name in sources.split(",")]
     return cast(GenerateOptions, given)

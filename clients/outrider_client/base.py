@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from copy import copy
+from typing import Generic, Protocol, Self, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.v1 import verifier_pb2
 from outrider_client.channel import ChannelSecurity
-from outrider_client.generation import Transcript
+from outrider_client.generation import Chunk, Transcript
 from outrider_client.requests import GenerateOptions, Prompt, generate_request
 from outrider_client.retries import Replicas, ResumableCall
 
@@ -45,6 +47,8 @@ class BaseGeneration(Transcript, Generic[_Call]):
         self._resumable = resumable
         self._open_call = open_call
         self._call = self._open()
+        self._early: deque[Chunk] = deque()
+        """Chunks that came before `started` returned."""
 
     def _open(self) -> _Call:
         """Opens a call for the rest of the generation, to the replica whose turn it is."""
@@ -77,10 +81,26 @@ class BaseClient(Generic[_Channel]):
         self._replicas = Replicas(address)
         self.address = ",".join(self._replicas.addresses)
         """The replicas, with commas between them."""
+        self._own_metadata = tuple(metadata)
         self._metadata = (*metadata, *security.metadata)
+        self._is_view = False
+        """True if another client owns the connections."""
         # One for each replica: with one for all, gRPC would choose, and `Replicas` could not avoid one that has failed.
         self._channels = [open_channel(each, security.credentials_for(each)) for each in self._replicas.addresses]
         self._health_stubs = [health_pb2_grpc.HealthStub(channel) for channel in self._channels]
+
+    def for_caller(self, token: str) -> Self:
+        """Returns this client as another caller has it: with the same connections, and what is known of the replicas,
+        but with another token. Made in microseconds; closing it closes nothing.
+
+        Args:
+            token: Sent with every call; empty means none. Raises ValueError for what no header can hold.
+        """
+        view = copy(self)
+        view._is_view = True
+        others = (pair for pair in self._own_metadata if pair[0].lower() != "authorization")
+        view._metadata = (*others, *ChannelSecurity(token=token).metadata)
+        return view
 
     def _resumable_call(self, prompt: Prompt, options: GenerateOptions) -> ResumableCall:
         return ResumableCall(generate_request(prompt, options), self._replicas, options)

@@ -74,6 +74,26 @@ class BlockingGeneration(BaseGeneration["WatchedCall"]):
         return self
 
     def __next__(self) -> Chunk:
+        if self._early:
+            return self._early.popleft()
+        while (response := self._receive()) is not None:
+            if (chunk := self._fold(response)) is not None:
+                return chunk
+        self._end()
+        raise StopIteration
+
+    def started(self) -> None:
+        """Returns when a server has admitted the generation, from when on `session_id` and `seed` are known. Raises
+        the error of a generation that is refused. No chunk is lost by it."""
+        while self.session_id is None:
+            if (response := self._receive()) is None:
+                self._end()
+                return
+            if (chunk := self._fold(response)) is not None:
+                self._early.append(chunk)
+
+    def _receive(self) -> verifier_pb2.GenerateResponse | None:
+        """Returns the next message of the generation, over all its calls; None at its end."""
         while True:
             try:
                 response = self._read()
@@ -84,11 +104,7 @@ class BlockingGeneration(BaseGeneration["WatchedCall"]):
                 self._call.cancel()  # that replica is still generating
                 self._resume(error)
                 continue
-            if response is None:
-                self._end()
-                raise StopIteration
-            if (chunk := self._fold(response)) is not None:
-                return chunk
+            return response
 
     def _open(self) -> WatchedCall:
         call = super()._open()
@@ -173,6 +189,11 @@ class BlockingClient(BaseClient[grpc.Channel]):
         request = verifier_pb2.DetokenizeRequest(token_ids=token_ids)
         return self._ask([stub.Detokenize for stub in self._stubs], request, timeout_s).text
 
+    def token_bytes(self, token_ids: Sequence[int], *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> list[bytes]:
+        """Returns the bytes that each token stands for by itself; of a special token those that it is written as."""
+        request = verifier_pb2.DetokenizeRequest(token_ids=token_ids, wants_token_bytes=True)
+        return list(self._ask([stub.Detokenize for stub in self._stubs], request, timeout_s).token_bytes)
+
     def info(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> verifier_pb2.GetInfoResponse:
         """Returns the server's description: model, methods, limits, peers, load."""
         return self._ask([stub.GetInfo for stub in self._stubs], verifier_pb2.GetInfoRequest(), timeout_s)
@@ -185,6 +206,8 @@ class BlockingClient(BaseClient[grpc.Channel]):
 
     def close(self) -> None:
         """Closes the connection; running generations are cancelled."""
+        if self._is_view:
+            return  # the connection is another client's
         # First: the calls that the closing breaks must not be resumed.
         self._replicas.is_closed = True
         for channel in self._channels:

@@ -67,6 +67,26 @@ class Generation(BaseGeneration[_Call]):
         return self
 
     async def __anext__(self) -> Chunk:
+        if self._early:
+            return self._early.popleft()
+        while (response := await self._receive()) is not None:
+            if (chunk := self._fold(response)) is not None:
+                return chunk
+        self._end()
+        raise StopAsyncIteration
+
+    async def started(self) -> None:
+        """Returns when a server has admitted the generation, from when on `session_id` and `seed` are known. Raises
+        the error of a generation that is refused. No chunk is lost by it."""
+        while self.session_id is None:
+            if (response := await self._receive()) is None:
+                self._end()
+                return
+            if (chunk := self._fold(response)) is not None:
+                self._early.append(chunk)
+
+    async def _receive(self) -> verifier_pb2.GenerateResponse | None:
+        """Returns the next message of the generation, over all its calls; None at its end."""
         while True:
             try:
                 response = await self._read()
@@ -77,11 +97,7 @@ class Generation(BaseGeneration[_Call]):
                 self._call.cancel()  # that replica is still generating
                 await self._resume(error)
                 continue
-            if response is None:
-                self._end()
-                raise StopAsyncIteration
-            if (chunk := self._fold(response)) is not None:
-                return chunk
+            return response
 
     async def _resume(self, error: OutriderError) -> None:
         """Goes on in another call. Raises the error if it is final."""
@@ -185,6 +201,14 @@ class Client(BaseClient[grpc.aio.Channel]):
         response = await self._ask([stub.Detokenize for stub in self._stubs], request, timeout_s)
         return response.text
 
+    async def token_bytes(
+        self, token_ids: Sequence[int], *, timeout_s: float | None = DEFAULT_TIMEOUT_S
+    ) -> list[bytes]:
+        """Returns the bytes that each token stands for by itself; of a special token those that it is written as."""
+        request = verifier_pb2.DetokenizeRequest(token_ids=token_ids, wants_token_bytes=True)
+        response = await self._ask([stub.Detokenize for stub in self._stubs], request, timeout_s)
+        return list(response.token_bytes)
+
     async def info(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> verifier_pb2.GetInfoResponse:
         """Returns the server's description: model, methods, limits, peers, load."""
         return await self._ask([stub.GetInfo for stub in self._stubs], verifier_pb2.GetInfoRequest(), timeout_s)
@@ -197,6 +221,8 @@ class Client(BaseClient[grpc.aio.Channel]):
 
     async def close(self) -> None:
         """Closes the connection; running generations are cancelled."""
+        if self._is_view:
+            return  # the connection is another client's
         # First: the calls that the closing breaks must not be resumed.
         self._replicas.is_closed = True
         await asyncio.gather(*(channel.close() for channel in self._channels))

@@ -45,6 +45,9 @@ class Chunk:
     """The text that it belongs to, where several were asked for."""
     round: verifier_pb2.RoundReport | None = None
     """The work of the round, where that was asked for."""
+    text_ends: tuple[int, ...] = ()
+    """Ends of the tokens' texts in the whole text of the generation, in characters, where they were asked for. Some of
+    that text may come with later chunks; and where it was cut at a stop string, it is shorter than its last ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,8 @@ class Transcript:
         """Number of times that the generation went on in another call."""
         self._token_ids: list[int] = []
         self._texts: list[str] = []
+        self._num_characters = self._num_characters_before = 0
+        """Characters of the text so far, and of what had come of it before the call that runs."""
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._started = verifier_pb2.Started()
@@ -147,6 +152,31 @@ class Transcript:
         if self._result is None:
             raise RuntimeError("the generation has not finished: read it to its end first")
         return self._result
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt; 0 before the server has admitted the generation."""
+        return self._started.num_prompt_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that have come of all texts."""
+        return sum(len(each._token_ids) for each in (self, *self._others))
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """The prompt as the target reads it, where `echo` asked for it; empty before the server has admitted it."""
+        return tuple(self._started.prompt_token_ids)
+
+    @property
+    def prompt_text(self) -> str:
+        """The text of these tokens, special ones left out."""
+        return self._started.prompt_text
+
+    @property
+    def results(self) -> tuple[Result | None, ...]:
+        """The result of each of the texts; None for one that goes on."""
+        return tuple(each._own_result for each in (self, *self._others))
 
     def _fold(self, response: verifier_pb2.GenerateResponse) -> Chunk | None:
         """Takes an event of any of the texts in; returns the chunk if it is one."""
@@ -176,6 +206,7 @@ class Transcript:
                 # Counted where a server takes the generation over: calls that were refused on the way are no resumes.
                 if self.session_id is not None:
                     self.num_resumes += 1
+                self._num_characters_before = self._num_characters
                 self.session_id = response.started.session_id
                 self.seed = response.started.seed
                 self._started = response.started
@@ -185,7 +216,7 @@ class Transcript:
                 del self._prompt_logprobs[max(0, told.first_position - 1) :]
                 self._prompt_logprobs += map(_token_logprobs, told.logprobs)
             case "chunk":
-                chunk = _chunk(response.chunk, response.index)
+                chunk = _chunk(response.chunk, response.index, self._num_characters_before)
                 if not chunk.token_ids:
                     # The rest of the text comes last. A call that is resumed behind it sends it again.
                     if self._has_rest:
@@ -194,6 +225,7 @@ class Transcript:
                 self._token_ids.extend(chunk.token_ids)
                 self._logprobs.extend(chunk.logprobs)
                 self._texts.append(chunk.text)
+                self._num_characters += len(chunk.text)
                 return chunk
             case "finished":
                 self._own_result = self._finish(response.finished)
@@ -232,7 +264,7 @@ def known_sources(numbers: Iterable[int]) -> tuple[Source | None, ...]:
     return tuple(_SOURCES.get(number) for number in numbers)
 
 
-def _chunk(message: verifier_pb2.Chunk, index: int) -> Chunk:
+def _chunk(message: verifier_pb2.Chunk, index: int, num_characters_before: int) -> Chunk:
     return Chunk(
         tuple(message.token_ids),
         known_sources(message.sources),
@@ -241,6 +273,7 @@ def _chunk(message: verifier_pb2.Chunk, index: int) -> Chunk:
         tuple(map(_token_logprobs, message.logprobs)),
         index,
         message.round if message.HasField("round") else None,
+        tuple(num_characters_before + end for end in message.text_ends),
     )
 
 

@@ -43,6 +43,8 @@ class GenerateOptions(ChatOptions, total=False):
     """Keys the noise: the same request with the same seed gives the same text. Unset: the server draws one."""
     max_tokens: int | None
     """Most tokens to generate. Unset: as many as the context has room for."""
+    clamp_max_tokens: bool | None
+    """Takes `max_tokens` as a wish: where there is room for less, as much is generated as there is room for."""
     stop_token_ids: Sequence[int] | None
     """Tokens that end the generation; they are not part of the output."""
     ignore_eos: bool | None
@@ -92,6 +94,10 @@ class GenerateOptions(ChatOptions, total=False):
     """Reports the prompt as the target reads it: `Result.prompt_token_ids` and `Result.prompt_text`."""
     rounds: bool | None
     """Reports what each round did: `Chunk.round`."""
+    trees: bool | None
+    """Reports with that the drafted tokens that each round verified: `Chunk.round.tree`."""
+    text_ends: bool | None
+    """Reports where the text of each token ends: `Chunk.text_ends`."""
     skip_special_tokens: bool | None
     """Leaves special tokens out of the text. Unset: yes. False for models whose tool calls begin with one, like
     Mistral's; the tokens are the same."""
@@ -108,6 +114,9 @@ class GenerateOptions(ChatOptions, total=False):
     """Adds retrieved continuations behind the chain, and lets the draft model verify them in phrases."""
     retrieval_scope: RetrievalScope | str | None
     """Shares retrieved tokens within this scope: "session", "tenant", "global"."""
+    prediction: str | None
+    """A text that the output will probably repeat parts of, like the file that is to be edited: continuations are
+    looked up in it. Only with a method that retrieves in the verifier."""
     contribute: bool | None
     """Lets the others of the scope retrieve this session's tokens."""
     sources: Sequence[Source | str] | None
@@ -226,6 +235,8 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
         resume_token_ids=given.get("resume_token_ids", ()),
         truncate_prompt_tokens=given.get("truncate_prompt_tokens"),
         n=given.get("n"),
+        clamp_max_tokens=given.get("clamp_max_tokens"),
+        prediction=given.get("prediction"),
         structured_outputs=_structured_outputs(given["structured_outputs"]) if "structured_outputs" in given else None,
         skip_special_tokens=given.get("skip_special_tokens"),
     )

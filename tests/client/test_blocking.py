@@ -62,3 +62,12 @@ def test_cancel_from_another_thread_ends_a_pending_read(verifier: FakeVerifier) 
             next(generation)
         canceller.join()
         assert generation.token_ids == (5, 6)
+
+
+def test_the_blocking_client_says_when_a_generation_is_admitted(verifier: FakeVerifier) -> None:
+    with BlockingClient(verifier.address) as client:
+        expected = list(client.generate("hello"))
+        generation = client.generate("hello")
+        generation.started()
+        assert generation.session_id == "s-1"
+        assert list(generation) == expected

@@ -44,9 +44,14 @@ async def test_every_option_arrives_in_its_field(verifier: FakeVerifier, client:
         "frequency_penalty": 0.5, "logit_bias": {7: 2.0}, "min_tokens": 3, "bad_words": ["no"], "stop": ["end"],
         "include_stop_str_in_output": True,
     }  # fmt: skip
-    report = {"logprobs": 0, "prompt_logprobs": 2, "echo": False, "rounds": True}
+    report = {"logprobs": 0, "prompt_logprobs": 2, "echo": False, "rounds": True, "trees": True, "text_ends": True}
     speculation = {"num_speculative_tokens": 4, "lookahead": 9, "min_path_probability": 0.2, "retrieval": True}
-    other: dict[str, Any] = {"resume_token_ids": [3, 4], "truncate_prompt_tokens": 9}
+    other: dict[str, Any] = {
+        "resume_token_ids": [3, 4],
+        "truncate_prompt_tokens": 9,
+        "clamp_max_tokens": True,
+        "prediction": "old",
+    }
     named = {"method": Method.PEARL, "logprobs_mode": "raw-logits", "bad_words_token_ids": [[1, 2]]}
     await client.complete([1, 2], **named, **sampling, **speculation, **report, **other)  # type: ignore[arg-type]
     sampling["bad_words_token_ids"] = [types_pb2.TokenIds(token_ids=[1, 2])]
@@ -283,3 +288,42 @@ async def test_the_small_calls(client: Client) -> None:
     assert await client.detokenize([97, 98]) == "ab"
     assert (await client.info()).model.model_id == "fake"
     assert await client.health()
+
+
+async def test_a_generation_says_when_it_is_admitted_and_loses_nothing_by_it(
+    verifier: FakeVerifier, client: Client
+) -> None:
+    expected = [piece async for piece in client.generate("hello")]
+    generation = client.generate("hello")
+    assert generation.session_id is None
+    await generation.started()
+    assert (generation.session_id, generation.seed, generation.num_prompt_tokens) == ("s-1", SEED, 3)
+    await generation.started()
+    assert [piece async for piece in generation] == expected
+    assert generation.results == (generation.result,)
+
+
+async def test_what_comes_before_the_first_text_is_admitted_is_kept(verifier: FakeVerifier, client: Client) -> None:
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        for index in (1, 0):
+            for event in (started(), chunk(5 + index, text="a"), finished(1)):
+                event.index = index
+                yield event
+
+    verifier.script = script
+    generation = client.generate("hello", n=2)
+    await generation.started()
+    assert generation.results[0] is None
+    assert generation.results[1] is not None
+    assert [piece.token_ids async for piece in generation] == [(6,), (5,)]
+    assert generation.num_output_tokens == 2
+
+
+async def test_a_refusal_is_told_by_waiting_for_the_admission(verifier: FakeVerifier, client: Client) -> None:
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        context.abort(grpc.StatusCode.INTERNAL, "no")
+        yield
+
+    verifier.script = script
+    with pytest.raises(Internal, match="no"):
+        await client.generate("hello", resume=False).started()

@@ -64,6 +64,26 @@ async def test_a_broken_call_goes_on_in_another_with_the_seed_and_the_tokens_so_
     assert second.prompt == first.prompt
 
 
+async def test_ends_of_a_resumed_text_are_counted_in_the_whole_text(verifier: FakeVerifier) -> None:
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        yield started()
+        if len(verifier.requests) == 1:
+            first = chunk(5, 6, text="a \U0001f600")
+            first.chunk.text_ends.extend([2, 3])
+            yield first
+            context.abort(Code.UNAVAILABLE, "broken")
+        later = chunk(7, 8, text=" c d")
+        later.chunk.text_ends.extend([2, 4])
+        yield later
+        yield finished()
+
+    verifier.script = script
+    async with Client(verifier.address) as client, client.generate("hello", text_ends=True) as generation:
+        ends = [each.text_ends async for each in generation]
+    assert ends == [(2, 3), (5, 7)]
+    assert len(generation.result.text) == 7
+
+
 @pytest.mark.parametrize("kind", ["asyncio", "blocking"])
 async def test_what_was_not_admitted_yet_is_asked_anew(verifier: FakeVerifier, kind: str) -> None:
     def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:

@@ -72,6 +72,26 @@ async def test_both_clients_show_their_token_and_certificate(secured: Secured) -
     assert secured.recording.seen == ["Bearer one"] * 2 + ["Bearer two"] * 2
 
 
+async def test_a_view_for_a_caller_shows_its_token_on_the_same_connection(secured: Secured) -> None:
+    own = (("authorization", "Bearer mine"), ("x-team", "a"))
+    async with Client(secured.address, metadata=own, **secured.files) as client:  # type: ignore[arg-type]
+        async with client.for_caller("theirs") as view:
+            assert (await view.complete("x")).text == "a b c d"
+        assert (await client.for_caller("").info()).version == "1"
+        # Leaving the view has closed nothing.
+        assert (await client.for_caller("others").complete("x")).text == "a b c d"
+        assert (await client.info()).version == "1"
+        assert view._replicas is client._replicas
+        with pytest.raises(ValueError, match="token"):
+            client.for_caller("two\nlines")
+    assert secured.recording.seen == ["Bearer theirs", None, "Bearer others", "Bearer mine"]
+    with BlockingClient(secured.address, token="one", **secured.files) as blocking:  # type: ignore[arg-type]
+        with blocking.for_caller("two") as blocking_view:
+            assert blocking_view.info().version == "1"
+        assert blocking.info().version == "1"
+    assert secured.recording.seen[-2:] == ["Bearer two", "Bearer one"]
+
+
 def test_without_a_certificate_nobody_answers(secured: Secured) -> None:
     with BlockingClient(secured.address, ca_file=secured.files["ca_file"]) as client, pytest.raises(Unavailable):
         client.info(timeout_s=5)

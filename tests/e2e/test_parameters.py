@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from outrider.models.loading import build_hf_model
-from outrider.v1 import verifier_pb2_grpc
+from outrider.v1 import types_pb2, verifier_pb2_grpc
 from outrider_cli.prompts import default_prompts
 from outrider_client import Client, FinishReason, OutriderError, Result
 from outrider_client.errors import InvalidArgument, OutOfRange
@@ -78,6 +78,29 @@ async def test_a_parameter_gives_the_text_of_off_under_every_method(client: Clie
             )
             for variant, result in zip(variants, results, strict=True):
                 assert said(result) == said(results[0]), f"{variant} at temperature {temperature}"
+
+
+PREDICTING = [
+    name
+    for name in VARIANTS
+    if name.startswith(("retrieval", "double", "auto")) or ("+" in name and not name.startswith("off"))
+]
+"""Variants that look continuations up in the verifier, and so in a prediction."""
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_a_prediction_gives_the_text_of_off_under_every_method_that_looks_into_it(
+    client: Client, temperature: float
+) -> None:
+    plain = await generate(client, PROMPTS[2], temperature, "off", {})
+    words = plain.text.split(" ")
+    words[len(words) // 2] = "another"
+    given = {"prediction": " ".join(words)}
+    results = [await generate(client, PROMPTS[2], temperature, variant, given) for variant in PREDICTING]
+    for variant, result in zip(PREDICTING, results, strict=True):
+        assert said(result) == said(plain), variant
+    counts = {count.source for result in results for count in result.summary.accepted_by_source}
+    assert types_pb2.SOURCE_PREDICTION in counts
 
 
 def said(result: Result) -> tuple[Any, ...]:
@@ -265,6 +288,42 @@ async def test_a_round_tells_what_it_did(client: Client) -> None:
     assert metrics.num_accepted_draft_tokens == summary.num_accepted_tokens
     assert sum(metrics.acceptance_histogram) == metrics.num_spec_steps
     assert sum(i * n for i, n in enumerate(metrics.acceptance_histogram)) == summary.num_accepted_tokens
+
+
+async def test_a_tree_says_what_its_round_verified_and_the_chunk_what_was_kept_of_it(client: Client) -> None:
+    num_kept = num_branches = 0
+    async with client.generate(
+        PROMPTS[0], temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, method="best-first", rows="tree", trees=True
+    ) as generation:
+        async for chunk in generation:
+            assert chunk.round is not None
+            assert chunk.round.HasField("tree")
+            tree = chunk.round.tree
+            assert len(tree.parents) == len(tree.token_ids) == len(tree.costs) == len(tree.sources) == chunk.num_drafted
+            assert all(0 <= parent <= place for place, parent in enumerate(tree.parents))
+            num_branches += len(tree.parents) - len(set(tree.parents))
+            tip = 0
+            for token_id in chunk.token_ids[: chunk.round.num_accepted_tokens]:
+                children = [place for place, parent in enumerate(tree.parents) if parent == tip]
+                (kept,) = (place for place in children if tree.token_ids[place] == token_id)
+                tip, num_kept = kept + 1, num_kept + 1
+    assert num_kept == generation.result.summary.num_accepted_tokens
+    assert num_kept > 0
+    assert num_branches > 0
+
+
+async def test_a_resumed_text_has_the_ends_of_the_text_that_was_not_broken_off(client: Client) -> None:
+    given = {"text_ends": True, "stop": ["zzz"], "method": "pearl", "temperature": 0, "max_tokens": NUM_TOKENS}
+    async with client.generate(PROMPTS[1], **given) as generation:
+        ends = [end for chunk in [chunk async for chunk in generation] for end in chunk.text_ends]
+    text = generation.result.text
+    assert len(ends) == len(generation.result.token_ids)
+    assert ends == sorted(ends)
+    assert ends[-1] == len(text)
+    resumed = generation.result.token_ids[:10]
+    async with client.generate(PROMPTS[1], **given, resume_token_ids=resumed) as again:
+        later = [end for chunk in [chunk async for chunk in again] for end in chunk.text_ends]
+    assert [len(text) - len(again.result.text) + end for end in later] == ends[10:]
 
 
 async def test_a_long_prompt_is_cut_to_its_last_tokens(client: Client) -> None:

@@ -76,6 +76,28 @@ async def test_the_ratio_rule_judges_drafts_of_the_edge(client: Client) -> None:
     assert not drafted.summary.degraded
 
 
+async def test_what_a_round_verified_and_what_is_predicted_go_through_the_edge(client: Client, cloud: Client) -> None:
+    plain = await generate(cloud, "off")
+    options = {"seed": 11, "temperature": 0.7, "max_tokens": NUM_TOKENS, "ignore_eos": True, "clamp_max_tokens": True}
+    given = {
+        **options,
+        "method": "pearl",
+        "retrieval": True,
+        "prediction": plain.text,
+        "trees": True,
+        "text_ends": True,
+    }
+    async with client.generate(TEXT, **given) as generation:  # type: ignore[arg-type]
+        chunks = [each async for each in generation]
+    assert generation.result.token_ids == plain.token_ids
+    trees = [each.round.tree for each in chunks if each.round is not None]
+    assert types_pb2.SOURCE_PREDICTION in {each for tree in trees for each in tree.sources}
+    assert [end for each in chunks for end in each.text_ends][-1] == len(plain.text)
+    clamped = await client.complete(TEXT, **{**options, "max_tokens": 10**6, "stop": [plain.text[8:20]]})  # type: ignore[arg-type]
+    assert clamped.text == plain.text[:8]
+    assert b"".join(await client.token_bytes(plain.token_ids)).decode() == plain.text
+
+
 async def test_the_default_method_is_the_clouds(client: Client, cloud: Client) -> None:
     info = await client.info()
     assert info.default_method == types_pb2.METHOD_OFF

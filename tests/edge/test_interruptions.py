@@ -35,17 +35,29 @@ async def proxy(verifier: RunningVerifier) -> AsyncIterator[DelayProxy]:
 
 async def generate(client: Client, method: str, hurt: Callable[[], Awaitable[object]] | None = None) -> Result:
     """A generation; `hurt` is awaited once its first tokens are there."""
-    generation = begun(client, method)
-    async for _ in generation:
+    generation, ends = begun(client, method), list[int]()
+    async for each in generation:
+        ends += each.text_ends
         if hurt is not None:
             await hurt()
             hurt = None
+    # However many calls it took, the ends are counted in the whole text.
+    assert len(ends) == NUM_TOKENS
+    assert ends == sorted(ends)
+    assert ends[-1] == len(generation.result.text)
     return generation.result
 
 
 def begun(client: Client, method: str, resume: bool = True) -> Generation:
     return client.generate(
-        TEXT, temperature=0.7, seed=3, max_tokens=NUM_TOKENS, ignore_eos=True, method=method, resume=resume
+        TEXT,
+        temperature=0.7,
+        seed=3,
+        max_tokens=NUM_TOKENS,
+        ignore_eos=True,
+        method=method,
+        resume=resume,
+        text_ends=True,
     )
 
 

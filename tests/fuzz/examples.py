@@ -87,7 +87,11 @@ def _verifier(model: types.ModelInfo) -> Iterator[Rpc]:
     yield rpc("Generate", "unary_stream", lambda r: _generation(r, range(11)), is_endless=True, deadline_s=2.0)
     yield rpc("Collaborate", "stream_stream", opening, later=draft, is_endless=True, deadline_s=2.0)
     yield rpc("Tokenize", "unary_unary", lambda r: verify.TokenizeRequest(prompt=_prompt(r)))
-    yield rpc("Detokenize", "unary_unary", lambda r: verify.DetokenizeRequest(token_ids=_tokens(r, 12)))
+    yield rpc(
+        "Detokenize",
+        "unary_unary",
+        lambda r: verify.DetokenizeRequest(token_ids=_tokens(r, 12), wants_token_bytes=True),
+    )
     yield rpc("GetInfo", "unary_unary", lambda r: verify.GetInfoRequest())
 
 
@@ -102,7 +106,13 @@ def _generation(random: Random, methods: Any) -> verify.GenerateRequest:
         request.sampling.stop.extend(("\n\n", "self"))
         request.sampling.bad_words.append("return")
     if random.random() < 0.3:
-        request.report.CopyFrom(verify.ReportParams(logprobs=2, prompt_logprobs=0, echo=True, rounds=True))
+        request.report.CopyFrom(
+            verify.ReportParams(logprobs=2, prompt_logprobs=0, echo=True, rounds=True, text_ends=True, trees=True)
+        )
+    if request.speculation.retrieval or request.speculation.method == types.METHOD_RETRIEVAL:
+        request.prediction = random.choice(("", "def sub(a, b):\n    return a - b\n"))
+    if random.random() < 0.1:
+        request.clamp_max_tokens = True
     if random.random() < 0.1:
         request.truncate_prompt_tokens = random.randint(1, 20)
     return request

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from outrider.models.structure import Grammars
 from outrider.models.text import (
     RESERVED_TEMPLATE_VARIABLES,
     Chat,
@@ -152,3 +153,16 @@ def test_special_tokens_are_left_out_or_written(skip_special_tokens: bool, expec
     assert codec.decode(token_ids, skip_special_tokens=skip_special_tokens) == expected
     stream = codec.stream(skip_special_tokens=skip_special_tokens)
     assert "".join(stream.step([token_id]) for token_id in token_ids) + stream.finish() == expected
+
+
+def test_the_bytes_of_each_token_make_up_the_text() -> None:
+    model = target_model()
+    grammars = Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids)
+    text = "h\u00e9 \U0001f600\x00 def"
+    token_ids = [*TextCodec(model.tokenizer).encode(text), 0]
+    pieces = grammars.token_bytes(token_ids)
+    assert len(pieces) == len(token_ids)
+    assert all(pieces)
+    assert b"".join(pieces[:-1]).decode() == text
+    assert pieces[-1] == b"<|endoftext|>"
+    assert b"\xf0" in pieces, "a character of several tokens has its bytes one by one"

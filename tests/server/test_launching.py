@@ -7,8 +7,9 @@ from typing import NoReturn
 import pytest
 
 from outrider.security.watched_files import UnusableFile
-from outrider.server import run as launching
-from outrider.server.run import INTERRUPTED, launch
+from outrider.server import process
+from outrider.server.process import INTERRUPTED
+from outrider.server.run import launch
 from outrider.server.settings import ServiceSettings, model_config
 
 
@@ -20,7 +21,7 @@ class Settings(ServiceSettings):
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """No arguments, and the logs of the tests stay as they are."""
     monkeypatch.setattr("sys.argv", ["test"])
-    monkeypatch.setattr(launching, "configure_logs", lambda *_: None)
+    monkeypatch.setattr(process, "configure_logs", lambda *_: None)
 
 
 def test_a_wrong_flag_is_told_before_anything_is_imported(

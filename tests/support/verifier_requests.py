@@ -27,6 +27,8 @@ def request(prompt: verifier_pb2.Prompt | None = PROMPT, **fields: Any) -> verif
         resume_token_ids=fields.get("resume_token_ids", ()),
         report=verifier_pb2.ReportParams(**fields.get("report", {})),
         truncate_prompt_tokens=fields.get("truncate_prompt_tokens"),
+        clamp_max_tokens=fields.get("clamp_max_tokens"),
+        prediction=fields.get("prediction"),
     )
 
 
@@ -158,6 +160,33 @@ BAD_REQUESTS = {
         request(truncate_prompt_tokens=0),
         Code.INVALID_ARGUMENT,
         "truncate_prompt_tokens must be >= 1, got 0",
+    ),
+    "a prediction for nobody": (
+        request(method=types_pb2.METHOD_OFF, prediction="a"),
+        Code.INVALID_ARGUMENT,
+        "prediction must be empty unless continuations are looked up in the verifier",
+    ),
+    "a prediction beside the ring alone": (
+        request(
+            method=types_pb2.METHOD_RETRIEVAL, prediction="a", retrieval_params={"sources": [types_pb2.SOURCE_RING]}
+        ),
+        Code.INVALID_ARGUMENT,
+        "prediction must be empty unless",
+    ),
+    "a prediction over the context": (
+        request(method=types_pb2.METHOD_RETRIEVAL, prediction="word " * 5000),
+        Code.OUT_OF_RANGE,
+        "prediction must come to at most 2048 tokens, like a prompt",
+    ),
+    "a prediction of a megabyte": (
+        request(method=types_pb2.METHOD_RETRIEVAL, prediction="x" * 1_000_000),
+        Code.OUT_OF_RANGE,
+        "prediction must be shorter than the context",
+    ),
+    "no room, whatever the wish": (
+        request(tokens(*[5] * 2048), clamp_max_tokens=True),
+        Code.OUT_OF_RANGE,
+        "prompt must be shorter than",
     ),
     "unknown stop": (request(stop_token_ids=[9999]), Code.INVALID_ARGUMENT, "sampling.stop_token_ids[0] must be in"),
     "unknown method": (request(method=77), Code.INVALID_ARGUMENT, "speculation.method must be one of"),

@@ -8,7 +8,16 @@ import pytest
 from jinja2 import TemplateError
 
 from outrider.core.auto.strategies import params_of, strategies_of
-from outrider.core.params import TIERS, AcceptanceRule, Method, RetrievalScope, Rows, Source, SpeculationParams
+from outrider.core.params import (
+    TIERS,
+    AcceptanceRule,
+    InvalidParameter,
+    Method,
+    RetrievalScope,
+    Rows,
+    Source,
+    SpeculationParams,
+)
 from outrider.core.retrieval.plan import draft_plan
 from outrider.core.session import SessionSpec
 from outrider.models.structure import Grammars
@@ -17,7 +26,7 @@ from outrider.v1 import types_pb2, verifier_pb2
 from outrider.verifier.admission import Limits, prompt_token_ids, session_specs
 from outrider.verifier.service import limits_of
 from outrider.verifier.settings import VerifierSettings
-from outrider.wire.errors import FailedPrecondition, InvalidArgument
+from outrider.wire.errors import FailedPrecondition, InvalidArgument, OutOfRange
 from outrider.wire.speculation import METHODS_TO_PROTO, SpeculationLimits, speculation_from_proto, speculation_to_proto
 from tests.support.services import target_model
 
@@ -161,3 +170,39 @@ def test_a_chat_that_its_template_refuses_is_invalid() -> None:
     prompt = verifier_pb2.Prompt(chat={"messages": [{"role": "nobody", "content": "?"}]})
     with pytest.raises(InvalidArgument, match=r"prompt\.chat\.messages must be a chat .*: roles must alternate"):
         prompt_token_ids(prompt, target_model(), TextCodec(Refusing()))
+
+
+def specs_of(**fields: Any) -> list[SessionSpec | None]:
+    model, limits = target_model(), Limits(SHARING, SpeculationLimits(), False, False)
+    codec, grammars = TextCodec(model.tokenizer), Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids)
+    request = verifier_pb2.GenerateRequest(prompt=verifier_pb2.Prompt(text="a"), **fields)
+    return session_specs(request, model, codec, limits, grammars, brings_drafts=False)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_wish_for_more_tokens_than_there_is_room_for_is_clamped_to_the_room(n: int) -> None:
+    room = specs_of(n=n)[0]
+    wish = types_pb2.SamplingParams(max_tokens=10**6, min_tokens=10**5)
+    with pytest.raises(OutOfRange, match=r"sampling.max_tokens must be at most"):
+        specs_of(n=n, sampling=wish)
+    specs = specs_of(n=n, sampling=wish, clamp_max_tokens=True)
+    assert room is not None
+    assert [spec.max_tokens for spec in specs if spec is not None] == [room.max_tokens] * n
+    (small,) = specs_of(sampling=types_pb2.SamplingParams(max_tokens=7), clamp_max_tokens=True)
+    assert small is not None
+    assert small.max_tokens == 7
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_where_max_tokens_is_a_wish_too() -> None:
+    long = verifier_pb2.Prompt(token_ids=types_pb2.TokenIds(token_ids=[1] * target_model().max_context_len))
+    with pytest.raises(OutOfRange, match="prompt must be shorter"):
+        specs_of_prompt(long)
+    with pytest.raises(InvalidParameter, match=r"sampling.max_tokens must be >= 1"):
+        specs_of(sampling=types_pb2.SamplingParams(max_tokens=0), clamp_max_tokens=True)
+
+
+def specs_of_prompt(prompt: verifier_pb2.Prompt) -> None:
+    model, limits = target_model(), Limits(SHARING, SpeculationLimits(), False, False)
+    codec, grammars = TextCodec(model.tokenizer), Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids)
+    request = verifier_pb2.GenerateRequest(prompt=prompt, clamp_max_tokens=True)
+    session_specs(request, model, codec, limits, grammars, brings_drafts=False)

@@ -13,6 +13,8 @@ from tests.support.services import running_verifier
 from tests.support.verifier_requests import refusal, request
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\ndef mul(a, b):\n"
+READING = "import os\n\ndef read_config(path):\n"
+"""A prompt that says little of what follows it."""
 RECYCLED, POOL, DYNAMIC = types_pb2.SOURCE_RECYCLED, types_pb2.SOURCE_POOL, types_pb2.SOURCE_DYNAMIC
 CHAIN, TREE = types_pb2.ROWS_CHAIN, types_pb2.ROWS_TREE
 NUM_TOKENS = 40
@@ -32,10 +34,10 @@ async def stub() -> AsyncIterator[Any]:
         yield verifier_pb2_grpc.VerifierServiceStub(channel)
 
 
-async def said(stub: Any, **fields: Any) -> tuple[list[int], verifier_pb2.SpeculationSummary]:
+async def said(stub: Any, text: str = PROMPT, **fields: Any) -> tuple[list[int], verifier_pb2.SpeculationSummary]:
     """What a request generates, and its summary."""
     token_ids: list[int] = []
-    prompt = verifier_pb2.Prompt(text=PROMPT)
+    prompt = verifier_pb2.Prompt(text=text)
     async for response in stub.Generate(request(prompt, max_tokens=NUM_TOKENS, seed=3, ignore_eos=True, **fields)):
         token_ids += response.chunk.token_ids
     return token_ids, response.finished.summary
@@ -76,3 +78,40 @@ async def test_a_source_that_cannot_be_asked_is_invalid_by_name(stub: Any, numbe
     details = error.details() or ""
     assert details.startswith("speculation.retrieval_params.sources[1] must be one of")
     assert rule in details
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("method", [types_pb2.METHOD_RETRIEVAL, types_pb2.METHOD_AUTO])
+async def test_a_prediction_that_is_nearly_right_makes_the_same_text_with_fewer_forwards(
+    stub: Any, method: types_pb2.Method, temperature: float
+) -> None:
+    plain, _ = await said(stub, READING, method=types_pb2.METHOD_OFF, temperature=temperature)
+    earlier = await stub.Detokenize(verifier_pb2.DetokenizeRequest(token_ids=plain))
+    words = earlier.text.split(" ")
+    words[len(words) // 2] = "another"
+    for rows in (CHAIN, TREE):
+        given = {"method": method, "rows": rows, "temperature": temperature}
+        text, without = await said(stub, READING, **given)
+        same, summary = await said(stub, READING, **given, prediction=" ".join(words))
+        assert text == same == plain
+        by_source = {count.source: count.num_tokens for count in summary.accepted_by_source}
+        assert by_source.get(types_pb2.SOURCE_PREDICTION, 0) >= 10
+        assert summary.num_rounds <= without.num_rounds // 3
+
+
+async def test_a_prediction_is_looked_up_whatever_sources_are_named(stub: Any) -> None:
+    plain, _ = await said(stub, READING, method=types_pb2.METHOD_OFF)
+    earlier = await stub.Detokenize(verifier_pb2.DetokenizeRequest(token_ids=plain))
+    for rows, sources in VARIANTS.values():
+        asked = {"method": types_pb2.METHOD_RETRIEVAL, "rows": rows, "retrieval_params": {"sources": sources}}
+        text, summary = await said(stub, READING, **asked, prediction=earlier.text)
+        assert text == plain
+        by_source = {count.source: count.num_tokens for count in summary.accepted_by_source}
+        assert by_source.get(types_pb2.SOURCE_PREDICTION, 0) >= 10
+
+
+async def test_a_wrong_prediction_changes_no_text(stub: Any) -> None:
+    plain, _ = await said(stub, READING, method=types_pb2.METHOD_OFF)
+    for rows in (CHAIN, TREE):
+        text, _ = await said(stub, READING, method=types_pb2.METHOD_RETRIEVAL, rows=rows, prediction="a b c " * 40)
+        assert text == plain

@@ -198,6 +198,7 @@ class Source(Enum):
     POOL = 10
     RANDOM = 11
     GRAMMAR = 12
+    PREDICTION = 13
 
 
 class RetrievalScope(Enum):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from outrider.core.params import Method, Source, check
 from outrider.core.statistics import RoundTime
+from outrider.core.tree import Node, TokenId
 
 MAX_LOGPROBS = 20
 """Most tokens beside a token whose log-probabilities are told."""
@@ -55,6 +56,10 @@ class ReportParams:
     """Tells the prompt as the target reads it."""
     rounds: bool = False
     """Tells what each round did."""
+    text_ends: bool = False
+    """Tells where the text of each token ends."""
+    trees: bool = False
+    """Tells which drafted tokens each round verified, beside what it did."""
 
     def __post_init__(self) -> None:
         for name in ("logprobs", "prompt_logprobs"):
@@ -74,6 +79,29 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifiedTree:
+    """The drafted tokens of one round, parents before children. The lists run in parallel."""
+
+    parents: tuple[int, ...]
+    """Place of each one's parent in these lists. -1 is the last token committed before the round."""
+    token_ids: tuple[TokenId, ...]
+    logprobs: tuple[float, ...]
+    """Log-probability of each after its parent, as whoever drafted it had it."""
+    sources: tuple[Source, ...]
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node]) -> VerifiedTree:
+        """Returns what nodes of a draft tree say. They are a chain or a connected sub-tree below the root."""
+        places = {node: place for place, node in enumerate(nodes)}
+        return cls(
+            parents=tuple(-1 if node.parent is None else places.get(node.parent, -1) for node in nodes),
+            token_ids=tuple(node.token_id for node in nodes),
+            logprobs=tuple(node.logprob for node in nodes),
+            sources=tuple(node.source for node in nodes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class RoundReport:
     """The work of one round."""
 
@@ -86,3 +114,5 @@ class RoundReport:
     num_forward_rows: int
     """Rows of the target's forward, those of other sessions included."""
     times: RoundTime
+    tree: VerifiedTree | None = None
+    """The drafted tokens that were verified, where the request asks for them."""

@@ -64,6 +64,8 @@ class Verdict:
     tokens decodes them."""
     last_text: str = ""
     """Text that no further token will decide, once the generation has ended; only where `text` is set."""
+    text_ends: tuple[int, ...] = ()
+    """Ends of the tokens' texts, as `Chunk.text_ends` has them, where the request asks for them and `text` is set."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of the tokens, in parallel, where the request asks for them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
@@ -116,6 +118,9 @@ class SessionSpec:
     """Description of the texts that the output must be one of."""
     matcher: Matcher | None = field(default=None, compare=False)
     """Follows the output through it, and stands at its beginning. Set if, and only if, `structure` is."""
+    prediction_token_ids: tuple[TokenId, ...] = ()
+    """A text that the output will probably repeat parts of; empty means none. Only where `target_plan` looks anything
+    up in process."""
     skip_special_tokens: bool = True
     """Leaves special tokens out of the text; the tokens are the same."""
 

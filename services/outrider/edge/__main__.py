@@ -10,7 +10,8 @@ from outrider.server.extras import needs_extra
 
 with needs_extra("models"):
     from outrider.edge.settings import EdgeSettings
-    from outrider.server.run import Service, freeze_gc, launch
+    from outrider.server.process import freeze_gc
+    from outrider.server.run import Service, launch
 
 
 def main() -> None:

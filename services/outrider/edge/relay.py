@@ -72,6 +72,8 @@ class Relay:
         """The verifier that it is at. None means that the next one is to be chosen."""
         self._started: verifier_pb2.Started | None = None
         self._target: verifier_pb2.GetInfoResponse | None = None
+        self._num_characters = self._num_characters_before = 0
+        """Characters that the application has had of all calls, and of those before this one."""
         self._has_begun = self._is_degraded = self._is_finished = self._has_rest = False
         self._was_overwritten = False
         self._lost_at: float | None = None
@@ -229,6 +231,7 @@ class Relay:
         match response.WhichOneof("event"):
             case "started":
                 self._upstreams.started(upstream, self, response.started.load)
+                self._num_characters_before = self._num_characters
                 if self._started is not None:
                     return  # it goes on
                 self._started, self._has_begun = response.started, True
@@ -239,6 +242,10 @@ class Relay:
                         return
                     self._has_rest = True
                 emitted(self._request, self._index).extend(response.chunk.token_ids)
+                # To the application all calls of the cloud are one, in whose text the ends are counted.
+                ends = response.chunk.text_ends
+                ends[:] = [self._num_characters_before + end for end in ends]
+                self._num_characters += len(response.chunk.text)
                 self._forget_failures()
                 self._lost_at, self._was_overwritten = None, False
             case "finished":

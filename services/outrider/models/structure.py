@@ -54,6 +54,19 @@ class Grammars:
         self._tokenizers: dict[bool, llguidance.LLTokenizer] = {}
         """The tokenizer in the library's form, by whether special tokens count as text."""
         self._cache: OrderedDict[Structure, llguidance.LLMatcher] = OrderedDict()
+        self._plain: llguidance.LLTokenizer | None = None
+
+    def token_bytes(self, token_ids: Sequence[TokenId]) -> list[bytes]:
+        """Returns the bytes that each token stands for; of a special token those that it is written as. Takes up to
+        seconds the first time."""
+        with self._lock:
+            plain = self._plain_tokenizer()
+        spell = self._hf_tokenizer.backend_tokenizer.decode
+        # The library has no bytes for the character of code 0.
+        return [
+            known or spell([token_id], skip_special_tokens=False).encode()
+            for token_id, known in zip(token_ids, _bytes_of(plain, token_ids), strict=True)
+        ]
 
     def matcher(self, structure: Structure) -> GrammarMatcher:
         """Returns a matcher at the beginning of a text. Takes milliseconds, and for the first one up to seconds.
@@ -97,17 +110,27 @@ class Grammars:
     def _ll_tokenizer(self, *, special_tokens_as_text: bool) -> llguidance.LLTokenizer:
         with self._lock:
             if special_tokens_as_text not in self._tokenizers:
-                # A copy: padding and truncation of the one that encodes prompts stay as they are.
-                backend = copy(self._hf_tokenizer.backend_tokenizer)
-                backend.no_padding()
-                backend.no_truncation()
-                size, ends = self._vocab_size, self._eos_token_ids
-                plain = llguidance.LLTokenizer(backend.to_str(), n_vocab=size, eos_token=ends)
-                spelling = _Spelling(backend, plain, special_tokens_as_text=special_tokens_as_text)
+                spelling = _Spelling(
+                    self._backend(), self._plain_tokenizer(), special_tokens_as_text=special_tokens_as_text
+                )
                 self._tokenizers[special_tokens_as_text] = llguidance.LLTokenizer(
-                    llguidance.TokenizerWrapper(spelling), n_vocab=size, eos_token=ends
+                    llguidance.TokenizerWrapper(spelling), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
                 )
             return self._tokenizers[special_tokens_as_text]
+
+    def _plain_tokenizer(self) -> llguidance.LLTokenizer:
+        """Returns the tokenizer as the library reads it by itself. The lock is held."""
+        if self._plain is None:
+            text = self._backend().to_str()
+            self._plain = llguidance.LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
+        return self._plain
+
+    def _backend(self) -> Tokenizer:
+        # A copy: padding and truncation of the one that encodes prompts stay as they are.
+        backend: Tokenizer = copy(self._hf_tokenizer.backend_tokenizer)
+        backend.no_padding()
+        backend.no_truncation()
+        return backend
 
 
 class _Spelling:
@@ -124,7 +147,7 @@ class _Spelling:
             special_tokens_as_text: Whether, of the added tokens, only those that end a text are special.
         """
         self.eos_token_id, token_ids = plain.eos_tokens[0], range(plain.vocab_size)
-        self.tokens = [plain.decode_bytes([token_id]) for token_id in token_ids]
+        self.tokens = _bytes_of(plain, token_ids)
         special, self._cutting = {token_id for token_id in token_ids if plain.is_special_token(token_id)}, plain
         if special_tokens_as_text:
             special = special - backend.get_added_tokens_decoder().keys() | set(plain.eos_tokens)
@@ -137,6 +160,10 @@ class _Spelling:
     def __call__(self, text: bytes) -> list[TokenId]:
         # Not the backend's own way, which puts a blank before a text with some tokenizers.
         return self._cutting.tokenize_bytes(text)
+
+
+def _bytes_of(tokenizer: llguidance.LLTokenizer, token_ids: Sequence[TokenId]) -> list[bytes]:
+    return [tokenizer.decode_bytes([token_id]) for token_id in token_ids]
 
 
 def _grammar_of(structure: Structure) -> str:

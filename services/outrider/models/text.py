@@ -66,9 +66,9 @@ class TextCodec:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
 
-    def encode(self, text: str) -> list[int]:
-        """Encodes a text, with the special tokens that the model expects."""
-        return list(self._tokenizer(text)["input_ids"])
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Encodes a text, by default with the special tokens that the model expects around one."""
+        return list(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
         """Returns the ways in which a word is made of tokens: as it stands, and behind a space."""
@@ -161,6 +161,8 @@ class TextStream:
         self._codec, self._skip_special_tokens = codec, skip_special_tokens
         self._stream, self._backend = codec.new_decode_stream(skip_special_tokens=skip_special_tokens)
         self._undecided: list[int] = []
+        self.num_characters = 0
+        """Characters of the text that is decided so far, those of `finish` not counted."""
 
     def step(self, token_ids: Sequence[int]) -> str:
         """Returns the text that these tokens decide. Bytes of an unfinished character wait for a later call."""
@@ -172,7 +174,9 @@ class TextStream:
             if piece is not None:
                 pieces.append(piece)
                 self._undecided.clear()
-        return "".join(pieces)
+        text = "".join(pieces)
+        self.num_characters += len(text)
+        return text
 
     def finish(self) -> str:
         """Returns the text of the tokens that are undecided still. No more may follow."""

@@ -61,6 +61,32 @@ def server_credentials(cert: str, key: str, client_ca: str = "") -> grpc.ServerC
     return grpc.dynamic_ssl_server_credentials(known, changed, bool(client_ca))  # type: ignore[arg-type]
 
 
+def server_tls(cert: str, key: str, client_ca: str = "") -> ssl.SSLContext:
+    """Returns the TLS of a server that is not gRPC's. The parameters, and how changed files are taken, are those of
+    `server_credentials`. Raises UnusableFile."""
+    paths = [Path(cert), Path(key), *([Path(client_ca)] if client_ca else [])]
+
+    def context(contents: Sequence[bytes]) -> ssl.SSLContext:
+        check_pair(paths[0], paths[1])
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        made.load_cert_chain(cert, key, password="")
+        if client_ca:
+            check_ca(contents[2])
+            made.load_verify_locations(cadata=contents[2].decode("ascii"))
+            made.verify_mode = ssl.CERT_REQUIRED
+        return made
+
+    files = WatchedFiles("--tls-cert, --tls-key" + (", --tls-client-ca" if client_ca else ""), paths, context)
+    first = files.current()
+
+    def renew(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, known: ssl.SSLContext) -> None:
+        """Hands a handshake over to the certificates as they are now. Called by each, with a name or without."""
+        connection.context = files.current()
+
+    first.sni_callback = renew
+    return first
+
+
 def channel_credentials(ca: Path, cert: Path | None, key: Path | None) -> WatchedFiles[grpc.ChannelCredentials]:
     """Returns the TLS of channels: another object whenever the files have changed. Raises UnusableFile."""
     pair = (cert, key) if cert is not None and key is not None else None

@@ -21,8 +21,8 @@ def checked_address(value: str) -> str:
     return value
 
 
-class ListenSecuritySettings(BaseSettings):
-    """Settings of the callers that a service admits. The files are read again when they change."""
+class ListenTlsSettings(BaseSettings):
+    """Settings of the encryption of what listens. The files are read again when they change."""
 
     listen: str
     tls_cert: str = Field("", description="Certificate of this service, with its chain, PEM; empty = no TLS.")
@@ -31,20 +31,6 @@ class ListenSecuritySettings(BaseSettings):
         "", description="Callers must show a certificate that one of these has signed, PEM; empty = they need none."
     )
     insecure: bool = Field(False, description="Listens beyond this machine without TLS: anybody on the way can read.")
-    credentials: str = Field(
-        "",
-        description="File with the callers' tokens, tenants, roles and limits (outrider credentials new); empty = "
-        "anybody may call.",
-    )
-    health_listen: str = Field(
-        "",
-        description="Address for health checks alone, HOST:PORT, without TLS and credentials; empty = only with them.",
-    )
-
-    @field_validator("health_listen")
-    @classmethod
-    def _health_listen_is_an_address(cls, value: str) -> str:
-        return checked_address(value) if value else value
 
     @model_validator(mode="after")
     def _listens_safely(self) -> Self:
@@ -60,6 +46,25 @@ class ListenSecuritySettings(BaseSettings):
                 "--insecure"
             )
         return self
+
+
+class ListenSecuritySettings(ListenTlsSettings):
+    """Settings of the callers that a gRPC service admits."""
+
+    credentials: str = Field(
+        "",
+        description="File with the callers' tokens, tenants, roles and limits (outrider credentials new); empty = "
+        "anybody may call.",
+    )
+    health_listen: str = Field(
+        "",
+        description="Address for health checks alone, HOST:PORT, without TLS and credentials; empty = only with them.",
+    )
+
+    @field_validator("health_listen")
+    @classmethod
+    def _health_listen_is_an_address(cls, value: str) -> str:
+        return checked_address(value) if value else value
 
 
 class PeerSecuritySettings(BaseSettings):

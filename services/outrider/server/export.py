@@ -11,8 +11,8 @@ from collections.abc import Callable
 import structlog
 
 from outrider.security.watched_files import unusable_flags
-from outrider.server.settings import ServiceSettings
-from outrider.telemetry.metrics import Metrics, MetricsServer, Read, gauge, gauges
+from outrider.server.settings import ProcessSettings
+from outrider.telemetry.metrics import Metrics, MetricsServer, Read, exposition, gauge, gauges
 from outrider.telemetry.tracing import Tracer, use_tracer
 from outrider.version import __version__
 
@@ -43,6 +43,10 @@ class ServiceMetrics:
     def address(self) -> str:
         """Address at which the metrics are served; empty means that they are not."""
         return "" if self._server is None else self._server.address
+
+    def text(self) -> bytes:
+        """Returns the metrics as Prometheus reads them, for a service that has a place of its own for them."""
+        return exposition(self._all)
 
     def close(self) -> None:
         """Stops serving metrics; takes up to half a second."""
@@ -139,7 +143,7 @@ def _log_warnings_here() -> None:
     logger.handlers, logger.propagate = [_RateLimitedWarnings()], False
 
 
-def start_traces(service: str, settings: ServiceSettings) -> TraceExport | None:
+def start_traces(service: str, settings: ProcessSettings) -> TraceExport | None:
     """Records traces from now on, if the settings name a collector.
 
     Raises:

@@ -9,11 +9,8 @@ are refused with UNAVAILABLE, running ones may end. A second signal cuts them of
 from __future__ import annotations
 
 import asyncio
-import gc
-import os
-import signal
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import structlog
@@ -24,15 +21,17 @@ from outrider.security.certificates import server_credentials
 from outrider.security.credentials import credential_book
 from outrider.security.gate import Gate
 from outrider.security.watched_files import UnusableFile
-from outrider.server.export import ServiceMetrics, start_traces
+from outrider.server.export import ServiceMetrics
 from outrider.server.health import Health
 from outrider.server.malformed import MalformedRequests
-from outrider.server.settings import ServiceSettings, Settings, parse_settings
-from outrider.telemetry.logs import configure_logs
+from outrider.server.process import freeze_gc, run_process, signals
+from outrider.server.settings import ServiceSettings
 from outrider.telemetry.metrics import Metrics
 from outrider.wire.channels import CHANNEL_OPTIONS
 
 log = structlog.get_logger(__name__)
+
+OfService = TypeVar("OfService", bound=ServiceSettings)
 
 
 class CannotLoad(Exception):
@@ -65,47 +64,25 @@ class Service(Protocol):
         """Ends everything."""
 
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
-
-
-def launch(name: str, settings_class: type[Settings], load: Callable[[], Callable[[Settings], Service]]) -> None:
-    """Reads the settings from the command line, and runs a service until a signal ends it.
+def launch(name: str, settings_class: type[OfService], load: Callable[[], Callable[[OfService], Service]]) -> None:
+    """Reads the settings from the command line, and runs a gRPC service until a signal ends it.
 
     Args:
         name: Short name of the service, in its logs and traces.
         settings_class: Its flags and variables.
-        load: Imports the service, and returns the function that makes it from its settings. Called after the settings
-            are read: torch takes seconds to import, and a wrong flag is reported before.
+        load: Imports the service, and returns the function that makes it from its settings.
     """
-    settings = parse_settings(settings_class)
-    configure_logs(settings.log_level, settings.log_format, name)
-    pin(settings.cores)
-    traces = start_traces(f"outrider-{name}", settings)
-    try:
-        asyncio.run(_make_and_serve(load(), settings))
-    except KeyboardInterrupt:
-        # It came before `_signals` had replaced Python's own handler of SIGINT, mostly while `load` imports.
-        raise SystemExit(INTERRUPTED) from None
-    finally:
-        if traces is not None:
-            traces.stop()
 
+    def loaded() -> Callable[[OfService], Awaitable[None]]:
+        make = load()
 
-def pin(cores: set[int]) -> None:
-    """Runs this process on these cores only; an empty set means on any."""
-    # Linux sets the calling thread only. Later threads inherit it, so this comes before torch starts any.
-    if cores:
-        os.sched_setaffinity(0, cores)
+        async def make_and_serve(settings: OfService) -> None:
+            # Made here, inside the running loop: a channel of grpc.aio belongs to the loop in which it is made.
+            await serve(make(settings), settings)
 
+        return make_and_serve
 
-async def _make_and_serve(make: Callable[[Settings], Service], settings: Settings) -> None:
-    # Made here, inside the running loop: a channel of grpc.aio belongs to the loop in which it is made.
-    try:
-        service = make(settings)
-    except UnusableFile as error:
-        raise SystemExit(f"error: {error}") from error
-    await serve(service, settings)
+    run_process(name, settings_class, loaded)
 
 
 async def serve(service: Service, settings: ServiceSettings) -> None:
@@ -133,7 +110,7 @@ async def serve(service: Service, settings: ServiceSettings) -> None:
         print(f"health {health_address}", flush=True)
     if metrics.address:
         print(f"metrics {metrics.address}", flush=True)
-    stop = _signals()
+    stop = signals()
     loading = asyncio.create_task(service.load())
     watching = asyncio.create_task(service_health.watch())
     stopping = asyncio.create_task(stop.wait())
@@ -224,29 +201,12 @@ def _health_server(healthcheck: health.aio.HealthServicer, listen: str) -> tuple
     return server, _bind(server, "--health-listen", listen, None)
 
 
-def _signals() -> asyncio.Event:
-    """Returns an event that is set whenever SIGTERM or SIGINT arrives."""
-    event = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # Replaces the handler of asyncio.run, which would cancel the main task on SIGINT instead of letting it drain.
-        loop.add_signal_handler(number, event.set)
-    return event
-
-
 async def _first_of(ended: asyncio.Task[bool], *tasks: asyncio.Task[Any]) -> None:
     """Returns when one of the tasks has ended. Raises SystemExit if the server ends by itself: a process that serves no
     calls should not look alive."""
     await asyncio.wait((ended, *tasks), return_when=asyncio.FIRST_COMPLETED)
     if ended.done():
         raise SystemExit("error: the gRPC server has ended by itself") from ended.exception()
-
-
-def freeze_gc() -> None:
-    """Exempts everything that is loaded by now from garbage collection, which would go through it again and again."""
-    # Garbage that is frozen is never freed, so it goes first.
-    gc.collect()
-    gc.freeze()
 
 
 async def _drain(

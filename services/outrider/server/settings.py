@@ -15,14 +15,19 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import CliApp, SettingsConfigDict, SettingsError
 
-from outrider.security.settings import ListenSecuritySettings, PeerSecuritySettings, checked_address
+from outrider.security.settings import (
+    ListenSecuritySettings,
+    ListenTlsSettings,
+    PeerSecuritySettings,
+    checked_address,
+)
 from outrider.telemetry.redaction import without_secrets
 
 MIN_NUM_BLOCKS = 8
 """Least blocks of a pool of keys and values: what the measurements at the start take."""
 LISTEN = "Address to listen on, HOST:PORT; port 0 = any free port."
 
-Settings = TypeVar("Settings", bound="ServiceSettings")
+Settings = TypeVar("Settings", bound="ProcessSettings")
 
 
 def model_config(service: str) -> SettingsConfigDict:
@@ -41,8 +46,8 @@ def model_config(service: str) -> SettingsConfigDict:
     )
 
 
-class ServiceSettings(ListenSecuritySettings):
-    """Holds the settings of every service."""
+class ProcessSettings(ListenTlsSettings):
+    """Holds the settings of every process that serves, by whatever protocol."""
 
     listen: str = Field("127.0.0.1:0", description=LISTEN)
     metrics_listen: str = Field("", description="Address for Prometheus, HOST:PORT; empty = none.")
@@ -52,13 +57,6 @@ class ServiceSettings(ListenSecuritySettings):
     drain_timeout_s: float = Field(
         30.0, ge=0, description="After SIGTERM, seconds that running calls may take to end; then they are cut off."
     )
-    max_connection_age_s: float = Field(
-        600.0,
-        ge=0,
-        description="After so many seconds a caller is asked to connect anew, by which it finds new replicas and shows "
-        "a certificate that is valid now; calls that run go on. 0 = never.",
-    )
-    max_message_bytes: int = Field(4 << 20, ge=1024, description="Largest message accepted.")
     otlp_endpoint: str = Field(
         "", description="Collector of traces, OTLP over gRPC, like http://127.0.0.1:4317; empty = no traces."
     )
@@ -114,6 +112,18 @@ class ServiceSettings(ListenSecuritySettings):
         return {int(part) for part in self.cpu.split(",")} if self.cpu else set()
 
 
+class ServiceSettings(ProcessSettings, ListenSecuritySettings):
+    """Holds the settings of every gRPC service."""
+
+    max_connection_age_s: float = Field(
+        600.0,
+        ge=0,
+        description="After so many seconds a caller is asked to connect anew, by which it finds new replicas and shows "
+        "a certificate that is valid now; calls that run go on. 0 = never.",
+    )
+    max_message_bytes: int = Field(4 << 20, ge=1024, description="Largest message accepted.")
+
+
 class DialingSettings(ServiceSettings, PeerSecuritySettings):
     """Holds the settings of a service that dials peers."""
 
@@ -167,7 +177,7 @@ def parse_settings(cls: type[Settings], arguments: list[str] | None = None) -> S
     sys.exit(2)
 
 
-def _complaint(cls: type[ServiceSettings], item: ErrorDetails) -> str:
+def _complaint(cls: type[ProcessSettings], item: ErrorDetails) -> str:
     """A flag, the rule, and the value unless the flag is a secret one."""
     # pydantic puts these words in front of the message of a validator's ValueError.
     rule = item["msg"].removeprefix("Value error, ")

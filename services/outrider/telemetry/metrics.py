@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+    start_http_server,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
@@ -84,12 +90,7 @@ class MetricsServer:
 
     def __init__(self, listen: str, read: Read) -> None:
         """Listens on HOST:PORT; port 0 means any free port. Raises OSError."""
-        # Not the registry of prometheus_client, which is global: a process may run several services.
-        registry = CollectorRegistry()
-        registry.register(_Collector(read))
-        # The global registry has these two; any other must be given them.
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
+        registry = _registry(read)
         host, _, port = listen.rpartition(":")
         self._server: WSGIServer
         self._thread: threading.Thread
@@ -103,6 +104,21 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def exposition(read: Read) -> bytes:
+    """Returns the metrics that `read` returns, and those of the process, as Prometheus reads them."""
+    return generate_latest(_registry(read))
+
+
+def _registry(read: Read) -> CollectorRegistry:
+    # Not the registry of prometheus_client, which is global: a process may run several services.
+    registry = CollectorRegistry()
+    registry.register(_Collector(read))
+    # The global registry has these two; any other must be given them.
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    return registry
 
 
 class _Collector(Collector):

@@ -72,6 +72,7 @@ class Source(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SOURCE_POOL: _ClassVar[Source]
     SOURCE_RANDOM: _ClassVar[Source]
     SOURCE_GRAMMAR: _ClassVar[Source]
+    SOURCE_PREDICTION: _ClassVar[Source]
 METHOD_UNSPECIFIED: Method
 METHOD_OFF: Method
 METHOD_SPECULATIVE: Method
@@ -117,6 +118,7 @@ SOURCE_RECYCLED: Source
 SOURCE_POOL: Source
 SOURCE_RANDOM: Source
 SOURCE_GRAMMAR: Source
+SOURCE_PREDICTION: Source
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop_token_ids", "ignore_eos", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "bad_words", "bad_words_token_ids", "stop", "include_stop_str_in_output")

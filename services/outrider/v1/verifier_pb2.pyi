@@ -89,7 +89,7 @@ class Prompt(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "sampling", "speculation", "resume_token_ids", "report", "truncate_prompt_tokens", "structured_outputs", "n", "resume_choices", "skip_special_tokens")
+    __slots__ = ("prompt", "sampling", "speculation", "resume_token_ids", "report", "truncate_prompt_tokens", "structured_outputs", "n", "resume_choices", "skip_special_tokens", "clamp_max_tokens", "prediction")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,8 @@ class GenerateRequest(_message.Message):
     N_FIELD_NUMBER: _ClassVar[int]
     RESUME_CHOICES_FIELD_NUMBER: _ClassVar[int]
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CLAMP_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
     prompt: Prompt
     sampling: _types_pb2.SamplingParams
     speculation: _types_pb2.SpeculationParams
@@ -110,7 +112,9 @@ class GenerateRequest(_message.Message):
     n: int
     resume_choices: _containers.RepeatedCompositeFieldContainer[ResumedChoice]
     skip_special_tokens: bool
-    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[_types_pb2.SpeculationParams, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., report: _Optional[_Union[ReportParams, _Mapping]] = ..., truncate_prompt_tokens: _Optional[int] = ..., structured_outputs: _Optional[_Union[_types_pb2.StructuredOutputs, _Mapping]] = ..., n: _Optional[int] = ..., resume_choices: _Optional[_Iterable[_Union[ResumedChoice, _Mapping]]] = ..., skip_special_tokens: _Optional[bool] = ...) -> None: ...
+    clamp_max_tokens: bool
+    prediction: str
+    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[_types_pb2.SpeculationParams, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., report: _Optional[_Union[ReportParams, _Mapping]] = ..., truncate_prompt_tokens: _Optional[int] = ..., structured_outputs: _Optional[_Union[_types_pb2.StructuredOutputs, _Mapping]] = ..., n: _Optional[int] = ..., resume_choices: _Optional[_Iterable[_Union[ResumedChoice, _Mapping]]] = ..., skip_special_tokens: _Optional[bool] = ..., clamp_max_tokens: _Optional[bool] = ..., prediction: _Optional[str] = ...) -> None: ...
 
 class ResumedChoice(_message.Message):
     __slots__ = ("token_ids", "is_finished")
@@ -121,18 +125,22 @@ class ResumedChoice(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., is_finished: _Optional[bool] = ...) -> None: ...
 
 class ReportParams(_message.Message):
-    __slots__ = ("logprobs", "prompt_logprobs", "logprobs_mode", "echo", "rounds")
+    __slots__ = ("logprobs", "prompt_logprobs", "logprobs_mode", "echo", "rounds", "text_ends", "trees")
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_MODE_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_ENDS_FIELD_NUMBER: _ClassVar[int]
+    TREES_FIELD_NUMBER: _ClassVar[int]
     logprobs: int
     prompt_logprobs: int
     logprobs_mode: LogprobsMode
     echo: bool
     rounds: bool
-    def __init__(self, logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., logprobs_mode: _Optional[_Union[LogprobsMode, str]] = ..., echo: _Optional[bool] = ..., rounds: _Optional[bool] = ...) -> None: ...
+    text_ends: bool
+    trees: bool
+    def __init__(self, logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., logprobs_mode: _Optional[_Union[LogprobsMode, str]] = ..., echo: _Optional[bool] = ..., rounds: _Optional[bool] = ..., text_ends: _Optional[bool] = ..., trees: _Optional[bool] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "rank", "top_token_ids", "top_logprobs")
@@ -205,7 +213,7 @@ class VerifierLoad(_message.Message):
     def __init__(self, num_sessions: _Optional[int] = ..., max_num_sessions: _Optional[int] = ..., num_queued: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("token_ids", "sources", "text", "num_drafted", "acknowledged_node_id", "logprobs", "round")
+    __slots__ = ("token_ids", "sources", "text", "num_drafted", "acknowledged_node_id", "logprobs", "round", "text_ends")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +221,7 @@ class Chunk(_message.Message):
     ACKNOWLEDGED_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_ENDS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sources: _containers.RepeatedScalarFieldContainer[_types_pb2.Source]
     text: str
@@ -220,21 +229,36 @@ class Chunk(_message.Message):
     acknowledged_node_id: int
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     round: RoundReport
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[_Union[_types_pb2.Source, str]]] = ..., text: _Optional[str] = ..., num_drafted: _Optional[int] = ..., acknowledged_node_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., round: _Optional[_Union[RoundReport, _Mapping]] = ...) -> None: ...
+    text_ends: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[_Union[_types_pb2.Source, str]]] = ..., text: _Optional[str] = ..., num_drafted: _Optional[int] = ..., acknowledged_node_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., round: _Optional[_Union[RoundReport, _Mapping]] = ..., text_ends: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RoundReport(_message.Message):
-    __slots__ = ("method", "drafted_by_source", "num_accepted_tokens", "num_forward_rows", "times")
+    __slots__ = ("method", "drafted_by_source", "num_accepted_tokens", "num_forward_rows", "times", "tree")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_BY_SOURCE_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_FORWARD_ROWS_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
     method: _types_pb2.Method
     drafted_by_source: _containers.RepeatedCompositeFieldContainer[_types_pb2.SourceCount]
     num_accepted_tokens: int
     num_forward_rows: int
     times: RoundTimes
-    def __init__(self, method: _Optional[_Union[_types_pb2.Method, str]] = ..., drafted_by_source: _Optional[_Iterable[_Union[_types_pb2.SourceCount, _Mapping]]] = ..., num_accepted_tokens: _Optional[int] = ..., num_forward_rows: _Optional[int] = ..., times: _Optional[_Union[RoundTimes, _Mapping]] = ...) -> None: ...
+    tree: VerifiedTree
+    def __init__(self, method: _Optional[_Union[_types_pb2.Method, str]] = ..., drafted_by_source: _Optional[_Iterable[_Union[_types_pb2.SourceCount, _Mapping]]] = ..., num_accepted_tokens: _Optional[int] = ..., num_forward_rows: _Optional[int] = ..., times: _Optional[_Union[RoundTimes, _Mapping]] = ..., tree: _Optional[_Union[VerifiedTree, _Mapping]] = ...) -> None: ...
+
+class VerifiedTree(_message.Message):
+    __slots__ = ("parents", "token_ids", "costs", "sources")
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    costs: _containers.RepeatedScalarFieldContainer[int]
+    sources: _containers.RepeatedScalarFieldContainer[_types_pb2.Source]
+    def __init__(self, parents: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., costs: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[_Union[_types_pb2.Source, str]]] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "stop_token_id", "num_prompt_tokens", "num_output_tokens", "summary", "stop_string")
@@ -403,16 +427,20 @@ class TokenizeResponse(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DetokenizeRequest(_message.Message):
-    __slots__ = ("token_ids",)
+    __slots__ = ("token_ids", "wants_token_bytes")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    WANTS_TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    wants_token_bytes: bool
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., wants_token_bytes: _Optional[bool] = ...) -> None: ...
 
 class DetokenizeResponse(_message.Message):
-    __slots__ = ("text",)
+    __slots__ = ("text", "token_bytes")
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     text: str
-    def __init__(self, text: _Optional[str] = ...) -> None: ...
+    token_bytes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, text: _Optional[str] = ..., token_bytes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class GetInfoRequest(_message.Message):
     __slots__ = ()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from outrider.core.blocks import PrefixScope
 from outrider.core.noise import choice_seed
 from outrider.core.params import TIERS, AcceptanceRule, Method, RetrievalScope, SpeculationParams, check
+from outrider.core.retrieval.plan import target_plan
 from outrider.core.session import SessionSpec
 from outrider.core.structure import StructureBroken
 from outrider.core.tree import TokenId
@@ -126,7 +127,8 @@ def _spec(
     request: verifier_pb2.GenerateRequest, model: LoadedModel, codec: TextCodec, limits: Limits, *, brings_drafts: bool
 ) -> SessionSpec:
     """Returns what all texts of a request have in common."""
-    _check_length(request.prompt, model.max_context_len)
+    # At most one of the two is set. The other one, read all the same, is empty, and reading does not set it.
+    _check_length("prompt", len(request.prompt.text) + num_characters(request.prompt.chat), model.max_context_len)
     prompt = _truncated(prompt_token_ids(request.prompt, model, codec), request)
     if limits.max_prompt_tokens and len(prompt) > limits.max_prompt_tokens:
         raise OutOfRange(
@@ -137,15 +139,20 @@ def _spec(
         request.sampling, secrets.randbits(64), model.vocab_size, model.eos_token_ids, codec.spellings
     )
     requested = speculation_from_proto(request.speculation, limits.defaults, limits.speculation)
-    speculation = _served(requested, limits, brings_drafts, request.speculation.allow_fallback)
+    prediction = _prediction(request, requested, model, codec, limits)
+    speculation = _served(
+        requested, limits, brings_drafts, request.speculation.allow_fallback, has_prediction=bool(prediction)
+    )
     if sampling.is_greedy and speculation.is_ratio:
         # Without sampling both rules keep the same tokens, and the match rule needs no draft probabilities. It goes
         # together with a bias of 1: `SpeculationParams` refuses another one.
         saguaro = replace(speculation.saguaro, bias=1.0)
         speculation = replace(speculation, acceptance_rule=AcceptanceRule.MATCH, saguaro=saguaro)
     max_tokens = _max_tokens(request, len(prompt), model)
-    rule = f"at most max_tokens ({max_tokens})"
-    check(sampling.min_tokens <= max_tokens, "sampling.min_tokens", rule, sampling.min_tokens)
+    # Where max_tokens is clamped, so is what is wanted at least: the end of the room is an end of the length.
+    most = request.sampling.max_tokens if request.sampling.HasField("max_tokens") else max_tokens
+    rule = f"at most max_tokens ({most})"
+    check(sampling.min_tokens <= most, "sampling.min_tokens", rule, sampling.min_tokens)
     return SessionSpec(
         session_id=uuid.uuid4().hex[:16],
         prompt_token_ids=prompt,
@@ -158,6 +165,7 @@ def _spec(
         stop=stop_strings_from_proto(request.sampling),
         includes_stop=request.sampling.include_stop_str_in_output,
         report=report_from_proto(request.report),
+        prediction_token_ids=prediction,
         skip_special_tokens=request.skip_special_tokens or not request.HasField("skip_special_tokens"),
     )
 
@@ -224,13 +232,35 @@ def _truncated(prompt: tuple[TokenId, ...], request: verifier_pb2.GenerateReques
     return prompt[-request.truncate_prompt_tokens :]
 
 
-def _check_length(prompt: verifier_pb2.Prompt, max_context_len: int) -> None:
-    """Refuses what cannot fit, before seconds are spent on tokenizing it."""
-    # At most one of the two is set. The other one, read all the same, is empty, and reading does not set it.
-    length = len(prompt.text) + num_characters(prompt.chat)
+def _prediction(
+    request: verifier_pb2.GenerateRequest,
+    params: SpeculationParams,
+    model: LoadedModel,
+    codec: TextCodec,
+    limits: Limits,
+) -> tuple[TokenId, ...]:
+    """Returns the tokens of the predicted text; none where there is none.
+
+    Raises InvalidParameter where the request looks nothing up in process, OutOfRange for a text that is too long.
+    """
+    if not request.prediction:
+        return ()
+    plan = target_plan(params)
+    rule = "empty unless continuations are looked up in the verifier (speculation.retrieval, or a method that does it)"
+    check(plan is not None and plan.is_in_process, "prediction", rule, f"one with method {params.method.value}")
+    _check_length("prediction", len(request.prediction), model.max_context_len)
+    token_ids = tuple(codec.encode(request.prediction, add_special_tokens=False))
+    longest = limits.max_prompt_tokens or model.max_context_len
+    if len(token_ids) > longest:
+        raise OutOfRange(f"prediction must come to at most {longest} tokens, like a prompt, got {len(token_ids)}")
+    return token_ids
+
+
+def _check_length(field: str, length: int, max_context_len: int) -> None:
+    """Refuses a text that cannot fit, by its characters, before seconds are spent on tokenizing it."""
     if length > MAX_TOKEN_LEN * max_context_len:
         raise OutOfRange(
-            f"prompt must be shorter than the context of {max_context_len} tokens, got {length} characters"
+            f"{field} must be shorter than the context of {max_context_len} tokens, got {length} characters"
         )
 
 
@@ -243,7 +273,9 @@ def missing_peer(method: Method, limits: Limits) -> str | None:
     return None
 
 
-def _served(params: SpeculationParams, limits: Limits, brings_drafts: bool, allow_fallback: bool) -> SpeculationParams:
+def _served(
+    params: SpeculationParams, limits: Limits, brings_drafts: bool, allow_fallback: bool, *, has_prediction: bool
+) -> SpeculationParams:
     """Returns the parameters, or those that replace them where a peer is missing.
 
     Raises InvalidParameter for a method that a caller cannot draft for, FailedPrecondition for a missing peer.
@@ -258,12 +290,13 @@ def _served(params: SpeculationParams, limits: Limits, brings_drafts: bool, allo
         return params
     if not allow_fallback:
         raise FailedPrecondition(f"speculation.method {method.value} needs a {missing}, and this server has none")
-    return _fallback(params, limits)
+    return _fallback(params, limits, has_prediction=has_prediction)
 
 
-def _fallback(params: SpeculationParams, limits: Limits) -> SpeculationParams:
+def _fallback(params: SpeculationParams, limits: Limits, *, has_prediction: bool) -> SpeculationParams:
     """Returns parameters of the method for which this server has all peers: retrieval, otherwise no speculation."""
-    method = Method.RETRIEVAL if limits.has_datastore else Method.OFF
+    # A prediction is looked up here, without any peer.
+    method = Method.RETRIEVAL if limits.has_datastore or has_prediction else Method.OFF
     scope = params.retrieval_scope if params.retrieves else limits.defaults.retrieval_scope
     shares = params.contribute if params.retrieves else scope is not RetrievalScope.SESSION
     retrieves = method is Method.RETRIEVAL
@@ -282,7 +315,8 @@ def _fallback(params: SpeculationParams, limits: Limits) -> SpeculationParams:
 
 
 def _max_tokens(request: verifier_pb2.GenerateRequest, num_prompt: int, model: LoadedModel) -> int:
-    """Returns the most tokens of each text. Raises OutOfRange if there is no room for them."""
+    """Returns the most tokens of each text. Raises OutOfRange if there is no room for them; where they are a wish, if
+    there is no room for any."""
     max_context_len, num_pool_tokens = model.max_context_len, model.runner.pool.num_slots
     # Alone it must fit, or it would lose its room for ever.
     if num_prompt >= num_pool_tokens:
@@ -300,6 +334,8 @@ def _max_tokens(request: verifier_pb2.GenerateRequest, num_prompt: int, model: L
         return room
     wanted = request.sampling.max_tokens
     check(wanted >= 1, "sampling.max_tokens", ">= 1", wanted)
+    if request.clamp_max_tokens:
+        return min(wanted, room)
     if wanted > room:
         each = f" for each of the n ({n}) texts" if n > 1 else ""
         raise OutOfRange(

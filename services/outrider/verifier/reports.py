@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider.core.params import Method
-from outrider.core.reports import RoundReport, TokenLogprobs
+from outrider.core.reports import RoundReport, TokenLogprobs, VerifiedTree
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import RoundTime
 from outrider.core.tree import Node
@@ -25,6 +25,7 @@ class SessionReports:
         self._prompt_token_ids = spec.prompt_token_ids
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._is_first = True
+        self._tree: VerifiedTree | None = None
 
     @property
     def wants_prompt(self) -> bool:
@@ -39,6 +40,10 @@ class SessionReports:
         of_tokens = logits[num_known : num_known + len(token_ids)]
         num_top, mode = self._params.prompt_logprobs or 0, self._params.logprobs_mode.raw
         self._prompt_logprobs += token_logprobs(of_tokens, token_ids, num_top, mode)
+
+    def watch(self, nodes: Sequence[Node]) -> None:
+        """Takes in what a round verifies, before its verdict takes the parents from the nodes."""
+        self._tree = VerifiedTree.of(nodes) if self._params.trees else None
 
     def complete(
         self, verdict: Verdict, method: Method, nodes: Sequence[Node], times: RoundTime, num_forward_rows: int
@@ -55,11 +60,13 @@ class SessionReports:
         if self._stop_text is not None:
             last_text = self._stop_text.finish() if verdict.finish_reason is not None else ""
             text, stop_string = self._stop_text.take_text(), self._stop_text.found
-            verdict = replace(verdict, text=text, last_text=last_text, stop_string=stop_string)
+            ends = self._stop_text.take_text_ends()
+            verdict = replace(verdict, text=text, last_text=last_text, text_ends=ends, stop_string=stop_string)
         if self._is_first and self._prompt_logprobs:
             verdict = replace(verdict, prompt_logprobs=tuple(self._prompt_logprobs))
         self._is_first = False
-        if not self._params.rounds:
+        if not (self._params.rounds or self._params.trees):
             return verdict
         drafted = Counter(node.source for node in nodes)
-        return replace(verdict, report=RoundReport(method, drafted, verdict.num_accepted, num_forward_rows, times))
+        report = RoundReport(method, drafted, verdict.num_accepted, num_forward_rows, times, self._tree)
+        return replace(verdict, report=report)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from outrider.core.session import Verdict
@@ -54,6 +54,8 @@ class Responses:
         self._text = codec.stream(skip_special_tokens=generation.spec.skip_special_tokens)
         # Bytes of a character may have begun in what an earlier call has sent.
         self._text.step(generation.spec.resume_token_ids)
+        self._num_sent = self._text.num_characters
+        """Characters that earlier calls have sent."""
 
     def started(self, load: verifier_pb2.VerifierLoad, *, shows_prompt: bool) -> verifier_pb2.Started:
         """Makes the first message.
@@ -88,7 +90,7 @@ class Responses:
             some = verdict.prompt_logprobs[first : first + LOGPROBS_PER_MESSAGE]
             # The first token of a prompt has none.
             yield verifier_pb2.PromptLogprobs(first_position=1 + first, logprobs=logprobs_to_proto(some))
-        text = self._text.step(verdict.token_ids) if verdict.text is None else verdict.text
+        text, text_ends = self._decoded(verdict)
         if verdict.token_ids:
             yield verifier_pb2.Chunk(
                 token_ids=verdict.token_ids,
@@ -98,12 +100,25 @@ class Responses:
                 acknowledged_node_id=acknowledged_node_id,
                 logprobs=logprobs_to_proto(verdict.logprobs),
                 round=None if verdict.report is None else round_to_proto(verdict.report),
+                text_ends=text_ends,
             )
         if verdict.finish_reason is not None:
             # A message of its own: a client that resumes behind it knows that this text has come.
             if rest := self._text.finish() if verdict.text is None else verdict.last_text:
                 yield verifier_pb2.Chunk(text=rest)
             yield self._finished(verdict)
+
+    def _decoded(self, verdict: Verdict) -> tuple[str, Sequence[int]]:
+        """Returns the text that the tokens of a round decide, and where that of each token ends, if it is asked for."""
+        if verdict.text is not None:
+            return verdict.text, verdict.text_ends
+        if not self._generation.spec.report.text_ends:
+            return self._text.step(verdict.token_ids), ()
+        texts, ends = list[str](), list[int]()
+        for token_id in verdict.token_ids:
+            texts.append(self._text.step([token_id]))
+            ends.append(self._text.num_characters - self._num_sent)
+        return "".join(texts), ends
 
     def _finished(self, verdict: Verdict) -> verifier_pb2.Finished:
         generation, spec = self._generation, self._generation.spec

@@ -53,7 +53,13 @@ class SessionRetrieval:
 
         # In process.
         self._retriever = Retriever(
-            session.committed, len(spec.prompt_token_ids), spec.sampling, timings.retrieval, tiers, plan
+            session.committed,
+            len(spec.prompt_token_ids),
+            spec.sampling,
+            timings.retrieval,
+            tiers,
+            plan,
+            spec.prediction_token_ids,
         )
         self.spent_s = 0.0
         """Time that this round's lookups in process have taken, learning from the commit before it included."""

@@ -276,6 +276,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             serving = self._ready()
             token_ids = token_ids_from_proto(request.token_ids, serving.model.vocab_size, "token_ids")
             response.text = await streams.offload_if_large(request, partial(serving.codec.decode, token_ids))
+            if request.wants_token_bytes:
+                # In a thread always: the first call reads the whole vocabulary.
+                response.token_bytes.extend(await asyncio.to_thread(serving.grammars.token_bytes, token_ids))
         return response
 
     async def GetInfo(self, request: verifier_pb2.GetInfoRequest, context: Context) -> verifier_pb2.GetInfoResponse:

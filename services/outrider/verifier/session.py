@@ -479,6 +479,7 @@ class VerifySession:
         if self._retrieval is not None:
             self._retrieval.watch(nodes, draws, next_tokens)
         length = len(session.committed)  # read before the verdict, which appends to them
+        self.reports.watch(nodes)
         verdict = session.apply(nodes, draws)
         # Committed tokens fill the slots below `length`; row 0 is the last of them, so row 1 lies at `length`.
         self.cache.keep(length, [length + row - 1 for row in verdict.accepted_rows])

@@ -20,8 +20,14 @@ class StopText:
         self._min_tokens = spec.sampling.min_tokens
         self._num_tokens = 0
         self._text: list[str] = []
+        self._ends: list[int] | None = None
+        """Ends of the tokens since the last call of `take_text_ends`. None means that nobody asks for them."""
         self.take(spec.resume_token_ids)
+        self._num_sent = sum(map(len, self._text))
+        """Characters that earlier calls have sent; some more may be decoded, and held back."""
         self._text.clear()
+        if spec.report.text_ends:
+            self._ends = []
 
     @property
     def found(self) -> str | None:
@@ -35,6 +41,8 @@ class StopText:
             # The tokens that are asked for at least may end with a stop string, like any others.
             may_stop = self._num_tokens >= self._min_tokens
             self._text.append(self._strings.feed(self._stream.step([token_id]), may_stop=may_stop))
+            if self._ends is not None:
+                self._ends.append(self._stream.num_characters - self._num_sent)
             if self.found is not None:
                 return number
         return None
@@ -44,6 +52,14 @@ class StopText:
         text = "".join(self._text)
         self._text.clear()
         return text
+
+    def take_text_ends(self) -> tuple[int, ...]:
+        """Returns where the text of each token ends that was taken in since the last call, as `Chunk.text_ends` counts
+        it; nothing where the request does not ask for it."""
+        ends = tuple(self._ends or ())
+        if self._ends is not None:
+            self._ends.clear()
+        return ends
 
     def finish(self) -> str:
         """Returns the text that no further token will decide. None may follow."""

@@ -94,6 +94,12 @@ def finish_reason_to_proto(reason: FinishReason) -> verifier_pb2.FinishReason:
     return cast(verifier_pb2.FinishReason, reason.value)
 
 
+def costs_to_proto(logprobs: Iterable[float]) -> list[int]:
+    """Converts log-probabilities of drafted tokens."""
+    # Bounded before it is rounded: a token without any probability has an infinite cost, of which round() raises.
+    return [round(min(MAX_COST, max(0.0, -logprob * COST_PER_NAT))) for logprob in logprobs]
+
+
 def draft_to_proto(draft: Draft) -> types_pb2.Draft:
     """Converts new nodes, about 6 bytes each."""
     return types_pb2.Draft(
@@ -101,8 +107,7 @@ def draft_to_proto(draft: Draft) -> types_pb2.Draft:
         first_node_id=draft.first_node_id,
         parent_offsets=draft.parent_offsets,
         token_ids=draft.token_ids,
-        # Bounded before it is rounded: a token without any probability has an infinite cost, of which round() raises.
-        costs=[round(min(MAX_COST, max(0.0, -logprob * COST_PER_NAT))) for logprob in draft.logprobs],
+        costs=costs_to_proto(draft.logprobs),
         source=source_to_proto(draft.source),
         q_rows=[
             types_pb2.SparseRow(token_ids=row.token_ids, weights=row.weights) if row else types_pb2.SparseRow()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from outrider.core.params import check
-from outrider.core.reports import LogprobsMode, ReportParams, RoundReport, TokenLogprobs
+from outrider.core.reports import LogprobsMode, ReportParams, RoundReport, TokenLogprobs, VerifiedTree
 from outrider.core.statistics import Statistics
 from outrider.v1 import types_pb2, verifier_pb2
-from outrider.wire.convert import source_to_proto
+from outrider.wire.convert import costs_to_proto, source_to_proto
 from outrider.wire.speculation import METHODS_TO_PROTO, enum_from_proto, scalars_from_proto
 
 
@@ -53,6 +53,16 @@ def round_to_proto(report: RoundReport) -> verifier_pb2.RoundReport:
             overhead_ms=times.overhead_ms,
             retrieval_ms=times.retrieval_ms,
         ),
+        tree=None if report.tree is None else _tree_to_proto(report.tree),
+    )
+
+
+def _tree_to_proto(tree: VerifiedTree) -> verifier_pb2.VerifiedTree:
+    return verifier_pb2.VerifiedTree(
+        parents=[parent + 1 for parent in tree.parents],
+        token_ids=tree.token_ids,
+        costs=costs_to_proto(tree.logprobs),
+        sources=map(source_to_proto, tree.sources),
     )
 
 

@@ -73,7 +73,18 @@ class Retriever:
         calibration: RetrievalCalibration,
         source: TierSource | None = None,
         plan: RetrievalPlan = EVERYTHING,
+        prediction: Sequence[TokenId] = (),
     ) -> None:
+        """
+        Args:
+            committed: Prompt and output so far.
+            num_prompt_tokens: Length of the prompt.
+            sampling: How the target draws.
+            calibration: What is known of guesses like these.
+            source: Copies of the datastore's tiers. None means that there are none.
+            plan: What is looked up.
+            prediction: A text that the output will probably repeat parts of, looked up beside and before all else.
+        """
         self._plan = plan
         self._is_ranked_by_noise = plan.is_ranked_by_noise and not sampling.is_greedy
         self._sampling = sampling
@@ -81,7 +92,11 @@ class Retriever:
         self._calibration = calibration
         self._source = source
         self._searched = plan.tiers
-        self._tiers = LocalTiers(plan.max_match_len, order=self._searched)
+        order = (Source.PREDICTION, *self._searched) if prediction else self._searched
+        self._tiers, self._has_prediction = LocalTiers(plan.max_match_len, order=order), bool(prediction)
+        # As if it stood behind the prompt: the output's first tokens are found in it, too.
+        prompt_end = committed[max(0, num_prompt_tokens - plan.max_match_len) : num_prompt_tokens]
+        self._tiers.prediction.learn((*prompt_end, *prediction), len(prompt_end))
         self._matrix, self._pool = AdjacencyMatrix(), NgramPool()
         self._tail: list[TokenId] = []
         self._length = 0
@@ -143,7 +158,8 @@ class Retriever:
     def _branches(self) -> list[Branches]:
         """Returns what trees grow from, the preferred first. All tiers are one: of them the longest match counts."""
         own: dict[Source, Branches] = {Source.RECYCLED: self._matrix, Source.POOL: self._pool}
-        return list(dict.fromkeys(own.get(source, self._tiers) for source in self._plan.sources))
+        sources = (Source.PREDICTION, *self._plan.sources) if self._has_prediction else self._plan.sources
+        return list(dict.fromkeys(own.get(source, self._tiers) for source in sources))
 
     def recycle(self, rows: Iterable[tuple[TokenId, Sequence[Follower]]]) -> None:
         """Learns what the target found probable after some tokens; see `AdjacencyMatrix.learn`."""

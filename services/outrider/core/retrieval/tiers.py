@@ -46,6 +46,8 @@ class LocalTiers:
         self.shared = shared
         self.dynamic = NgramTier(max_match_len)
         self.rejected = NgramTier(max_match_len, MAX_REJECTED_NGRAMS)
+        self.prediction = NgramTier(max_match_len)
+        """A text that the session will probably repeat parts of; looked up where the order names it."""
 
     def record(self, accepted: Sequence[TokenId]) -> None:
         """Adds the next accepted tokens to the dynamic tier."""
@@ -81,7 +83,12 @@ class LocalTiers:
     ) -> tuple[tuple[PriorTable, int, int] | None, tuple[Source, NgramTier, Ngram, Sequence[Follower]] | None]:
         """Finds the longest match of a tail. Where it is one of another tier than the prior, the second is set."""
         prior, shared = self.prior, self.shared  # read once: they may be replaced meanwhile
-        tiers = {Source.DYNAMIC: self.dynamic, Source.SHARED: shared, Source.REJECTED: self.rejected}
+        tiers = {
+            Source.PREDICTION: self.prediction,
+            Source.DYNAMIC: self.dynamic,
+            Source.SHARED: shared,
+            Source.REJECTED: self.rejected,
+        }
         match_len, in_prior, in_tier = 0, None, None
         # Each of these counts only with a longer match than all before it.
         for source in self._order:

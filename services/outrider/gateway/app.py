@@ -1,0 +1,178 @@
+"""The application: its routes, and what stands around each of them: errors, counts, a line of the log."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from outrider.gateway.bodies import ClientGone
+from outrider.gateway.chat_completions import chat_completions
+from outrider.gateway.completions import completions
+from outrider.gateway.errors import ApiError, from_upstream
+from outrider.gateway.exchange import REQUEST_ID, Exchange, Gateway
+from outrider.gateway.lab import lab_action, lab_state
+from outrider.gateway.models import detokenize, model, models, tokenize
+from outrider.gateway.page.load import load
+from outrider.gateway.page.routes import file, index
+from outrider.gateway.streams import answer
+from outrider.server.export import ServiceMetrics
+from outrider.version import __version__
+from outrider_client.errors import OutriderError
+
+log = structlog.get_logger(__name__)
+
+Handler = Callable[[Exchange], Awaitable[None]]
+ROUTE = "outrider.route"
+"""Key of a request's scope: the pattern of its route, for the counts."""
+ABORT = "outrider.abort"
+"""Key of a request's scope: breaks its connection."""
+
+
+def make_app(gateway: Gateway, metrics: ServiceMetrics) -> ASGIApp:
+    """Returns the application of a gateway. `metrics`: where /metrics are read."""
+
+    async def tell_metrics(exchange: Exchange) -> None:
+        # In a thread: it reads files of the process, too.
+        body = await asyncio.to_thread(metrics.text)
+        fields = [(b"content-type", b"text/plain; version=1.0.0; charset=utf-8")]
+        await exchange.send({"type": "http.response.start", "status": 200, "headers": fields})
+        await exchange.send({"type": "http.response.body", "body": body, "more_body": False})
+
+    post: dict[str, Handler] = {
+        "/v1/chat/completions": chat_completions,
+        "/v1/completions": completions,
+        "/tokenize": tokenize,
+        "/detokenize": detokenize,
+    }
+    get: dict[str, Handler] = {
+        "/v1/models": models,
+        "/v1/models/{name:path}": model,
+        "/health": _health,
+        "/ping": _ping,
+        "/version": _version,
+    }
+    if not gateway.settings.metrics_listen:
+        get["/metrics"] = tell_metrics
+    if gateway.settings.page:
+        get |= {"/": index, "/page/load": load, "/page/lab": lab_state, "/page/{path:path}": file}
+        post["/page/lab"] = lab_action
+    routes = [
+        Route(path, _Endpoint(gateway, path, handler), methods=[method])
+        for method, handlers in (("POST", post), ("GET", get))
+        for path, handler in handlers.items()
+    ]
+    known = [route.path for route in routes]
+    # Without its redirects of slashes: a POST would lose its body.
+    front = _Front(Router(routes, redirect_slashes=False, default=_unknown(known)), gateway)
+    if not gateway.settings.allowed_origins:
+        return front
+    # Outermost: pages of those origins may read errors, too.
+    return CORSMiddleware(
+        front, gateway.settings.allowed_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
+        expose_headers=[REQUEST_ID],
+    )  # fmt: skip
+
+
+class _Endpoint:
+    """Serves one route."""
+
+    def __init__(self, gateway: Gateway, path: str, handler: Handler) -> None:
+        self._gateway, self._path, self._handler = gateway, path, handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ROUTE].append(self._path)
+        await self._handler(Exchange(self._gateway, scope, receive, send))
+
+
+class _Front:
+    """Answers what fails, counts what is answered, and logs it. Stands around everything."""
+
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app, self._metrics = app, gateway.metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        began, status = time.perf_counter(), 0
+        scope[ROUTE] = []
+        # With it the router raises an error for a wrong method, instead of answering with plain text.
+        scope["app"] = self
+
+        async def told(message: Message) -> None:
+            nonlocal status
+            if not status:
+                status = message["status"]
+                if not any(name == REQUEST_ID.encode() for name, _ in message["headers"]):
+                    message["headers"] = [*message["headers"], (REQUEST_ID.encode(), uuid.uuid4().hex.encode())]
+                route = scope[ROUTE][0] if scope[ROUTE] else "unknown"
+                self._metrics.answered(route, status, time.perf_counter() - began)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, told)
+        except ClientGone:
+            self._metrics.num_disconnects += 1
+            log.debug("gateway.client_gone", path=scope["path"], seconds=round(time.perf_counter() - began, 3))
+            # It may be there still, and read nothing.
+            if abort := scope.get(ABORT):
+                abort()
+            return
+        except Exception as error:
+            failed = _api_error(error)
+            if failed.status >= 500:
+                log.warning("gateway.error", path=scope["path"], status=failed.status, reason=failed.message)
+            if not status:
+                await answer(told, failed.status, failed.body, failed.headers)
+        log.debug(
+            "gateway.answered", method=scope["method"], path=scope["path"], status=status,
+            seconds=round(time.perf_counter() - began, 3),
+        )  # fmt: skip
+
+
+def _api_error(error: Exception) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, OutriderError):
+        return from_upstream(error)
+    if isinstance(error, HTTPException):
+        allowed = (error.headers or {}).get("allow", (error.headers or {}).get("Allow", ""))
+        headers = {"allow": allowed} if allowed else {}
+        return ApiError(
+            error.status_code, f"this path takes {allowed} only", code="method_not_allowed", headers=headers
+        )
+    log.error("gateway.failed", exc_info=error)
+    return ApiError(500, "the gateway has failed: its log says how", code="internal_error")
+
+
+def _unknown(known: list[str]) -> ASGIApp:
+    async def unknown(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        near = difflib.get_close_matches(path.rstrip("/"), known, 1, 0.6)
+        near = [f"/v1{path.rstrip('/')}"] if f"/v1{path.rstrip('/')}" in known else near
+        hint = f": did you mean {near[0]}?" if near else ""
+        raise ApiError(404, f"there is no {path} here{hint}", code="not_found")
+
+    return unknown
+
+
+async def _health(exchange: Exchange) -> None:
+    if exchange.gateway.is_draining.is_set() or not await exchange.upstream.is_serving():
+        raise ApiError(503, "no verifier serves: it loads or drains", code="unavailable", headers={"retry-after": "1"})
+    await exchange.answer({"status": "ok"})
+
+
+async def _ping(exchange: Exchange) -> None:
+    await exchange.answer({"status": "ok"})
+
+
+async def _version(exchange: Exchange) -> None:
+    await exchange.answer({"version": __version__})

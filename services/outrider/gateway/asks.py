@@ -1,0 +1,243 @@
+"""Requests as generations: the parameters of an HTTP request become a prompt and options of the SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from outrider.gateway.errors import FieldNames, invalid, shown
+from outrider.gateway.parameters import (
+    ChatParameters,
+    CompletionParameters,
+    GenerationParameters,
+    StreamOptions,
+)
+from outrider_client.requests import GenerateOptions, Prompt
+
+MAX_PROMPTS = 1024
+"""Most prompts of one request."""
+_AS_THEY_ARE = (
+    "temperature", "top_p", "min_p", "seed", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output",
+    "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words",
+    "prompt_logprobs", "truncate_prompt_tokens", "skip_special_tokens",
+)  # fmt: skip
+"""Parameters that the SDK has by the same names."""
+_OF_CHATS = ("tools", "tool_choice", "parallel_tool_calls", "add_generation_prompt", "continue_final_message",
+             "chat_template_kwargs")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Holds what is needed to tell the calls of tools from the text around them."""
+
+    format: str
+    """The way in which the model writes calls: a `ToolCallFormat`."""
+    tools: Sequence[Mapping[str, Any]]
+    """The tools that were offered, in OpenAI's shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Holds all that a request asks of the verifier, and how its answer is told."""
+
+    prompts: Sequence[Prompt]
+    options: GenerateOptions
+    names: FieldNames
+    n: int
+    """Texts of each prompt."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """The tokens that stop a text because the request says so."""
+    tool_use: ToolUse | None = None
+    """The way in which calls are read; None: all that comes is text."""
+    prediction: str = ""
+    reports: frozenset[str] = frozenset()
+    """The parts of the report about speculation: "sources", "rounds", "trees"."""
+    has_timings: bool = False
+    stream: StreamOptions | None = None
+    """The reports of a stream; None: the answer is not streamed."""
+    returns_token_ids: bool = False
+    echo: bool = False
+    """True if the text of a completion begins with the prompt."""
+    tells_prompt_logprobs: bool = False
+
+
+def completion_ask(given: CompletionParameters) -> Ask:
+    """Returns what a request to /v1/completions asks for. Raises ApiError."""
+    options = _options(given)
+    if given.logprobs is not None:
+        options["logprobs"] = given.logprobs
+        options["text_ends"] = True
+        if given.echo:
+            options["prompt_logprobs"] = given.logprobs
+    if given.echo:
+        options["echo"] = True
+    return _ask(given, completion_prompts(given.prompt), options, echo=given.echo)
+
+
+def completion_prompts(prompt: object) -> list[Prompt]:
+    """Returns the prompts of a completion: a text, token ids, or a list of one kind of them. Raises ApiError."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise invalid("prompt", f"must be a text, token ids, or a list of some, and not empty, got {shown(prompt)}")
+    if len(prompt) > MAX_PROMPTS and not _is_token_ids(prompt):
+        raise invalid("prompt", f"must have at most {MAX_PROMPTS} prompts, got {len(prompt)}")
+    if _is_token_ids(prompt):
+        return [prompt]
+    for index, each in enumerate(prompt):
+        if not (isinstance(each, str) or (isinstance(each, list) and each and _is_token_ids(each))):
+            raise invalid(f"prompt[{index}]", f"must be a text or token ids, got {shown(each)}")
+    return list(prompt)
+
+
+def _is_token_ids(items: list[Any]) -> bool:
+    return all(type(item) is int and abs(item) < 2**31 for item in items)
+
+
+def chat_ask(given: ChatParameters, tool_call_format: str) -> Ask:
+    """Returns what a request to /v1/chat/completions asks for. Raises ApiError.
+
+    Args:
+        given: The request.
+        tool_call_format: How the model writes calls of tools.
+    """
+    options = _options(given)
+    renamed = [("prompt.chat.", ""), ("prompt", "messages"), ("report.logprobs", "top_logprobs")]
+    if given.max_completion_tokens is not None:
+        if given.max_tokens not in (None, given.max_completion_tokens):
+            raise invalid("max_tokens", "must be unset with max_completion_tokens, which says the same")
+        options["max_tokens"] = given.max_completion_tokens
+        renamed.append(("sampling.max_tokens", "max_completion_tokens"))
+    if given.top_logprobs is not None and not given.logprobs:
+        raise invalid("top_logprobs", "must be unset unless logprobs is true")
+    if given.logprobs:
+        options["logprobs"] = given.top_logprobs or 0
+    for name in _OF_CHATS:
+        if (value := getattr(given, name)) is not None:
+            options[name] = value  # type: ignore[literal-required]
+    tool_use = None
+    if given.tools:
+        options["tool_call_format"] = tool_call_format
+        if given.tool_choice != "none":
+            tool_use = ToolUse(tool_call_format, given.tools)
+            # The markers of a call may be special tokens.
+            options.setdefault("skip_special_tokens", False)
+        renamed.append(("structured_outputs.grammar", "tools"))
+    return _ask(given, [cast(Prompt, given.messages)], options, renamed, tool_use=tool_use)
+
+
+def _ask(
+    given: GenerationParameters,
+    prompts: Sequence[Prompt],
+    options: GenerateOptions,
+    renamed: Sequence[tuple[str, str]] = (),
+    *,
+    tool_use: ToolUse | None = None,
+    echo: bool = False,
+) -> Ask:
+    if given.response_format is not None:
+        renamed = [
+            *renamed,
+            ("structured_outputs.json", "response_format.json_schema.schema"),
+            ("structured_outputs", "response_format"),
+        ]
+    if given.speculation is not None:
+        # The SDK has them beside all other options.
+        renamed = [*renamed, *((name, f"speculation.{name}") for name in given.speculation.model_fields_set)]
+    return Ask(
+        prompts,
+        options,
+        FieldNames(renamed),
+        max(1, given.n),
+        frozenset(given.stop_token_ids or ()),
+        tool_use,
+        str(options.get("prediction") or ""),
+        frozenset(given.speculation_report),
+        given.timings_per_token or "rounds" in given.speculation_report,
+        _stream(given),
+        given.return_token_ids,
+        echo,
+        given.prompt_logprobs is not None,
+    )
+
+
+def _stream(given: GenerationParameters) -> StreamOptions | None:
+    if not given.stream:
+        if given.stream_options is not None:
+            raise invalid("stream_options", "must be unset unless stream is true")
+        return None
+    if given.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs", "must be unset where stream is true")
+    return given.stream_options or StreamOptions()
+
+
+def _options(given: GenerationParameters) -> GenerateOptions:
+    """Returns the options of the SDK that every request may have."""
+    options: dict[str, Any] = {name: value for name in _AS_THEY_ARE if (value := getattr(given, name)) is not None}
+    if given.top_k is not None:
+        # -1 is vLLM's other name for all.
+        options["top_k"] = 0 if given.top_k == -1 else given.top_k
+    if given.n != 1:
+        options["n"] = given.n
+    if given.max_tokens is not None:
+        options["max_tokens"] = given.max_tokens
+    options["clamp_max_tokens"] = True
+    if (structure := _structure(given)) is not None:
+        options["structured_outputs"] = structure
+    if given.prediction is not None:
+        options["prediction"] = _prediction(given.prediction)
+    if given.prompt_logprobs is not None or given.return_token_ids:
+        options["echo"] = True
+    if given.speculation is not None:
+        options |= given.speculation.model_dump(exclude_none=True)
+    if given.speculation_report:
+        options |= {"text_ends": True, "rounds": "rounds" in given.speculation_report}
+        if "trees" in given.speculation_report:
+            options["trees"] = True
+    return cast(GenerateOptions, options)
+
+
+def _structure(given: GenerationParameters) -> Mapping[str, Any] | None:
+    """Returns the structure that the output must have, as the SDK takes it."""
+    formatted = _response_format(given.response_format) if given.response_format is not None else None
+    if given.structured_outputs is None:
+        return formatted
+    if formatted is not None:
+        raise invalid("response_format", "must be unset with structured_outputs: both say what the text is")
+    # As a client of vLLM sends them: all there are, most of them unset.
+    return {name: value for name, value in given.structured_outputs.items() if value is not None and value is not False}
+
+
+def _response_format(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    match given.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return {"json_object": True}
+        case "json_schema":
+            described = given.get("json_schema")
+            schema = described.get("schema") if isinstance(described, dict) else None
+            if not isinstance(schema, dict):
+                raise invalid("response_format.json_schema.schema", f"must be an object, got {shown(schema)}")
+            return {"json": schema}
+    rule = 'must be "text", "json_object" or "json_schema"'
+    raise invalid("response_format.type", f"{rule}, got {shown(given.get('type'))}")
+
+
+def _prediction(given: Mapping[str, Any]) -> str:
+    content = given.get("content")
+    if given.get("type", "content") != "content":
+        raise invalid("prediction.type", f'must be "content", got {shown(given["type"])}')
+    if isinstance(content, list):
+        content = "".join(_prediction_part(part, index) for index, part in enumerate(content))
+    if not isinstance(content, str):
+        raise invalid("prediction.content", f"must be a text or a list of parts, got {shown(content)}")
+    return content
+
+
+def _prediction_part(part: object, index: int) -> str:
+    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise invalid(f"prediction.content[{index}]", f"must be a part of type text, got {shown(part)}")
+    return text

@@ -1,0 +1,156 @@
+"""Errors of the HTTP API, all in OpenAI's envelope: `{"error": {"message", "type", "param", "code"}}`.
+
+An error of the verifier keeps its words; the field that it names is named as the request has it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from outrider_client.errors import InvalidArgument, OutriderError, ResourceExhausted, Unavailable
+
+
+class ApiError(Exception):
+    """A request is answered with an error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """
+        Args:
+            status: The status of HTTP.
+            message: What is wrong, for people: the field, the rule and the value.
+            code: A short name of it, for programs.
+            param: The field of the request, if it is one.
+            headers: More headers of the answer.
+        """
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+        self.headers = dict(headers or {})
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        """The body of the answer."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def body(self) -> bytes:
+        """The body of the answer as JSON."""
+        return json.dumps(self.envelope).encode()
+
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+def invalid(param: str, rule: str, *, code: str = "invalid_value") -> ApiError:
+    """Returns the error of a field. `rule` is the rest of the sentence: "must be a number, got ..."."""
+    return ApiError(400, f"{param} {rule}", code=code, param=param)
+
+
+def shown(value: object) -> str:
+    """Returns a value as a message has it: as JSON, and short."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+_STATUSES: dict[grpc.StatusCode, tuple[int, str]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_value"),
+    # Not 409, which OpenAI's clients try again.
+    grpc.StatusCode.FAILED_PRECONDITION: (400, "failed_precondition"),
+    grpc.StatusCode.OUT_OF_RANGE: (400, "context_length_exceeded"),
+    grpc.StatusCode.UNAUTHENTICATED: (401, "invalid_api_key"),
+    grpc.StatusCode.PERMISSION_DENIED: (403, "permission_denied"),
+    grpc.StatusCode.NOT_FOUND: (404, "not_found"),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (429, "rate_limit_exceeded"),
+    grpc.StatusCode.UNIMPLEMENTED: (501, "unimplemented"),
+    grpc.StatusCode.UNAVAILABLE: (503, "unavailable"),
+    grpc.StatusCode.CANCELLED: (503, "unavailable"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (504, "timeout"),
+}
+"""Status and code by the status of gRPC. All others mean that something of ours has failed: 500."""
+
+DEFAULT_RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FieldNames:
+    """Holds the names that the fields of the protocol, and the options of the SDK, have in a request."""
+
+    renamed: Sequence[tuple[str, str]] = ()
+    """Beginnings of names, and what stands for them. The first that fits counts."""
+
+    def of(self, field: str) -> str:
+        """Returns the request's name of a field: `messages[2].content` for `prompt.chat.messages[2].content`."""
+        for begin, ours in (*self.renamed, *_RENAMED):
+            if field == begin or (field.startswith(begin) and (field[len(begin)] in ".[" or begin[-1] == ".")):
+                return ours + field[len(begin) :]
+        return field
+
+
+_RENAMED = (
+    ("prompt.chat.", ""),
+    ("prompt.text", "prompt"),
+    ("prompt.token_ids", "prompt"),
+    ("speculation.retrieval_params.scope", "speculation.retrieval_scope"),
+    ("speculation.retrieval_params.", "speculation."),
+    ("sampling.", ""),
+    ("report.", ""),
+)
+NAMES = FieldNames()
+"""Names where a request has renamed nothing."""
+
+
+def from_upstream(error: OutriderError, names: FieldNames = NAMES) -> ApiError:
+    """Returns the error of a call of the verifier as one of HTTP."""
+    status, code = _STATUSES.get(error.code, (500, "internal_error"))
+    message, param = error.message, None
+    if isinstance(error, InvalidArgument) and error.field:
+        param = names.of(error.field)
+        message = message.replace(error.field, param)
+    elif error.code is grpc.StatusCode.FAILED_PRECONDITION and (field := _FIELD.match(message)):
+        param = names.of(field[1])
+        message = param + message[field.end(1) :]
+    elif isinstance(error, ResourceExhausted) and "message larger than max" in message:
+        # gRPC's own limit: no waiting helps against that.
+        status, code = 413, "request_too_large"
+    headers = {}
+    if status in (429, 503):
+        wait_s = error.retry_after_s if isinstance(error, ResourceExhausted | Unavailable) else None
+        headers["retry-after"] = str(max(1, math.ceil(DEFAULT_RETRY_AFTER_S if wait_s is None else wait_s)))
+    return ApiError(status, message, code=code, param=param, headers=headers)
+
+
+_FIELD = re.compile(r"((?:prompt|speculation|sampling|report|structured_outputs)[\w.\[\]]*) ")
+"""A field with which a message begins that names it nowhere else."""
+_OPTION = re.compile(r"([a-z_]+(?:\[\d+\]|\.[A-Za-z_$-]+)*)(?=:? )")
+_FORMAT = re.compile(
+    r"tool_call_format must be one of (.+) with (tool_choice|strict tools|parallel_tool_calls)(.*), got"
+)
+_REASONS = {"strict tools": "tools"}
+
+
+def from_option(error: TypeError | ValueError, names: FieldNames = NAMES) -> ApiError:
+    """Returns the error of an option that the SDK refuses, whose message begins with its name."""
+    message = str(error)
+    if found := _FORMAT.match(message):
+        param = _REASONS.get(found[2], found[2])
+        rule = f"needs a gateway that knows how this model writes calls: start it with --tool-call-format {found[1]}"
+        return ApiError(400, f"{found[2]}{found[3]} {rule}", code="unsupported_value", param=param)
+    if field := _OPTION.match(message):
+        param = names.of(field[1])
+        return ApiError(400, param + message[field.end(1) :], code="invalid_value", param=param)
+    return ApiError(400, message, code="invalid_value")

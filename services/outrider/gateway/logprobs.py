@@ -1,0 +1,94 @@
+"""Log-probabilities in OpenAI's two shapes, and vLLM's of the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from outrider.core.reports import TokenLogprobs
+from outrider.gateway.upstream import Upstream
+
+LOWEST = -9999.0
+"""Told for minus infinity, which JSON does not have: as vLLM does."""
+
+
+async def token_texts(upstream: Upstream, token_ids: Sequence[int], told: Iterable[TokenLogprobs]) -> dict[int, bytes]:
+    """Returns the bytes of tokens and of those that stand beside them."""
+    beside = (token_id for each in told for token_id, _ in each.top)
+    return await upstream.token_bytes({*token_ids, *beside})
+
+
+def chat_logprobs(
+    token_ids: Sequence[int], told: Sequence[TokenLogprobs], known: Mapping[int, bytes]
+) -> dict[str, Any]:
+    """Returns the log-probabilities of tokens as a chat has them."""
+    content = [
+        {
+            **_chat_token(token_id, each.logprob, known),
+            "top_logprobs": [_chat_token(other, logprob, known) for other, logprob in each.top],
+        }
+        for token_id, each in zip(token_ids, told, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _chat_token(token_id: int, logprob: float, known: Mapping[int, bytes]) -> dict[str, Any]:
+    return {"token": _text(known[token_id]), "logprob": max(logprob, LOWEST), "bytes": list(known[token_id])}
+
+
+def completion_logprobs(
+    token_ids: Sequence[int],
+    told: Sequence[TokenLogprobs | None],
+    begins: Sequence[int],
+    known: Mapping[int, bytes],
+    num_top: int,
+) -> dict[str, Any]:
+    """Returns the log-probabilities of tokens as a completion has them.
+
+    Args:
+        token_ids: The tokens.
+        told: In parallel; None for the first token of a prompt, which has none.
+        begins: In parallel: where the text of each begins, in characters.
+        known: Bytes by token.
+        num_top: How many tokens are told beside each.
+    """
+    return {
+        "tokens": [_text(known[token_id]) for token_id in token_ids],
+        "token_logprobs": [None if each is None else max(each.logprob, LOWEST) for each in told],
+        "top_logprobs": [
+            None if each is None else {_text(known[other]): max(value, LOWEST) for other, value in each.top}
+            for each in told
+        ]
+        if num_top
+        else None,
+        "text_offset": list(begins),
+    }
+
+
+def prompt_logprobs(
+    token_ids: Sequence[int], told: Sequence[TokenLogprobs], known: Mapping[int, bytes]
+) -> list[dict[str, Any] | None]:
+    """Returns the log-probabilities of a prompt as vLLM has them: None for its first token."""
+    found: list[dict[str, Any] | None] = [None]
+    for token_id, each in zip(token_ids[1:], told, strict=True):
+        beside = {token_id: (each.logprob, each.rank)}
+        for rank, (other, logprob) in enumerate(each.top, 1):
+            beside.setdefault(other, (logprob, rank))
+        found.append(
+            {
+                str(other): {"logprob": max(logprob, LOWEST), "rank": rank, "decoded_token": _text(known[other])}
+                for other, (logprob, rank) in beside.items()
+            }
+        )
+    return found
+
+
+def begins_of(ends: Sequence[int], last: int, limit: int | None = None) -> list[int]:
+    """Returns where the text of each token begins: where the one before ends, which is at `last` for the first.
+    `limit`: the length of the text where it is cut off."""
+    begins = [last, *ends[:-1]] if ends else []
+    return begins if limit is None else [min(begin, limit) for begin in begins]
+
+
+def _text(token: bytes) -> str:
+    return token.decode(errors="replace")

@@ -1,0 +1,89 @@
+"""GET /v1/models, and POST /tokenize and /detokenize: what the model is, and how it reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.gateway.asks import completion_prompts
+from outrider.gateway.errors import ApiError, FieldNames, from_option, from_upstream, invalid
+from outrider.gateway.exchange import Exchange
+from outrider.gateway.outputs import unless_gone
+from outrider.gateway.parameters import DetokenizeParameters, TokenizeParameters, checked
+from outrider_client.chats import ChatOptions
+from outrider_client.errors import OutriderError
+from outrider_client.requests import Prompt
+
+
+async def models(exchange: Exchange) -> None:
+    """Lists the names of the model."""
+    await exchange.answer({"object": "list", "data": await _listed(exchange)})
+
+
+async def model(exchange: Exchange) -> None:
+    """Describes the model by one of its names. Raises ApiError."""
+    name = exchange.scope["path_params"]["name"]
+    for each in await _listed(exchange):
+        if each["id"] == name:
+            return await exchange.answer(each)
+    raise ApiError(404, f"model {name!r} is not served here", code="model_not_found", param="model")
+
+
+async def _listed(exchange: Exchange) -> list[dict[str, Any]]:
+    upstream = exchange.upstream
+    info = await upstream.info(exchange.token)
+    return [
+        {
+            "id": name,
+            "object": "model",
+            "created": upstream.started_at,
+            "owned_by": "outrider",
+            "root": info.model.model_id,
+            "parent": None,
+            "max_model_len": info.model.max_context_len,
+        }
+        for name in await upstream.model_names(exchange.token)
+    ]
+
+
+async def tokenize(exchange: Exchange) -> None:
+    """Returns the tokens of a text or a chat, in vLLM's shape. Raises ApiError."""
+    given = checked(TokenizeParameters, await exchange.json())
+    if (given.prompt is None) == (given.messages is None):
+        raise invalid("prompt", "must be set, or messages in its place", code="missing_required_parameter")
+    names, options = FieldNames(), ChatOptions()
+    prompt: Prompt
+    if given.messages is None:
+        (prompt, *more) = completion_prompts(given.prompt)
+        if more:
+            raise invalid("prompt", "must be one text here")
+    else:
+        prompt, names = given.messages, FieldNames([("prompt.chat.", ""), ("prompt", "messages")])
+        for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+            if (value := getattr(given, name)) is not None:
+                options[name] = value
+    try:
+        token_ids = await unless_gone(exchange.receive, exchange.client().tokenize(prompt, **options))
+    except (TypeError, ValueError) as error:
+        raise from_option(error, names) from None
+    except OutriderError as error:
+        raise from_upstream(error, names) from error
+    told: dict[str, Any] = {
+        "count": len(token_ids),
+        "max_model_len": (await exchange.upstream.model(exchange.token)).model.max_context_len,
+        "tokens": token_ids,
+        "token_strs": None,
+    }
+    if given.return_token_strs:
+        known = await exchange.upstream.token_bytes(token_ids)
+        told["token_strs"] = [known[token_id].decode(errors="replace") for token_id in token_ids]
+    await exchange.answer(told)
+
+
+async def detokenize(exchange: Exchange) -> None:
+    """Returns the text of tokens, in vLLM's shape. Raises ApiError."""
+    given = checked(DetokenizeParameters, await exchange.json())
+    try:
+        text = await exchange.client().detokenize(given.tokens)
+    except OutriderError as error:
+        raise from_upstream(error, FieldNames([("token_ids", "tokens")])) from error
+    await exchange.answer({"prompt": text})

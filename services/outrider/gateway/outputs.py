@@ -1,0 +1,153 @@
+"""The texts of one request: generations of its prompts, joined, and ended when their client goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self, TypeAlias, TypeVar
+
+from starlette.types import Receive
+
+from outrider.gateway.asks import Ask
+from outrider.gateway.bodies import ClientGone
+from outrider.gateway.errors import from_option
+from outrider_client.client import Client, Generation
+from outrider_client.generation import Chunk, Result
+
+_T = TypeVar("_T")
+
+MAX_PARALLEL = 16
+"""Most prompts of one request that are generated at a time."""
+
+Event: TypeAlias = tuple[int, Chunk | Result]
+"""The number of a text among all of the request, and what has come of it: a chunk, or last its result. All texts of a
+prompt come before those of the next one in the numbering."""
+
+
+class Outputs:
+    """Generates what a request asks for: an async iterator of events. Leaving `async with` ends all the work."""
+
+    def __init__(self, client: Client, ask: Ask) -> None:
+        self._client, self._ask = client, ask
+        self._exits = AsyncExitStack()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.generations: list[Generation] = []
+        """The generations that have begun, by prompt."""
+        self.num_choices = len(ask.prompts) * ask.n
+        """The number of texts that there will be."""
+
+    async def start(self) -> None:
+        """Begins, and returns when the first generation is admitted. Raises ApiError, OutriderError."""
+        first = await self._begin(0)
+        await first.started()
+
+    @property
+    def session_id(self) -> str:
+        """The session of the first generation, by which the request is named."""
+        return self.generations[0].session_id or ""
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return _events(self.generations[0], self._ask.n, 0) if len(self._ask.prompts) == 1 else self._joined()
+
+    async def all(self) -> tuple[list[list[Chunk]], list[Result]]:
+        """Returns the chunks and the result of each text. Raises OutriderError."""
+        chunks: list[list[Chunk]] = [[] for _ in range(self.num_choices)]
+        results: dict[int, Result] = {}
+        async for index, event in self:
+            if isinstance(event, Chunk):
+                chunks[index].append(event)
+            else:
+                results[index] = event
+        return chunks, [results[index] for index in range(self.num_choices)]
+
+    async def _begin(self, index: int) -> Generation:
+        try:
+            generation = self._client.generate(self._ask.prompts[index], **self._ask.options)
+        except (TypeError, ValueError) as error:
+            raise from_option(error, self._ask.names) from None
+        self.generations.append(generation)
+        return await self._exits.enter_async_context(generation)
+
+    async def _joined(self) -> AsyncIterator[Event]:
+        """Yields the events of several prompts as they come, those of a number of them at a time."""
+        queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(MAX_PARALLEL)
+        room = asyncio.Semaphore(MAX_PARALLEL)
+
+        async def put(index: int) -> None:
+            async with room:
+                try:
+                    generation = self.generations[0] if index == 0 else await self._begin(index)
+                    async for event in _events(generation, self._ask.n, index * self._ask.n):
+                        await queue.put(event)
+                    await queue.put(None)
+                except Exception as error:
+                    await queue.put(error)
+
+        num_open = len(self._ask.prompts)
+        self._tasks = [asyncio.create_task(put(index)) for index in range(num_open)]
+        while num_open:
+            event = await queue.get()
+            if event is None:
+                num_open -= 1
+            elif isinstance(event, Exception):
+                raise event
+            else:
+                yield event
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._exits.aclose()
+
+
+async def _events(generation: Generation, n: int, first: int) -> AsyncIterator[Event]:
+    """Yields the events of one generation, whose texts are numbered from `first` on."""
+    ended: set[int] = set()
+    async for chunk in generation:
+        yield first + chunk.index, chunk
+        if n > 1:
+            for index, result in enumerate(generation.results):
+                if result is not None and index not in ended:
+                    ended.add(index)
+                    yield first + index, result
+    for index, result in enumerate(generation.results):
+        if result is not None and index not in ended:
+            yield first + index, result
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _T], *guards: Coroutine[Any, Any, object]) -> _T:
+    """Returns what the work returns, unless its client goes before.
+
+    Args:
+        receive: Tells of the client; its body must have been read.
+        work: Cancelled if the client goes.
+        guards: What ends the work, too, by returning or raising.
+
+    Raises:
+        ClientGone: The client has closed its connection, or a guard has returned.
+    """
+    task = asyncio.create_task(work)
+    watching = [asyncio.create_task(_disconnect(receive)), *(asyncio.create_task(guard) for guard in guards)]
+    try:
+        await asyncio.wait((task, *watching), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        for each in (task, *watching):
+            each.cancel()
+        # Awaited: the work ends its generations on the way out.
+        await asyncio.gather(task, *watching, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

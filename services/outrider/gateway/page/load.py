@@ -1,0 +1,76 @@
+"""GET /page/load: events about the server, twice a second, that the page shows beside its texts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+
+from outrider.gateway.errors import from_upstream
+from outrider.gateway.exchange import Exchange
+from outrider.gateway.outputs import unless_gone
+from outrider.gateway.streams import STREAM_HEADERS, event_of
+from outrider.v1 import verifier_pb2
+from outrider_client.enums import method_name
+from outrider_client.errors import OutriderError
+
+PERIOD_S = 0.5
+
+
+async def load(exchange: Exchange) -> None:
+    """Sends the load of the verifier until the client or the gateway ends. Raises ApiError, ClientGone."""
+    fields = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
+    first = await _event(exchange)
+    await exchange.send({"type": "http.response.start", "status": 200, "headers": fields})
+    await unless_gone(exchange.receive, _events(exchange, first))
+    await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _events(exchange: Exchange, event: bytes) -> None:
+    is_draining = exchange.gateway.is_draining
+    while not is_draining.is_set():
+        await exchange.send({"type": "http.response.body", "body": event, "more_body": True})
+        try:
+            await asyncio.wait_for(is_draining.wait(), PERIOD_S)
+        except TimeoutError:
+            event = await _event(exchange)
+
+
+async def _event(exchange: Exchange) -> bytes:
+    try:
+        told = _told(await exchange.upstream.info(exchange.token), exchange.metrics.num_running)
+    except OutriderError as error:
+        told = from_upstream(error).envelope
+    return b"event: load\n" + event_of(told)
+
+
+def _told(info: verifier_pb2.GetInfoResponse, num_requests: int) -> dict[str, Any]:
+    return {
+        "num_sessions": info.num_sessions,
+        "max_num_sessions": info.max_num_sessions,
+        "num_queued": info.num_queued,
+        "kv_pool": {
+            "num_tokens": info.kv_pool.num_tokens,
+            "num_held_tokens": info.kv_pool.num_held_tokens,
+            "num_cached_tokens": info.kv_pool.num_cached_tokens,
+            "block_size": info.kv_pool.block_size,
+        },
+        "speculators": [_peer(peer) for peer in info.speculators],
+        "datastore": _peer(info.datastore) if info.HasField("datastore") else None,
+        "model": {
+            "id": info.model.model_id,
+            "dtype": info.model.dtype,
+            "vocab_size": info.model.vocab_size,
+            "context_len": info.model.max_context_len,
+        },
+        "methods": [method_name(method) for method in info.methods],
+        "default_method": method_name(info.default_method),
+        "num_requests": num_requests,
+    }
+
+
+def _peer(peer: verifier_pb2.PeerInfo) -> dict[str, Any]:
+    # Numbers of 64 bits are left as they are: JSON of protobuf would make texts of them.
+    told = MessageToDict(peer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    return {**told, "num_shed_tokens": peer.num_shed_tokens}

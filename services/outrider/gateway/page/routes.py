@@ -1,0 +1,63 @@
+"""The static files of the page."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from outrider.gateway.errors import ApiError
+from outrider.gateway.exchange import Exchange
+
+STATIC = Path(__file__).parent / "static"
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+}
+"""Types of what is served, by suffix. All else is not there."""
+HEADERS = {
+    "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+async def index(exchange: Exchange) -> None:
+    """Sends the page itself. Raises ApiError."""
+    await _send(exchange, "index.html")
+
+
+async def file(exchange: Exchange) -> None:
+    """Sends a file of the page. Raises ApiError."""
+    await _send(exchange, exchange.scope["path_params"]["path"])
+
+
+async def _send(exchange: Exchange, name: str) -> None:
+    content, tag = _read(STATIC, name)
+    headers: Mapping[str, str] = {**HEADERS, "content-type": KINDS[Path(name).suffix], "etag": tag}
+    status = 200
+    if tag in [each.strip() for each in exchange.headers.get("if-none-match", "").split(",")]:
+        status, content = 304, b""
+    else:
+        headers = {**headers, "content-length": str(len(content))}
+    fields = [(key.encode(), value.encode()) for key, value in headers.items()]
+    await exchange.send({"type": "http.response.start", "status": status, "headers": fields})
+    await exchange.send({"type": "http.response.body", "body": content, "more_body": False})
+
+
+@lru_cache(maxsize=256)
+def _read(folder: Path, name: str) -> tuple[bytes, str]:
+    """Returns a file and its tag. Raises ApiError if there is none of this name."""
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()) or path.suffix not in KINDS or not path.is_file():
+        raise ApiError(404, f"the page has no file {name!r}", code="not_found")
+    content = path.read_bytes()
+    return content, f'"{hashlib.sha256(content).hexdigest()[:32]}"'

@@ -1,0 +1,258 @@
+"""Parameters of requests: names and types, by OpenAI's and vLLM's API. Ranges are the verifier's business.
+
+What is unknown is an error unless it has the value that changes nothing, and harmless notes of OpenAI's are left aside.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from outrider.gateway.errors import ApiError, invalid, shown
+
+_M = TypeVar("_M", bound="Parameters")
+
+Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Report = Literal["sources", "rounds", "trees"]
+
+HARMLESS = frozenset(
+    {
+        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+        "request_id",
+    }
+)  # fmt: skip
+"""Fields that change nothing here, whatever their value."""
+
+_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "suffix": ("",),
+    "modalities": (["text"],),
+    "length_penalty": (1.0,),
+    "early_stopping": (False,),
+    "spaces_between_special_tokens": (True,),
+    "priority": (0,),
+    "functions": ([],),
+    "guided_json": (),
+    "cache_salt": ("",),
+}
+"""Values that mean what happens anyway, beside null."""
+_INSTEAD = {
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "guided_json": "structured_outputs",
+    "guided_regex": "structured_outputs",
+    "guided_choice": "structured_outputs",
+    "guided_grammar": "structured_outputs",
+    "best_of": "n",
+}
+
+
+class Parameters(BaseModel):
+    """Holds named values of a JSON object. Types are strict: a number is no string, and true is no number."""
+
+    # A field that is not known is judged by `checked`, which knows more of it than pydantic.
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+
+def checked(kind: type[_M], values: Mapping[str, Any]) -> _M:
+    """Returns the values as a request of a kind. Raises ApiError, which names the field, the rule and the value."""
+    given = {name: value for name, value in values.items() if value is not None}
+    for name in given.keys() - kind.model_fields.keys() - HARMLESS:
+        if not any(_same(given[name], value) for value in _WITHOUT_EFFECT.get(name, ())):
+            raise _unsupported(kind, name)
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise _complaint(error.errors(include_url=False)[0]) from None
+
+
+def _same(value: object, other: object) -> bool:
+    # True is 1 to Python, and not to JSON.
+    return isinstance(value, bool) == isinstance(other, bool) and value == other
+
+
+def _unsupported(kind: type[Parameters], name: str) -> ApiError:
+    near = _INSTEAD.get(name) or next(iter(difflib.get_close_matches(name, kind.model_fields, 1, 0.75)), "")
+    hint = f": use {near}" if name in _INSTEAD else f": did you mean {near}?" if near else ""
+    return invalid(name, f"is not supported{hint}", code="unsupported_parameter")
+
+
+_RULES = {
+    "missing": "is required",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "bool_type": "must be true or false",
+    "string_type": "must be a string",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "too_short": "must not be empty",
+}
+"""Rules by pydantic's name of their violation."""
+
+
+def _complaint(item: ErrorDetails) -> ApiError:
+    param = ""
+    for part in item["loc"]:
+        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else part
+    kind, context = item["type"], item.get("ctx", {})
+    if kind in ("greater_than_equal", "less_than"):
+        rule = "must be at least {ge}" if "ge" in context else "must be below {lt}"
+        rule = rule.format(**context)
+    elif kind == "literal_error":
+        rule = f"must be {context['expected']}".replace("'", '"')
+    elif kind == "extra_forbidden":
+        return invalid(param, "is not supported", code="unsupported_parameter")
+    else:
+        rule = _RULES.get(kind) or item["msg"].removeprefix("Value error, ")
+    if kind == "value_error":
+        return invalid(param, rule)
+    if kind == "missing":
+        return invalid(param, rule, code="missing_required_parameter")
+    return invalid(
+        param, f"{rule}, got {shown(item['input'])}", code="invalid_type" if kind in _RULES else "invalid_value"
+    )
+
+
+def _list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _by_token(value: object) -> object:
+    """Returns a bias by token ids: the names of a JSON object are strings."""
+    if not isinstance(value, dict):
+        return value
+    biases = {}
+    for key, bias in value.items():
+        if not (isinstance(key, str) and key.isascii() and key.isdecimal() and int(key[:12]) < 2**31):
+            raise ValueError(f"must have token ids as names, got {key!r}")
+        biases[int(key)] = bias
+    return biases
+
+
+class StreamOptions(Parameters):
+    """Holds what a stream tells beside the text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+    """Has no effect: nothing is obfuscated."""
+
+
+class SpeculationOptions(Parameters):
+    """Holds how drafts are made: the options of the SDK by their names."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    method: str | None = None
+    num_speculative_tokens: Int32 | None = None
+    lookahead: Int32 | None = None
+    min_path_probability: float | None = None
+    retrieval: bool | None = None
+    retrieval_scope: str | None = None
+    contribute: bool | None = None
+    sources: list[str] | None = None
+    rows: str | None = None
+    max_rows: Int32 | None = None
+    acceptance_rule: str | None = None
+    shared_noise: bool | None = None
+    calibration: bool | None = None
+    as_published: bool | None = None
+    allow_fallback: bool | None = None
+    card: dict[str, Any] | None = None
+    saguaro: dict[str, Any] | None = None
+    double: dict[str, Any] | None = None
+    spacelike: dict[str, Any] | None = None
+    best_first: dict[str, Any] | None = None
+    opt_tree: dict[str, Any] | None = None
+    sequoia: dict[str, Any] | None = None
+
+
+class GenerationParameters(Parameters):
+    """Holds the parameters of every request that generates."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int32 | None = None
+    min_p: float | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    n: Int32 = 1
+    max_tokens: Int32 | None = None
+    min_tokens: Int32 | None = None
+    stop: Annotated[list[str], BeforeValidator(_list)] | None = None
+    stop_token_ids: list[Int32] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_by_token)] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: Int32 | None = None
+    truncate_prompt_tokens: Int32 | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    prediction: dict[str, Any] | None = None
+    return_token_ids: bool = False
+    speculation: SpeculationOptions | None = None
+    speculation_report: list[Report] = []
+    timings_per_token: bool = False
+
+
+class CompletionParameters(GenerationParameters):
+    """Holds a request to /v1/completions."""
+
+    prompt: Any
+    max_tokens: Int32 | None = 16
+    """OpenAI's default, and vLLM's."""
+    logprobs: Int32 | None = None
+    echo: bool = False
+    add_special_tokens: Literal[True] = True
+
+
+class ChatParameters(GenerationParameters):
+    """Holds a request to /v1/chat/completions."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_completion_tokens: Int32 | None = None
+    logprobs: bool = False
+    top_logprobs: Int32 | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: Literal[False] = False
+    echo: Literal[False] = False
+
+
+class TokenizeParameters(Parameters):
+    """Holds a request to /tokenize."""
+
+    model: str | None = None
+    prompt: Any = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeParameters(Parameters):
+    """Holds a request to /detokenize."""
+
+    model: str | None = None
+    tokens: list[Int32]

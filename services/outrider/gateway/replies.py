@@ -1,0 +1,99 @@
+"""Replies of a model in a chat: pieces of text and calls of tools are told apart while they come.
+
+Every form of a chat over HTTP stands on these events.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from outrider.gateway.asks import ToolUse
+from outrider.gateway.outputs import Outputs
+from outrider_client.generation import Chunk, FinishReason, Result
+from outrider_client.tool_calls import Event, ToolCall, ToolCallStream
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedCall:
+    """Holds a call of a tool, with its number among those of its text."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+    """A JSON object as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Holds what has come of one text."""
+
+    choice: int
+    """The number of the text."""
+    text: str
+    """The next piece of the text around the calls; may be empty."""
+    calls: tuple[NumberedCall, ...]
+    chunk: Chunk | None
+    """The chunk that it was in; None for what was decided only by the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Holds the end of one text: the last event of it."""
+
+    choice: int
+    finish_reason: str
+    """It is "stop", "length" or "tool_calls"."""
+    result: Result
+
+
+@dataclass(slots=True)
+class Reply:
+    """Holds one text on its way, as far as it is told apart."""
+
+    tool_use: ToolUse | None
+    num_calls: int = 0
+    _stream: ToolCallStream | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.tool_use is not None:
+            self._stream = ToolCallStream(self.tool_use.format, tools=self.tool_use.tools)
+
+    def feed(self, piece: str) -> tuple[str, tuple[NumberedCall, ...]]:
+        """Takes the next piece; returns the text and the calls that are decided by it."""
+        return (piece, ()) if self._stream is None else self._told(self._stream.feed(piece))
+
+    def finish(self) -> tuple[str, tuple[NumberedCall, ...]]:
+        """Returns what is left."""
+        return ("", ()) if self._stream is None else self._told(self._stream.finish())
+
+    def finish_reason(self, result: Result) -> str:
+        """Returns why the text has ended."""
+        if self.num_calls and result.finish_reason is FinishReason.STOP:
+            return "tool_calls"
+        return result.finish_reason.value
+
+    def _told(self, events: list[Event]) -> tuple[str, tuple[NumberedCall, ...]]:
+        calls = []
+        for event in events:
+            if isinstance(event, ToolCall):
+                name = event.id or f"call_{uuid.uuid4().hex[:24]}"
+                calls.append(NumberedCall(self.num_calls, name, event.name, event.arguments))
+                self.num_calls += 1
+        return "".join(event for event in events if isinstance(event, str)), tuple(calls)
+
+
+async def replies(outputs: Outputs, tool_use: ToolUse | None) -> AsyncIterator[Said | Ended]:
+    """Yields what is said in each of the texts, and last of each that it has ended."""
+    texts = [Reply(tool_use) for _ in range(outputs.num_choices)]
+    async for choice, event in outputs:
+        reply = texts[choice]
+        if isinstance(event, Chunk):
+            yield Said(choice, *reply.feed(event.text), event)
+        else:
+            text, calls = reply.finish()
+            if text or calls:
+                yield Said(choice, text, calls, None)
+            yield Ended(choice, reply.finish_reason(event), event)

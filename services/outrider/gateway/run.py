@@ -1,0 +1,219 @@
+"""Runs the gateway: binds, serves, drains.
+
+The first line on stdout is `listening HOST:PORT`. SIGTERM and SIGINT drain: nothing new is taken, what runs may end; a
+second signal cuts it off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Generator
+from typing import Any, cast
+
+import structlog
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from outrider.gateway.app import ABORT, make_app
+from outrider.gateway.bodies import BODY_TIMEOUT_S
+from outrider.gateway.errors import ApiError
+from outrider.gateway.exchange import Gateway
+from outrider.gateway.settings import GatewaySettings
+from outrider.gateway.upstream import Upstream
+from outrider.security.certificates import server_tls
+from outrider.server.export import ServiceMetrics
+from outrider.server.process import freeze_gc, signals
+
+log = structlog.get_logger(__name__)
+
+HEAD_TIMEOUT_S = 10.0
+"""Longest time for the head of a request to arrive, from the connection or its first byte on, in seconds."""
+KEEP_ALIVE_S = 75
+"""Time for which a connection without a request stays open, in seconds: longer than clients keep theirs."""
+MAX_HEAD_BYTES = 64 << 10
+BACKLOG = 1024
+
+
+async def serve(settings: GatewaySettings) -> None:
+    """Runs the gateway until a signal ends it. Raises SystemExit, which names the flag; UnusableFile."""
+    server = GatewayServer(settings)
+    print(f"listening {server.address}", flush=True)
+    if server.metrics.address:
+        print(f"metrics {server.metrics.address}", flush=True)
+    stop = signals()
+    freeze_gc()
+    serving = asyncio.create_task(server.run())
+    try:
+        await _first(stop, serving)
+        if serving.done():
+            await serving
+            raise SystemExit("error: the HTTP server has ended by itself")
+        stop.clear()  # a second signal sets it again, and cuts the drain short
+        log.info("server.draining", timeout_s=settings.drain_timeout_s)
+        server.drain()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(_first(stop, serving), settings.drain_timeout_s)
+        server.cut_off()
+        await serving
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        await server.close()
+        log.info("server.stopped")
+
+
+class GatewayServer:
+    """Listens from the beginning, and serves while `run` runs. Lives on the event loop."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        """Raises SystemExit, which names the flag; UnusableFile."""
+        tls = server_tls(settings.tls_cert, settings.tls_key, settings.tls_client_ca) if settings.tls_cert else None
+        # First, since it fails most often: nothing is open then that would have to be closed.
+        self._listener = _bind(settings.listen)
+        self.gateway = Gateway(settings, Upstream(settings))
+        is_draining = self.gateway.is_draining
+        self.metrics = ServiceMetrics(
+            self.gateway.metrics.read, settings.metrics_listen, lambda: not is_draining.is_set()
+        )
+        config = uvicorn.Config(
+            make_app(self.gateway, self.metrics), http=_Connection, ws="none", lifespan="off", loop="asyncio",
+            log_config=None, access_log=False, proxy_headers=False, server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )  # fmt: skip
+        config.load()
+        config.ssl = tls
+        _log_here()
+        # Listens before it says so: whoever has been told the address may connect.
+        self._listener.listen(BACKLOG)
+        self.address = f"{settings.listen.rpartition(':')[0]}:{self._listener.getsockname()[1]}"
+        self._server = _Server(config)
+
+    async def run(self) -> None:
+        """Serves, until it has drained or is cut off."""
+        await self._server.serve([self._listener])
+
+    def drain(self) -> None:
+        """Takes no new connections; what runs may end."""
+        self.gateway.is_draining.set()
+        self._server.should_exit = True
+
+    def cut_off(self) -> None:
+        """Breaks all connections."""
+        self._server.should_exit = self._server.force_exit = True
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
+
+    async def close(self) -> None:
+        """Closes everything. `run` must have ended."""
+        self._listener.close()
+        # In a thread: it waits for up to half a second, and for a scrape that may be under way.
+        await asyncio.to_thread(self.metrics.close)
+        await self.gateway.upstream.close()
+
+
+async def _first(stop: asyncio.Event, serving: asyncio.Task[None]) -> None:
+    """Returns when a signal has come, or the server has ended."""
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+
+
+def _bind(listen: str) -> socket.socket:
+    """Returns a socket that is bound to HOST:PORT. Raises SystemExit."""
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    try:
+        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
+            host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        raise SystemExit(f"error: --listen: cannot bind {listen}: {error.strerror or error}") from error
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise SystemExit(f"error: --listen: cannot bind {listen}: {error.strerror or error}") from error
+    return bound
+
+
+class _Server(uvicorn.Server):
+    """A server whose signals are somebody else's business."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Captures none."""
+        yield
+
+
+class _Connection(HttpToolsProtocol):
+    """A connection that must not take its time with a request: uvicorn would wait for its head for ever."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begins the wait for the first request."""
+        super().connection_made(transport)
+        self._head_bytes = 0
+        self._deadline: asyncio.TimerHandle | None = None
+        self._expect(HEAD_TIMEOUT_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends all waiting."""
+        self._expect(None)
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """Begins the wait for the rest of the head."""
+        self._head_bytes = 0
+        self._expect(HEAD_TIMEOUT_S)
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Takes a field of the head, if there is room."""
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self.transport.abort()
+            return
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Begins the wait for the body, which ends a little after the reader of the body has answered by itself."""
+        self._expect(BODY_TIMEOUT_S + HEAD_TIMEOUT_S)
+        super().on_headers_complete()
+        cast(dict[str, Any], self.scope)[ABORT] = self.transport.abort
+
+    def on_message_complete(self) -> None:
+        """Ends the wait: all has come."""
+        self._expect(None)
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is no HTTP."""
+        body = ApiError(400, "this is no valid request of HTTP", code="invalid_request").body
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        self.transport.close()
+
+    def _expect(self, timeout_s: float | None) -> None:
+        """Aborts after that time, unless something else is expected before; None: nothing is."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None if timeout_s is None else self.loop.call_later(timeout_s, self.transport.abort)
+
+
+class _Log(logging.Handler):
+    """Logs the warnings of uvicorn as structured lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log.warning("http.trouble", reason=record.getMessage())
+
+
+def _log_here() -> None:
+    logger = logging.getLogger("uvicorn")
+    logger.handlers, logger.propagate = [_Log(logging.WARNING)], False
+    logger.setLevel(logging.WARNING)

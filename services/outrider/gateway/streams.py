@@ -1,0 +1,117 @@
+"""Streams of server-sent events: how they begin, stay alive and end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from json.encoder import encode_basestring
+from typing import Any
+
+import structlog
+from starlette.types import Receive, Send
+
+from outrider.gateway.errors import ApiError, FieldNames, from_upstream
+from outrider.gateway.outputs import unless_gone
+from outrider_client.errors import OutriderError
+
+log = structlog.get_logger(__name__)
+
+PING_S = 10.0
+"""Longest silence of a stream, in seconds: what stands between may end a connection that says nothing."""
+DONE = b"data: [DONE]\n\n"
+NO_STORE = {"cache-control": "no-store"}
+STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "x-accel-buffering": "no",
+    **NO_STORE,
+}
+
+
+class EventStream:
+    """Writes the events of one answer. Ends with its client, or if that reads nothing for too long."""
+
+    def __init__(self, receive: Receive, send: Send, stall_timeout_s: float) -> None:
+        self._receive, self._send, self._stall_timeout_s = receive, send, stall_timeout_s
+        self._time = asyncio.get_running_loop().time
+        self._sending_since: float | None = None
+        self._sent_at = self._time()
+
+    async def run(self, headers: Mapping[str, str], work: Callable[[], Awaitable[None]], names: FieldNames) -> None:
+        """Sends the head, and what `work` sends; an error of it becomes the last event. Raises ClientGone."""
+        fields = [(name.encode(), value.encode()) for name, value in {**STREAM_HEADERS, **headers}.items()]
+        await self._send({"type": "http.response.start", "status": 200, "headers": fields})
+        await unless_gone(self._receive, self._told(work, names), self._watch())
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def send(self, event: bytes) -> None:
+        """Sends an event, with its empty line."""
+        self._sending_since = self._sent_at = self._time()
+        await self._send({"type": "http.response.body", "body": event, "more_body": True})
+        self._sending_since = None
+
+    async def _told(self, work: Callable[[], Awaitable[None]], names: FieldNames) -> None:
+        try:
+            await work()
+        except OutriderError as error:
+            await self._fail(from_upstream(error, names))
+        except ApiError as error:
+            await self._fail(error)
+        except Exception:
+            log.exception("gateway.failed")
+            await self._fail(ApiError(500, "the gateway has failed: its log says how", code="internal_error"))
+
+    async def _fail(self, error: ApiError) -> None:
+        await self.send(b"data: " + error.body + b"\n\n" + DONE)
+
+    async def _watch(self) -> None:
+        """Sends comments into the silence. Returns if the client has taken nothing for too long."""
+        while True:
+            await asyncio.sleep(min(1.0, self._stall_timeout_s / 2))
+            now = self._time()
+            if self._sending_since is not None:
+                if now - self._sending_since >= self._stall_timeout_s:
+                    return
+            elif now - self._sent_at >= PING_S:
+                await self.send(b": ping\n\n")
+
+
+def event_of(value: Mapping[str, Any]) -> bytes:
+    """Returns an event whose data is JSON."""
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class TextEvents:
+    """Makes the events that tell only a piece of text. All but the piece is encoded once: a stream has thousands."""
+
+    def __init__(
+        self, base: Mapping[str, Any], choice: Callable[[int, str], Mapping[str, Any]], num_choices: int
+    ) -> None:
+        """
+        Args:
+            base: What all events have.
+            choice: Returns the choice of a text, by its number and a piece of it.
+            num_choices: Number of texts.
+        """
+        parts = [
+            event_of({**base, "choices": [choice(index, _PLACE)]}).split(_PLACE_JSON) for index in range(num_choices)
+        ]
+        self._parts = [(before, after) for before, after in parts]
+
+    def event(self, index: int, piece: str) -> bytes:
+        """Returns the event of a piece of a text."""
+        before, after = self._parts[index]
+        return before + encode_basestring(piece).encode() + after
+
+
+_PLACE = "\0piece\0"
+_PLACE_JSON = json.dumps(_PLACE).encode()
+
+
+async def answer(send: Send, status: int, value: object, headers: Mapping[str, str] | None = None) -> None:
+    """Sends a whole answer as JSON; bytes are JSON already."""
+    body = value if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    told = {"content-type": "application/json", "content-length": str(len(body)), **NO_STORE, **(headers or {})}
+    fields = [(name.encode(), text.encode("latin-1", "replace")) for name, text in told.items()]
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,126 @@
+"""The verifier as seen from the gateway: its clients, its model, the bytes of its tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import grpc
+from starlette.datastructures import Headers
+
+from outrider.gateway.errors import ApiError
+from outrider.gateway.settings import GatewaySettings
+from outrider.security.tokens import token_from
+from outrider.v1 import verifier_pb2
+from outrider_client.client import Client
+
+INFO_TTL_S = 10.0
+"""Age at which what is known of the model is asked for again, in seconds."""
+INFO_TIMEOUT_S = 5.0
+MAX_TOKEN_BYTES = 1 << 18
+"""Most tokens whose bytes are kept: all of a large vocabulary."""
+
+
+def caller_token(headers: Headers) -> str:
+    """Returns the token of a caller: OpenAI's bearer or Anthropic's key; empty if there is none. Raises ApiError."""
+    scheme, _, token = headers.get("authorization", "").strip().partition(" ")
+    token = token.strip()
+    if scheme and scheme.lower() != "bearer":
+        raise ApiError(401, f"authorization must be Bearer TOKEN, got {scheme}", code="invalid_api_key")
+    # Some clients send an empty bearer where no key is set.
+    token = token or headers.get("x-api-key", "").strip()
+    if token:
+        try:
+            token_from([token.encode("latin-1")])
+        except ValueError:
+            raise ApiError(401, "the token must be one word in ASCII", code="invalid_api_key") from None
+    return token
+
+
+class Upstream:
+    """Holds the connections to the verifier. Lives on the event loop."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        """Raises UnusableFile."""
+        self._addresses, self._insecure = settings.upstreams, settings.peer_insecure
+        self._security = settings.peer_security()
+        self._credentials = self._credentials_now()
+        self._clients = [self._open()]
+        """All that were opened; calls begin with the last one. The others had files that have changed since."""
+        self._more_names = settings.served_model_names
+        self._info: verifier_pb2.GetInfoResponse | None = None
+        self._info_at = 0.0
+        self._token_bytes: dict[int, bytes] = {}
+        self.started_at = int(time.time())
+        """The time when the gateway was started, in seconds since 1970: "created" of its models."""
+
+    def for_caller(self, token: str) -> Client:
+        """Returns a client whose calls have a caller's token; empty means none."""
+        return self._client().for_caller(token)
+
+    def own(self, token: str = "") -> Client:
+        """Returns a client for the gateway's own questions; where it has no token itself, with the caller's."""
+        ours = dict(self._security.metadata()).get("authorization", "").removeprefix("Bearer ")
+        return self._client().for_caller(ours or token)
+
+    async def info(self, token: str = "") -> verifier_pb2.GetInfoResponse:
+        """Asks what the verifier is. `token`: the caller's. Raises OutriderError."""
+        info = await self.own(token).info(timeout_s=INFO_TIMEOUT_S)
+        if self._info is None or info.model.model_id != self._info.model.model_id:
+            self._token_bytes.clear()
+        self._info, self._info_at = info, time.monotonic()
+        return info
+
+    async def model(self, token: str = "") -> verifier_pb2.GetInfoResponse:
+        """Returns what the verifier is, as of some seconds ago. Raises OutriderError."""
+        if self._info is None or time.monotonic() - self._info_at > INFO_TTL_S:
+            return await self.info(token)
+        return self._info
+
+    async def model_names(self, token: str = "") -> list[str]:
+        """Returns the names by which the model may be asked for, its own first. Raises OutriderError."""
+        info = await self.model(token)
+        return list(dict.fromkeys([info.model.model_id, *self._more_names]))
+
+    async def served_model(self, asked: str | None, token: str) -> str:
+        """Returns the name of the model for an answer. Raises ApiError for one that is not served; OutriderError."""
+        names = await self.model_names(token)
+        if asked is not None and asked not in names:
+            served = ", ".join(names)
+            message = f"model {asked!r} is not served here: {served} is"
+            raise ApiError(404, message, code="model_not_found", param="model")
+        return names[0] if asked is None else asked
+
+    async def token_bytes(self, token_ids: Iterable[int]) -> dict[int, bytes]:
+        """Returns the bytes of tokens by their ids. Raises OutriderError."""
+        known, asked = self._token_bytes, set(token_ids)
+        if missing := sorted(asked - known.keys()):
+            if len(known) + len(missing) > MAX_TOKEN_BYTES:
+                known.clear()
+                missing = sorted(asked)
+            found: Sequence[bytes] = await self.own().token_bytes(missing)
+            known.update(zip(missing, found, strict=True))
+        return {token_id: known[token_id] for token_id in asked}
+
+    async def is_serving(self) -> bool:
+        """Returns True if the verifier, or a replica of it, serves. Raises OutriderError."""
+        return await self.own().health(timeout_s=INFO_TIMEOUT_S)
+
+    async def close(self) -> None:
+        """Closes the connections; running generations are cancelled."""
+        for client in self._clients:
+            await client.close()
+
+    def _client(self) -> Client:
+        if (credentials := self._credentials_now()) is not self._credentials:
+            self._credentials = credentials
+            self._clients.append(self._open())
+        return self._clients[-1]
+
+    def _credentials_now(self) -> grpc.ChannelCredentials | None:
+        return self._security.credentials(",".join(self._addresses))
+
+    def _open(self) -> Client:
+        return Client(
+            self._addresses, credentials=self._credentials, insecure=self._credentials is None and self._insecure
+        )

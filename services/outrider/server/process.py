@@ -1,0 +1,73 @@
+"""The process around a service, by whatever protocol it serves: settings, logs, cores, traces, signals, exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+from collections.abc import Awaitable, Callable
+
+from outrider.security.watched_files import UnusableFile
+from outrider.server.export import start_traces
+from outrider.server.settings import Settings, parse_settings
+from outrider.telemetry.logs import configure_logs
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
+
+
+def run_process(
+    name: str, settings_class: type[Settings], load: Callable[[], Callable[[Settings], Awaitable[None]]]
+) -> None:
+    """Reads the settings from the command line, and runs what serves until it ends.
+
+    Args:
+        name: Short name of the service, in its logs and traces.
+        settings_class: Its flags and variables.
+        load: Imports the service, and returns the function that serves. Called after the settings are read: torch takes
+            seconds to import, and a wrong flag is reported before.
+    """
+    settings = parse_settings(settings_class)
+    configure_logs(settings.log_level, settings.log_format, name)
+    pin(settings.cores)
+    traces = start_traces(f"outrider-{name}", settings)
+    try:
+        asyncio.run(_serve(load(), settings))
+    except KeyboardInterrupt:
+        # It came before `signals` had replaced Python's own handler of SIGINT, mostly while `load` imports.
+        raise SystemExit(INTERRUPTED) from None
+    finally:
+        if traces is not None:
+            traces.stop()
+
+
+async def _serve(serve: Callable[[Settings], Awaitable[None]], settings: Settings) -> None:
+    try:
+        await serve(settings)
+    except UnusableFile as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+def pin(cores: set[int]) -> None:
+    """Runs this process on these cores only; an empty set means on any."""
+    # Linux sets the calling thread only. Later threads inherit it, so this comes before torch starts any.
+    if cores:
+        os.sched_setaffinity(0, cores)
+
+
+def signals() -> asyncio.Event:
+    """Returns an event that is set whenever SIGTERM or SIGINT arrives."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Replaces the handler of asyncio.run, which would cancel the main task on SIGINT instead of letting it drain.
+        loop.add_signal_handler(number, event.set)
+    return event
+
+
+def freeze_gc() -> None:
+    """Exempts everything that is loaded by now from garbage collection, which would go through it again and again."""
+    # Garbage that is frozen is never freed, so it goes first.
+    gc.collect()
+    gc.freeze()

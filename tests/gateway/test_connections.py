@@ -1,0 +1,242 @@
+"""Clients that go, read slowly or never come to the point: their work ends, and nobody else's does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from outrider.gateway import bodies, run, streams
+from outrider.gateway.bodies import ClientGone
+from outrider.gateway.outputs import unless_gone
+from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
+from tests.support.fake_verifier import FakeVerifier, chunk, finished, started, until_cancelled
+from tests.support.gateways import RunningGateway, events_of, running_gateway
+from tests.support.waiting import until
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+async def gateway(verifier: FakeVerifier) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(verifier.address) as running:
+        yield running
+
+
+def silent(fake: FakeVerifier) -> Any:
+    """Says nothing at all until the caller is gone."""
+
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        fake.ended.wait(30)
+        yield from ()
+
+    return script
+
+
+async def asked(gateway: RunningGateway, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection that has sent a request to complete something."""
+    host, _, port = gateway.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    content = json.dumps({"prompt": "a", **body}).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    writer.write(head.encode() + content)
+    return reader, writer
+
+
+async def gone(fake: FakeVerifier, gateway: RunningGateway) -> None:
+    assert await asyncio.to_thread(fake.ended.wait, 10)
+    await until(lambda: gateway.gateway.metrics.num_disconnects == 1)
+    await until(lambda: gateway.gateway.metrics.num_running == gateway.gateway.metrics.num_streams == 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_goes_in_mid_text_ends_the_generation(
+    verifier: FakeVerifier, gateway: RunningGateway, stream: bool
+) -> None:
+    verifier.script = until_cancelled(verifier)
+    reader, writer = await asked(gateway, {"stream": stream})
+    if stream:
+        await reader.readuntil(b"a b")
+    else:
+        await until(lambda: gateway.gateway.metrics.num_running)
+    assert not verifier.ended.is_set()
+    writer.close()
+    await gone(verifier, gateway)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_goes_before_the_first_token_ends_the_generation(
+    verifier: FakeVerifier, gateway: RunningGateway, stream: bool
+) -> None:
+    verifier.script = silent(verifier)
+    _, writer = await asked(gateway, {"stream": stream})
+    await until(lambda: verifier.requests)
+    writer.close()
+    await gone(verifier, gateway)
+
+
+async def test_a_client_that_reads_nothing_is_cut_off(verifier: FakeVerifier) -> None:
+    def endless(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        yield started()
+        while not verifier.ended.is_set():
+            yield chunk(5, text="x" * 10_000)
+
+    verifier.script = endless
+    async with running_gateway(verifier.address, stall_timeout_s=0.2) as gateway:
+        _, writer = await asked(gateway, {"stream": True})
+        await gone(verifier, gateway)
+        writer.close()
+
+
+async def test_a_silent_stream_says_that_it_lives(
+    verifier: FakeVerifier, gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "PING_S", 0.0)
+    verifier.script = until_cancelled(verifier)
+    reader, writer = await asked(gateway, {"stream": True})
+    await reader.readuntil(b": ping\n\n")
+    writer.close()
+    await gone(verifier, gateway)
+
+
+async def test_a_body_that_does_not_come_is_408(gateway: RunningGateway) -> None:
+    async def never() -> bodies.Message:
+        return await asyncio.Future()
+
+    scope = {"type": "http", "headers": []}
+    with pytest.raises(bodies.ApiError) as failed:
+        await bodies.json_object(scope, never, 1000, timeout_s=0.01)
+    assert failed.value.status == 408
+
+
+async def test_a_head_that_does_not_come_closes_the_connection(
+    verifier: FakeVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "HEAD_TIMEOUT_S", 0.05)
+    async with running_gateway(verifier.address) as gateway:
+        host, _, port = gateway.address.rpartition(":")
+        for begun in (b"", b"GET / HTTP/1.1\r\nhost: x\r\n"):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(begun)
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.close()
+
+
+async def test_what_is_no_http_has_the_envelope_too(gateway: RunningGateway) -> None:
+    host, _, port = gateway.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"\x16\x03\x01 hello\r\n\r\n")
+    answered = await reader.read()
+    assert answered.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(answered.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_request"
+    writer.close()
+
+
+async def test_the_work_has_ended_when_the_client_is_known_to_be_gone() -> None:
+    steps: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Future()
+        finally:
+            steps.append("ended")
+
+    async def disconnected() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(ClientGone):
+        await unless_gone(disconnected, work())
+    assert steps == ["ended"]
+
+
+async def test_the_bearer_of_the_caller_goes_on_and_the_gateways_own_does_not(
+    verifier: FakeVerifier, tmp_path: Any
+) -> None:
+    seen: list[str | None] = []
+    lock = threading.Lock()
+
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        with lock:
+            seen.append(dict(context.invocation_metadata()).get("authorization"))  # type: ignore[arg-type]
+        yield started()
+        yield finished(0)
+
+    verifier.script = script
+    own = tmp_path / "token"
+    own.write_text("our-own")
+    async with running_gateway(verifier.address, peer_token_file=str(own)) as gateway:
+        heads = [{}, {"authorization": "Bearer"}, {"authorization": "Bearer theirs"}, {"x-api-key": "key"}]
+        for head in heads:
+            answered = await gateway.http.post(CHAT, json={"messages": HELLO}, headers=head)
+            assert answered.status_code == 200
+        refused = await gateway.http.post(CHAT, json={"messages": HELLO}, headers={"authorization": "Basic abc"})
+    assert seen == [None, None, "Bearer theirs", "Bearer key"]
+    assert refused.status_code == 401
+
+
+async def test_a_tool_call_is_told_when_it_is_complete(verifier: FakeVerifier, gateway: RunningGateway) -> None:
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        yield started()
+        yield chunk(5, text="Let me see. <tool_")
+        yield chunk(6, text='call>{"name": "now", "argum')
+        yield chunk(7, text='ents": {"zone": "CET"}}</tool_call>')
+        yield finished(3)
+
+    verifier.script = script
+    tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+    body = {"messages": HELLO, "tools": [tool]}
+    (choice,) = (await gateway.post(CHAT, **body)).json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "Let me see. ")
+    assert call["function"] == {"name": "now", "arguments": '{"zone": "CET"}'}
+    assert call["id"].startswith("call_")
+    *events, _ = events_of((await gateway.post(CHAT, **body, stream=True)).text)
+    deltas = [json.loads(event)["choices"][0] for event in events]
+    assert "".join(each["delta"].get("content") or "" for each in deltas) == "Let me see. "
+    (told,) = [each["delta"]["tool_calls"] for each in deltas if "tool_calls" in each["delta"]]
+    assert told[0]["index"] == 0
+    assert told[0]["function"] == call["function"]
+    assert deltas[-1]["finish_reason"] == "tool_calls"
+    assert not verifier.requests[-1].skip_special_tokens
+
+
+async def test_counts_are_those_of_what_was_answered(gateway: RunningGateway) -> None:
+    await gateway.post(CHAT, messages=HELLO)
+    await gateway.post(CHAT, messages=[])
+    text = (await gateway.http.get("/metrics")).text
+    assert 'outrider_gateway_requests_total{route="/v1/chat/completions",status="200"} 1.0' in text
+    assert 'outrider_gateway_requests_total{route="/v1/chat/completions",status="400"} 1.0' in text
+    assert 'outrider_gateway_tokens_total{kind="output"} 4.0' in text
+    assert "vllm:spec_decode_num_drafts_total" in text
+
+
+async def test_a_page_of_an_allowed_origin_may_call(verifier: FakeVerifier) -> None:
+    async with running_gateway(verifier.address, allow_origin="https://a.example") as gateway:
+        for origin, allowed in (("https://a.example", "https://a.example"), ("https://b.example", None)):
+            for path in ("/v1/models", "/nothing"):
+                answered = await gateway.http.get(path, headers={"origin": origin})
+                assert answered.headers.get("access-control-allow-origin") == allowed
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(SystemExit, match=r"^error: --listen: cannot bind 127.0.0.1:\d+: Address already in use$"):
+            run._bind(f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+async def test_an_upstream_that_is_away_is_503_with_the_time_to_wait() -> None:
+    async with running_gateway("127.0.0.1:1") as gateway:
+        for answered in (await gateway.http.get("/health"), await gateway.post(CHAT, messages=HELLO)):
+            assert answered.status_code == 503
+            assert int(answered.headers["retry-after"]) >= 1

@@ -1,0 +1,106 @@
+"""The gateway as a process: what it prints, how it drains, what its files do."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import ssl
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+
+from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
+from tests.support.certificates import Authority
+from tests.support.fake_verifier import FakeVerifier, chunk, finished, started, until_cancelled
+from tests.support.gateways import running_gateway
+
+pytestmark = pytest.mark.slow
+
+
+@asynccontextmanager
+async def process(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A gateway, and its address."""
+    command = (sys.executable, "-m", "outrider.gateway", "--listen", "127.0.0.1:0", *arguments)
+    pipe = asyncio.subprocess.PIPE
+    running = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+    assert running.stdout is not None
+    word, address = (await running.stdout.readline()).decode().split()
+    assert word == "listening"
+    try:
+        yield running, address
+    finally:
+        if running.returncode is None:
+            running.kill()
+        await running.communicate()
+
+
+async def test_a_first_signal_lets_streams_end(verifier: FakeVerifier) -> None:
+    go = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        yield started()
+        yield chunk(5, text="before")
+        asyncio.run_coroutine_threadsafe(go.wait(), loop).result(30)
+        yield chunk(6, text="after")
+        yield finished(2)
+
+    verifier.script = script
+    async with process("--upstream", verifier.address) as (running, address), httpx.AsyncClient(timeout=30) as http:
+        async with http.stream(
+            "POST", f"http://{address}/v1/completions", json={"prompt": "a", "stream": True}
+        ) as response:
+            lines = response.aiter_lines()
+            assert "before" in await anext(lines)
+            running.send_signal(signal.SIGTERM)
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection(*address.split(":"))
+                    writer.close()
+                    await asyncio.sleep(0.01)
+                except ConnectionRefusedError:
+                    break
+            go.set()
+            rest = [line async for line in lines]
+        assert any("after" in line for line in rest)
+        assert rest[-2] == "data: [DONE]"
+        assert await running.wait() == 0
+
+
+async def test_a_second_signal_cuts_streams_off(verifier: FakeVerifier) -> None:
+    verifier.script = until_cancelled(verifier)
+    async with process("--upstream", verifier.address) as (running, address), httpx.AsyncClient(timeout=30) as http:
+
+        async def read() -> None:
+            body = {"prompt": "a", "stream": True}
+            async with http.stream("POST", f"http://{address}/v1/completions", json=body) as response:
+                lines = response.aiter_lines()
+                await anext(lines)
+                running.send_signal(signal.SIGTERM)
+                assert running.stderr is not None
+                while b"draining" not in await running.stderr.readline():
+                    pass
+                running.send_signal(signal.SIGTERM)
+                async for _ in lines:
+                    pass
+
+        with pytest.raises(httpx.HTTPError):
+            await read()
+        assert await running.wait() == 0
+        assert await asyncio.to_thread(verifier.ended.wait, 10)
+
+
+async def test_a_changed_certificate_is_shown_from_then_on(verifier: FakeVerifier, tmp_path: Path) -> None:
+    old, new = Authority("old"), Authority("new")
+    cert, key = old.issue("gateway").write(tmp_path, "gateway")
+    async with running_gateway(verifier.address, tls_cert=str(cert), tls_key=str(key)) as gateway:
+        for authority in (old, new):
+            authority.issue("gateway").write(tmp_path, "gateway")
+            trusted = ssl.create_default_context(cadata=authority.pem.decode())
+            async with httpx.AsyncClient(verify=trusted) as http:
+                assert (await http.get(f"https://{gateway.address}/ping")).status_code == 200

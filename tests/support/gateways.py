@@ -1,0 +1,50 @@
+"""A gateway inside the test process: real HTTP on loopback, and its insides within reach."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from outrider.gateway.exchange import Gateway
+from outrider.gateway.run import GatewayServer
+from outrider.gateway.settings import GatewaySettings
+
+
+@dataclass
+class RunningGateway:
+    """A gateway that serves."""
+
+    address: str
+    gateway: Gateway
+    server: GatewayServer
+    http: httpx.AsyncClient
+    """A client of it, without a time limit."""
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        """What a request with a JSON body is answered with."""
+        return await self.http.post(path, json=body)
+
+
+@asynccontextmanager
+async def running_gateway(upstream: str, **settings: Any) -> AsyncIterator[RunningGateway]:
+    """A gateway of a verifier, or of several, on a free port."""
+    given = {"listen": "127.0.0.1:0", "upstream": upstream, **settings}
+    server = GatewayServer(GatewaySettings.model_validate(given))
+    serving = asyncio.create_task(server.run())
+    try:
+        async with httpx.AsyncClient(base_url=f"http://{server.address}", timeout=None) as http:
+            yield RunningGateway(server.address, server.gateway, server, http)
+    finally:
+        server.cut_off()
+        await serving
+        await server.close()
+
+
+def events_of(text: str) -> list[str]:
+    """The data of each event of a stream."""
+    return [event.removeprefix("data: ") for event in text.split("\n\n") if event.startswith("data: ")]

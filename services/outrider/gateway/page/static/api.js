@@ -123,7 +123,8 @@ export async function* generate(request, { token = "", signal } = {}) {
     });
     if (done) return;
     for (const data of parser.push(value)) {
-      if (data === "[DONE]") return;
+      // Read on to the end: a stream that is left is a request that failed.
+      if (data === "[DONE]") continue;
       const event = JSON.parse(data);
       if (event.error) throw new ApiError(event.error.message, event.error.param);
       yield event;

@@ -140,13 +140,22 @@ export class Lane {
 
   /**
    * @param {string} name - Of a time in `times`.
-   * @returns {number} Its median over the rounds, in milliseconds; those of 0 are left out for times of drafts.
+   * @returns {number} Its median over the rounds, in milliseconds.
    */
   median(name) {
-    const times = this.rounds.map((round) => round.times[name] ?? 0);
-    const known = name.startsWith("draft") ? times.filter((time) => time > 0) : times;
-    known.sort((left, right) => left - right);
-    return known.length ? known[Math.floor(known.length / 2)] : 0;
+    const times = this.rounds.map((round) => round.times[name] ?? 0).sort((left, right) => left - right);
+    return times.length ? times[Math.floor(times.length / 2)] : 0;
+  }
+
+  /**
+   * @returns {any} Times of drafts: rounds do not have them, as a draft rides ahead of the round that uses it. The medians
+   * come with the last event; null before, and without drafts.
+   */
+  get draftTimes() {
+    const times = this.summary?.times_p50;
+    return times?.draft_latency_ms > 0
+      ? { draft_latency_ms: times.draft_latency_ms, draft_forward_ms: Math.min(times.draft_latency_ms, times.draft_forward_ms) }
+      : null;
   }
 }
 

@@ -17,7 +17,7 @@ import { draw, layOut, percent } from "./tree.js";
 const at = (id) => document.getElementById(id);
 
 const SIDES = [0, 1];
-const METHODS = ["off", "speculative", "pearl", "retrieval", "card", "saguaro", "double", "spacelike", "best_first", "auto"];
+const METHODS = ["off", "speculative", "pearl", "retrieval", "card", "saguaro", "double", "spacelike", "best-first", "auto"];
 const page = {
   lanes: [new Lane("off"), new Lane("auto")],
   recording: /** @type {import("./recording.js").Recording | null} */ (null),
@@ -86,6 +86,7 @@ function end(isStopped) {
   const recording = /** @type {import("./recording.js").Recording} */ (page.recording);
   render();
   const [left, right] = page.lanes;
+  showRichestTree();
   const said = verdict(left, right, { isAtOnce: recording.isAtOnce, isStopped, dtype: recording.model.dtype });
   at("verdict").className = `verdict ${said.kind}`;
   at("headline").textContent = said.headline;
@@ -94,6 +95,15 @@ function end(isStopped) {
   at("go").textContent = "Start";
   at("save").disabled = false;
   document.body.dataset.state = "done";
+}
+
+/** Leaves the slider at the round with most guesses: the last one is often small. */
+function showRichestTree() {
+  if (!page.follows) return;
+  const { rounds } = page.lanes[page.shown];
+  page.round = rounds.reduce((best, round, index) => (round.numDrafted > rounds[best].numDrafted ? index : best), 0);
+  page.follows = false;
+  renderRounds();
 }
 
 async function race() {
@@ -254,8 +264,11 @@ function renderRounds() {
   drawTimes(at("times"), lane, page.round);
   if (lane.rounds.length) {
     const ms = (/** @type {string} */ name) => `${lane.median(name).toFixed(1)} ms`;
-    const wire = Math.max(0, lane.median("draft_latency_ms") - lane.median("draft_forward_ms"));
-    at("times-words").textContent = `A median round: forward ${ms("forward_ms")}, draft model ${ms("draft_forward_ms")}, wire ${wire.toFixed(1)} ms, waiting ${ms("wait_ms")}.`;
+    const drafting = lane.draftTimes;
+    const drafts = drafting
+      ? `, draft model ${drafting.draft_forward_ms.toFixed(1)} ms, wire ${(drafting.draft_latency_ms - drafting.draft_forward_ms).toFixed(1)} ms (medians of all rounds)`
+      : "";
+    at("times-words").textContent = `A median round: forward ${ms("forward_ms")}, waiting ${ms("wait_ms")}${drafts}.`;
   }
   const slider = at("round");
   slider.max = String(last);
@@ -415,6 +428,10 @@ async function start() {
   }
   let isFirst = true;
   watch((load) => {
+    if (load.error) {
+      describe(at("load"), [["Server", load.error.message]]);
+      return;
+    }
     describe(at("load"), wordsOf(load));
     page.model = { id: load.model.id, dtype: load.model.dtype };
     at("model").textContent = `${load.model.id}, ${load.model.dtype}`;

@@ -135,7 +135,7 @@ export function drawTimes(canvas, lane, selected) {
       context.fillStyle = colour("wash");
       context.fillRect(left + start * scale, 0, roundWidth, height - 20);
     }
-    for (const span of spansOf(round.times, start)) {
+    for (const span of spansOf({ ...round.times, ...(lane.draftTimes ?? {}) }, start)) {
       const row = TIME_ROWS.findIndex(([name]) => name === span.row);
       context.fillStyle = colour(span.row);
       const x = left + span.from * scale;

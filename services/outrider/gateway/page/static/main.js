@@ -201,7 +201,7 @@ function render() {
   });
   if (document.body.dataset.state === "running") {
     const { numSame, numCompared, differsAt } = page.comparison.update(left, right);
-    at("headline").textContent = differsAt === null ? `identical so far: ${numSame} of ${numCompared} tokens` : `the texts part at token ${differsAt + 1}`;
+    at("headline").textContent = differsAt === null ? `Identical so far: ${numSame} of ${numCompared} tokens` : `The texts part at token ${differsAt + 1}.`;
     at("detail").textContent = page.recording?.isAtOnce ? "Both run at once and share the server." : "One after the other: each has the server alone.";
   }
   const { differsAt } = page.comparison.update(left, right);

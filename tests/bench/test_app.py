@@ -134,8 +134,8 @@ MISPLACED = [
     ("network --llama-server sh", "--llama-server is a flag of outrider bench generation, methods, not of network"),
     (
         "faults --cores 0",
-        "--cores is a flag of outrider bench generation, methods, pair, serve, structured, gateway, network, datastore, "
-        "observability",
+        "--cores is a flag of outrider bench generation, methods, pair, serve, structured, gateway, network, "
+        "datastore, observability",
     ),
     ("--parts card", "--parts is a flag of outrider bench methods, structured, network, not of generation"),
     ("--request-rate 3", "--request-rate is a flag of outrider bench serve, not of generation"),
@@ -143,7 +143,8 @@ MISPLACED = [
     ("--minutes 3", "--minutes is a flag of outrider bench faults, not of generation"),
     (
         "generation --quick",
-        "--quick is a flag of outrider bench methods, pair, structured, gateway, network, datastore, faults, observability",
+        "--quick is a flag of outrider bench methods, pair, structured, gateway, network, datastore, faults, "
+        "observability",
     ),
 ]
 

@@ -266,9 +266,9 @@ function renderRounds() {
     const ms = (/** @type {string} */ name) => `${lane.median(name).toFixed(1)} ms`;
     const drafting = lane.draftTimes;
     const drafts = drafting
-      ? `, draft model ${drafting.draft_forward_ms.toFixed(1)} ms, wire ${(drafting.draft_latency_ms - drafting.draft_forward_ms).toFixed(1)} ms (medians of all rounds)`
+      ? `, draft model ${drafting.draft_forward_ms.toFixed(1)} ms, wire and queue ${(drafting.draft_latency_ms - drafting.draft_forward_ms).toFixed(1)} ms`
       : "";
-    at("times-words").textContent = `A median round: forward ${ms("forward_ms")}, waiting ${ms("wait_ms")}${drafts}.`;
+    at("times-words").textContent = `Medians: forward ${ms("forward_ms")}${drafts}${drafting ? `; the model waited ${ms("wait_ms")} for it` : ""}.`;
   }
   const slider = at("round");
   slider.max = String(last);

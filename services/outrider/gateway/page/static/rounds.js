@@ -7,7 +7,7 @@ const NUM_SHOWN = 14;
 const TIME_ROWS = [
   ["target", "forward"],
   ["draft", "draft model"],
-  ["wire", "wire"],
+  ["wire", "wire, queue"],
   ["wait", "waiting"],
 ];
 
@@ -19,7 +19,8 @@ const TIME_ROWS = [
  */
 
 /**
- * Says where the time of a round goes. The wire carries a commit to the drafter and its draft back, half of it each way.
+ * Says where the time of a round goes. What a draft takes beyond its forwards is the wire and the drafter's
+ * queue; half of it is drawn before the forwards, half after them.
  * @param {any} times - Of the API.
  * @param {number} start - When the round began.
  * @returns {Span[]}
@@ -109,7 +110,7 @@ export function drawBars(canvas, lane, selected) {
 }
 
 /**
- * Draws where the time of some rounds went: one row each for the forward, the draft model, the wire and waiting.
+ * Draws where the time of some rounds went: one row each for the forward, the draft model, the wire with the queue, and waiting.
  * @param {HTMLCanvasElement} canvas
  * @param {import("./lane.js").Lane} lane
  * @param {number} selected - A round that is among those shown.

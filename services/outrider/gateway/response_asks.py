@@ -89,6 +89,8 @@ def _add(chat: Chat, item: object, place: str) -> None:
 def _tool(tool: Mapping[str, Any], place: str) -> dict[str, Any]:
     kind_of(tool, place, ("function",))
     told = fields(tool, place, {"type", "name", "description", "parameters", "strict"})
+    if "parameters" in told:
+        mapping(told["parameters"], f"{place}.parameters")
     return {"type": "function", "function": {name: value for name, value in told.items() if name != "type"}}
 
 

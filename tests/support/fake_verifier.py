@@ -57,14 +57,17 @@ def a_good_generation(request: GenerateRequest, context: grpc.ServicerContext) -
     yield finished()
 
 
-def saying(*pieces: str) -> Script:
-    """Says a text in these pieces, a token each."""
+def saying(*pieces: str, is_cut: bool = False) -> Script:
+    """Says a text in these pieces, a token each. `is_cut`: it may not be longer."""
 
     def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
         yield started()
         for piece in pieces:
             yield chunk(5, text=piece)
-        yield finished(len(pieces))
+        end = finished(len(pieces))
+        if is_cut:
+            end.finished.reason = verifier_pb2.FINISH_REASON_LENGTH
+        yield end
 
     return script
 

@@ -147,7 +147,7 @@ async def test_log_probabilities_of_a_chat_have_the_bytes_of_each_token(gateway:
     assert [item for piece in pieces for item in piece] == content
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(st.data())
 async def test_nothing_behind_a_stop_string_is_sent_whatever_the_method(
     gateway: RunningGateway, data: st.DataObject

@@ -100,6 +100,7 @@ async def test_a_silent_stream_says_that_it_lives(
     verifier: FakeVerifier, gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "PING_S", 0.0)
+    monkeypatch.setattr(streams, "TICK_S", 0.01)
     verifier.script = until_cancelled(verifier)
     reader, writer = await asked(gateway, {"stream": True})
     await reader.readuntil(b": ping\n\n")
@@ -235,6 +236,7 @@ def test_a_port_in_use_is_one_line() -> None:
             run._bind(f"127.0.0.1:{taken.getsockname()[1]}")
 
 
+@pytest.mark.slow
 async def test_an_upstream_that_is_away_is_503_with_the_time_to_wait() -> None:
     async with running_gateway("127.0.0.1:1") as gateway:
         for answered in (await gateway.http.get("/health"), await gateway.post(CHAT, messages=HELLO)):

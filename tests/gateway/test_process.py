@@ -104,3 +104,23 @@ async def test_a_changed_certificate_is_shown_from_then_on(verifier: FakeVerifie
             trusted = ssl.create_default_context(cadata=authority.pem.decode())
             async with httpx.AsyncClient(verify=trusted) as http:
                 assert (await http.get(f"https://{gateway.address}/ping")).status_code == 200
+
+
+async def test_a_client_without_a_certificate_is_not_heard_where_one_is_needed(
+    verifier: FakeVerifier, tmp_path: Path
+) -> None:
+    authority, other = Authority("ours"), Authority("other")
+    cert, key = authority.issue("gateway").write(tmp_path, "gateway")
+    (tmp_path / "ca.pem").write_bytes(authority.pem)
+    settings = {"tls_cert": str(cert), "tls_key": str(key), "tls_client_ca": str(tmp_path / "ca.pem")}
+    async with running_gateway(verifier.address, **settings) as gateway:
+        for issuer, is_heard in ((None, False), (other, False), (authority, True)):
+            trusted = ssl.create_default_context(cadata=authority.pem.decode())
+            if issuer is not None:
+                trusted.load_cert_chain(*issuer.issue("client").write(tmp_path, "client"))
+            async with httpx.AsyncClient(verify=trusted) as http:
+                if is_heard:
+                    assert (await http.get(f"https://{gateway.address}/ping")).status_code == 200
+                else:
+                    with pytest.raises(httpx.HTTPError):
+                        await http.get(f"https://{gateway.address}/ping")

@@ -10,7 +10,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outrider.core.params import Method, SamplingParams, SpeculationParams
@@ -114,7 +114,8 @@ def test_with_stop_strings_the_smaller_of_the_end_and_the_length_counts(
     assert text.startswith("".join(pieces))
 
 
-@given(runs(), st.integers(0, 40), st.sampled_from([(), ("\n\n",), ("😀zz", "語zz")]))
+@example(tuple(codec().encode("x def add(")), 2, (" def addzz",))  # broken off where text is held back
+@given(runs(), st.integers(0, 40), st.sampled_from([(), ("\n\n",), (" def addzz", "日本zz", "énzz")]))
 def test_a_resumed_call_counts_from_what_earlier_ones_have_sent(
     token_ids: tuple[int, ...], cut: int, stop: tuple[str, ...]
 ) -> None:

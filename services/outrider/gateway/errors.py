@@ -76,7 +76,10 @@ def invalid(param: str, rule: str, *, code: str = "invalid_value") -> ApiError:
 
 def shown(value: object) -> str:
     """Returns a value as a message has it: as JSON, and short."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except RecursionError:
+        return "what is nested deeply"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

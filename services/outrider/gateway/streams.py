@@ -19,6 +19,8 @@ log = structlog.get_logger(__name__)
 
 PING_S = 10.0
 """Longest silence of a stream, in seconds: what stands between may end a connection that says nothing."""
+TICK_S = 1.0
+"""Time between two looks at how a stream does, in seconds."""
 DONE = b"data: [DONE]\n\n"
 NO_STORE = {"cache-control": "no-store"}
 STREAM_HEADERS = {
@@ -74,7 +76,7 @@ class EventStream:
     async def _watch(self) -> None:
         """Sends pings into the silence. Returns if the client has taken nothing for too long."""
         while True:
-            await asyncio.sleep(min(1.0, self._stall_timeout_s / 2))
+            await asyncio.sleep(min(TICK_S, self._stall_timeout_s / 2))
             now = self._time()
             if self._sending_since is not None:
                 if now - self._sending_since >= self._stall_timeout_s:

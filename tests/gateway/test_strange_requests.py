@@ -1,0 +1,82 @@
+"""Whatever JSON a field has, the answer is one of HTTP's, in the envelope if it is an error, and never our fault."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from outrider.gateway.parameters import ChatParameters, CompletionParameters, DetokenizeParameters, TokenizeParameters
+from tests.support.gateways import RunningGateway, running_gateway
+from tests.support.services import running_verifier
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+
+PATHS = {
+    "/v1/chat/completions": (ChatParameters, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
+    "/v1/completions": (CompletionParameters, {"prompt": "hi", "max_tokens": 2}),
+    "/tokenize": (TokenizeParameters, {"prompt": "hi"}),
+    "/detokenize": (DetokenizeParameters, {"tokens": [5]}),
+}
+KEYS = st.sampled_from(
+    ["type", "function", "name", "parameters", "json", "regex", "schema", "json_schema", "role", "content", "text",
+     "method", "card", "include_usage", "5", "tools", "strict", ""]
+)  # fmt: skip
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(
+        ["", "a", "function", "text", "json_schema", "object", "user", "auto", "required", "off", "\0", "é"]
+    )
+)
+JSON = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3))
+
+
+def nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway() -> AsyncIterator[RunningGateway]:
+    async with running_verifier() as verifier, running_gateway(verifier.address) as running:
+        yield running
+
+
+@settings(max_examples=400)
+@given(st.data())
+async def test_no_value_of_a_field_is_an_error_of_ours(gateway: RunningGateway, data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(sorted(PATHS)))
+    kind, good = PATHS[path]
+    fields = data.draw(st.lists(st.sampled_from(sorted(kind.model_fields)), min_size=1, max_size=2))
+    await answered(gateway, path, {**good, **{field: data.draw(JSON) for field in fields}})
+
+
+@settings(max_examples=1)
+@given(st.sampled_from(["temperature"]))
+@example("tools")
+@example("messages")
+@example("metadata")
+@example("chat_template_kwargs")
+@example("response_format")
+async def test_what_is_nested_deeply_is_no_error_of_ours(gateway: RunningGateway, field: str) -> None:
+    path = "/v1/chat/completions"
+    for depth in (100, 400, 900, 960, 985):
+        for value in (nested(depth), [{"a": nested(depth)}], {"type": "json_schema", "json_schema": nested(depth)}):
+            await answered(gateway, path, {**PATHS[path][1], field: value})
+
+
+async def answered(gateway: RunningGateway, path: str, body: dict[str, object]) -> None:
+    response = await gateway.post(path, **body)
+    assert response.status_code in (200, 400, 404), response.text
+    if response.status_code != 200:
+        error = response.json()["error"]
+        assert error["message"]
+        assert error["type"] == "invalid_request_error"

@@ -333,6 +333,7 @@ async def test_silence_is_filled_with_pings_until_the_client_goes(
     verifier: FakeVerifier, scripted: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "PING_S", 0.0)
+    monkeypatch.setattr(streams, "TICK_S", 0.01)
     verifier.script = until_cancelled(verifier)
     body = {"messages": [HELLO], "max_tokens": 5, "stream": True}
     async with scripted.http.stream("POST", MESSAGES, json=body) as response:
@@ -342,6 +343,7 @@ async def test_silence_is_filled_with_pings_until_the_client_goes(
     assert await asyncio.to_thread(verifier.ended.wait, 10)
 
 
+@pytest.mark.slow
 async def test_anthropics_client_reads_messages_whole_and_streamed(gateway: RunningGateway) -> None:
     anthropic = pytest.importorskip("anthropic")
     options: Any = {"model": "demo/target", "messages": [HELLO], "max_tokens": 12, "extra_body": {"seed": 7}}

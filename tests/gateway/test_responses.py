@@ -250,11 +250,22 @@ async def test_values_without_effect_are_fine(gateway: RunningGateway) -> None:
         "text": {"format": {"type": "text"}, "verbosity": "medium"},
         "stream_options": {"include_obfuscation": False},
         "tool_choice": "auto",
+        "tools": [],
+        "parallel_tool_calls": True,
     }
     plain = (await gateway.post(RESPONSES, input="hello", **OPTIONS)).json()
-    told = await gateway.post(RESPONSES, input="hello", **OPTIONS, **{**harmless, "tool_choice": None})
+    told = await gateway.post(RESPONSES, input="hello", **OPTIONS, **harmless)
     assert told.status_code == 200, told.text
     assert told.json()["output"][0]["content"] == plain["output"][0]["content"]
+
+
+async def test_a_prediction_is_counted_and_changes_nothing(gateway: RunningGateway) -> None:
+    plain = (await gateway.post(RESPONSES, input="hello", **{**OPTIONS, "max_output_tokens": 30})).json()
+    text = plain["output"][0]["content"][0]["text"]
+    more = {"prediction": {"type": "content", "content": text}, "speculation": {"method": "retrieval"}}
+    told = (await gateway.post(RESPONSES, input="hello", **{**OPTIONS, "max_output_tokens": 30}, **more)).json()
+    assert told["output"][0]["content"][0]["text"] == text
+    assert told["usage"]["output_tokens_details"]["accepted_prediction_tokens"] > 5
 
 
 async def test_logprobs_stand_beside_the_pieces_and_the_text(gateway: RunningGateway) -> None:

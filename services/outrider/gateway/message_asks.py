@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.gateway.asks import CHAT_NAMES, Ask, chat_ask, text_format
-from outrider.gateway.chats import Chat, fields, kind_of, mapping, part_text, text_field, text_of, tool_names
+from outrider.gateway.chats import Chat, content_text, fields, kind_of, mapping, part_text, text_field, tool_names
 from outrider.gateway.errors import FieldNames, invalid, shown
 from outrider.gateway.parameters import ChatParameters, MessageChat, MessageParameters, SamplingParameters
 from outrider_client.chats import ChatOptions
@@ -63,7 +63,7 @@ def _chat(given: MessageChat) -> tuple[Chat, ChatOptions, list[tuple[str, str]]]
     """Returns all that becomes the prompt, and the names of its fields."""
     chat = Chat()
     if given.system is not None:
-        chat.add("system", text_of(given.system, "system", ("text",), _OF_BLOCKS), "system")
+        chat.add("system", content_text(given.system, "system", ("text",), _OF_BLOCKS), "system")
     for index, message in enumerate(given.messages):
         _add(chat, message, f"messages[{index}]")
     options = ChatOptions()
@@ -120,7 +120,7 @@ def _add_call(chat: Chat, call: Mapping[str, Any], place: str) -> None:
 
 def _add_result(chat: Chat, block: Mapping[str, Any], place: str) -> None:
     told = fields(block, place, {"type", "tool_use_id", "content", "is_error"}, _OF_BLOCKS)
-    content = text_of(told.get("content", ""), f"{place}.content", ("text",), _OF_BLOCKS)
+    content = content_text(told.get("content", ""), f"{place}.content", ("text",), _OF_BLOCKS)
     if not isinstance(is_error := told.get("is_error", False), bool):
         raise invalid(f"{place}.is_error", f"must be true or false, got {shown(is_error)}", code="invalid_type")
     # Templates have no other place for it.

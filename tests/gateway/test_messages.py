@@ -340,6 +340,8 @@ async def test_silence_is_filled_with_pings_until_the_client_goes(
         async for line in response.aiter_lines():
             if line == 'data: {"type":"ping"}':
                 break
+            assert line != ": ping"
+        assert not verifier.ended.is_set()
     assert await asyncio.to_thread(verifier.ended.wait, 10)
 
 

@@ -295,6 +295,7 @@ async def test_a_client_that_goes_ends_the_generation(verifier: FakeVerifier, sc
         async for line in response.aiter_lines():
             if "output_text.delta" in line:
                 break
+        assert not verifier.ended.is_set()
     assert await asyncio.to_thread(verifier.ended.wait, 10)
 
 

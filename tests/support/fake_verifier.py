@@ -57,6 +57,28 @@ def a_good_generation(request: GenerateRequest, context: grpc.ServicerContext) -
     yield finished()
 
 
+def saying(*pieces: str, is_cut: bool = False) -> Script:
+    """Says a text in these pieces, a token each. `is_cut`: it may not be longer."""
+
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        yield started()
+        for piece in pieces:
+            yield chunk(5, text=piece)
+        end = finished(len(pieces))
+        if is_cut:
+            end.finished.reason = verifier_pb2.FINISH_REASON_LENGTH
+        yield end
+
+    return script
+
+
+def breaking_off(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+    """Fails behind its first token, in a way that no other call mends."""
+    yield started()
+    yield chunk(5, text="a")
+    context.abort(grpc.StatusCode.DATA_LOSS, "why")
+
+
 class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     """Follows a script and remembers what it was asked."""
 

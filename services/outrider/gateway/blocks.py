@@ -40,6 +40,8 @@ class TextDone:
     index: int
     text: str
     """The whole of it."""
+    is_cut: bool = False
+    """True if it ends because the reply may not be longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ async def blocks(
             if is_open:
                 if waiting:
                     yield TextGrown(index, "", tuple(waiting))
-                yield TextDone(index, "".join(pieces))
+                yield TextDone(index, "".join(pieces), is_cut=said.finish_reason == "length")
             yield said
             continue
         if said.chunk is not None:

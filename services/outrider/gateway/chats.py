@@ -53,7 +53,7 @@ def tool_names(num_tools: int, parameters: str) -> Iterator[tuple[str, str]]:
             yield name, f"tools[{index}]"
 
 
-def text_of(content: object, place: str, kinds: Collection[str], harmless: Collection[str] = ()) -> str:
+def content_text(content: object, place: str, kinds: Collection[str], harmless: Collection[str] = ()) -> str:
     """Returns a text, or the texts of parts joined as they are.
 
     Args:
@@ -73,7 +73,7 @@ def text_of(content: object, place: str, kinds: Collection[str], harmless: Colle
 
 
 def part_text(part: object, place: str, kinds: Collection[str], harmless: Collection[str] = ()) -> str:
-    """Returns the text of a part. Takes what `text_of` takes. Raises ApiError."""
+    """Returns the text of a part. Takes what `content_text` takes. Raises ApiError."""
     kind_of(part, place, kinds)
     return text_field(fields(part, place, {"type", "text"}, harmless), "text", place)
 

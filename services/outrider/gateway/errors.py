@@ -163,10 +163,12 @@ def from_option(error: TypeError | ValueError, names: FieldNames = NAMES) -> Api
     """Returns the error of an option that the SDK refuses, whose message begins with its name."""
     message = str(error)
     if found := _FORMAT.match(message):
-        param = names.of(_REASONS.get(found[2], found[2]))
-        what = found[2] if found[2] in _REASONS else param
+        reason = _REASONS.get(found[2], found[2])
+        param = names.of(reason)
         rule = f"needs a gateway that knows how this model writes calls: start it with --tool-call-format {found[1]}"
-        return ApiError(400, f"{what}{found[3]} {rule}", code="unsupported_value", param=param)
+        # With its value, unless the request has another name for it, and another value.
+        what = f"{found[2]}{found[3]}" if param == reason else param
+        return ApiError(400, f"{what} {rule}", code="unsupported_value", param=param)
     if field := _OPTION.match(message):
         param = names.of(field[1])
         return ApiError(400, param + message[field.end(1) :], code="invalid_value", param=param)

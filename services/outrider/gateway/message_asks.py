@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.gateway.asks import CHAT_NAMES, Ask, chat_ask, text_format
-from outrider.gateway.chats import Chat, fields, kind_of, part_text, text_field, text_of, tool_names
+from outrider.gateway.chats import Chat, content_text, fields, kind_of, mapping, part_text, text_field, tool_names
 from outrider.gateway.errors import FieldNames, invalid, shown
 from outrider.gateway.parameters import ChatParameters, MessageChat, MessageParameters, SamplingParameters
 from outrider_client.chats import ChatOptions
@@ -63,7 +63,7 @@ def _chat(given: MessageChat) -> tuple[Chat, ChatOptions, list[tuple[str, str]]]
     """Returns all that becomes the prompt, and the names of its fields."""
     chat = Chat()
     if given.system is not None:
-        chat.add("system", text_of(given.system, "system", ("text",), _OF_BLOCKS), "system")
+        chat.add("system", content_text(given.system, "system", ("text",), _OF_BLOCKS), "system")
     for index, message in enumerate(given.messages):
         _add(chat, message, f"messages[{index}]")
     options = ChatOptions()
@@ -78,11 +78,8 @@ def _chat(given: MessageChat) -> tuple[Chat, ChatOptions, list[tuple[str, str]]]
     if last["role"] == "assistant" and not last.get("tool_calls"):
         # As Anthropic has it: the answer goes on with what is put into its mouth.
         options["continue_final_message"] = True
-    return (
-        chat,
-        options,
-        [*chat.renamed, *tool_names(len(tools), "input_schema"), ("tool_choice.function", "tool_choice")],
-    )
+    renamed = [*chat.renamed, *tool_names(len(tools), "input_schema"), ("tool_choice.function", "tool_choice")]
+    return chat, options, renamed
 
 
 def _add(chat: Chat, message: Mapping[str, Any], place: str) -> None:
@@ -123,7 +120,7 @@ def _add_call(chat: Chat, call: Mapping[str, Any], place: str) -> None:
 
 def _add_result(chat: Chat, block: Mapping[str, Any], place: str) -> None:
     told = fields(block, place, {"type", "tool_use_id", "content", "is_error"}, _OF_BLOCKS)
-    content = text_of(told.get("content", ""), f"{place}.content", ("text",), _OF_BLOCKS)
+    content = content_text(told.get("content", ""), f"{place}.content", ("text",), _OF_BLOCKS)
     if not isinstance(is_error := told.get("is_error", False), bool):
         raise invalid(f"{place}.is_error", f"must be true or false, got {shown(is_error)}", code="invalid_type")
     # Templates have no other place for it.
@@ -132,17 +129,15 @@ def _add_result(chat: Chat, block: Mapping[str, Any], place: str) -> None:
 
 
 def _tool(tool: Mapping[str, Any], place: str) -> dict[str, Any]:
-    # Only tools of Anthropic's own must have a type.
-    kind_of(
-        {"type": "custom", **{name: value for name, value in tool.items() if value is not None}}, place, ("custom",)
-    )
+    if tool.get("type") is not None:
+        # Only tools of Anthropic's own must have one.
+        kind_of(tool, place, ("custom",))
     told = fields(tool, place, {"type", "name", "description", "input_schema", "strict"}, _OF_TOOLS)
-    if told.get("input_schema") is None:
+    if "input_schema" not in told:
         raise invalid(f"{place}.input_schema", "is required", code="missing_required_parameter")
-    function = {
-        "parameters" if name == "input_schema" else name: value for name, value in told.items() if name != "type"
-    }
-    return {"type": "function", "function": function}
+    schema = mapping(told["input_schema"], f"{place}.input_schema")
+    own = {name: told[name] for name in ("name", "description", "strict") if name in told}
+    return {"type": "function", "function": {**own, "parameters": schema}}
 
 
 def _tool_choice(given: Mapping[str, Any]) -> str | dict[str, Any]:

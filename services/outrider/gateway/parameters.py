@@ -63,7 +63,7 @@ _INSTEAD = {
     "stop_sequences": ("stop",),
     "response_format": ("text", "output_config"),
 }
-"""What has the place of a field in other requests: the first that a request may have."""
+"""Fields that have the place of others here or in other requests: the first counts that a request may have."""
 _NOTHING_IS_STORED = "nothing is stored here, so send the whole conversation as input"
 _BECAUSE = {
     "previous_response_id": _NOTHING_IS_STORED,
@@ -74,7 +74,7 @@ _BECAUSE = {
     "reasoning": "what a model thinks is part of its text",
     "thinking": "what a model thinks is part of its text",
 }
-"""Reasons for which fields are not supported, other than that nobody has heard of them."""
+"""Reasons for which known fields are not supported."""
 
 
 class Parameters(BaseModel):

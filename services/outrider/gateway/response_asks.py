@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.gateway.asks import Ask, chat_ask, text_format
-from outrider.gateway.chats import Chat, fields, kind_of, mapping, text_field, text_of, tool_names
+from outrider.gateway.chats import Chat, content_text, fields, kind_of, mapping, text_field, tool_names
 from outrider.gateway.errors import invalid, shown
 from outrider.gateway.parameters import ChatParameters, ResponseParameters, SamplingParameters
 
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` may ask for."""
+"""The one thing that `include` may ask for."""
 _PARTS = ("input_text", "output_text", "text")
 _OF_PARTS = ("annotations", "logprobs", "prompt_cache_breakpoint")
 _OF_ITEMS = ("id", "status", "phase", "created_by")
@@ -35,8 +35,9 @@ def response_ask(given: ResponseParameters, tool_call_format: str) -> Ask:
         logprobs=_wants_logprobs(given),
         top_logprobs=given.top_logprobs,
         tools=tools or None,
-        tool_choice=_tool_choice(given.tool_choice),
-        parallel_tool_calls=given.parallel_tool_calls,
+        tool_choice=_tool_choice(given.tool_choice, bool(tools)),
+        # Without tools there are no calls, one or many.
+        parallel_tool_calls=given.parallel_tool_calls if tools else None,
         chat_template_kwargs=given.chat_template_kwargs,
     )
     renamed = [
@@ -73,7 +74,7 @@ def _add(chat: Chat, item: object, place: str) -> None:
     if kind == "message":
         told = fields(item, place, {"type", "role", "content"}, _OF_ITEMS)
         role = text_field(told, "role", place)
-        content = text_of(told.get("content"), f"{place}.content", _PARTS, _OF_PARTS)
+        content = content_text(told.get("content"), f"{place}.content", _PARTS, _OF_PARTS)
         # OpenAI's name for what templates call the system.
         chat.add("system" if role == "developer" else role, content, place)
     elif kind == "function_call":
@@ -82,19 +83,22 @@ def _add(chat: Chat, item: object, place: str) -> None:
         chat.add_call(call_id, name, arguments, place)
     else:
         told = fields(item, place, {"type", "call_id", "output"}, _OF_ITEMS)
-        output = text_of(told.get("output"), f"{place}.output", _PARTS, _OF_PARTS)
+        output = content_text(told.get("output"), f"{place}.output", _PARTS, _OF_PARTS)
         chat.add("tool", output, place, tool_call_id=text_field(told, "call_id", place))
 
 
 def _tool(tool: Mapping[str, Any], place: str) -> dict[str, Any]:
     kind_of(tool, place, ("function",))
     told = fields(tool, place, {"type", "name", "description", "parameters", "strict"})
+    if "parameters" in told:
+        mapping(told["parameters"], f"{place}.parameters")
     return {"type": "function", "function": {name: value for name, value in told.items() if name != "type"}}
 
 
-def _tool_choice(given: object) -> object:
+def _tool_choice(given: object, has_tools: bool) -> object:
     if not isinstance(given, dict):
-        return given
+        # "auto" is OpenAI's default, which its responses repeat.
+        return None if given == "auto" and not has_tools else given
     kind_of(given, "tool_choice", ("function",))
     told = fields(given, "tool_choice", {"type", "name"})
     return {"type": "function", "function": {"name": text_field(told, "name", "tool_choice")}}

@@ -98,7 +98,7 @@ class ResponseAnswer(Answer):
 
     def _text_done(self, block: TextDone) -> list[Event]:
         part, place = _text_part(block.text, self._logprobs), self._place(block.index)
-        item = self._message(block.index, "completed", [part])
+        item = self._message(block.index, "incomplete" if block.is_cut else "completed", [part])
         self._items.append(item)
         return [
             _event("response.output_text.done", **place, text=block.text, logprobs=self._logprobs),
@@ -129,10 +129,8 @@ class ResponseAnswer(Answer):
 
     def _ended(self, ended: Ended) -> Event:
         is_cut = ended.finish_reason == "length"
-        if is_cut and self._items[-1]["type"] == "message":
-            self._items[-1]["status"] = "incomplete"
         status = "incomplete" if is_cut else "completed"
-        more = {"usage": self._usage(ended.result), "metrics": usage.metrics([ended.result])}
+        more: dict[str, Any] = {"usage": self._usage(ended.result), "metrics": usage.metrics([ended.result])}
         if is_cut:
             more["incomplete_details"] = {"reason": "max_output_tokens"}
         else:

@@ -1,4 +1,5 @@
-"""python -m tests.fuzz: mutated messages on every RPC of real services. Exit status 1 if one does harm."""
+"""python -m tests.fuzz: mutated messages on every RPC of real services, and mutated requests to a gateway before them.
+Exit status 1 if one does harm."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from pathlib import Path
 
 from outrider_cli.local.stack import LocalStack
 from tests.fuzz.examples import rpcs
-from tests.fuzz.run import HEADER, Result, fuzz
+from tests.fuzz.gateway import FuzzedGateway, running_gateway
+from tests.fuzz.http_requests import paths
+from tests.fuzz.run import HEADER, Result, fuzz, fuzz_gateway
 from tests.fuzz.servers import Servers, stack_config
 
 
@@ -25,34 +28,39 @@ def main() -> int:
     arguments = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="outrider-fuzz-") as temporary,
-        LocalStack(stack_config(arguments.log_folder or Path(temporary))) as stack,
+        LocalStack(stack_config(folder := arguments.log_folder or Path(temporary))) as stack,
+        running_gateway(stack.address, folder) as gateway,
     ):
-        return asyncio.run(_run(stack, arguments))
+        return asyncio.run(_run(stack, gateway, arguments))
 
 
-async def _run(stack: LocalStack, arguments: argparse.Namespace) -> int:
+async def _run(stack: LocalStack, gateway: FuzzedGateway, arguments: argparse.Namespace) -> int:
     results: list[Result] = []
     async with Servers(stack) as servers:
-        known = rpcs(servers.model)
-        if unknown := set(arguments.rpc) - set(known):
-            print(f"error: --rpc: no {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
+        known, over_http = rpcs(servers.model), paths()
+        if unknown := set(arguments.rpc) - set(known) - set(over_http):
+            names = ", ".join((*known, *over_http))
+            print(f"error: --rpc: no {', '.join(sorted(unknown))}; there are {names}", file=sys.stderr)
             return 2
-        print(f"memory in MB: {servers.memory_mb}\n\n{HEADER}", flush=True)
-        for name in arguments.rpc or known:
-            result = await fuzz(
-                servers,
-                known[name],
-                arguments.num,
-                arguments.seed,
-                first_call=arguments.first_call,
-                on_finding=lambda finding: print(f"FINDING {finding}", flush=True),
-            )
+        print(f"memory in MB: {servers.memory_mb}, gateway {gateway.memory_mb}\n\n{HEADER}", flush=True)
+        for name in arguments.rpc or (*known, *over_http):
+            num, seed, first_call = arguments.num, arguments.seed, arguments.first_call
+            if name in known:
+                result = await fuzz(servers, known[name], num, seed, first_call=first_call, on_finding=_told)
+            else:
+                path = over_http[name]
+                result = await fuzz_gateway(gateway, servers, path, num, seed, first_call=first_call, on_finding=_told)
             print(result.row(), flush=True)
             results.append(result)
         num_findings = sum(len(result.findings) for result in results)
         num_messages = sum(result.num_messages for result in results)
-        print(f"\nmemory in MB: {servers.memory_mb}\n{num_messages} messages, {num_findings} findings")
+        memory = f"{servers.memory_mb}, gateway {gateway.memory_mb}"
+        print(f"\nmemory in MB: {memory}\n{num_messages} messages, {num_findings} findings")
     return 1 if num_findings else 0
+
+
+def _told(finding: str) -> None:
+    print(f"FINDING {finding}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,24 @@
-"""Sends mutated messages to every RPC and watches what becomes of the servers."""
+"""Sends mutated messages to every RPC, and mutated requests to the gateway, and watches what becomes of the servers."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from tests.fuzz.calls import Call, Outcome, make_call, send
 from tests.fuzz.examples import Rpc
+from tests.fuzz.gateway import FuzzedGateway
+from tests.fuzz.http_requests import HttpCall, Path
+from tests.fuzz.http_requests import make_call as make_http_call
 from tests.fuzz.servers import Servers
 
 MAX_FINDINGS = 20
 """Of one RPC; then it is enough."""
 SHOWN_BYTES = 300
+HTTP_AT_A_TIME = 12
 
 
 @dataclass(slots=True)
@@ -29,6 +33,12 @@ class Result:
     codes: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
     memory_mb: dict[str, int] = field(default_factory=dict)
+
+    def ended(self, code: str, seconds: float) -> None:
+        """Counts a call."""
+        self.num_calls += 1
+        self.codes[code] += 1
+        self.slowest_s = max(self.slowest_s, seconds)
 
     def row(self) -> str:
         """One line of the table."""
@@ -62,6 +72,67 @@ async def fuzz(
         on_finding: Told at once.
     """
     result = Result(rpc.name)
+
+    async def attempt(number: int) -> str | None:
+        call = make_call(rpc, seed, number)
+        result.num_messages += len(call.messages)
+        outcome = await send(call, servers.channels[call.server], servers.addresses[call.server])
+        result.ended(outcome.code.name, outcome.seconds)
+        return described(call, outcome) if outcome.is_finding else None
+
+    await _fuzz(result, attempt, rpc.num_at_a_time, num_messages, seed, first_call, servers.problems, on_finding)
+    result.memory_mb = servers.memory_mb
+    return result
+
+
+async def fuzz_gateway(
+    gateway: FuzzedGateway,
+    servers: Servers,
+    path: Path,
+    num_requests: int,
+    seed: int,
+    *,
+    first_call: int = 0,
+    on_finding: Callable[[str], None] = lambda _: None,
+) -> Result:
+    """Sends so many requests to a part of the gateway's API, then looks after it and the services behind it.
+
+    Args:
+        gateway: The gateway.
+        servers: Those behind it.
+        path: The part of its API.
+        num_requests: Connections, each with a request or a few.
+        seed: With the number of a call it decides what is sent.
+        first_call: Number of the first call.
+        on_finding: Told at once.
+    """
+    result = Result(path.rpc)
+
+    async def attempt(number: int) -> str | None:
+        call = make_http_call(path, seed, number)
+        result.num_messages += 1
+        word, seconds, problem = await gateway.send(call)
+        result.ended(word, seconds)
+        return described_http(call, problem, seconds) if problem else None
+
+    async def problems() -> list[str]:
+        return [*await gateway.problems(), *await servers.problems()]
+
+    await _fuzz(result, attempt, HTTP_AT_A_TIME, num_requests, seed, first_call, problems, on_finding)
+    result.memory_mb = {"gateway": gateway.memory_mb, **servers.memory_mb}
+    return result
+
+
+async def _fuzz(
+    result: Result,
+    attempt: Callable[[int], Awaitable[str | None]],
+    num_at_a_time: int,
+    num_messages: int,
+    seed: int,
+    first_call: int,
+    problems: Callable[[], Awaitable[list[str]]],
+    on_finding: Callable[[str], None],
+) -> None:
     began = time.monotonic()
     numbers = iter(range(first_call, 2**63))
 
@@ -71,21 +142,13 @@ async def fuzz(
 
     async def work() -> None:
         while result.num_messages < num_messages and len(result.findings) < MAX_FINDINGS:
-            call = make_call(rpc, seed, next(numbers))
-            result.num_calls += 1
-            result.num_messages += len(call.messages)
-            outcome = await send(call, servers.channels[call.server], servers.addresses[call.server])
-            result.codes[outcome.code.name] += 1
-            result.slowest_s = max(result.slowest_s, outcome.seconds)
-            if outcome.is_finding:
-                find(described(call, outcome))
+            if finding := await attempt(next(numbers)):
+                find(finding)
 
-    await asyncio.gather(*(work() for _ in range(rpc.num_at_a_time)))
+    await asyncio.gather(*(work() for _ in range(num_at_a_time)))
     result.seconds = time.monotonic() - began
-    for problem in await servers.problems():
-        find(f"after {rpc.name}, seed {seed}, up to call {next(numbers) - 1}: {problem}")
-    result.memory_mb = servers.memory_mb
-    return result
+    for problem in await problems():
+        find(f"after {result.rpc}, seed {seed}, up to call {next(numbers) - 1}: {problem}")
 
 
 def described(call: Call, outcome: Outcome) -> str:
@@ -95,4 +158,14 @@ def described(call: Call, outcome: Outcome) -> str:
         f"{call.rpc.name}: {outcome.code.name} {outcome.details[:500]!r} after {outcome.seconds:.2f} s\n"
         f"  again: python -m tests.fuzz --rpc {call.rpc.name} --seed {call.seed} --first-call {call.number} --num 1\n"
         f"  sent, in hex (at most {SHOWN_BYTES} bytes of each):\n{sent}"
+    )
+
+
+def described_http(call: HttpCall, problem: str, seconds: float) -> str:
+    """A finding at the gateway, with what it takes to make it again."""
+    sent = b"".join(call.pieces)
+    return (
+        f"{call.path.rpc}: {problem} after {seconds:.2f} s\n"
+        f"  again: python -m tests.fuzz --rpc {call.path.rpc} --seed {call.seed} --first-call {call.number} --num 1\n"
+        f"  sent {len(sent)} bytes, then {call.end}: {sent[: 3 * SHOWN_BYTES]!r}"
     )

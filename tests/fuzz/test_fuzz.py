@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from random import Random
 
@@ -12,19 +13,30 @@ from outrider.v1 import types_pb2, verifier_pb2
 from outrider_cli.local.stack import LocalStack
 from tests.fuzz.calls import make_call
 from tests.fuzz.examples import MAX_TOKENS, rpcs, tamed
+from tests.fuzz.gateway import FuzzedGateway, running_gateway
+from tests.fuzz.http_requests import make_call as make_http_call
+from tests.fuzz.http_requests import paths
 from tests.fuzz.mutations import mutated, serialized
-from tests.fuzz.run import fuzz
+from tests.fuzz.run import fuzz, fuzz_gateway
 from tests.fuzz.servers import Servers, stack_config
 
 pytestmark = pytest.mark.slow
 
 NUM_MESSAGES = 300
+NUM_REQUESTS = 100
+PATHS = paths()
 KNOWN = rpcs(types_pb2.ModelInfo(tokenizer_hash="any", vocab_size=2048))
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     with LocalStack(stack_config(tmp_path_factory.mktemp("logs"))) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gateway(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FuzzedGateway]:
+    with running_gateway(stack.address, tmp_path_factory.mktemp("gateway")) as running:
         yield running
 
 
@@ -79,3 +91,35 @@ def test_what_would_generate_long_is_shortened() -> None:
     assert message.sampling.max_tokens == MAX_TOKENS
     assert not tamed(message)
     assert serialized(message) == serialized(message)
+
+
+@pytest.mark.parametrize("name", [name for name, path in PATHS.items() if path.path != "/page/load"])
+async def test_no_mutated_request_does_harm(servers: Servers, gateway: FuzzedGateway, name: str) -> None:
+    result = await fuzz_gateway(gateway, servers, PATHS[name], NUM_REQUESTS, seed=0)
+    assert not result.findings, "\n\n".join(result.findings)
+    assert result.num_messages >= NUM_REQUESTS
+    assert result.codes["400"], "some of them are wrong"
+    assert result.codes["200"] or name in ("gateway/lab", "gateway/page"), "some of them still are good"
+
+
+def test_a_request_is_made_again_from_its_seed_and_number() -> None:
+    path = PATHS["gateway/chat_completions"]
+    calls = [make_http_call(path, 7, number) for number in (*range(200), *range(200))]
+    assert calls[:200] == calls[200:]
+    assert len({call.pieces for call in calls}) > 190
+    assert {call.end for call in calls} == {"read", "half_close", "leave", "abort", "slowly"}
+
+
+def test_requests_are_wrong_in_every_way_and_good_now_and_then() -> None:
+    path = PATHS["gateway/completions"]
+    num_good, fields = 0, set()
+    for number in range(2000):
+        head, _, body = b"".join(make_http_call(path, 1, number).pieces).partition(b"\r\n\r\n")
+        if head == f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}".encode():
+            try:
+                fields |= json.loads(body).keys()
+                num_good += 1
+            except (ValueError, AttributeError, RecursionError):
+                pass
+    assert 800 < num_good < 1600
+    assert {"prompt", "stream", "n", "stop", "speculation", "__proto__", "logprobs"} <= fields

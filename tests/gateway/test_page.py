@@ -43,7 +43,19 @@ async def test_files_come_with_their_type_and_may_load_nothing_else(verifier: Fa
         assert response.headers["cache-control"] == "no-cache"
 
 
-@pytest.mark.parametrize("path", ["none.js", "secret.txt", "..%2fbeside.js", "%2e%2e/beside.js", "..//beside.js"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "none.js",
+        "secret.txt",
+        "..%2fbeside.js",
+        "%2e%2e/beside.js",
+        "..//beside.js",
+        "%00",
+        "%00.js",
+        f"{'a' * 5000}.js",
+    ],
+)
 async def test_nothing_else_is_a_file_of_the_page(verifier: FakeVerifier, static: Path, path: str) -> None:
     async with running_gateway(verifier.address) as gateway:
         answered = await gateway.http.get(f"/page/{path}")

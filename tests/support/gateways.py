@@ -13,6 +13,8 @@ import httpx
 from outrider.gateway.exchange import Gateway
 from outrider.gateway.run import GatewayServer
 from outrider.gateway.settings import GatewaySettings
+from tests.support.chat_templates import CHATML, model_with_template
+from tests.support.services import running_speculator, running_verifier
 
 
 @dataclass
@@ -48,3 +50,14 @@ async def running_gateway(upstream: str, **settings: Any) -> AsyncIterator[Runni
 def events_of(text: str) -> list[str]:
     """The data of each event of a stream."""
     return [event.removeprefix("data: ") for event in text.split("\n\n") if event.startswith("data: ")]
+
+
+@asynccontextmanager
+async def running_services() -> AsyncIterator[RunningGateway]:
+    """A gateway, and real services behind it: a verifier whose template knows tools, and a speculator that drafts."""
+    async with (
+        running_speculator() as speculator,
+        running_verifier(speculator=speculator.address, model=model_with_template(CHATML)) as verifier,
+        running_gateway(verifier.address, tool_call_format="hermes") as gateway,
+    ):
+        yield gateway

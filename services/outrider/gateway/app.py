@@ -22,6 +22,7 @@ from outrider.gateway.exchange import REQUEST_ID, Exchange, Gateway
 from outrider.gateway.lab import lab_action, lab_state
 from outrider.gateway.messages import count_tokens, messages
 from outrider.gateway.models import detokenize, model, models, tokenize
+from outrider.gateway.openapi import openapi
 from outrider.gateway.page.load import load
 from outrider.gateway.page.routes import file, index
 from outrider.gateway.responses import responses
@@ -69,6 +70,7 @@ def make_app(gateway: Gateway, metrics: ServiceMetrics) -> ASGIApp:
         "/live": _ping,
         "/ping": _ping,
         "/version": _version,
+        "/openapi.json": openapi,
     }
     if not gateway.settings.metrics_listen:
         get["/metrics"] = tell_metrics

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails
 
 from outrider.gateway.errors import ApiError, invalid, shown
@@ -18,6 +18,21 @@ _M = TypeVar("_M", bound="Parameters")
 
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Report = Literal["sources", "rounds", "trees"]
+
+_TOKENS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+Text = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                _TOKENS,
+                {"type": "array", "items": {"anyOf": [{"type": "string"}, _TOKENS]}},
+            ]
+        }
+    ),
+]
+"""A prompt, or several. `completion_prompts` judges it."""
 
 HARMLESS = frozenset(
     {
@@ -156,6 +171,13 @@ def _list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+Stop = Annotated[
+    list[str],
+    BeforeValidator(_list),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+
+
 def _by_token(value: object) -> object:
     """Returns a bias by token ids: the names of a JSON object are strings."""
     if not isinstance(value, dict):
@@ -237,7 +259,7 @@ class GenerationParameters(SamplingParameters):
 
     n: Int32 = 1
     max_tokens: Int32 | None = None
-    stop: Annotated[list[str], BeforeValidator(_list)] | None = None
+    stop: Stop | None = None
     prompt_logprobs: Int32 | None = None
     response_format: dict[str, Any] | None = None
     stream_options: StreamOptions | None = None
@@ -249,7 +271,7 @@ class GenerationParameters(SamplingParameters):
 class CompletionParameters(GenerationParameters):
     """Holds a request to /v1/completions."""
 
-    prompt: Any
+    prompt: Text
     max_tokens: Int32 | None = 16
     """OpenAI's default, and vLLM's."""
     logprobs: Int32 | None = None
@@ -289,7 +311,7 @@ class ResponseParameters(SamplingParameters):
     input: Any
     instructions: str | None = None
     max_output_tokens: Int32 | None = None
-    stop: Annotated[list[str], BeforeValidator(_list)] | None = None
+    stop: Stop | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -325,7 +347,7 @@ class TokenizeParameters(Parameters):
     """Holds a request to /tokenize."""
 
     model: str | None = None
-    prompt: Any = None
+    prompt: Text = None
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None

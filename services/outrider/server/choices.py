@@ -29,7 +29,8 @@ async def run_choices(
         is_of_text: Returns True for an event that comes only when the prompt was read: the others wait for it.
 
     Raises:
-        RpcError, AioRpcError: that of the first text that fails. It ends the others.
+        RpcError, AioRpcError, InternalError: that of the first text that fails. It ends the others. The last one means
+            that an event could not be sent: the caller has gone.
     """
     running = [(index, spec) for index, spec in enumerate(specs) if spec is not None]
     if len(specs) == 1:
@@ -53,5 +54,5 @@ async def run_choices(
         async with asyncio.TaskGroup() as group:
             for index, spec in running:
                 group.create_task(run_one(index, spec))
-    except* (RpcError, grpc.aio.AioRpcError) as failures:
+    except* (RpcError, grpc.aio.AioRpcError, grpc.aio.InternalError) as failures:
         raise failures.exceptions[0] from None

@@ -56,8 +56,11 @@ async def _send(exchange: Exchange, name: str) -> None:
 @lru_cache(maxsize=256)
 def _read(folder: Path, name: str) -> tuple[bytes, str]:
     """Returns a file and its tag. Raises ApiError if there is none of this name."""
-    path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()) or path.suffix not in KINDS or not path.is_file():
-        raise ApiError(404, f"the page has no file {name!r}", code="not_found")
-    content = path.read_bytes()
+    try:
+        path = (folder / name).resolve()
+        if not path.is_relative_to(folder.resolve()) or path.suffix not in KINDS:
+            raise FileNotFoundError
+        content = path.read_bytes()
+    except (OSError, ValueError):  # also a name with a zero in it, or one that no file could have
+        raise ApiError(404, f"the page has no file {name!r}", code="not_found") from None
     return content, f'"{hashlib.sha256(content).hexdigest()[:32]}"'

@@ -1,0 +1,189 @@
+"""OpenAI's client for Python where something is wrong: each of its exceptions, its retries, its time limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import openai
+import pytest
+
+from outrider.security.credentials import credential_book
+from outrider.security.gate import Gate
+from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
+from tests.support.certificates import credentials_file, entry
+from tests.support.fake_verifier import FakeVerifier, a_good_generation, chunk, started, until_cancelled
+from tests.support.gateways import RunningGateway, running_gateway
+from tests.support.services import RunningVerifier, running_verifier
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.slow
+
+MODEL = "demo/target"
+HELLO: Any = [{"role": "user", "content": "hello"}]
+
+
+def opened(gateway: RunningGateway, *, key: str = "none", **options: Any) -> openai.AsyncOpenAI:
+    options = {"max_retries": 0, **options}
+    return openai.AsyncOpenAI(base_url=f"http://{gateway.address}/v1", api_key=key, **options)
+
+
+@pytest.fixture
+async def verified() -> AsyncIterator[tuple[RunningGateway, RunningVerifier]]:
+    async with running_verifier(max_num_sessions=1) as verifier, running_gateway(verifier.address) as gateway:
+        yield gateway, verifier
+
+
+async def test_a_bad_request_names_the_parameter(verified: tuple[RunningGateway, RunningVerifier]) -> None:
+    async with opened(verified[0]) as client:
+        with pytest.raises(openai.BadRequestError) as failed:
+            await client.completions.create(model=MODEL, prompt="a", temperature=-1)
+        assert (failed.value.status_code, failed.value.param, failed.value.code) == (
+            400,
+            "temperature",
+            "invalid_value",
+        )
+        assert failed.value.type == "invalid_request_error"
+        assert isinstance(failed.value.body, dict)
+        assert failed.value.body["param"] == "temperature"
+        assert failed.value.request_id
+        with pytest.raises(openai.BadRequestError) as failed:
+            await client.completions.create(model=MODEL, prompt=[5] * 3000)
+        assert failed.value.code == "context_length_exceeded"
+        with pytest.raises(openai.BadRequestError) as failed:
+            await client.chat.completions.create(model=MODEL, messages=HELLO, extra_body={"temprature": 1})
+        assert (failed.value.code, failed.value.param) == ("unsupported_parameter", "temprature")
+        assert "did you mean temperature" in failed.value.message
+
+
+async def test_a_model_that_is_not_served_and_a_path_that_is_not_there(
+    verified: tuple[RunningGateway, RunningVerifier],
+) -> None:
+    async with opened(verified[0]) as client:
+        with pytest.raises(openai.NotFoundError) as failed:
+            await client.completions.create(model="gpt-5", prompt="a")
+        assert (failed.value.code, failed.value.param) == ("model_not_found", "model")
+        with pytest.raises(openai.NotFoundError):
+            await client.embeddings.create(model=MODEL, input="a", encoding_format="float")
+
+
+async def test_a_full_server_is_a_rate_limit_and_the_client_comes_again_when_it_is_told(
+    verified: tuple[RunningGateway, RunningVerifier],
+) -> None:
+    gateway, verifier = verified
+    async with opened(gateway) as client:
+        running = await client.completions.create(
+            model=MODEL, prompt="a", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+        )
+        with pytest.raises(openai.RateLimitError) as failed:
+            await client.completions.create(model=MODEL, prompt="a")
+        assert failed.value.code == "rate_limit_exceeded"
+        assert int(failed.value.response.headers["retry-after"]) >= 1
+        waiting = asyncio.create_task(
+            client.with_options(max_retries=8).completions.create(model=MODEL, prompt="a", max_tokens=3)
+        )
+        await running.close()
+        assert (await waiting).usage is not None
+        assert await verifier.is_idle()
+
+
+async def test_a_token_that_is_missing_or_unknown_or_of_somebody_else(tmp_path: Path) -> None:
+    file = credentials_file(tmp_path / "credentials", entry("t0ken", "generate"), entry("dr4fts", "draft"))
+    gate = Gate(credential_book(str(file), has_client_certificates=False), "outrider.v1.VerifierService")
+    async with running_verifier(interceptors=[gate]) as verifier, running_gateway(verifier.address) as gateway:
+        for key, error in (("wr0ng", openai.AuthenticationError), ("dr4fts", openai.PermissionDeniedError)):
+            async with opened(gateway, key=key) as client:
+                with pytest.raises(error) as failed:
+                    await client.completions.create(model=MODEL, prompt="a")
+                assert failed.value.code in ("invalid_api_key", "permission_denied")
+        async with opened(gateway, key="t0ken") as client:
+            assert (await client.completions.create(model=MODEL, prompt="a", max_tokens=2)).choices[0].text
+            assert (await client.models.list()).data[0].id == MODEL
+
+
+async def test_an_upstream_that_is_away_is_503() -> None:
+    async with running_gateway("127.0.0.1:1") as gateway, opened(gateway) as client:
+        with pytest.raises(openai.APIStatusError) as failed:
+            await client.completions.create(model=MODEL, prompt="a")
+        assert (failed.value.status_code, failed.value.code) == (503, "unavailable")
+
+
+async def test_the_client_tries_again_after_a_failure_that_passes(verifier: FakeVerifier) -> None:
+    calls: list[int] = []
+
+    def failing_first(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        calls.append(1)
+        if len(calls) == 1:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "all sessions are in use")
+        yield from a_good_generation(request, context)
+
+    verifier.script = failing_first
+    async with running_gateway(verifier.address) as gateway, opened(gateway, max_retries=1) as client:
+        told = await client.completions.create(model="fake", prompt="a")
+    assert told.choices[0].text == "a b c d"
+    assert len(calls) == 2
+
+
+async def test_a_client_without_patience_ends_the_generation(verifier: FakeVerifier) -> None:
+    verifier.script = until_cancelled(verifier)
+    async with running_gateway(verifier.address) as gateway, opened(gateway) as client:
+        with pytest.raises(openai.APITimeoutError):
+            await client.with_options(timeout=0.2).completions.create(model="fake", prompt="a")
+        assert await asyncio.to_thread(verifier.ended.wait, 10)
+        await until(lambda: gateway.gateway.metrics.num_running == 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_is_cancelled_ends_its_session(
+    verified: tuple[RunningGateway, RunningVerifier], stream: bool
+) -> None:
+    gateway, verifier = verified
+    async with opened(gateway) as client:
+
+        async def ask() -> None:
+            given: Any = {"max_tokens": 2000, "extra_body": {"ignore_eos": True}}
+            told: Any = await client.completions.create(model=MODEL, prompt="a", stream=stream, **given)
+            async for _ in told:
+                pass
+
+        asking = asyncio.create_task(ask())
+        await until(lambda: verifier.engine.num_sessions == 1)
+        asking.cancel()
+        assert await verifier.is_idle()
+
+
+async def test_an_error_in_mid_stream_is_an_api_error(verifier: FakeVerifier) -> None:
+    def broken(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        yield started()
+        yield chunk(5, text="a")
+        context.abort(grpc.StatusCode.DATA_LOSS, "why")
+
+    verifier.script = broken
+    async with running_gateway(verifier.address) as gateway, opened(gateway) as client:
+        stream = await client.completions.create(model="fake", prompt="a", stream=True)
+        with pytest.raises(openai.APIError, match="why"):
+            async for _ in stream:
+                pass
+
+
+async def test_the_blocking_client_has_the_same_exceptions_and_streams(
+    verified: tuple[RunningGateway, RunningVerifier],
+) -> None:
+    gateway, verifier = verified
+
+    def ask() -> str:
+        url = f"http://{gateway.address}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, http_client=httpx.Client()) as client:
+            with pytest.raises(openai.BadRequestError):
+                client.completions.create(model=MODEL, prompt="a", n=-1)
+            with client.completions.create(
+                model=MODEL, prompt="a", stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
+            ) as stream:
+                return next(iter(stream)).choices[0].text  # leaving the block closes the connection
+
+    await asyncio.to_thread(ask)
+    assert await verifier.is_idle()

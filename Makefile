@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 GENERATED := services
+# Wheels of torch by PyTorch's own index: cpu, cu130, ... Empty: those of the package index, which bring CUDA on Linux.
+TORCH_INDEX ?=
+TORCH_WHEELS := $(if $(TORCH_INDEX),--extra-index-url https://download.pytorch.org/whl/$(TORCH_INDEX))
 PROTOS := $(wildcard protos/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
@@ -70,8 +73,9 @@ clean:  ## Deletes what was built, the virtual environment included
 $(VENV)/.demo: EXTRA := demo
 $(VENV)/.dev: EXTRA := dev
 $(VENV)/.demo $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	@echo "installing outrider[$(EXTRA)] into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRA)]'
+	@echo "installing outrider[$(EXTRA)] into $(VENV): some minutes, 1.3 GB with torch for CPUs"
+	@$(if $(TORCH_INDEX),,echo "on Linux torch brings CUDA, several GB more; for CPUs alone: make TORCH_INDEX=cpu $(MAKECMDGOALS)")
+	@$(BIN)/python -m pip install --disable-pip-version-check $(TORCH_WHEELS) -e '.[$(EXTRA)]'
 	@touch $@
 
 # Of its own: it needs other versions of what the project needs.

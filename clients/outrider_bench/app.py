@@ -45,10 +45,10 @@ from outrider_bench.config import (
     parse_numbers,
     read_prompts,
 )
-from outrider_cli.failures import WRONG_USAGE, FlagError
+from outrider_cli.failures import WRONG_USAGE, FlagError, in_flags
 from outrider_cli.options import METHOD_PARAMS_EPILOG, NEED_JSON, generating, secured
 from outrider_cli.prompts import PromptError
-from outrider_client.channel import ChannelSecurity, SecurityOptions
+from outrider_client.channel import ChannelSecurity, PlaintextRefused, SecurityOptions
 from outrider_client.requests import GenerateOptions
 
 DEFAULT_SUITE = "generation"
@@ -539,7 +539,8 @@ def _checked() -> Iterator[None]:
     try:
         yield
     except (PromptError, ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        message = in_flags(error) if isinstance(error, PlaintextRefused) else str(error)
+        print(f"error: {message}", file=sys.stderr)
         sys.exit(WRONG_USAGE)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import typer
 
 from outrider.version import __version__
@@ -11,6 +13,7 @@ from outrider_cli.demo import demo
 from outrider_cli.edge import edge
 from outrider_cli.failures import reported
 from outrider_cli.generate import generate
+from outrider_cli.help import REST, BriefCommand, examples
 from outrider_cli.info import info
 from outrider_cli.local.process import ProcessFailed
 from outrider_cli.options import METHOD_PARAMS_EPILOG
@@ -21,6 +24,7 @@ app = typer.Typer(
     epilog="Exit codes: 1 failed, 2 wrong usage, 3 server not reachable or not ready, 130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -54,16 +58,43 @@ def bench(context: typer.Context) -> None:
             benchmarks(args=context.args, prog_name="outrider bench")
         except ModuleNotFoundError as error:
             # `demo` is `bench` and a Redis, which the suites start.
-            raise ProcessFailed(f"{error.name} is not installed: pip install 'outrider[demo]'") from None
+            raise ProcessFailed(f"{error.name} is not installed: pip install -e '.[demo]'") from None
 
 
-app.command(epilog=METHOD_PARAMS_EPILOG)(generate)
-app.command(epilog=METHOD_PARAMS_EPILOG)(chat)
-app.command()(edge)
-app.command()(up)
-app.command()(info)
+brief = partial(app.command, cls=BriefCommand)
+brief(
+    epilog=examples(
+        'outrider generate "def add(a, b):" --max-tokens 64',
+        'outrider generate "A colour: " --regex "red|green|blue" --temperature 0',
+        "outrider generate - --json < prompt.txt",
+    )
+    + f"\n\n{REST}{METHOD_PARAMS_EPILOG}"
+)(generate)
+brief(
+    epilog=examples(
+        "outrider chat",
+        'outrider chat --system "Be brief." --temperature 0',
+        "outrider chat --address verifier:50051 --token-file token --ca-file ca.pem",
+    )
+    + f"\n\n{REST}{METHOD_PARAMS_EPILOG}"
+)(chat)
+brief(
+    epilog=examples(
+        "outrider edge --upstream cloud:50051 --ca-file ca.pem",
+        "outrider edge --upstream cloud:50051 --model Qwen/Qwen3-0.6B --insecure",
+        "outrider generate --address 127.0.0.1:50061 hello",
+    )
+)(edge)
+brief(
+    epilog=examples(
+        "outrider up",
+        "outrider up --target Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --device cuda:0",
+        "outrider up --lab",
+    )
+)(up)
+brief(epilog=examples("outrider info", "outrider info --address a:50051,b:50051", "outrider info --json"))(info)
 # All words behind it are for the benchmark's own app, its --help too.
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
-app.command()(demo)
+brief()(demo)
 app.add_typer(prior.app, name="prior")
 app.add_typer(credentials.app, name="credentials")

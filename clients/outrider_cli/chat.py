@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import re
 import time
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from outrider.v1 import verifier_pb2
-from outrider_cli.console import show
+from outrider_cli.console import is_toy, legend, show
 from outrider_cli.failures import FlagError, complain, reported
-from outrider_cli.options import DEFAULT_ADDRESS, NEED_JSON, Address, Plain, generating, secured
+from outrider_cli.options import DEFAULT_ADDRESS, NEED_JSON, TEMPERATURE, Address, Plain, generating, secured
 from outrider_client.blocking import BlockingClient
 from outrider_client.channel import SecurityOptions
 from outrider_client.chats import ChatMessage, ChatOptions
-from outrider_client.errors import OutOfRange
+from outrider_client.errors import FailedPrecondition, InvalidArgument, OutOfRange
 from outrider_client.generation import Transcript
 from outrider_client.requests import GenerateOptions
 
@@ -56,7 +57,7 @@ LEAST_ROOM = 4
 
 
 @secured
-@generating(without=NOT_IN_A_CHAT, max_tokens=MAX_TOKENS)
+@generating(without=NOT_IN_A_CHAT, max_tokens=MAX_TOKENS, temperature=TEMPERATURE)
 def chat(
     *,
     address: Address = DEFAULT_ADDRESS,
@@ -69,12 +70,16 @@ def chat(
     security: SecurityOptions,
 ) -> None:
     """Talks with the model. /help lists the commands, /exit or Ctrl-D ends, Ctrl-C stops an answer."""
-    with reported(address):
+    with reported():
         if chat_template_kwargs is not None:
             options["chat_template_kwargs"] = _json_object(chat_template_kwargs, "--chat-template-kwargs")
         with BlockingClient(address, **security) as client:
             # Asked first: it fails at once if there is no server, not after the first line was typed.
-            conversation = Conversation(client, client.info(), options, system, plain=plain)
+            info = client.info()
+            _check_template(client, options)
+            conversation = Conversation(client, info, options, system, plain=plain)
+            if not plain:
+                _introduce(info.model.model_id)
             while (line := _read_line()) not in (None, "/exit"):
                 conversation.take(line)
 
@@ -116,11 +121,14 @@ class Conversation:
                 complain("\n".join(f"{name:7} {effect}" for name, effect in COMMANDS.items()), kind="")
             case "/reset":
                 self._messages = list(self._beginning)
+                complain("what was said is forgotten", kind="")
             case "/stats":
                 complain(self._stats(), kind="")
             # A path is no command: it has another slash.
             case _ if word := re.match(r"/\w+(?=\s|$)", line):
-                complain(f"there is no command {word[0]}: /help lists them")
+                near = get_close_matches(word[0], COMMANDS, n=1)
+                advice = f"did you mean {near[0]}?" if near else "/help lists them"
+                complain(f"there is no command {word[0]}: {advice}")
             case _:
                 self._say(line)
 
@@ -141,7 +149,7 @@ class Conversation:
         while True:
             started = time.perf_counter()
             try:
-                answer = show(self._client, self._messages, options, plain=self._plain, stoppable=True)
+                answer = show(self._client, self._messages, options, plain=self._plain, in_chat=True)
             except OutOfRange as error:
                 options = self._with_room(options, error)
                 continue
@@ -200,13 +208,37 @@ class Conversation:
         return " · ".join(parts)
 
 
+def _check_template(client: BlockingClient, options: GenerateOptions) -> None:
+    """Raises FailedPrecondition for a model that has no template for chats."""
+    variables = ChatOptions(chat_template_kwargs=options.get("chat_template_kwargs"))
+    try:
+        client.tokenize([ChatMessage(role="user", content="hello")], **variables)
+    except FailedPrecondition as error:
+        raise FailedPrecondition(f"{error.message}; `outrider generate` goes on with a text") from error
+    except InvalidArgument:
+        pass  # this template wants something else in a chat, and will say so of what is really said
+
+
+def _introduce(model_id: str) -> None:
+    err = Console(stderr=True, highlight=False)
+    if Console().is_terminal:
+        err.print(legend())
+    if is_toy(model_id):
+        complain(f"{model_id} was trained on Python's library, not to chat: it goes on with what it reads", kind="")
+
+
 def _read_line() -> str | None:
     """Returns a line that the user types; None at the end."""
     try:
         # Asked on stderr: stdout is for answers alone.
-        return Console(stderr=True).input("[bold]you>[/] ").strip()
+        line = Console(stderr=True).input("[bold]you>[/] ").strip()
+        line.encode()  # a locale without UTF-8 lets through what no server takes
     except EOFError:
         return None
+    except UnicodeError:
+        complain("this line is not UTF-8, and left out")
+        return ""
+    return line
 
 
 def _json_object(text: str, flag: str) -> dict[str, Any]:

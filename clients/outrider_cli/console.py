@@ -5,6 +5,7 @@ Only generated text goes to stdout, so that it can be piped; everything else goe
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -18,6 +19,7 @@ from outrider.core.statistics import COUNTS
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider_client.blocking import BlockingClient
 from outrider_client.enums import method_name
+from outrider_client.errors import OutriderError
 from outrider_client.generation import Chunk, Result, Transcript
 from outrider_client.requests import GenerateOptions, Prompt
 
@@ -43,7 +45,7 @@ Detokenize = Callable[[tuple[int, ...]], str]
 
 
 def show(
-    client: BlockingClient, prompt: Prompt, options: GenerateOptions, *, plain: bool = False, stoppable: bool = False
+    client: BlockingClient, prompt: Prompt, options: GenerateOptions, *, plain: bool = False, in_chat: bool = False
 ) -> Transcript:
     """Streams a generation to stdout; legend and summary go to stderr.
 
@@ -54,13 +56,15 @@ def show(
         prompt: Goes to the server; it is not shown.
         options: Of the generation.
         plain: Shows the text alone.
-        stoppable: Takes the text so far as the answer after Ctrl-C, instead of raising KeyboardInterrupt.
+        in_chat: Takes the text so far as the answer after Ctrl-C, instead of raising KeyboardInterrupt; is brief about
+            the numbers, and leaves the legend to the caller.
     """
     out, err = Console(soft_wrap=True), Console(stderr=True, highlight=False)
     detokenize: Detokenize | None = None
     if not plain and out.is_terminal:
         detokenize = lru_cache(maxsize=NUM_CACHED_PIECES)(client.detokenize)
-        err.print(legend())
+        if not in_chat:
+            err.print(legend())
     started = time.perf_counter()
     with client.generate(prompt, **options) as generation:
         try:
@@ -68,14 +72,34 @@ def show(
         except KeyboardInterrupt:
             print()
             # Either way `with` is left, which ends the work on all servers.
-            if not stoppable:
+            if not in_chat:
                 raise
             return generation
+        except OutriderError as error:
+            if not generation.token_ids:
+                raise
+            print()  # the message is no part of the text
+            of_all = f" of {max_tokens}" if (max_tokens := options.get("max_tokens")) else ""
+            error.message = f"the text ended after {len(generation.token_ids)}{of_all} tokens: {error.message}"
+            raise
     seconds = time.perf_counter() - started
     print()
     if not plain:
-        err.print(summary(generation.result, seconds))
+        err.print(summary(generation.result, seconds, is_brief=in_chat))
     return generation
+
+
+def is_toy(model_id: str) -> bool:
+    """Returns True if a target model is one of those that are included."""
+    return model_id.startswith("demo/")
+
+
+def toy_note(model_id: str) -> str:
+    """Returns what to expect of an included model, and how to get more."""
+    return (
+        f"{model_id} is a toy of 5 M parameters, trained on Python's library; "
+        "for real text: outrider up --target Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B"
+    )
 
 
 def legend() -> Text:
@@ -132,14 +156,23 @@ def stream(generation: Iterator[Chunk], console: Console, detokenize: Detokenize
         console.file.flush()
 
 
-def summary(result: Result, seconds: float) -> Text:
+def summary(result: Result, seconds: float, *, is_brief: bool = False) -> Text:
     """Returns a line about a generation: its speed, and the gain from speculation. With METHOD_AUTO there is one more
-    for each strategy that the server has chosen."""
+    for each strategy that the server has chosen. A brief one has the speed, and troubles, alone."""
+    num_tokens, counts = len(result.token_ids), result.summary
+    speed = f"{counted(num_tokens, 'token')} in {seconds:.1f} s ({num_tokens / seconds:.0f} tokens/s)"
+    line = Text(speed, "dim") if is_brief else _full_summary(result, speed)
+    if counts.degraded:
+        troubles = ", ".join(_phrases(counts, is_trouble=True)) or "a peer was still loading, or slow, for a part of it"
+        # A peer that was not there yet, or slow at first, is no loss.
+        kind = "degraded: " if counts.num_speculator_losses else ""
+        line.append(f"\n{kind}{troubles}; the text is the same", "not bold not dim yellow")
+    return line
+
+
+def _full_summary(result: Result, speed: str) -> Text:
     counts = result.summary
-    parts = [
-        f"{len(result.token_ids)} tokens in {seconds:.1f} s ({len(result.token_ids) / seconds:.0f} tokens/s)",
-        *_phrases(counts, is_trouble=False),
-    ]
+    parts = [speed, *_phrases(counts, is_trouble=False)]
     if counts.num_drafted_tokens:
         parts.append(f"acceptance length {result.acceptance_length:.2f}")
         parts.append(f"{result.acceptance_rate:.0%} of {counts.num_drafted_tokens} drafted tokens accepted")
@@ -152,20 +185,26 @@ def summary(result: Result, seconds: float) -> Text:
     line.append(f" · seed {result.seed}", "not bold dim")
     for decision in counts.decisions:
         line.append(f"\n  {_decision(decision)}", "not bold")
-    if counts.degraded:
-        troubles = ", ".join(_phrases(counts, is_trouble=True))
-        why = f" ({troubles})" if troubles else ""
-        line.append(f"\ndegraded: a peer was missing for a part of it{why}; the text is the same", "not bold yellow")
     return line
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun, which gets an s where it is not 1."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _phrases(counts: verifier_pb2.SpeculationSummary, *, is_trouble: bool) -> list[str]:
     """Returns the counts that have a phrase; a trouble that did not occur is left out."""
     return [
-        info.phrase.format(getattr(counts, name))
+        _phrase(info.phrase, getattr(counts, name))
         for name, info in COUNTS.items()
         if info.phrase and info.is_trouble is is_trouble and (getattr(counts, name) or not is_trouble)
     ]
+
+
+def _phrase(phrase: str, number: int) -> str:
+    text = phrase.format(number)
+    return re.sub(r"\b1 (round|time)s\b", r"1 \1", text)
 
 
 def _decision(decision: verifier_pb2.Decision) -> str:
@@ -177,7 +216,7 @@ def _decision(decision: verifier_pb2.Decision) -> str:
         words.append("+ retrieval")
     length = decision.num_tokens / decision.num_rounds if decision.num_rounds else 0.0
     speed = f", {1e3 * decision.num_tokens / decision.time_ms:.0f} tokens/s" if decision.time_ms else ""
-    return f"{' '.join(words)}: {decision.num_rounds} rounds, {length:.2f} tokens a round{speed}"
+    return f"{' '.join(words)}: {counted(decision.num_rounds, 'round')}, {length:.2f} tokens a round{speed}"
 
 
 def _runs(chunk: Chunk) -> list[tuple[str, tuple[int, ...]]]:

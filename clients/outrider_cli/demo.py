@@ -82,7 +82,7 @@ def num_same(token_ids: Sequence[int], reference: Sequence[int]) -> int:
 def demo(
     *,
     max_tokens: Annotated[int, typer.Option(min=8, help="Tokens of each generation.")] = 96,
-    dtype: TargetDtype = StackConfig.target_dtype,
+    dtype: TargetDtype = "auto",
 ) -> None:
     """Starts everything, streams one generation, compares the methods, and ends everything. About a minute."""
     with reported(), termination_as_exit():

@@ -7,13 +7,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import typer
-from rich.console import Console
 
 from outrider_cli import options
 from outrider_cli.failures import reported
-from outrider_cli.local.process import ProcessFailed, wait_for_end
+from outrider_cli.local.process import ProcessFailed
 from outrider_cli.local.stack import Service, termination_as_exit
 from outrider_cli.options import CaFile, CertFile, Insecure, KeyFile, TokenFile
+from outrider_cli.steps import Steps
+
+_FLAG_NAMES = {
+    "--peer-token-file": "--token-file",
+    "--peer-ca": "--ca-file",
+    "--peer-cert": "--cert-file",
+    "--peer-key": "--key-file",
+    "--peer-insecure": "--insecure",
+}
+"""Flags of this command by those of the service, which its errors name."""
 
 
 def edge(
@@ -39,23 +48,24 @@ def edge(
     """
     flags = ["--upstream", upstream, "--model", model, "--dtype", dtype, "--device", device]
     # To the edge the cloud is a peer: what it shows to it, and expects of it, has that prefix.
-    files = {"token-file": token_file, "ca": ca_file, "cert": cert_file, "key": key_file}
+    files = dict(zip(_FLAG_NAMES, (token_file, ca_file, cert_file, key_file), strict=False))
     for name, path in files.items():
-        flags += [f"--peer-{name}", str(path)] if path is not None else []
+        flags += [name, str(path)] if path is not None else []
     flags += ["--peer-insecure"] if insecure else []
-    err = Console(stderr=True, highlight=False)
     with ExitStack() as exits:
         exits.enter_context(reported())
         exits.enter_context(termination_as_exit())
         folder = log_folder or Path(exits.enter_context(TemporaryDirectory(prefix="outrider-")))
         folder.mkdir(parents=True, exist_ok=True)
         arguments = (*flags, "--num-threads", str(num_threads))
-        service = Service("edge", "outrider.edge", arguments, folder / "edge.log", listen=listen)
+        log = folder / "edge.log"
+        service = Service("edge", "outrider.edge", arguments, log, listen=listen, flag_names=_FLAG_NAMES)
         exits.callback(service.stop)  # before the start, which may fail half-way
-        status = exits.enter_context(err.status("starting"))
+        steps = exits.enter_context(Steps())
         service.start()
         service.wait_serving()
-        Console(highlight=False, soft_wrap=True).print(f"{service.name:<11}{service.address}")
-        status.update("running; Ctrl-C stops")
-        wait_for_end([service])
-        raise ProcessFailed(f"the edge ended; the end of its log:\n{service.log_tail()}")
+        steps.result(f"{service.name:<11}{service.address}")
+        steps.show("running; Ctrl-C stops")
+        for line in service.further_lines():
+            steps.say(line)
+        raise ProcessFailed(f"the edge {service.wait_for_ending()}; the end of its log:\n{service.log_tail()}")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,15 +13,13 @@ from rich.console import Console
 
 from outrider_cli.local.process import ProcessFailed
 from outrider_cli.local.redis import RedisFailed, RedisNotFound
-from outrider_client.errors import InvalidArgument, OutriderError, ResourceExhausted, Unavailable
+from outrider_client.channel import PlaintextRefused
+from outrider_client.errors import InvalidArgument, OutriderError, ResourceExhausted, Unauthenticated, Unavailable
 
 FAILED = 1
 WRONG_USAGE = 2
 UNREACHABLE = 3
 INTERRUPTED = 130
-
-# gRPC has one status, UNAVAILABLE, for all of it: only its words say that nobody is there.
-_NO_SERVER = re.compile("connection refused|connection reset|no route to host|domain name not found|dns", re.I)
 
 
 class FlagError(ValueError):
@@ -33,19 +30,15 @@ class FlagError(ValueError):
 
 
 @contextmanager
-def reported(address: str | None = None) -> Iterator[None]:
-    """Ends the command with one line and its exit code if the body fails.
-
-    Args:
-        address: Named if there is no server that answers.
-    """
+def reported() -> Iterator[None]:
+    """Ends the command with one line and its exit code if the body fails."""
     try:
         yield
     except KeyboardInterrupt:
         complain("interrupted", kind="")
         raise typer.Exit(INTERRUPTED) from None
     except OutriderError as error:
-        complain(_sentence(error, address))
+        complain(_sentence(error))
         code = {Unavailable: UNREACHABLE, InvalidArgument: WRONG_USAGE}.get(type(error), FAILED)
         raise typer.Exit(code) from None
     except BrokenPipeError:  # before OSError, of which it is one
@@ -53,21 +46,29 @@ def reported(address: str | None = None) -> Iterator[None]:
     except (ProcessFailed, RedisNotFound, RedisFailed, OSError) as error:
         complain(str(error))
         raise typer.Exit(FAILED) from None
+    except PlaintextRefused as error:
+        complain(in_flags(error))
+        raise typer.Exit(WRONG_USAGE) from None
     except ValueError as error:  # a value that does not fit on the wire, like a negative seed
         complain(str(error))
         raise typer.Exit(WRONG_USAGE) from None
 
 
-def _sentence(error: OutriderError, address: str | None) -> str:
+def in_flags(error: PlaintextRefused) -> str:
+    """Returns the refusal in the words of a command, whose flags the SDK does not know."""
+    return f"{error.address} is not on this machine: --ca-file is needed for TLS, or --insecure to go without"
+
+
+def _sentence(error: OutriderError) -> str:
     """Returns an error of a server as a sentence, with advice where there is any."""
     if isinstance(error, Unavailable):
-        if cause := _NO_SERVER.search(error.message):
-            where = address or "the server"
-            advice = "start one with `outrider up`, or name another with --address or OUTRIDER_ADDRESS"
-            return f"cannot reach a verifier at {where} ({cause.group().lower()}): {advice}"
+        if error.is_unreachable:
+            return f"{error.message}: start one with `outrider up`, or name another with --address or OUTRIDER_ADDRESS"
         return f"not available now: {error.message}"
     if isinstance(error, ResourceExhausted) and error.retry_after_s is not None:
         return f"{error.message}; try again in {error.retry_after_s:g} s"
+    if isinstance(error, Unauthenticated):
+        return f"{error.message} (--token-file or OUTRIDER_TOKEN_FILE names the file with it)"
     return f"{error.message} ({error.code.name})"
 
 

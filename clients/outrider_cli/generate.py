@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from outrider_cli.console import show
+from outrider_cli.console import is_toy, show, toy_note
 from outrider_cli.failures import WRONG_USAGE, complain, reported
 from outrider_cli.json_lines import json_lines
-from outrider_cli.options import DEFAULT_ADDRESS, NEED_JSON, Address, Plain, generating, secured
+from outrider_cli.options import DEFAULT_ADDRESS, NEED_JSON, TEMPERATURE, Address, Plain, generating, secured
 from outrider_client.blocking import BlockingClient
 from outrider_client.channel import SecurityOptions
 from outrider_client.generation import Result
@@ -21,7 +21,7 @@ FROM_STDIN = "-"
 
 
 @secured
-@generating()
+@generating(temperature=TEMPERATURE)
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to continue; - reads it from stdin.")] = FROM_STDIN,
     *,
@@ -37,7 +37,7 @@ def generate(
             if options.get(name) is not None:
                 flag = f"--{name.replace('_', '-')}"
                 raise typer.BadParameter("needs --json: a terminal has no place for it", param_hint=flag)
-    with reported(address), BlockingClient(address, **security) as client:
+    with reported(), BlockingClient(address, **security) as client:
         text = _read_prompt(prompt)
         if as_json:
             with client.generate(text, **options) as generation:
@@ -46,7 +46,9 @@ def generate(
         elif (options.get("n") or 1) > 1:
             _show_all(client.complete(text, **options).choices)
         else:
-            show(client, text, options, plain=plain)
+            shown = show(client, text, options, plain=plain)
+            if not plain and is_toy(shown.model_id):
+                complain(toy_note(shown.model_id), kind="")
 
 
 def _show_all(results: Sequence[Result]) -> None:
@@ -63,4 +65,9 @@ def _read_prompt(prompt: str) -> str:
     if sys.stdin.isatty():
         complain("no prompt: give one, or pipe one to `outrider generate -`")
         raise typer.Exit(WRONG_USAGE)
-    return sys.stdin.read()
+    # Not the text layer: in a locale without UTF-8 it would let through what no server takes, and it changes line ends.
+    given = sys.stdin.buffer.read()
+    try:
+        return given.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"stdin is not UTF-8 (byte {error.start})") from None

@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
 from rich.console import Console
 from rich.table import Table
 
-from outrider.security.addresses import addresses_of
 from outrider.v1 import verifier_pb2
 from outrider_cli import options
+from outrider_cli.console import counted
 from outrider_cli.failures import reported
+from outrider_cli.json_lines import fields_of
 from outrider_cli.options import secured
 from outrider_client.blocking import BlockingClient
-from outrider_client.channel import SecurityOptions
+from outrider_client.channel import SecurityOptions, verifier_addresses
 from outrider_client.enums import method_name
 from outrider_client.errors import OutriderError
 
+SHOWN_ROWS = (1, 8, 16, 32)
+"""Rows of the forwards whose times are shown; --json has all of them."""
+
 
 @secured
-def info(*, address: options.Address = options.DEFAULT_ADDRESS, security: SecurityOptions) -> None:
+def info(
+    *,
+    address: options.Address = options.DEFAULT_ADDRESS,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line, one for each replica.")] = False,
+    security: SecurityOptions,
+) -> None:
     """Shows what a verifier is: model, methods, limits, peers, load. Of replicas, what each of them is."""
     console = Console(highlight=False, soft_wrap=True)
-    with reported(address):
-        replicas, failures = addresses_of(address), list[OutriderError]()
+    with reported():
+        replicas, failures = verifier_addresses(address), list[OutriderError]()
         for replica in replicas:
             # A client for each: one of all of them would ask whichever it likes, and go on at another if that fails.
             try:
                 with BlockingClient(replica, **security) as client:
-                    console.print(_described(replica, client.info(timeout_s=10.0)))
+                    found = client.info(timeout_s=10.0)
+                    if as_json:
+                        print(json.dumps({"address": replica, **fields_of(found)}))
+                    else:
+                        console.print(_described(replica, found))
             except OutriderError as error:
                 failures.append(error)
-                if len(replicas) > 1:
+                if as_json:
+                    print(json.dumps({"address": replica, "state": error.code.name}))
+                elif len(replicas) > 1:
                     console.print(f"address  {replica}\nstate    {error.code.name}", markup=False)
         # A replica that does not answer is a line of the answer, as long as another one does.
         if len(failures) == len(replicas):
@@ -58,9 +78,15 @@ def _described(address: str, response: verifier_pb2.GetInfoResponse) -> Table:
     speculators = list(response.speculators) or [response.speculator] * response.HasField("speculator")
     table.add_row("speculator", "\n".join(map(_described_peer, speculators)) or "none")
     table.add_row("datastore", _described_peer(response.datastore) if response.HasField("datastore") else "none")
-    for time in response.forward_times:
-        table.add_row(f"forward, {time.num_rows} rows", f"{time.forward_ms:.2f} ms")
+    if response.forward_times:
+        table.add_row("forward", _forward_times(response.forward_times))
     return table
+
+
+def _forward_times(times: Iterable[verifier_pb2.ForwardTime]) -> str:
+    """Returns the times of a few numbers of rows, which show how much a row costs."""
+    shown = [time for time in times if time.num_rows in SHOWN_ROWS]
+    return ", ".join(f"{time.forward_ms:.1f} ms ({counted(time.num_rows, 'row')})" for time in shown)
 
 
 def _described_peer(peer: verifier_pb2.PeerInfo) -> str:

@@ -34,7 +34,7 @@ def _chunk(chunk: Chunk) -> dict[str, Any]:
     if chunk.logprobs:
         found["logprobs"] = [_logprobs(each) for each in chunk.logprobs]
     if chunk.round is not None:
-        found["round"] = _fields(chunk.round)
+        found["round"] = fields_of(chunk.round)
     return found
 
 
@@ -49,7 +49,7 @@ def _result(result: Result) -> dict[str, Any]:
         "num_prompt_tokens": result.num_prompt_tokens,
         "num_output_tokens": result.num_output_tokens,
         "num_resumes": result.num_resumes,
-        "summary": _fields(result.summary),
+        "summary": fields_of(result.summary),
     }
     # Only what was asked for.
     if result.prompt_token_ids:
@@ -68,6 +68,6 @@ def _logprobs(logprobs: TokenLogprobs) -> dict[str, Any]:
     return {"logprob": logprobs.logprob, "rank": logprobs.rank, "top": top}
 
 
-def _fields(message: Message) -> dict[str, Any]:
+def fields_of(message: Message) -> dict[str, Any]:
     """Returns a message of the protocol with all its fields, by their names there."""
     return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)

@@ -1,4 +1,4 @@
-"""Flags that several commands share, each declared once. An unset one means the server's default.
+"""Flags that several commands share, each declared once. An unset one without a default means the server's default.
 
 A command takes groups of flags as one argument: `@generating` gives it those of a generation as `options`, `@secured`
 those of a connection as `security`.
@@ -19,11 +19,11 @@ from outrider.core.params import SOURCES, Method
 from outrider.security.tokens import token_from
 from outrider.v1 import types_pb2
 from outrider_cli.failures import reported
+from outrider_client.channel import DEFAULT_PORT as DEFAULT_PORT
 from outrider_client.channel import SecurityOptions
 from outrider_client.enums import enum_number
 from outrider_client.requests import METHOD_MESSAGES, GenerateOptions, method_fields, method_message
 
-DEFAULT_PORT = 50051
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 
 _SAMPLING = "Sampling"
@@ -47,9 +47,10 @@ Plain = Annotated[bool, typer.Option("--plain", help="No colours, no legend, no 
 Target = Annotated[
     str, typer.Option(help="Target model: a demo name, a folder or a Hugging Face name.", rich_help_panel=_MODELS)
 ]
-TargetDtype = Annotated[str, typer.Option(help="auto, bfloat16 or float32.", rich_help_panel=_MODELS)]
+Dtype = Literal["auto", "bfloat16", "float32"]
+TargetDtype = Annotated[Dtype, typer.Option(help="Numbers of the target model.", rich_help_panel=_MODELS)]
 Draft = Annotated[str, typer.Option(help="Draft model; its tokenizer must be the target's.", rich_help_panel=_MODELS)]
-DraftDtype = Annotated[str, typer.Option(help="auto, bfloat16 or float32.", rich_help_panel=_MODELS)]
+DraftDtype = Annotated[Dtype, typer.Option(help="Numbers of the draft model.", rich_help_panel=_MODELS)]
 Device = Annotated[str, typer.Option(help="Device of both models, like cpu or cuda:0.", rich_help_panel=_MODELS)]
 NumThreads = Annotated[
     int, typer.Option(help="Threads of each model on a CPU; 0 = one a core.", min=0, rich_help_panel=_MODELS)
@@ -205,6 +206,8 @@ class GenerationFlags:
     ]
 
 
+TEMPERATURE = 0.7
+"""Temperature of the commands. The servers' is 1, at which small models write word salad."""
 NEED_JSON = ("logprobs", "prompt_logprobs", "logprobs_mode", "echo", "rounds", "trees", "text_ends")
 """Options of what is told beside a text, for which a terminal has no place."""
 

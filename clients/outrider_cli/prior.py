@@ -24,6 +24,7 @@ from outrider.v1 import datastore_pb2 as pb
 from outrider.v1.datastore_pb2_grpc import DatastoreServiceStub
 from outrider_cli import options, prior_build
 from outrider_cli.failures import UNREACHABLE, reported
+from outrider_cli.help import BriefCommand
 from outrider_cli.options import secured
 from outrider_cli.prior_file import read_prior
 from outrider_client.base import DEFAULT_TIMEOUT_S
@@ -41,7 +42,7 @@ DEFAULT_CORPUS = "default"
 SHOWN_HASH_LEN = 12
 
 app = typer.Typer(no_args_is_help=True, help="Makes prior corpora for the datastore, loads them, shows them.")
-app.command()(prior_build.build)
+app.command(cls=BriefCommand)(prior_build.build)
 
 Address = Annotated[
     str | None,
@@ -58,7 +59,7 @@ Tenant = Annotated[str, typer.Option(help="Tenant that it belongs to. Default: t
 OnProgress = Callable[[pb.LoadPriorResponse], None]
 
 
-@app.command()
+@app.command(cls=BriefCommand)
 @secured
 def load(
     file: Annotated[Path, typer.Argument(help="A prior file.", show_default=False)],
@@ -67,10 +68,11 @@ def load(
     tenant: Tenant = "",
     address: Address = None,
     datastore: Datastore = None,
+    as_json: Annotated[bool, typer.Option("--json", help="What was loaded, as a JSON object.")] = False,
     security: SecurityOptions,
 ) -> None:
     """Loads a prior file into the datastore."""
-    with reported(address or options.DEFAULT_ADDRESS):
+    with reported():
         prior = read_prior(file)  # before any call: a broken file needs no server to be found
         header = prior.header
         peers = find_peers(address, datastore, **security)
@@ -89,13 +91,17 @@ def load(
         with _connected(peers.datastore, **security) as stub, _progress(sum(map(len, documents))) as on_progress:
             loaded = send(stub, scope, documents, on_progress)
         seconds = time.perf_counter() - started
+    if as_json:
+        counts = {"num_tokens": loaded.num_tokens, "num_ngrams": loaded.num_ngrams}
+        typer.echo(json.dumps({"corpus": corpus, "tenant": tenant, **counts, "seconds": seconds}))
+        return
     _print_line(
         f"{_named(corpus, tenant)} is in use: {loaded.num_tokens} tokens, {loaded.num_ngrams} n-grams, "
         f"loaded in {seconds:.1f} s"
     )
 
 
-@app.command("list")
+@app.command("list", cls=BriefCommand)
 @secured
 def list_priors(
     *,
@@ -105,7 +111,7 @@ def list_priors(
     security: SecurityOptions,
 ) -> None:
     """Shows the priors that are loaded."""
-    with reported(address or options.DEFAULT_ADDRESS):
+    with reported():
         corpora = _corpora(find_peers(address, datastore, **security).datastore, **security)
     if as_json:
         names = ("corpus", "tenant", "tokenizer_hash", "num_tokens", "num_ngrams")
@@ -121,7 +127,7 @@ def list_priors(
     Console(highlight=False, soft_wrap=True, markup=False, emoji=False).print(table)
 
 
-@app.command()
+@app.command(cls=BriefCommand)
 @secured
 def delete(
     name: Annotated[str, typer.Argument(help="Name of the corpus.", show_default=False)],
@@ -135,7 +141,7 @@ def delete(
     security: SecurityOptions,
 ) -> None:
     """Deletes a prior from the datastore."""
-    with reported(address or options.DEFAULT_ADDRESS):
+    with reported():
         if tokenizer is None and datastore is not None and address is None:
             raise ValueError("--tokenizer must be given with --datastore, or --address to ask a verifier for it")
         peers = find_peers(address, datastore, **security)

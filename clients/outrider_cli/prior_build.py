@@ -101,9 +101,9 @@ def build(
         str | None, typer.Option(help="A verifier that runs already, HOST:PORT, instead of services of our own.")
     ] = None,
     target: options.Target = StackConfig.target,
-    target_dtype: options.TargetDtype = StackConfig.target_dtype,
+    target_dtype: options.TargetDtype = "auto",
     draft: options.Draft = "demo/draft",
-    draft_dtype: options.DraftDtype = StackConfig.draft_dtype,
+    draft_dtype: options.DraftDtype = "float32",
     speculator: Annotated[bool, typer.Option(help="Whether there is a speculator.")] = True,
     device: options.Device = StackConfig.device,
     num_threads: options.NumThreads = StackConfig.num_threads,
@@ -119,7 +119,7 @@ def build(
         device=device,
         num_threads=num_threads,
     )
-    with reported(address):
+    with reported():
         _check_address(context, address)
         check_destination(out)
         texts = tuple(prompt.text for prompt in choose(_load(prompts), count=num_prompts))

@@ -133,7 +133,7 @@ class BlockingGeneration(BaseGeneration["WatchedCall"]):
         except grpc.RpcError as error:
             if self._result is not None:
                 return None  # all has come; only the status is missing
-            raise from_rpc_error(error) from error
+            raise from_rpc_error(error, self._resumable.address) from error
 
     def __enter__(self) -> Self:
         return self
@@ -221,7 +221,8 @@ class BlockingClient(BaseClient[grpc.Channel]):
             try:
                 answer = call(request, timeout=retry.remaining_s, metadata=self._metadata)
             except grpc.RpcError as error:
-                time.sleep(retry.after(from_rpc_error(error)))  # `after` raises what is final, and so ends the loop
+                # `after` raises what is final, and so ends the loop.
+                time.sleep(retry.after(from_rpc_error(error, retry.address)))
             else:
                 retry.answered()
                 return answer

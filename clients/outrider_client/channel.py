@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
 
 import grpc
 
-from outrider.security.addresses import is_loopback
+from outrider.security.addresses import addresses_of, is_loopback
 from outrider.security.tokens import bearer, token_from
 
+DEFAULT_PORT = 50051
+"""Port of a verifier whose address names none."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """Largest message in either direction: a prompt of a million tokens, with room to spare."""
 
@@ -53,6 +57,25 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
 ]
 
 
+def verifier_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns each address of a list of verifiers once, in order, with a port. Raises ValueError without any, and for a
+    URL."""
+    return tuple(map(_with_port, addresses_of(addresses)))
+
+
+def _with_port(address: str) -> str:
+    scheme, separator, _ = address.partition("://")
+    if separator and scheme in ("http", "https", "grpc", "grpcs", "tcp"):
+        raise ValueError(f"address takes HOST:PORT, without {scheme}://, got {address!r}")
+    try:
+        bare = ipaddress.ip_address(address)
+    except ValueError:
+        # Whatever has a colon names a port, or is a target of gRPC's own, like unix:PATH and dns:///NAME.
+        is_whole = ":" in address.rpartition("]")[2]
+        return address if is_whole else f"{address}:{DEFAULT_PORT}"
+    return f"[{address}]:{DEFAULT_PORT}" if bare.version == 6 else f"{address}:{DEFAULT_PORT}"
+
+
 def open_aio(address: str, credentials: grpc.ChannelCredentials | None, *, retries: bool = True) -> grpc.aio.Channel:
     """Opens an asyncio channel.
 
@@ -90,6 +113,14 @@ class SecurityOptions(TypedDict, total=False):
     """Allows plaintext to other machines: everyone on the path can read it, the token included."""
 
 
+class PlaintextRefused(ValueError):
+    """An address is on another machine, and neither TLS nor plaintext was asked for."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"{address} is not on this machine: ca_file is needed for TLS, or insecure=True to go without")
+        self.address = address
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelSecurity:
     """Checks `SecurityOptions` and makes credentials of them. The files are read when a channel is opened."""
@@ -119,7 +150,7 @@ class ChannelSecurity:
         """Returns TLS credentials for a channel to an address; None means plaintext.
 
         Raises:
-            ValueError: Plaintext to this address is not allowed.
+            PlaintextRefused: Plaintext to this address is not allowed.
             OSError: A file cannot be read.
         """
         if self.credentials is not None:
@@ -129,9 +160,7 @@ class ChannelSecurity:
             key, cert = (None if path is None else Path(path).read_bytes() for path in (self.key_file, self.cert_file))
             return grpc.ssl_channel_credentials(Path(self.ca_file).read_bytes(), key, cert)
         if not (self.insecure or is_loopback(address)):
-            raise ValueError(
-                f"{address} is not on this machine: ca_file is needed for TLS, or insecure=True to go without"
-            )
+            raise PlaintextRefused(address)
         return None
 
     @property

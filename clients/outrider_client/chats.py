@@ -108,7 +108,7 @@ def tool_choice(options: Mapping[str, Any], tools: Sequence[OfferedTool]) -> Too
     if not isinstance(given, Mapping):
         return ToolChoice(given)
     function = _function(_given(given, ("type", "function"), "tool_choice"), ("name",), "tool_choice")
-    name = _text(function.get("name"), "tool_choice.function.name")
+    name = sendable(function.get("name"), "tool_choice.function.name")
     if name not in (names := [tool.message.name for tool in tools]):
         raise ValueError(f"tool_choice.function.name must be one of {', '.join(names)}, got {name!r}")
     return ToolChoice("required", name)
@@ -123,7 +123,7 @@ def _message(item: object, place: str) -> ChatMessage:
         given["content"] = _content(given["content"], f"{place}.content")
     message = ChatMessage(tool_calls=[_call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(calls)])
     for name, value in given.items():
-        setattr(message, name, _text(value, f"{place}.{name}"))
+        setattr(message, name, sendable(value, f"{place}.{name}"))
     return message
 
 
@@ -141,7 +141,7 @@ def _part(part: object, place: str) -> str:
     kind = _typed(part, Mapping, place).get("type")
     if kind != "text":
         raise ValueError(f'{place}.type must be "text", the only kind of content that is supported, got {kind!r}')
-    return _text(_given(part, ("type", "text"), place).get("text"), f"{place}.text")
+    return sendable(_given(part, ("type", "text"), place).get("text"), f"{place}.text")
 
 
 def _call(call: object, place: str) -> verifier_pb2.ToolCall:
@@ -153,9 +153,9 @@ def _call(call: object, place: str) -> verifier_pb2.ToolCall:
     if isinstance(arguments, Mapping):
         arguments = _json(arguments, f"{place}.function.arguments")
     return verifier_pb2.ToolCall(
-        id=_text(given.get("id", ""), f"{place}.id"),
-        name=_text(function.get("name"), f"{place}.function.name"),
-        arguments=_text(arguments, f"{place}.function.arguments"),
+        id=sendable(given.get("id", ""), f"{place}.id"),
+        name=sendable(function.get("name"), f"{place}.function.name"),
+        arguments=sendable(arguments, f"{place}.function.arguments"),
     )
 
 
@@ -170,8 +170,8 @@ def _tool(tool: object, place: str) -> OfferedTool:
     if parameters is not None:
         parameters = _json(_typed(parameters, Mapping, f"{place}.parameters"), f"{place}.parameters")
     message = verifier_pb2.Tool(
-        name=_text(function.get("name"), f"{place}.name"),
-        description=_text(function.get("description", ""), f"{place}.description"),
+        name=sendable(function.get("name"), f"{place}.name"),
+        description=sendable(function.get("description", ""), f"{place}.description"),
         parameters=parameters,
     )
     return OfferedTool(message, place, strict)
@@ -194,7 +194,8 @@ def _given(item: object, keys: Sequence[str], place: str) -> dict[str, Any]:
     return given
 
 
-def _text(value: object, place: str) -> str:
+def sendable(value: object, place: str) -> str:
+    """Returns a text. Raises TypeError if it is none, ValueError if it is none that the wire can hold."""
     text: str = _typed(value, str, place)
     try:
         text.encode()

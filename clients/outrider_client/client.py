@@ -121,7 +121,7 @@ class Generation(BaseGeneration[_Call]):
         except grpc.RpcError as error:
             if self._result is not None:
                 return None  # all has come; only the status is missing
-            raise from_rpc_error(error) from error
+            raise from_rpc_error(error, self._resumable.address) from error
         except TimeoutError:
             raise self._resumable.stalled() from None
         except asyncio.CancelledError:
@@ -236,7 +236,7 @@ class Client(BaseClient[grpc.aio.Channel]):
                 answer = await call(request, timeout=retry.remaining_s, metadata=self._metadata)
             except grpc.RpcError as error:
                 # `after` raises what is final, and so ends the loop.
-                await asyncio.sleep(retry.after(from_rpc_error(error)))
+                await asyncio.sleep(retry.after(from_rpc_error(error, retry.address)))
             else:
                 retry.answered()
                 return answer

@@ -24,6 +24,7 @@ The server's message names the field, the rule and the value, so it is shown as 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Protocol, cast
 
@@ -144,6 +145,8 @@ class Unavailable(OutriderError):
     """The server is loading, draining or cannot be reached."""
 
     code = grpc.StatusCode.UNAVAILABLE
+    is_unreachable = False
+    """True if no server has answered."""
 
     @property
     def retry_after_s(self) -> float | None:
@@ -174,11 +177,41 @@ class _Status(Protocol):
     def details(self) -> str | None: ...
 
 
-def from_rpc_error(error: grpc.RpcError) -> OutriderError:
-    """Returns the typed exception for an error of a blocking or an asyncio call."""
+# What gRPC itself says, and no server: the statuses are those of servers too, so only the words tell them apart.
+_UNREACHABLE = re.compile("failed to connect to all|connections to all backends failing|errors resolving")
+_CAUSE = re.compile(
+    "connection refused|connection reset|no route to host|network is unreachable|domain name not found|"
+    "no such file or directory|timed out|ssl|certificate",
+    re.I,
+)
+_TOO_LARGE = re.compile(r"(SERVER: Received|CLIENT: Sent) message larger than max \((\d+) vs\. (\d+)\)")
+_TIME_IS_UP = re.compile(r"(Stream removed \()?Deadline Exceeded\)?")
+
+
+def from_rpc_error(error: grpc.RpcError, address: str = "") -> OutriderError:
+    """Returns the typed exception for an error of a blocking or an asyncio call.
+
+    Args:
+        error: Raised by gRPC.
+        address: The verifier that was called, which the message names if it cannot be reached. Empty: gRPC's own words
+            are taken for that.
+    """
     status = cast(_Status, error)
     code = status.code()
     message = status.details() or code.name
+    if address and code is grpc.StatusCode.UNAVAILABLE and _UNREACHABLE.match(message):
+        cause = _CAUSE.search(message)
+        why = f" ({cause.group().lower()})" if cause else f": {message}"
+        unreachable = Unavailable(f"cannot reach a verifier at {address}{why}", rich_details(error))
+        unreachable.is_unreachable = True
+        return unreachable
+    # Sent again it would be as large: RESOURCE_EXHAUSTED, which gRPC has for it, would say that this is worth a try.
+    if size := _TOO_LARGE.fullmatch(message):
+        sent, most = (int(number) / 1e6 for number in size.groups()[1:])
+        limit = f"the server takes {most:.1f} MB" if size[1].startswith("SERVER") else f"{most:.1f} MB can be sent"
+        return InvalidArgument(f"the request has {sent:.1f} MB, {limit}")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and _TIME_IS_UP.fullmatch(message):
+        message = "the time of the call (timeout_s) is over"
     kind = _CLASSES.get(code)
     # All of today's statuses but OK have a class.
     if kind is None:

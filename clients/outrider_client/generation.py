@@ -147,6 +147,11 @@ class Transcript:
         return "".join(self._texts)
 
     @property
+    def model_id(self) -> str:
+        """The target model, as its server names it; empty before the server has admitted the generation."""
+        return self._started.model.model_id
+
+    @property
     def result(self) -> Result:
         """The result. Raises RuntimeError while the generation goes on, and after it failed."""
         if self._result is None:

@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from outrider.core.params import AcceptanceRule, Method, RetrievalScope, Rows, Source
 from outrider.v1 import types_pb2, verifier_pb2
-from outrider_client.chats import CHAT_OPTIONS, ChatMessage, ChatOptions, chat_messages
+from outrider_client.chats import CHAT_OPTIONS, ChatMessage, ChatOptions, chat_messages, sendable
 from outrider_client.enums import enum_number
 from outrider_client.presets import published
 from outrider_client.tool_calls import ToolCallFormat
@@ -272,6 +272,9 @@ def _message_of(kind: type[_M], given: Mapping[str, Any]) -> _M | None:
     return kind(**fields) if fields else None
 
 
+_PROMPT_RULE = "prompt must be text, token ids, or messages with role and content"
+
+
 def prompt_message(prompt: Prompt, options: ChatOptions) -> verifier_pb2.Prompt:
     """Returns the prompt in the form that its type asks for; the options go with a chat only.
 
@@ -282,13 +285,15 @@ def prompt_message(prompt: Prompt, options: ChatOptions) -> verifier_pb2.Prompt:
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - CHAT_OPTIONS:
         raise TypeError(f"tokenize() got an unexpected keyword argument {min(unknown)!r}")
+    if not isinstance(prompt, str | Iterable):
+        raise TypeError(f"{_PROMPT_RULE}, got {type(prompt).__name__}")
     items = [] if isinstance(prompt, str) else list(prompt)
     if items and isinstance(items[0], (ChatMessage, Mapping)):
         return verifier_pb2.Prompt(chat=chat_messages(items, given))
     if given:
         raise TypeError(f"{min(given)} must be unset unless the prompt is a chat, a list of messages")
     if isinstance(prompt, str):
-        return verifier_pb2.Prompt(text=prompt)
+        return verifier_pb2.Prompt(text=sendable(prompt, "prompt"))
     # An empty list goes out as token ids: the server refuses an empty prompt, of whatever kind.
     return verifier_pb2.Prompt(token_ids=types_pb2.TokenIds(token_ids=_token_ids(items)))
 
@@ -298,7 +303,7 @@ def _token_ids(items: Iterable[object]) -> list[int]:
         # index() takes numpy's and torch's integers too, and refuses 1.0.
         return [operator.index(item) for item in items]  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError("prompt must be text, token ids, or messages with role and content") from None
+        raise TypeError(_PROMPT_RULE) from None
 
 
 def method_message(field: str, params: Mapping[str, Any]) -> Message:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 import grpc
 
 from outrider.core.load import ReplicaLoads
-from outrider.security.addresses import addresses_of
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.wire.channels import doubled, first_turn
 from outrider.wire.resumption import MAX_CHOICES, difference
+from outrider_client.channel import verifier_addresses
 from outrider_client.errors import OutriderError, ResourceExhausted, Unavailable
 from outrider_client.requests import GenerateOptions
 from outrider_client.tracing import GenerationTrace
@@ -25,8 +25,9 @@ class Replicas:
     """Holds the addresses of one verifier, and chooses the one for the next call. Thread-safe."""
 
     def __init__(self, addresses: str | Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
-        """`addresses`: HOST:PORT, several separated by commas, or a sequence of them. Raises ValueError without any."""
-        self.addresses = addresses_of(addresses)
+        """`addresses`: HOST:PORT, several separated by commas, or a sequence of them. Raises ValueError without any,
+        and for a URL."""
+        self.addresses = verifier_addresses(addresses)
         self._clock = clock
         self._lock = threading.Lock()
         self._loads = ReplicaLoads(len(self.addresses), first_turn(len(self.addresses)))
@@ -102,6 +103,11 @@ class RetryState:
     def remaining_s(self) -> float | None:
         """Seconds until the deadline; None without a deadline."""
         return None if math.isinf(self._deadline) else max(0.001, self._deadline - self._clock())
+
+    @property
+    def address(self) -> str:
+        """The address of the replica that has the current attempt."""
+        return self._replicas.addresses[self.replica]
 
     @property
     def is_closed(self) -> bool:
@@ -287,13 +293,13 @@ class ResumableCall(RetryState):
         if self._model is None:
             self._model = model
         if problem := difference(self._model, model):
-            raise Unavailable(f"{self._replicas.addresses[self.replica]} {problem}")
+            raise Unavailable(f"{self.address} {problem}")
 
     def stalled(self) -> OutriderError:
         """Returns the error of a call that has been silent for too long."""
         silent_s = self._clock() - self._last_message_at
         self._is_excused = True  # it may be slow: that is no reason to suspect the request
-        return Unavailable(f"nothing came from {self._replicas.addresses[self.replica]} for {silent_s:.3g} s")
+        return Unavailable(f"nothing came from {self.address} for {silent_s:.3g} s")
 
     def after(self, error: OutriderError) -> float:
         """Records a failed call; returns the seconds to wait before the next one. Raises the error if it is final."""

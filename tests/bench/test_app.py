@@ -82,7 +82,7 @@ OTHERS = [
     ("structured --parts=", "--parts must be some of mask, forced, schemas, texts, parameters"),
     ("structured --methods off,magic", "--methods must be one of off, speculative, pearl, retrieval"),
     ("structured --repeats 0", "--repeats must be >= 1, got '0'"),
-    ("structured --address h:1", "h:1 is not on this machine: ca_file is needed for TLS"),
+    ("structured --address h:1", "h:1 is not on this machine: --ca-file is needed for TLS"),
     ("network --repeats 0", "--repeats must be >= 1, got '0'"),
     ("datastore --repeats 0", "--repeats must be >= 1, got '0'"),
     ("datastore --seed -1", "--seed must be in [0, 2**32), got '-1'"),
@@ -115,7 +115,7 @@ OTHERS = [
     ),
     ("serve --prompts /nowhere.jsonl", "--prompts: /nowhere.jsonl: No such file or directory"),
     ("serve --address h:1 --draft demo/draft-c5", "--target and --draft must be their defaults with --address"),
-    ("serve --address 127.0.0.1:1,h:1", "h:1 is not on this machine: ca_file is needed for TLS"),
+    ("serve --address 127.0.0.1:1,h:1", "h:1 is not on this machine: --ca-file is needed for TLS"),
     ("serve --address ,", "address must name at least one server, HOST:PORT, got ','"),
     ("serve --out /proc/nothing", "--out must be a folder that can be written to"),
 ]
@@ -134,8 +134,8 @@ MISPLACED = [
     ("network --llama-server sh", "--llama-server is a flag of outrider bench generation, methods, not of network"),
     (
         "faults --cores 0",
-        "--cores is a flag of outrider bench generation, methods, pair, serve, structured, gateway, network, datastore, "
-        "observability",
+        "--cores is a flag of outrider bench generation, methods, pair, serve, structured, gateway, network, "
+        "datastore, observability",
     ),
     ("--parts card", "--parts is a flag of outrider bench methods, structured, network, not of generation"),
     ("--request-rate 3", "--request-rate is a flag of outrider bench serve, not of generation"),
@@ -143,7 +143,8 @@ MISPLACED = [
     ("--minutes 3", "--minutes is a flag of outrider bench faults, not of generation"),
     (
         "generation --quick",
-        "--quick is a flag of outrider bench methods, pair, structured, gateway, network, datastore, faults, observability",
+        "--quick is a flag of outrider bench methods, pair, structured, gateway, network, datastore, faults, "
+        "observability",
     ),
 ]
 

@@ -31,12 +31,12 @@ def test_help_lists_every_command() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_flag_has_a_line_of_help(command: str) -> None:
-    result = runner.invoke(app, [command, "--help"])
+    result = runner.invoke(app, [command, "--help-all"])
     assert result.exit_code == 0
-    flags = [line for line in result.stdout.splitlines() if line.startswith("│ --")]
+    flags = [line for line in result.stdout.splitlines() if line.startswith("  --")]
     assert flags
     for line in flags:
-        assert len(line.strip("│ ").split("  ", 1)[-1].strip()) > 10, line
+        assert len(line.strip().split("  ", 1)[-1].strip()) > 10, line
 
 
 @pytest.mark.parametrize("line", ["generate hi --topk 3", "generate hi --method fast", "dance"])
@@ -120,4 +120,4 @@ def test_a_benchmark_without_its_packages_names_the_extra(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "outrider_bench.app", None)
     result = runner.invoke(app, ["bench", "--help"])
     assert result.exit_code == 1
-    assert result.stderr == "error: outrider_bench.app is not installed: pip install 'outrider[demo]'\n"
+    assert result.stderr == "error: outrider_bench.app is not installed: pip install -e '.[demo]'\n"

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
@@ -96,7 +97,7 @@ def test_a_command_is_not_sent_and_one_that_there_is_not_is_an_error(verifier: F
     assert result.exit_code == 0
     assert spoken(verifier) == [["/"], ["/", "a b c d", "/etc/hosts?"]]
     assert all(f"{name} " in result.stderr for name in ("/help", "/reset", "/stats", "/exit"))
-    assert "error: there is no command /reste: /help lists them" in result.stderr
+    assert "error: there is no command /reste: did you mean /reset?" in result.stderr
     assert "answers: 2 · tokens: 8 in " in result.stderr
     assert "messages remembered: 4 · turns forgotten: 0 · context: 26 of 2048 tokens" in result.stderr
     assert result.stdout == "a b c d\na b c d\n", "what is no answer goes to stderr"
@@ -113,3 +114,38 @@ def test_variables_that_are_no_json_object_are_wrong_usage(verifier: FakeVerifie
     result = chat(verifier, [], "--chat-template-kwargs", text)
     assert result.exit_code == 2
     assert f"--chat-template-kwargs must be a JSON object, got '{text}'" in result.stderr
+
+
+def test_commands_answer_and_a_misspelt_one_is_guessed(verifier: FakeVerifier) -> None:
+    result = chat(verifier, ["/rest", "/nothing", "/reset", "/exit"])
+    assert "there is no command /rest: did you mean /reset?" in result.stderr
+    assert "there is no command /nothing: /help lists them" in result.stderr
+    assert "what was said is forgotten" in result.stderr
+    assert not verifier.requests
+
+
+def test_a_model_that_was_not_trained_to_chat_is_named_as_such(verifier: FakeVerifier) -> None:
+    words = "was trained on Python's library, not to chat"
+    assert words not in chat(verifier, ["/exit"]).stderr
+    verifier.model_id = "demo/target-100m"
+    assert f"demo/target-100m {words}" in chat(verifier, ["/exit"]).stderr
+    assert words not in chat(verifier, ["/exit"], "--plain").stderr
+
+
+def test_a_line_that_is_not_utf8_is_left_out_and_ends_nothing(
+    verifier: FakeVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = iter(["a\udcff", "hello", "/exit"])  # as Python reads such bytes in the locale C
+    monkeypatch.setattr(Console, "input", lambda *_: next(lines))
+    result = chat(verifier, [])
+    assert result.exit_code == 0
+    assert "error: this line is not UTF-8, and left out" in result.stderr
+    assert spoken(verifier) == [["hello"]]
+
+
+def test_a_model_without_a_chat_template_is_told_before_anything_is_typed(verifier: FakeVerifier) -> None:
+    verifier.has_template = False
+    result = chat(verifier, ["hi"])
+    assert result.exit_code == 1
+    assert "there is no chat template; `outrider generate` goes on with a text" in result.stderr
+    assert not verifier.requests

@@ -95,10 +95,19 @@ def test_the_summary_shows_what_auto_has_decided() -> None:
 
 def test_the_summary_says_how_often_the_speculator_was_lost() -> None:
     assert summary_of(method=types_pb2.METHOD_OFF).startswith("off: 2 tokens in 0.5 s (4 tokens/s) · 2 rounds · ended")
-    missing = "degraded: a peer was missing for a part of it"
-    assert summary_of(degraded=True).splitlines()[1] == f"{missing}; the text is the same"
+    late = summary_of(degraded=True).splitlines()[1]
+    assert late == "a peer was still loading, or slow, for a part of it; the text is the same", "that is no loss"
     lost = summary_of(degraded=True, num_speculator_losses=2).splitlines()[1]
-    assert lost == f"{missing} (the speculator was lost 2 times); the text is the same"
+    assert lost == "degraded: the speculator was lost 2 times; the text is the same"
+    lost = summary_of(degraded=True, num_speculator_losses=1).splitlines()[1]
+    assert lost == "degraded: the speculator was lost 1 time; the text is the same"
+
+
+def test_one_of_a_thing_is_named_as_one() -> None:
+    counts = verifier_pb2.SpeculationSummary(num_rounds=1)
+    one = Result("a", (1,), FinishReason.LENGTH, None, 7, 3, 1, counts)
+    assert " 1 token in 0.5 s (2 tokens/s) · 1 round · ended" in summary(one, 0.5).plain
+    assert summary(one, 0.5, is_brief=True).plain == "1 token in 0.5 s (2 tokens/s)"
 
 
 def test_the_legend_names_three_sources() -> None:

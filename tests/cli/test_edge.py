@@ -25,9 +25,12 @@ def test_it_serves_at_once_and_ends_with_an_interrupt(tmp_path: Path) -> None:
             assert edge.stdout is not None
             name, address = edge.stdout.readline().split()
             assert name == "edge"
+            assert edge.stderr is not None
+            found = {edge.stderr.readline().strip() for _ in range(2)}
+            assert found == {"running; Ctrl-C stops", "cloud: not reachable (connection refused), trying"}
             with BlockingClient(address) as client:
                 assert client.health()
-                with pytest.raises(Unavailable):  # there is no cloud
+                with pytest.raises(Unavailable, match=r"the upstream 127\.0\.0\.1:9 is not reachable"):
                     client.info()
             os.killpg(edge.pid, signal.SIGINT)
             assert edge.wait(60) == 130
@@ -40,7 +43,7 @@ def test_a_wrong_address_is_explained(upstream: str) -> None:
     command = [*COMMAND, "--upstream", upstream, "--listen", "127.0.0.1:0"]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert run.returncode == 1
-    assert "--upstream (or OUTRIDER_EDGE_UPSTREAM): must be HOST:PORT, or several separated by commas" in run.stderr
+    assert "error: edge: --upstream: must be HOST:PORT, or several separated by commas" in run.stderr
 
 
 def test_the_address_of_the_cloud_must_be_given() -> None:
@@ -53,7 +56,9 @@ def test_a_cloud_on_another_machine_is_not_dialled_in_plaintext() -> None:
     command = [*COMMAND, "--upstream", "cloud.example:50051", "--listen", "127.0.0.1:0"]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert run.returncode == 1
-    assert "--upstream: cloud.example:50051 is on another machine" in run.stderr
+    assert run.stderr == (
+        "error: edge: --upstream: cloud.example:50051 is on another machine: give --ca-file for TLS, or --insecure\n"
+    )
 
 
 def test_files_of_security_reach_the_edge(tmp_path: Path) -> None:
@@ -61,4 +66,4 @@ def test_files_of_security_reach_the_edge(tmp_path: Path) -> None:
     command = [*COMMAND, "--upstream", "cloud.example:50051", "--listen", "127.0.0.1:0", "--ca-file", str(missing)]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert run.returncode == 1
-    assert "--peer-ca: No such file or directory" in run.stderr
+    assert "--ca-file: No such file or directory" in run.stderr

@@ -19,7 +19,7 @@ from outrider_cli.app import app
 from outrider_cli.options import GenerationFlags
 from outrider_client.chats import CHAT_OPTIONS
 from outrider_client.requests import METHOD_MESSAGES, GenerateOptions
-from tests.support.fake_verifier import FakeVerifier, until_cancelled
+from tests.support.fake_verifier import FakeVerifier, a_good_generation, until_cancelled
 
 NO_SERVER = "127.0.0.1:1"
 
@@ -27,7 +27,7 @@ runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb", "OUTRIDER_ADDRESS": ""
 
 
 def test_every_parameter_of_the_protocol_has_a_flag() -> None:
-    text = runner.invoke(app, ["generate", "--help"]).stdout
+    text = runner.invoke(app, ["generate", "--help-all"]).stdout
     for message in (types_pb2.SamplingParams, types_pb2.SpeculationParams):
         for field in message.DESCRIPTOR.fields:
             if field.message_type is not None:  # its own fields have flags, or are named below them
@@ -235,3 +235,52 @@ def test_a_wrong_structure_or_bias_is_named(verifier: FakeVerifier, flags: list[
     result = runner.invoke(app, ["generate", "hello", "--address", verifier.address, *flags], env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert words in result.stderr
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_commands_sample_at_a_temperature_that_small_models_bear(verifier: FakeVerifier, command: str) -> None:
+    prompt = ["hello"] if command == "generate" else []
+    assert runner.invoke(app, [command, *prompt, "--address", verifier.address], input="hi\n/exit\n").exit_code == 0
+    assert verifier.requests[0].sampling.temperature == 0.7
+
+
+def test_an_included_model_is_named_a_toy(verifier: FakeVerifier) -> None:
+    words = "is a toy of 5 M parameters"
+    command = ["generate", "hello", "--address", verifier.address]
+    assert words not in runner.invoke(app, command).stderr
+    verifier.model_id = "demo/target"
+    result = runner.invoke(app, command)
+    assert f"demo/target {words}" in result.stderr
+    assert result.stdout == "a b c d\n"
+    assert words not in runner.invoke(app, [*command, "--plain"]).stderr
+
+
+def test_stdin_that_is_not_utf8_names_the_byte(verifier: FakeVerifier) -> None:
+    result = runner.invoke(app, ["generate", "-", "--address", verifier.address], input=b"ab\xff")
+    assert (result.exit_code, result.stderr) == (2, "error: stdin is not UTF-8 (byte 2)\n")
+
+
+def test_an_error_in_mid_text_begins_a_line_and_counts_the_tokens(verifier: FakeVerifier) -> None:
+    def breaks(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        started, chunk, *_ = a_good_generation(request, context)
+        yield from (started, chunk)
+        context.abort(grpc.StatusCode.PERMISSION_DENIED, "out of luck")
+
+    verifier.script = breaks
+    result = runner.invoke(app, ["generate", "hello", "--max-tokens", "300", "--address", verifier.address])
+    assert result.exit_code == 1
+    assert result.stdout == "a b c\n"
+    assert result.stderr == "error: the text ended after 3 of 300 tokens: out of luck (PERMISSION_DENIED)\n"
+
+
+@pytest.mark.parametrize(
+    ("address", "rule"),
+    [
+        ("http://127.0.0.1:1", "address takes HOST:PORT, without http://"),
+        ("10.0.0.1:1", "10.0.0.1:1 is not on this machine: --ca-file is needed for TLS, or --insecure to go without"),
+    ],
+)
+def test_an_address_that_may_not_be_dialled_is_wrong_usage(address: str, rule: str) -> None:
+    result = runner.invoke(app, ["generate", "hello", "--address", address])
+    assert result.exit_code == 2
+    assert rule in result.stderr

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from outrider.v1 import verifier_pb2
@@ -49,3 +52,16 @@ def test_replicas_that_are_gone_are_passed_over(verifier: FakeVerifier) -> None:
     result = runner.invoke(app, ["info", "--address", f"{NO_SERVER},127.0.0.1:2"])
     assert result.exit_code == 3
     assert "cannot reach a verifier at" in result.stderr
+
+
+def test_info_shows_what_some_forwards_cost_in_one_line_and_all_in_json(verifier: FakeVerifier) -> None:
+    verifier.forward_times = {1: 20.0, 2: 20.5, 8: 23.04, 16: 30.0}
+    line = next(each for each in invoked(verifier).stdout.splitlines() if each.startswith("forward"))
+    assert line.split(None, 1)[1].strip() == "20.0 ms (1 row), 23.0 ms (8 rows), 30.0 ms (16 rows)"
+    found = json.loads(invoked(verifier, "--json").stdout)
+    assert (found["address"], found["model"]["model_id"]) == (verifier.address, "fake")
+    assert [time["num_rows"] for time in found["forward_times"]] == [1, 2, 8, 16]
+
+
+def invoked(verifier: FakeVerifier, *flags: str) -> Result:
+    return runner.invoke(app, ["info", "--address", verifier.address, *flags])

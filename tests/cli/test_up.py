@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,11 +22,12 @@ from outrider_cli.app import app
 from outrider_cli.links.direction import LinkSettings
 from outrider_cli.local.stack import StackConfig
 from outrider_client import BlockingClient
+from tests.support.waiting import until_true
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 COMMAND = [sys.executable, "-m", "outrider_cli"]
-SMALL = ["--target", "demo/target", "--target-dtype", "float32", "--port", "0"]
+SMALL = ["--target", "demo/target", "--target-dtype", "float32", "--port", "0", "--http-port", "0"]
 
 
 @pytest.fixture
@@ -39,7 +43,7 @@ def up(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def addresses(process: subprocess.Popen[str]) -> dict[str, str]:
-    """What the command printed about its services; returns when all of them serve."""
+    """What the command printed about its services, up to the last line of these; returns when all of them serve."""
     assert process.stdout is not None
     found: dict[str, str] = {}
     while "redis" not in found:
@@ -55,6 +59,20 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def command_of(pid: int) -> str:
+    """The command line of a process."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def ask_lab(gateway: str, **request: Any) -> dict[str, Any]:
+    """Asks the page's laboratory for its state, or for something to be broken."""
+    data = json.dumps(request).encode() if request else None
+    asked = urllib.request.Request(f"http://{gateway}/page/lab", data, {"content-type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        state: dict[str, Any] = json.load(answer)
+    return state
+
+
 def opened(exits: ExitStack, pid: int) -> int:
     """A handle that becomes readable when the process ends, even if another takes its id."""
     handle = os.pidfd_open(pid)
@@ -66,9 +84,9 @@ def opened(exits: ExitStack, pid: int) -> int:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_no_process_outlives_the_command(up: subprocess.Popen[str], number: signal.Signals) -> None:
     found = addresses(up)
-    assert list(found) == ["verifier", "speculator", "datastore", "redis"]
+    assert list(found) == ["verifier", "gateway", "speculator", "datastore", "redis"]
     children = children_of(up.pid)
-    assert len(children) == 4
+    assert len(children) == 5
     with ExitStack() as exits:
         selector = exits.enter_context(selectors.DefaultSelector())
         for child in children:
@@ -104,9 +122,69 @@ def test_it_generates_the_same_text_with_and_without_drafts(up: subprocess.Popen
     assert shown.stderr.startswith("auto: 48 tokens in ")
 
 
+def test_its_curl_line_works_and_what_is_killed_is_started_anew(tmp_path: Path) -> None:
+    command = [*COMMAND, "up", *SMALL, "--no-datastore", "--lab", "--log-folder", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            lines = [process.stdout.readline() for _ in range(9)]
+            gateway = next(line.split()[1] for line in lines if line.startswith("gateway"))
+            assert f"api:  http://{gateway}/v1\n" in lines
+            curl = next(line.removeprefix("try:").strip() for line in lines if "curl" in line)
+            answer = json.loads(subprocess.run(curl, shell=True, capture_output=True, check=True).stdout)
+            assert answer["choices"][0]["text"]
+            steps = [process.stderr.readline().strip() for _ in range(5)]
+            assert steps[:2] == ["starting the services", "loading the speculator"]
+            assert steps[-1] == "running; Ctrl-C stops"
+
+            assert ask_lab(gateway) == {
+                "speculator": "running",
+                "delay_ms": 0,
+                "actions": ["kill_speculator", "set_delay"],
+            }
+            assert ask_lab(gateway, action="set_delay", delay_ms=3)["delay_ms"] == 3
+            ask_lab(gateway, action="kill_speculator")
+            assert process.stderr.readline() == "the speculator was killed (signal 9); started anew in 5 s\n"
+            assert ask_lab(gateway)["speculator"] == "killed"
+
+            (verifier,) = [pid for pid in children_of(process.pid) if "outrider.verifier" in command_of(pid)]
+            os.kill(verifier, signal.SIGKILL)
+            assert process.stderr.readline().startswith("the verifier was killed (signal 9); started anew")
+            until_true(lambda: ask_lab(gateway)["speculator"] == "running")
+            # The gateway's client waits for the verifier, and goes on where that was.
+            until_true(lambda: subprocess.run(f"{curl} --fail", shell=True, capture_output=True).returncode == 0)
+            again = json.loads(subprocess.run(curl, shell=True, capture_output=True, check=True).stdout)
+            assert again["choices"][0]["text"] == answer["choices"][0]["text"]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+
+
+def test_a_port_that_is_taken_is_told_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        for flag, otherwise in (("--port", ""), ("--http-port", ", and --no-gateway does without")):
+            flags = ["--port", "0", "--http-port", "0", flag, port, "--log-folder", str(tmp_path / "logs")]
+            result = CliRunner(env={"TERM": "dumb"}).invoke(app, ["up", *flags])
+            assert result.exit_code == 1
+            assert result.stderr == f"error: port {port} is in use. {flag} 0 takes a free one{otherwise}\n"
+    assert not (tmp_path / "logs").exists()
+
+
 @pytest.mark.suite
 def test_a_fleet_prints_all_addresses_and_those_that_clients_dial(tmp_path: Path) -> None:
-    flags = ["--no-datastore", "--num-verifiers", "2", "--num-speculators", "2", "--log-folder", str(tmp_path)]
+    flags = [
+        "--no-datastore",
+        "--no-gateway",
+        "--num-verifiers",
+        "2",
+        "--num-speculators",
+        "2",
+        "--log-folder",
+        str(tmp_path),
+    ]
     with subprocess.Popen([*COMMAND, "up", *SMALL, *flags], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline().rsplit(maxsplit=1) for _ in range(5)]
@@ -124,7 +202,10 @@ def test_a_fleet_prints_all_addresses_and_those_that_clients_dial(tmp_path: Path
     ("flags", "message"),
     [
         (["--delay-ms", "5", "--num-speculators", "2"], "it needs --num-speculators 1"),
+        (["--lab", "--num-speculators", "2"], "it needs --num-speculators 1"),
+        (["--lab", "--no-gateway"], "needs a speculator and a gateway"),
         (["--no-speculator", "--num-speculators", "2"], "must be 1 with --no-speculator"),
+        (["--target-dtype", "fp16"], "'fp16' is not one of 'auto', 'bfloat16', 'float32'"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(flags: list[str], message: str) -> None:
@@ -147,9 +228,17 @@ def test_a_stack_that_cannot_be_is_refused(wrong: dict[str, Any], rule: str) -> 
 
 
 def test_a_service_that_cannot_start_is_explained() -> None:
-    command = [*COMMAND, "up", "--target", "demo/nothing", "--port", "0"]
+    command = [*COMMAND, "up", "--target", "demo/nothing", "--port", "0", "--no-gateway", "--no-datastore"]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert run.returncode == 1
     assert run.stdout == ""
-    assert "error: verifier did not get ready" in run.stderr
-    assert "demo/nothing" in run.stderr
+    assert run.stderr.splitlines()[-1].startswith("error: verifier: --target demo/nothing: there is no demo model")
+
+
+def test_a_redis_that_is_not_there_is_told_of_and_wrong_flags_end_it_at_once() -> None:
+    flags = ["--redis-url", "redis://127.0.0.1:9/0", "--device", "gpu", "--port", "0", "--no-gateway"]
+    run = subprocess.run([*COMMAND, "up", *flags], capture_output=True, text=True, check=False, timeout=200)
+    assert run.returncode == 1
+    first, *_, last = run.stderr.splitlines()
+    assert first == "redis: not reachable (connection refused); retrieval keeps to memory"
+    assert last.endswith(": --device: must be cpu, cuda, cuda:NUMBER, xpu, xpu:NUMBER or mps, got 'gpu'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -13,7 +14,7 @@ from grpc_status import rpc_status
 
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from outrider_client import BlockingClient, Client, OutriderError, errors
-from tests.support.fake_verifier import FakeVerifier, Script
+from tests.support.fake_verifier import FakeVerifier, Script, until_cancelled
 
 FAILURES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 
@@ -72,5 +73,42 @@ def test_details_are_optional(verifier: FakeVerifier) -> None:
 
 
 def test_nobody_listening_is_unavailable() -> None:
-    with BlockingClient("127.0.0.1:1") as client, pytest.raises(errors.Unavailable, match="Connection refused"):
+    with (
+        BlockingClient("127.0.0.1:1") as client,
+        pytest.raises(errors.Unavailable, match=r"^cannot reach a verifier at 127.0.0.1:1 \(connection refused\)$"),
+    ):
         client.info()
+
+
+def test_a_request_that_is_too_large_is_told_in_megabytes_and_not_tried_again(verifier: FakeVerifier) -> None:
+    words = "SERVER: Received message larger than max (9000011 vs. 4194304)"
+    verifier.script = failing(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+    with BlockingClient(verifier.address) as client, pytest.raises(errors.InvalidArgument) as caught:
+        client.complete("hello")
+    assert caught.value.message == "the request has 9.0 MB, the server takes 4.2 MB"
+    assert len(verifier.requests) <= 1
+    with BlockingClient(verifier.address) as client, pytest.raises(errors.InvalidArgument) as caught:
+        client.complete("x" * 17_000_000)
+    assert caught.value.message == "the request has 17.0 MB, 16.8 MB can be sent"
+
+
+async def test_a_deadline_that_is_over_is_told_in_words(verifier: FakeVerifier) -> None:
+    verifier.script = until_cancelled(verifier)
+    async with Client(verifier.address) as client:
+        with pytest.raises(errors.DeadlineExceeded, match=r"^the time of the call \(timeout_s\) is over$"):
+            await client.complete("hello", timeout_s=0.3)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "rule"),
+    [
+        (None, "prompt must be text, token ids, or messages with role and content, got NoneType"),
+        (5, "prompt must be text, token ids, or messages with role and content, got int"),
+        ([None], "prompt must be text, token ids, or messages with role and content"),
+        ("\udcff", "prompt must be text that UTF-8 can hold"),
+    ],
+)
+def test_what_is_no_prompt_is_an_error_that_says_so(verifier: FakeVerifier, prompt: Any, rule: str) -> None:
+    with BlockingClient(verifier.address) as client, pytest.raises((TypeError, ValueError)) as caught:
+        client.complete(prompt)
+    assert str(caught.value) == rule

@@ -169,3 +169,26 @@ def test_servers_that_say_nothing_of_their_load_get_their_turns(clock: Clock) ->
         call = begun(replicas, clock)
         assert call.replica == expected
         finish(call)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("127.0.0.1", "127.0.0.1:50051"),
+        ("verifier", "verifier:50051"),
+        ("::1", "[::1]:50051"),
+        ("[::1]", "[::1]:50051"),
+        ("[::1]:7", "[::1]:7"),
+        ("verifier:7", "verifier:7"),
+        ("unix:/run/outrider.sock", "unix:/run/outrider.sock"),
+        ("dns:///verifier:7", "dns:///verifier:7"),
+    ],
+)
+def test_an_address_without_a_port_gets_that_of_a_verifier(given: str, found: str) -> None:
+    assert Replicas(f" {given},").addresses == (found,)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https", "grpc"])
+def test_a_url_is_no_address(scheme: str) -> None:
+    with pytest.raises(ValueError, match=f"address takes HOST:PORT, without {scheme}://, got '{scheme}://x:1'"):
+        Replicas(f"{scheme}://x:1")

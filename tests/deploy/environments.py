@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 from unittest import mock
 
 from outrider.datastore.settings import DatastoreSettings
 from outrider.edge.settings import EdgeSettings
-from outrider.server.settings import ServiceSettings
+from outrider.gateway.settings import GatewaySettings
+from outrider.server.settings import ProcessSettings
 from outrider.speculator.settings import SpeculatorSettings
 from outrider.verifier.settings import VerifierSettings
 from tests.support.manifests import SERVICES, Object, environment_of, main_container, named
 
-CLASSES: dict[str, type[ServiceSettings]] = {
+CLASSES: dict[str, type[ProcessSettings]] = {
     "verifier": VerifierSettings,
     "speculator": SpeculatorSettings,
     "datastore": DatastoreSettings,
     "edge": EdgeSettings,
+    "gateway": GatewaySettings,
 }
 FROM_SECRETS = {"OUTRIDER_DATASTORE_REDIS_URL": "rediss://datastore:secret@redis:6379/0"}
 """Variables that a Secret may fill, and a value such as it has."""
 
 
-def settings_of(workload: Object, objects: list[Object]) -> ServiceSettings:
+def settings_of(workload: Object, objects: list[Object]) -> Any:
     """The settings that a workload of ours runs with. Raises pydantic.ValidationError."""
     service = SERVICES[workload["metadata"]["name"]]
     found = environment_of(main_container(workload), objects)

@@ -28,6 +28,7 @@ from outrider.verifier.settings import VerifierSettings
 from outrider_cli.local.redis import running_redis
 from outrider_client.client import Client
 from tests.deploy.promql import Known
+from tests.support.gateways import running_gateway
 
 ANY = "127.0.0.1:0"
 PROMPT = "def add(a, b):\n"
@@ -80,7 +81,11 @@ def known() -> Known:
     values["finish_reason"] |= {""}
     # Only some of them came up.
     values["code"] = frozenset(code.name for code in grpc.StatusCode)
-    series = {name: labels | TARGET for family in families for name, labels in family.series.items()}
+    series: dict[str, frozenset[str]] = {}
+    for family in families:
+        for name, labels in family.series.items():
+            # A gateway has no model to name; what others say of theirs may be asked for all the same.
+            series[name] = series.get(name, TARGET) | labels
     return Known(series, values)
 
 
@@ -95,12 +100,18 @@ async def _run(folder: Path) -> dict[str, str]:
         store, store_metrics = await stack.enter_async_context(_running(datastore))
         speculator = SpeculatorService(SpeculatorSettings(datastore=store))
         drafts, draft_metrics = await stack.enter_async_context(_running(speculator))
-        verifier = VerifierService(VerifierSettings(dtype="float32", speculator=drafts, datastore=store))
+        verifier = VerifierService(
+            VerifierSettings(model="demo/target", dtype="float32", speculator=drafts, datastore=store)
+        )
         target, target_metrics = await stack.enter_async_context(_running(verifier))
         loaded = asyncio.Event()
         edge = EdgeService(EdgeSettings(upstream=target), loaded.set)
         near, edge_metrics = await stack.enter_async_context(_running(edge))
         await loaded.wait()
+        gateway = await stack.enter_async_context(running_gateway(target))
+        body = {"prompt": PROMPT, "max_tokens": 8, "ignore_eos": True}
+        (await gateway.post("/v1/completions", **body)).raise_for_status()
+        assert (await gateway.post("/v1/completions")).status_code == 400
         for address, methods in ((target, ("off", "best-first", "retrieval", "auto")), (near, ("pearl",))):
             async with Client(address) as client:
                 for method in methods:
@@ -110,6 +121,7 @@ async def _run(folder: Path) -> dict[str, str]:
             "speculator": draft_metrics,
             "verifier": target_metrics,
             "edge": edge_metrics,
+            "gateway": gateway.address,
         }
         texts = {name: await asyncio.to_thread(_scrape, address) for name, address in read.items()}
     assert watched.current() == b"1"

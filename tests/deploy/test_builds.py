@@ -9,7 +9,10 @@ import signal
 import subprocess
 import sys
 import tomllib
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,7 +24,7 @@ from tests.deploy.container_builds import DOCKERFILE, ROOT, Builder, Image, lack
 # The first time a Debian and a hundred megabytes of wheels are downloaded, whichever test comes first.
 pytestmark = pytest.mark.timeout(600)
 
-TARGETS = ("verifier", "speculator", "edge", "datastore", "client")
+TARGETS = ("verifier", "speculator", "edge", "datastore", "gateway", "client")
 COMPILERS = {"cc", "gcc", "g++", "c++", "clang", "ld", "as", "make", "cargo", "rustc"}
 DATASTORE = "outrider.v1.DatastoreService"
 
@@ -70,14 +73,21 @@ def test_requirements_are_those_of_the_extras_and_of_their_extras() -> None:
     assert not [requirement for requirement in every if requirement.startswith("outrider")]
 
 
+@pytest.mark.parametrize(("target", "extras"), [("datastore", "datastore suffix otel"), ("gateway", "gateway otel")])
+def test_who_runs_no_model_has_no_packages_for_one(target: str, extras: str) -> None:
+    assert f"requirements.py {extras} >" in stages()[f"{target}-packages"]
+    printed = run(sys.executable, "deploy/requirements.py", *extras.split()).splitlines()
+    assert not [line for line in printed if re.match(r"torch|transformers|numba|tokenizers|llguidance", line)]
+
+
 def test_an_extra_that_there_is_not_ends_the_build() -> None:
     ended = subprocess.run([sys.executable, "deploy/requirements.py", "no-such-extra"], cwd=ROOT, capture_output=True)
     assert ended.returncode != 0
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
-    """The image of the datastore."""
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
+    """What builds images, with the base."""
     if missing := lacking():
         message = f"images cannot be built here: no {missing}"
         if os.environ.get("CI") == "true" and os.geteuid() == 0 and shutil.which("apt-get"):
@@ -86,10 +96,36 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     builder = Builder(tmp_path_factory.mktemp("images"))
     try:
         builder.make_base()
-        yield builder.build("datastore", wheels_folder("datastore", "suffix", "otel"))
+        yield builder
     finally:
         builder.buildah("rm", "--all")
         shutil.rmtree(builder.storage)
+
+
+@pytest.fixture(scope="module")
+def image(builder: Builder) -> Image:
+    """The image of the datastore."""
+    return builder.build("datastore", wheels_folder("datastore", "suffix", "otel"))
+
+
+def files_of(folder: Path) -> set[str]:
+    """Paths of the files below a folder, without those that Python has compiled."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*.*") if path.suffix != ".pyc"}
+
+
+@contextmanager
+def running(image: Image, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """Runs an image's own program for the block; it must end well when it is told to."""
+    service = image.start(*image.config["Entrypoint"], **env)
+    try:
+        yield service
+    finally:
+        # unshare waits for its child and is not the service: that one is told.
+        (child,) = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGTERM)
+        _, err = service.communicate(timeout=60)
+    assert "server.stopped" in err
+    assert service.returncode == 0
 
 
 @pytest.mark.suite
@@ -137,13 +173,12 @@ def test_the_root_is_read_only_and_the_user_is_not_root(image: Image) -> None:
 
 @pytest.mark.suite
 def test_the_datastore_runs_confined_tells_its_health_and_ends_when_told(image: Image) -> None:
-    service = image.start(
-        *image.config["Entrypoint"],
-        OUTRIDER_DATASTORE_LISTEN="127.0.0.1:0",
-        OUTRIDER_DATASTORE_HEALTH_LISTEN="127.0.0.1:0",
-        OUTRIDER_DATASTORE_REDIS_URL="redis://127.0.0.1:1/0",  # nobody: it serves without, too
-    )
-    try:
+    env = {
+        "OUTRIDER_DATASTORE_LISTEN": "127.0.0.1:0",
+        "OUTRIDER_DATASTORE_HEALTH_LISTEN": "127.0.0.1:0",
+        "OUTRIDER_DATASTORE_REDIS_URL": "redis://127.0.0.1:1/0",  # nobody: it serves without, too
+    }
+    with running(image, **env) as service:
         assert service.stdout is not None
         assert service.stderr is not None
         assert service.stdout.readline().startswith("listening ")
@@ -154,10 +189,25 @@ def test_the_datastore_runs_confined_tells_its_health_and_ends_when_told(image: 
         asked = image.start("python", "-m", "outrider.server.health_probe", health, DATASTORE, "--timeout-s", "20")
         assert asked.communicate(timeout=60)[0] == "SERVING\n"
         assert asked.returncode == 0
-    finally:
-        # unshare waits for its child and is not the service: that one is told.
-        (child,) = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
-        os.kill(int(child), signal.SIGTERM)
-        _, err = service.communicate(timeout=60)
-    assert "server.stopped" in err
-    assert service.returncode == 0
+
+
+@pytest.mark.suite
+def test_the_gateways_image_serves_confined_without_a_verifier_and_without_models(builder: Builder) -> None:
+    image = builder.build("gateway", wheels_folder("gateway", "otel"))
+    (packages,) = (image.files / "opt" / "packages").glob("lib/python*/site-packages")
+    installed = {path.name for path in packages.iterdir()}
+    assert {"grpc", "starlette", "uvicorn", "httptools", "opentelemetry"} <= installed
+    assert not {"torch", "transformers", "redis", "pip"} & installed
+    assert image.config["Entrypoint"] == ["python", "-m", "outrider.gateway"]
+    assert "8000/tcp" in image.config["ExposedPorts"]
+    page = Path("outrider") / "gateway" / "page"
+    assert files_of(image.files / "opt" / "outrider" / page) == files_of(ROOT / "services" / page)
+    with running(image, OUTRIDER_GATEWAY_LISTEN="127.0.0.1:0", OUTRIDER_GATEWAY_UPSTREAM="127.0.0.1:1") as service:
+        assert service.stdout is not None
+        url = f"http://{service.stdout.readline().removeprefix('listening ').strip()}"
+        with urllib.request.urlopen(f"{url}/live", timeout=30) as answer:
+            assert answer.status == 200
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{url}/health", timeout=30)
+        assert refused.value.code == 503
+        refused.value.close()

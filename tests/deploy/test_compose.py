@@ -13,8 +13,9 @@ from compose_spec import PyOptions
 from redis import Redis
 
 from outrider.datastore.settings import DatastoreSettings
+from outrider.gateway.settings import GatewaySettings
 from outrider.server.health_probe import main as ask_health
-from outrider.server.settings import ServiceSettings, parse_settings
+from outrider.server.settings import ProcessSettings, parse_settings
 from outrider.speculator.settings import SpeculatorSettings
 from outrider.v1 import datastore_pb2, speculator_pb2, verifier_pb2
 from outrider.verifier.settings import VerifierSettings
@@ -22,10 +23,11 @@ from outrider.version import __version__
 from outrider_cli.local.redis import find_program, free_port
 
 COMPOSE = Path(__file__).parents[2] / "deploy" / "compose.yaml"
-SETTINGS: dict[str, type[ServiceSettings]] = {
+SETTINGS: dict[str, type[ProcessSettings]] = {
     "retrieval-datastore": DatastoreSettings,
     "draft-speculator": SpeculatorSettings,
     "target-verifier": VerifierSettings,
+    "gateway": GatewaySettings,
 }
 GRPC_SERVICES = {
     "retrieval-datastore": datastore_pb2.DESCRIPTOR,
@@ -88,7 +90,7 @@ def test_the_datastore_dials_redis(compose: dict[str, Any], monkeypatch: pytest.
     assert set(compose["services"]["redis"]["networks"]) & set(compose["services"]["retrieval-datastore"]["networks"])
 
 
-@OURS
+@pytest.mark.parametrize("name", GRPC_SERVICES)
 def test_health_is_asked_where_it_is_told(compose: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, *command = compose["services"][name]["healthcheck"]["test"]
     assert kind == "CMD"
@@ -99,18 +101,28 @@ def test_health_is_asked_where_it_is_told(compose: dict[str, Any], name: str, mo
     assert service == described.full_name
 
 
+def test_the_gateway_is_asked_over_http_where_it_listens(
+    compose: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, program, flag, source = compose["services"]["gateway"]["healthcheck"]["test"]
+    assert (kind, program, flag) == ("CMD", "python", "-c")
+    compile(source, "healthcheck", "exec")
+    port = settings_of(compose, "gateway", monkeypatch).listen.rpartition(":")[2]
+    assert f"http://127.0.0.1:{port}/health" in source
+
+
 @OURS
 def test_calls_have_time_to_end(compose: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drain_s = settings_of(compose, name, monkeypatch).drain_timeout_s
     assert seconds(compose["services"][name]["stop_grace_period"]) >= drain_s + 10
 
 
-def test_one_port_is_published_and_to_this_machine_only(compose: dict[str, Any]) -> None:
+def test_two_ports_are_published_and_to_this_machine_only(compose: dict[str, Any]) -> None:
     published = {name: service["ports"] for name, service in compose["services"].items() if "ports" in service}
-    assert published == {"target-verifier": ["127.0.0.1:50051:50051"]}
+    assert published == {"target-verifier": ["127.0.0.1:50051:50051"], "gateway": ["127.0.0.1:8000:8000"]}
     assert compose["networks"]["inner"]["internal"] is True
     outside = {name for name, service in compose["services"].items() if set(service["networks"]) != {"inner"}}
-    assert outside == {"target-verifier"}
+    assert outside == {"target-verifier", "gateway"}
 
 
 def test_there_may_be_several_speculators(compose: dict[str, Any]) -> None:
@@ -118,8 +130,9 @@ def test_there_may_be_several_speculators(compose: dict[str, Any]) -> None:
     assert not compose["services"]["draft-speculator"].keys() & {"container_name", "hostname", "ports", "volumes"}
 
 
-def test_the_verifier_waits_for_nobody(compose: dict[str, Any]) -> None:
+def test_verifier_and_gateway_wait_for_nobody(compose: dict[str, Any]) -> None:
     assert "depends_on" not in compose["services"]["target-verifier"]
+    assert "depends_on" not in compose["services"]["gateway"]
     assert compose["services"]["retrieval-datastore"]["depends_on"] == {"redis": {"condition": "service_healthy"}}
 
 

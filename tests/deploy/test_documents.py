@@ -127,7 +127,7 @@ def test_the_overlay_that_the_readme_shows_renders(tmp_path: Path) -> None:
     (models,) = [each for each in of_kind(objects, "ConfigMap") if each["metadata"]["name"].startswith("models-")]
     assert models["data"]["target-model"] == "meta-llama/Llama-3.1-8B-Instruct"
     images = [container["image"] for each in services_of_ours(objects) for container in containers_of(each)]
-    assert len(images) == 5
+    assert len(images) == 6
     assert all(image.startswith("registry.example.com/outrider/") for image in images)
 
 

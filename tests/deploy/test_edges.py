@@ -28,7 +28,7 @@ PRIVATE = End("private", ip="10.1.2.3")
 METADATA = End("metadata", ip="169.254.169.254")
 ANYWHERE = [INTERNET, PRIVATE, METADATA]
 OUTSIDE = [CLIENT, PROMETHEUS, DNS, STRANGER, *ANYWHERE]
-PORTS = [22, 53, 80, 443, 2379, 4317, 4318, 6379, 6380, 6443, 8080, 9090, 9464, 10250, 50051, 50052, 50053, 50061]
+PORTS = [22, 53, 80, 443, 2379, 4317, 4318, 6379, 6380, 6443, 8000, 8080, 9090, 9464, 10250, 50051, 50052, 50053, 50061]
 
 Edge = tuple[str, str, int]
 """Names of both ends, and the port of the second."""
@@ -54,6 +54,8 @@ def expected_edges(names: set[str], overlay: str) -> set[Edge]:
     found: set[Edge] = {
         ("client", "target-verifier", 50051),
         ("client", "edge-speculator", 50061),
+        ("client", "gateway", 8000),
+        ("gateway", "target-verifier", 50051),
         ("target-verifier", "draft-speculator", 50052),
         ("target-verifier", "retrieval-datastore", 50053),
         ("draft-speculator", "retrieval-datastore", 50053),

@@ -6,6 +6,7 @@ import pytest
 
 from outrider.server.health import LIVENESS
 from outrider.v1 import datastore_pb2, speculator_pb2, verifier_pb2
+from tests.deploy.environments import settings_of
 from tests.support.manifests import Object, Variant, main_container, named, pod_of, ports_of, services_of_ours, title
 
 pytestmark = pytest.mark.slow
@@ -17,6 +18,8 @@ HEALTH_NAMES = {
     # It serves as if it were the cloud's verifier.
     "edge-speculator": verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name,
 }
+ALIVE = "/live"
+"""What a gateway answers as long as it serves, verifiers or not."""
 LOADING_S = 600.0
 """Time that a model of a GPU may take to load, from a disk that others read, too."""
 
@@ -29,6 +32,11 @@ def complaints_of_probes(objects: list[Object], loading_s: float) -> list[str]:
     complaints = []
     for each in services_of_ours(objects):
         name, container = each["metadata"]["name"], main_container(each)
+        if "readinessGates" in pod_of(each)["spec"]:
+            complaints.append(f"{title(each)}: readiness depends on more than the pod")
+        if name == "gateway":
+            complaints += _complaints_of_http_probes(each, settings_of(each, objects).tls_cert != "")
+            continue
         for kind, service in (
             ("startup", HEALTH_NAMES[name]),
             ("readiness", HEALTH_NAMES[name]),
@@ -42,9 +50,17 @@ def complaints_of_probes(objects: list[Object], loading_s: float) -> list[str]:
         patience_s = startup.get("failureThreshold", 3) * startup.get("periodSeconds", 10)
         if name in ("target-verifier", "draft-speculator") and patience_s < loading_s:
             complaints.append(f"{title(each)}: may start for {patience_s} s, a model takes {loading_s}")
-        if "readinessGates" in pod_of(each)["spec"]:
-            complaints.append(f"{title(each)}: readiness depends on more than the pod")
     return complaints
+
+
+def _complaints_of_http_probes(workload: Object, has_tls: bool) -> list[str]:
+    expected = {"path": ALIVE, "port": "http"} | ({"scheme": "HTTPS"} if has_tls else {})
+    found = {kind: main_container(workload).get(f"{kind}Probe", {}) for kind in ("startup", "readiness", "liveness")}
+    return [
+        f"{title(workload)}: {kind} asks {probe}, not {expected}"
+        for kind, probe in found.items()
+        if probe.get("httpGet") != expected
+    ]
 
 
 def test_probes_are_right(variant: Variant, objects: list[Object]) -> None:
@@ -62,6 +78,12 @@ def test_probes_are_right(variant: Variant, objects: list[Object]) -> None:
 )
 def test_a_planted_probe_is_found(probe: str, part: str, value: str | int, gpu: list[Object]) -> None:
     main_container(named(gpu, "Deployment", "target-verifier"))[probe]["grpc"][part] = value
+    assert len(complaints_of_probes(gpu, LOADING_S)) == 1
+
+
+@pytest.mark.parametrize(("part", "value"), [("path", "/health"), ("port", "metrics"), ("scheme", "HTTP")])
+def test_a_planted_probe_of_the_gateway_is_found(part: str, value: str, gpu: list[Object]) -> None:
+    main_container(named(gpu, "Deployment", "gateway"))["livenessProbe"]["httpGet"][part] = value
     assert len(complaints_of_probes(gpu, LOADING_S)) == 1
 
 

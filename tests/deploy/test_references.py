@@ -66,6 +66,10 @@ def complaints_of_files(objects: list[Object]) -> list[str]:
     return complaints
 
 
+PEERS = ("speculator", "datastore", "upstream")
+"""Settings with the addresses of peers."""
+
+
 def keys_of(volume: Object, objects: list[Object]) -> set[str] | None:
     """Names of the files in a volume; None where they are not known here."""
     if "projected" in volume:
@@ -91,7 +95,7 @@ def complaints_of_peers(objects: list[Object]) -> list[str]:
         if each["metadata"]["name"] == "edge-speculator":
             continue  # dials out of its cluster
         settings = settings_of(each, objects)
-        for field in ("speculator", "datastore"):
+        for field in PEERS:
             for address in filter(None, getattr(settings, field, "").split(",")):
                 complaints += _complaints_of_address(title(each), field, address, objects)
     return complaints
@@ -132,7 +136,7 @@ def complaints_of_callers(objects: list[Object], folder: Path) -> list[str]:
         if dialler["metadata"]["name"] == "edge-speculator":
             continue
         settings = settings_of(dialler, objects)
-        addresses = [each for field in ("speculator", "datastore") for each in getattr(settings, field, "").split(",")]
+        addresses = [each for field in PEERS for each in getattr(settings, field, "").split(",")]
         for peer in filter(None, (each.removeprefix("dns:///").partition(":")[0] for each in addresses)):
             text = _credentials_of(peer, objects)
             if text is None:

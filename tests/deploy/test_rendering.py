@@ -33,9 +33,9 @@ NOT_NAMESPACED = {"Namespace", "PriorityClass", "DeviceClass", "ClusterIssuer", 
 ELSEWHERE = {"README.md", "Dockerfile", "requirements.py", "compose.yaml", ".checkov.yaml"}
 """What is in deploy/ and no part of a kustomization."""
 WORKLOADS = {
-    "cpu": {"target-verifier", "draft-speculator", "retrieval-datastore", "redis"},
-    "gpu": {"target-verifier", "draft-speculator", "retrieval-datastore", "redis"},
-    "external-redis": {"target-verifier", "draft-speculator", "retrieval-datastore"},
+    "cpu": {"target-verifier", "draft-speculator", "retrieval-datastore", "redis", "gateway"},
+    "gpu": {"target-verifier", "draft-speculator", "retrieval-datastore", "redis", "gateway"},
+    "external-redis": {"target-verifier", "draft-speculator", "retrieval-datastore", "gateway"},
     "cloud": {"target-verifier", "retrieval-datastore", "redis"},
     "edge": {"edge-speculator"},
 }

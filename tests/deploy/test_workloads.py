@@ -36,7 +36,11 @@ GRPC_PORTS = {
     "edge-speculator": 50061,
 }
 LISTENING = {"LISTEN": "grpc", "HEALTH_LISTEN": "health", "METRICS_LISTEN": "metrics"}
-"""Setting -> name of the port that it listens on."""
+"""Setting of a gRPC service -> name of the port that it listens on."""
+HTTP_PORTS = {"http": 8000, "metrics": 9464}
+HTTP_LISTENING = {"LISTEN": "http", "METRICS_LISTEN": "metrics"}
+GATEWAY = "gateway"
+"""The one workload of ours that speaks HTTP."""
 
 
 def selected(selector: Object, objects: list[Object]) -> list[Object]:
@@ -45,13 +49,16 @@ def selected(selector: Object, objects: list[Object]) -> list[Object]:
 
 
 def spoken_by(workload: Object) -> str | None:
-    """What a Service says of the port of a workload: HTTP/2 in plaintext; nothing where it is TLS."""
+    """What a Service says of the port of a workload: HTTP/2 in plaintext, and nothing where it is TLS; or HTTP."""
     variables = [variable["name"] for variable in main_container(workload).get("env", [])]
-    return None if any(name.endswith("_TLS_CERT") for name in variables) else "kubernetes.io/h2c"
+    has_tls = any(name.endswith("_TLS_CERT") for name in variables)
+    if workload["metadata"]["name"] == GATEWAY:
+        return "https" if has_tls else "http"
+    return None if has_tls else "kubernetes.io/h2c"
 
 
 def complaints_of_services(objects: list[Object]) -> list[str]:
-    """Services without pods or with ports that their pods lack; services of ours that are not headless, gRPC by h2c."""
+    """Services without pods or with ports that their pods lack; services of gRPC that are not headless."""
     complaints = []
     for service in of_kind(objects, "Service"):
         name, spec = title(service), service["spec"]
@@ -66,12 +73,14 @@ def complaints_of_services(objects: list[Object]) -> list[str]:
                     complaints.append(f"{name}: port {port['port']} leads to {number} of {title(each)}")
                 elif ports_of(each).get(port["name"]) != number:
                     complaints.append(f"{name}: port {port['name']} is called otherwise in {title(each)}")
-                if port["name"] == "grpc" and port.get("appProtocol") != spoken_by(each):
-                    complaints.append(f"{name}: port grpc is said to speak {port.get('appProtocol')}")
+                if port["name"] in ("grpc", "http") and port.get("appProtocol") != spoken_by(each):
+                    complaints.append(f"{name}: port {port['name']} is said to speak {port.get('appProtocol')}")
     for each in services_of_ours(objects):
         found = [s for s in of_kind(objects, "Service") if s["metadata"]["name"] == each["metadata"]["name"]]
-        if len(found) != 1 or found[0]["spec"].get("clusterIP") != "None":
-            complaints.append(f"{title(each)} has no headless service of its name")
+        # gRPC clients share their calls among the addresses of a name; HTTP clients take one: it must be the Service's.
+        wanted = None if each["metadata"]["name"] == GATEWAY else "None"
+        if len(found) != 1 or found[0]["spec"].get("clusterIP") != wanted:
+            complaints.append(f"{title(each)} has no {'headless ' if wanted else ''}service of its name")
     return complaints
 
 
@@ -80,11 +89,12 @@ def complaints_of_ports(objects: list[Object]) -> list[str]:
     complaints = []
     for each in services_of_ours(objects):
         name, container = each["metadata"]["name"], main_container(each)
-        expected = {"grpc": GRPC_PORTS[name], "health": 8080, "metrics": 9464}
+        is_http = name == GATEWAY
+        expected = HTTP_PORTS if is_http else {"grpc": GRPC_PORTS[name], "health": 8080, "metrics": 9464}
         if ports_of(each) != expected:
             complaints.append(f"{title(each)}: ports {ports_of(each)}, not {expected}")
         values = environment_of(container, objects)
-        for setting, port in LISTENING.items():
+        for setting, port in (HTTP_LISTENING if is_http else LISTENING).items():
             address = values.get(f"OUTRIDER_{SERVICES[name].upper()}_{setting}") or ""
             if not address.endswith(f":{expected[port]}"):
                 complaints.append(f"{title(each)}: {setting} is {address!r}, port {port} is {expected[port]}")
@@ -113,6 +123,9 @@ def complaints_of_selectors(objects: list[Object]) -> list[str]:
                 complaints += [] if known else [f"{title(each)}: {title(pod)} has no port {endpoint['port']}"]
     for each in of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject"):
         target = each["spec"]["scaleTargetRef"]
+        if each["kind"] == "HorizontalPodAutoscaler":
+            scaled = [w for w in workloads(objects) if w["metadata"]["name"] == target["name"]]
+            complaints += [f"{title(w)} has replicas of its own" for w in scaled if "replicas" in w["spec"]]
         wanted = f"{target.get('kind', 'Deployment')}/{target['name']}"
         complaints += [] if wanted in map(title, workloads(objects)) else [f"{title(each)}: there is no {wanted}"]
     return complaints

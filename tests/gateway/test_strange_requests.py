@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,39 +10,57 @@ import pytest_asyncio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from outrider.gateway.parameters import ChatParameters, CompletionParameters, DetokenizeParameters, TokenizeParameters
+from outrider.gateway.parameters import (
+    ChatParameters,
+    CompletionParameters,
+    DetokenizeParameters,
+    MessageChat,
+    MessageParameters,
+    ResponseParameters,
+    TokenizeParameters,
+)
 from tests.support.gateways import RunningGateway, running_gateway
 from tests.support.services import running_verifier
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 PATHS = {
-    "/v1/chat/completions": (ChatParameters, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
+    "/v1/chat/completions": (ChatParameters, {**CHAT, "max_tokens": 2}),
+    "/v1/responses": (ResponseParameters, {"input": "hi", "max_output_tokens": 2}),
+    "/v1/messages": (MessageParameters, {**CHAT, "max_tokens": 2}),
+    "/v1/messages/count_tokens": (MessageChat, CHAT),
     "/v1/completions": (CompletionParameters, {"prompt": "hi", "max_tokens": 2}),
     "/tokenize": (TokenizeParameters, {"prompt": "hi"}),
     "/detokenize": (DetokenizeParameters, {"tokens": [5]}),
 }
 KEYS = st.sampled_from(
     ["type", "function", "name", "parameters", "json", "regex", "schema", "json_schema", "role", "content", "text",
-     "method", "card", "include_usage", "5", "tools", "strict", ""]
+     "method", "card", "include_usage", "5", "tools", "strict", "", "input", "input_schema", "id", "call_id", "output",
+     "arguments", "tool_use_id", "format"]
 )  # fmt: skip
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.sampled_from(
-        ["", "a", "function", "text", "json_schema", "object", "user", "auto", "required", "off", "\0", "é"]
-    )
-)
+WORDS = st.sampled_from(
+    ["", "a", "function", "text", "json_schema", "object", "user", "auto", "required", "off", "\0", "é", "assistant",
+     "message", "function_call", "function_call_output", "input_text", "tool_use", "tool_result", "any"]
+)  # fmt: skip
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | WORDS
 JSON = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3))
 
 
-def nested(depth: int) -> object:
-    value: object = 1
-    for _ in range(depth):
-        value = [value]
-    return value
+SHAPES = (
+    "%s",
+    '[{"a": %s}]',
+    '{"type": "json_schema", "json_schema": %s}',
+    '{"format": {"type": "json_schema", "schema": {"const": %s}}}',
+    '[{"type": "function", "name": "a", "parameters": {"const": %s}}]',
+    '[{"name": "a", "input_schema": {"const": %s}}]',
+    '[{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "a", "input": {"a": %s}}]}]',
+)
+"""Values that have another one within."""
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "1" + "]" * depth
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -66,11 +85,16 @@ async def test_no_value_of_a_field_is_an_error_of_ours(gateway: RunningGateway, 
 @example("metadata")
 @example("chat_template_kwargs")
 @example("response_format")
+@example("input")
+@example("system")
+@example("text")
+@example("tool_choice")
+@example("output_config")
 async def test_what_is_nested_deeply_is_no_error_of_ours(gateway: RunningGateway, field: str) -> None:
-    path = "/v1/chat/completions"
-    for depth in (100, 400, 900, 960, 985):
-        for value in (nested(depth), [{"a": nested(depth)}], {"type": "json_schema", "json_schema": nested(depth)}):
-            await answered(gateway, path, {**PATHS[path][1], field: value})
+    for path in (path for path, (kind, _) in PATHS.items() if field in {*kind.model_fields, "metadata"}):
+        for depth in (100, 400, 900, 960, 985):
+            for value in SHAPES:
+                await answered(gateway, path, {**PATHS[path][1], field: json.loads(value % nested(depth))})
 
 
 async def answered(gateway: RunningGateway, path: str, body: dict[str, object]) -> None:
@@ -79,4 +103,4 @@ async def answered(gateway: RunningGateway, path: str, body: dict[str, object]) 
     if response.status_code != 200:
         error = response.json()["error"]
         assert error["message"]
-        assert error["type"] == "invalid_request_error"
+        assert error["type"] in ("invalid_request_error", "not_found_error")

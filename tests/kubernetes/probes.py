@@ -47,6 +47,8 @@ class Probe:
             async with asyncio.timeout(self._timeout_s):
                 if "grpc" in self._spec:
                     return await self._ask_grpc()
+                if "httpGet" in self._spec:
+                    return await self._ask_http()
                 if "tcpSocket" in self._spec:
                     return await self._ask_tcp()
                 return await self._ask_program()
@@ -66,6 +68,19 @@ class Probe:
         with contextlib.suppress(OSError):
             await writer.wait_closed()
         return True
+
+    async def _ask_http(self) -> bool:
+        spec = self._spec["httpGet"]
+        if spec.get("scheme", "HTTP") != "HTTP":
+            raise ValueError(f"probe by {spec['scheme']}: only HTTP is known")
+        reader, writer = await asyncio.open_connection(self._address, self._port(spec["port"]))
+        try:
+            host = f"{self._address}:{self._port(spec['port'])}"
+            writer.write(f"GET {spec['path']} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            status = (await reader.readline()).split(b" ")[1:2]
+        finally:
+            writer.close()
+        return bool(status) and 200 <= int(status[0]) < 400
 
     async def _ask_program(self) -> bool:
         assert self._program is not None

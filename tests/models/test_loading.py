@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider.models import loading
-from outrider.models.loading import CannotLoadModel, UnknownModel, build_hf_model, load_for, load_model, tokenizer_hash
+from outrider.models.loading import (
+    CannotLoadModel,
+    UnknownModel,
+    build_hf_model,
+    check_reachable,
+    load_for,
+    load_model,
+    tokenizer_hash,
+)
 from outrider.models.runner import Segment
 from outrider.models.timing import measure_forward, measure_sessions
 from outrider.speculator.settings import SpeculatorSettings
@@ -158,6 +168,60 @@ def test_the_bench_prints_a_table(capsys: pytest.CaptureFixture[str], monkeypatc
 def test_the_model_of_a_service_that_is_unknown_is_named_with_its_flag() -> None:
     with pytest.raises(CannotLoadModel, match="--model demo/none: there is no demo model"):
         load_for(SpeculatorSettings(model="demo/none", num_threads=1))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_here_is_named_with_its_flag() -> None:
+    with pytest.raises(CannotLoadModel, match="--device cuda:0: no CUDA device here: ") as failed:
+        load_for(SpeculatorSettings(model="demo/draft", device="cuda:0"))
+    if torch.version.cuda is None:
+        assert str(failed.value).endswith("this torch is for CPUs only")
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./nothing", "~/nothing", "a/b/c"])
+def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(name: str) -> None:
+    with pytest.raises(CannotLoadModel) as failed:
+        load_for(SpeculatorSettings(model=name))
+    assert str(failed.value) == f"--model {name}: no such folder"
+
+
+@pytest.fixture
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub at an address where nobody listens, of which nothing is here."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    for variable in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+
+@pytest.mark.usefixtures("_empty_cache")
+def test_a_hub_that_is_away_is_told_at_once() -> None:
+    with pytest.raises(CannotLoadModel) as failed:
+        load_for(SpeculatorSettings(model="some/model"))
+    assert str(failed.value) == (
+        "--model some/model: the hub cannot be reached (connection refused); a folder or a demo name works offline"
+    )
+
+
+@pytest.mark.usefixtures("_empty_cache")
+def test_a_hub_that_is_switched_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CannotLoadModel, match="cannot be reached \\(it is switched off by HF_HUB_OFFLINE\\)"):
+        load_for(SpeculatorSettings(model="some/model"))
+
+
+@pytest.mark.usefixtures("_empty_cache")
+def test_a_model_that_was_fetched_before_needs_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "try_to_load_from_cache", lambda *_: "config.json")
+    check_reachable("some/model")
+
+
+@pytest.mark.usefixtures("_empty_cache")
+def test_what_can_be_no_name_on_the_hub_is_none() -> None:
+    with pytest.raises(CannotLoadModel, match="--model some model: no such folder, and no name on the hub"):
+        load_for(SpeculatorSettings(model="some model"))
 
 
 def test_a_service_runs_a_forward_on_its_threads() -> None:

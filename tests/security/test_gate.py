@@ -131,6 +131,24 @@ async def test_a_call_passes_with_the_token_of_its_role_and_is_its_tenants(kind:
             assert await answer(channel, kind, *wrong) is UNAUTHENTICATED, wrong
 
 
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ((), "no token given, and this server asks for one: authorization: Bearer TOKEN"),
+        (bearer("bad"), "this token is not in the server's list"),
+    ],
+)
+async def test_no_token_and_an_unknown_one_are_told_apart(
+    metadata: tuple[tuple[str, str], ...], reason: str, tmp_path: Path
+) -> None:
+    file = credentials_file(tmp_path / "c", entry("good", "generate"))
+    async with serving(file) as address, grpc.aio.insecure_channel(address) as channel:
+        call: Any = channel.unary_unary(METHODS["unary_unary"])
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"this", metadata=metadata, timeout=10)
+    assert (caught.value.code(), caught.value.details()) == (UNAUTHENTICATED, reason)
+
+
 async def test_the_caller_of_one_call_is_not_that_of_the_next(tmp_path: Path) -> None:
     entries = [entry(name, "generate", tenant=name) for name in ("one", "two")]
     async with (

@@ -32,7 +32,7 @@ def test_a_service_without_its_extra_names_it_in_one_line(service: str, missing:
     script = WITHOUT.format(service=service, missing=missing)
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert ended.stderr == f"error: {missing} is not installed: pip install 'outrider[{extra}]'\n"
+    assert ended.stderr == f"error: {missing} is not installed: pip install -e '.[{extra}]'\n"
 
 
 def test_a_module_of_ours_that_is_missing_is_a_bug() -> None:

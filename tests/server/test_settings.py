@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from outrider.server.settings import ServiceSettings, model_config, parse_settings
+from outrider.server.settings import ModelSettings, ServiceSettings, model_config, parse_settings
 
 
 class Settings(ServiceSettings):
@@ -44,3 +44,48 @@ def test_cores_are_refused_where_a_process_cannot_choose_them(
     with pytest.raises(SystemExit):
         parse_settings(Settings, ["--cpu", "0"])
     assert "this system does not let a process choose its cores" in capsys.readouterr().err
+
+
+def test_a_misspelt_variable_is_warned_of_with_what_was_meant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OUTRIDER_TEST_LOG_LEVL", "debug")
+    monkeypatch.setenv("OUTRIDER_TESTS_LOG_LEVEL", "debug")
+    monkeypatch.setenv("OUTRIDER_TEST_NOTHING_LIKE_IT", "1")
+    for name in ("OUTRIDER_TEST_CPU", "OUTRIDER_ADDRESS", "OUTRIDER_OTHER_LOG_LEVEL"):
+        monkeypatch.setenv(name, "")
+    assert parse_settings(Settings, []).log_level == "info"
+    meant = "is no variable of this service: did you mean OUTRIDER_TEST_LOG_LEVEL?"
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: OUTRIDER_TESTS_LOG_LEVEL {meant}",
+        f"warning: OUTRIDER_TEST_LOG_LEVL {meant}",
+        "warning: OUTRIDER_TEST_NOTHING_LIKE_IT is no variable of this service: --help lists the flags, each of which "
+        "is one",
+    ]
+
+
+def test_help_names_the_variables(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_settings(Settings, ["--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert "Every flag is a variable, too: --log-level is OUTRIDER_TEST_LOG_LEVEL." in words
+
+
+class OfAModel(ModelSettings):
+    """Those of a service with a model."""
+
+    model_config = model_config("test")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:3", "xpu:0", "mps"])
+def test_a_device_is_one_of_torchs(device: str) -> None:
+    assert parse_settings(OfAModel, ["--device", device]).device == device
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "CPU", "cpu:0", ""])
+def test_another_device_is_refused_before_torch_is_imported(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        parse_settings(OfAModel, [f"--device={device}"])
+    assert raised.value.code == 2
+    rule = "must be cpu, cuda, cuda:NUMBER, xpu, xpu:NUMBER or mps"
+    assert f"--device (or OUTRIDER_TEST_DEVICE): {rule}, got {device!r}" in capsys.readouterr().err

@@ -57,6 +57,28 @@ def a_good_generation(request: GenerateRequest, context: grpc.ServicerContext) -
     yield finished()
 
 
+def saying(*pieces: str, is_cut: bool = False) -> Script:
+    """Says a text in these pieces, a token each. `is_cut`: it may not be longer."""
+
+    def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        yield started()
+        for piece in pieces:
+            yield chunk(5, text=piece)
+        end = finished(len(pieces))
+        if is_cut:
+            end.finished.reason = verifier_pb2.FINISH_REASON_LENGTH
+        yield end
+
+    return script
+
+
+def breaking_off(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+    """Fails behind its first token, in a way that no other call mends."""
+    yield started()
+    yield chunk(5, text="a")
+    context.abort(grpc.StatusCode.DATA_LOSS, "why")
+
+
 class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     """Follows a script and remembers what it was asked."""
 
@@ -69,15 +91,26 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         self.script: Script = a_good_generation
         self.speculators: list[verifier_pb2.PeerInfo] = []
         """The speculators that it says it has."""
+        self.model_id = ""
+        """The model that it says it has; empty: "fake", and nothing when it starts."""
+        self.has_template = True
+        """False if it refuses to tokenize chats."""
+        self.forward_times: dict[int, float] = {}
+        """Milliseconds of its forwards by their rows."""
 
     def Generate(self, request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
         self.requests.append(request)
         context.add_callback(self.ended.set)
-        yield from self.script(request, context)
+        for response in self.script(request, context):
+            if self.model_id and response.HasField("started"):
+                response.started.model.model_id = self.model_id
+            yield response
 
     def Tokenize(
         self, request: verifier_pb2.TokenizeRequest, context: grpc.ServicerContext
     ) -> verifier_pb2.TokenizeResponse:
+        if request.prompt.HasField("chat") and not self.has_template:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "there is no chat template")
         text = request.prompt.text + "".join(message.content for message in request.prompt.chat.messages)
         return verifier_pb2.TokenizeResponse(token_ids=text.encode())
 
@@ -89,10 +122,16 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     def GetInfo(
         self, request: verifier_pb2.GetInfoRequest, context: grpc.ServicerContext
     ) -> verifier_pb2.GetInfoResponse:
-        model = types_pb2.ModelInfo(model_id="fake", vocab_size=256, max_context_len=2048)
+        model = types_pb2.ModelInfo(model_id=self.model_id or "fake", vocab_size=256, max_context_len=2048)
         peer = verifier_pb2.PeerInfo(address="127.0.0.1:1", last_error="no answer")
+        times = [verifier_pb2.ForwardTime(num_rows=rows, forward_ms=ms) for rows, ms in self.forward_times.items()]
         return verifier_pb2.GetInfoResponse(
-            model=model, methods=METHODS, speculator=peer, version="1", speculators=self.speculators
+            model=model,
+            methods=METHODS,
+            speculator=peer,
+            version="1",
+            speculators=self.speculators,
+            forward_times=times,
         )
 
 

@@ -29,6 +29,7 @@ SERVICES = {
     "draft-speculator": "speculator",
     "retrieval-datastore": "datastore",
     "edge-speculator": "edge",
+    "gateway": "gateway",
 }
 """Workload of ours -> its Python package, component and container."""
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from outrider_cli.links.namespaces import in_namespace
@@ -21,6 +22,10 @@ START_TIMEOUT_S = 60.0
 """Seconds: a cold start reads a gigabyte of libraries from disk."""
 STOP_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 15
+_ERROR = "error: "
+"""Begins the lines with which our services refuse to run."""
+_FLAG = re.compile(r"--[a-z][a-z-]*[a-z]")
+_VARIABLE = re.compile(r" \(or OUTRIDER_[A-Z_]+\)")
 
 
 class ProcessFailed(Exception):
@@ -44,10 +49,19 @@ class ManagedProcess:
         listen: str,
         cores: Collection[int] = (),
         namespace: str = "",
+        flag_names: Mapping[str, str] | None = None,
     ) -> None:
         """Describes a process `python -m module --listen LISTEN arguments...`, which `start` starts.
 
-        `namespace` is the network namespace that it lives in; empty means ours.
+        Args:
+            name: Stands in messages.
+            module: Runs as a program.
+            arguments: Its flags beside --listen.
+            log: Takes its stderr.
+            listen: HOST:PORT; a port of 0 is any free one.
+            cores: Cores that it may run on; empty means any.
+            namespace: Network namespace that it lives in; empty means ours.
+            flag_names: Flags that the user has typed, by those of the process: its errors are told with them.
         """
         self.name = name
         self.log = log
@@ -57,7 +71,12 @@ class ManagedProcess:
         self._arguments = list(arguments)
         self._cores = cores
         self._namespace = namespace
+        self._flag_names = dict(flag_names or {})
+        self._log_begin = 0
+        """Bytes that the log had when the process was started last: what is before is another one's."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._read = b""
+        """Output on stdout that nobody has taken yet."""
 
     @property
     def pid(self) -> int:
@@ -75,6 +94,7 @@ class ManagedProcess:
         command = in_namespace(self._namespace, command)
         # Appended to: a process that is started again goes on in the same log. The child has a descriptor of its own.
         with self.log.open("ab") as log:
+            self._log_begin = log.tell()
             self._process = subprocess.Popen(
                 die_with_parent(command, self._cores),
                 stdin=subprocess.DEVNULL,
@@ -87,22 +107,34 @@ class ManagedProcess:
         """Returns when it listens. Raises ProcessFailed if it ends, or does not listen within that time."""
         process = self._started()
         assert process.stdout is not None
-        line = b""
+        self._read = b""
         deadline = time.monotonic() + timeout_s
         # Not `readline`: half a line would make it wait beyond the deadline.
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            while b"\n" not in line:  # a read may bring a part of the line, or more than it
+            while b"\n" not in self._read:  # a read may bring a part of the line, or more than it
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     raise self.failure(f"did not listen within {timeout_s:.0f} s")
                 # From the descriptor, past the file's buffer: the selector does not know of bytes that wait in there.
                 if not (piece := os.read(process.stdout.fileno(), 4096)):
                     raise self.failure("ended before it listened")
-                line += piece
-        word, _, address = line.partition(b"\n")[0].decode(errors="replace").strip().rpartition(" ")
+                self._read += piece
+        line, _, self._read = self._read.partition(b"\n")
+        word, _, address = line.decode(errors="replace").strip().rpartition(" ")
         if word != "listening":
             raise self.failure(f"announced {line!r} instead of its address")
         self.address = address
+
+    def further_lines(self) -> Iterator[str]:
+        """Yields what it prints behind its address, a line at a time, until it ends."""
+        process = self._started()
+        assert process.stdout is not None
+        while True:
+            *lines, self._read = self._read.split(b"\n")
+            yield from (line.decode(errors="replace") for line in lines)
+            if not (piece := os.read(process.stdout.fileno(), 4096)):
+                return
+            self._read += piece
 
     def start(self) -> None:
         """Starts the process; returns when it listens. Raises ProcessFailed."""
@@ -134,19 +166,64 @@ class ManagedProcess:
             process.stdout.close()
         self._process = None
 
+    @property
+    def was_killed(self) -> bool:
+        """True if a signal has ended it."""
+        return self._process is not None and (self._process.poll() or 0) < 0
+
+    def wait_for_ending(self) -> str:
+        """Returns how it has ended, like `was killed (signal 9)`. Waits for its end, if it has only closed its stdout
+        so far; one that lives on is killed."""
+        process = self._started()
+        try:
+            status = process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            status = process.wait()
+        return f"was killed (signal {-status})" if status < 0 else f"ended by itself (exit status {status})"
+
+    def signal_kill(self) -> None:
+        """Sends SIGKILL, without waiting for the end: whoever watches the process hears of it."""
+        self._started().kill()
+
     def failure(self, what: str) -> ProcessFailed:
-        """Returns an exception with this message and the end of the log."""
+        """Returns an exception with the error that the process has ended with, or else this message and the end of the
+        log."""
         process = self._process
         if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # its connections close a moment before it is gone
                 what += f" (exit status {process.wait(0.5)})"
-        return ProcessFailed(f"{self.name} {what}; the end of {self.log}:\n{self.log_tail()}")
+        if complaint := self.complaint():
+            return ProcessFailed(f"{self.name}: {complaint}")
+        return ProcessFailed(f"{self.name} {what}; the end of its log:\n{self.log_tail()}")
+
+    def complaint(self) -> str:
+        """Returns the errors with which it has refused to run, one a line, with the flags that the user has typed.
+
+        Empty if its log ends otherwise: then it was no wrong flag.
+        """
+        found: list[str] = []
+        for line in reversed(self._log_lines()):
+            if not line.startswith(_ERROR):
+                break
+            found.insert(0, self._in_users_words(line.removeprefix(_ERROR)))
+        return "\n".join(found)
 
     def log_tail(self) -> str:
-        """Returns the last lines of the log."""
+        """Returns the last lines that it has logged since it was started."""
+        return "\n".join(self._log_lines()[-LOG_TAIL_LINES:])
+
+    def _log_lines(self) -> list[str]:
         if not self.log.exists():
-            return ""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+            return []
+        return self.log.read_bytes()[self._log_begin :].decode(errors="replace").splitlines()
+
+    def _in_users_words(self, message: str) -> str:
+        if not self._flag_names:
+            return message
+        # Whoever has typed a flag of ours has not set the variable of the process.
+        message = _VARIABLE.sub("", message)
+        return _FLAG.sub(lambda flag: self._flag_names.get(flag[0], flag[0]), message)
 
     def drain_stdout(self) -> bool:
         """Discards the output on stdout so far; returns True if stdout has been closed: the process has ended."""
@@ -165,15 +242,3 @@ class ManagedProcess:
         if self._process is None:
             raise ProcessFailed(f"{self.name} is not running")
         return self._process
-
-
-def wait_for_end(processes: Iterable[ManagedProcess]) -> ManagedProcess:
-    """Blocks until one of the processes ends; returns it."""
-    with selectors.DefaultSelector() as selector:
-        for process in processes:
-            selector.register(process, selectors.EVENT_READ, process)
-        while True:
-            for key, _ in selector.select():
-                process = key.data
-                if process.drain_stdout():
-                    return process  # type: ignore[no-any-return]

@@ -1,5 +1,5 @@
-"""All services on this machine: Redis, the datastore, the speculators or an edge, and the verifiers, as processes on
-loopback.
+"""All services on this machine: Redis, the datastore, the speculators or an edge, the verifiers and a gateway, as
+processes on loopback.
 
 Used by `outrider up`, by the demo, the benchmark and the end-to-end tests. All that is started here is ended here, in
 reverse order, whatever happens; what cannot be ended in order (SIGKILL of this process) dies with it.
@@ -11,8 +11,10 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType, TracebackType
@@ -26,12 +28,17 @@ from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
 from outrider_cli.links.control import LinkControl
 from outrider_cli.links.direction import LinkSettings, flags_of
 from outrider_cli.links.namespaces import Namespace
-from outrider_cli.local.process import ManagedProcess, ProcessFailed, wait_for_end
+from outrider_cli.local.process import ManagedProcess, ProcessFailed
 from outrider_cli.local.redis import free_port, running_redis
 
 LOAD_TIMEOUT_S = 120.0
 LOOPBACK = "127.0.0.1"
 ANY_PORT = f"{LOOPBACK}:0"
+_FLAG_NAMES = {
+    "verifier": {"--model": "--target", "--dtype": "--target-dtype", "--listen": "--port"},
+    "speculator": {"--model": "--draft", "--dtype": "--draft-dtype"},
+}
+"""Flags of `outrider up` by those of the services, which their errors name."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,12 @@ class StackConfig:
     """More flags for the edge."""
     datastore_arguments: tuple[str, ...] = ()
     """More flags for the datastore."""
+    gateway: bool = False
+    """True if a gateway answers over HTTP before the verifiers."""
+    gateway_listen: str = ANY_PORT
+    """Address of the gateway."""
+    gateway_arguments: tuple[str, ...] = ()
+    """More flags for the gateway."""
 
     def __post_init__(self) -> None:
         if self.num_verifiers < 1 or self.num_speculators < 1:
@@ -113,11 +126,37 @@ class Service(ManagedProcess):
                 watch.cancel()
         raise self.failure("did not get ready")
 
+    def is_serving(self, timeout_s: float = 0.5) -> bool:
+        """Asks once whether it takes calls; no answer within that time means that it does not."""
+        with grpc.insecure_channel(self.address) as channel:
+            try:
+                answer = health_pb2_grpc.HealthStub(channel).Check(
+                    health_pb2.HealthCheckRequest(service=""), timeout=timeout_s
+                )
+            except grpc.RpcError:
+                return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
     def restart(self) -> None:
         """Starts it again at the same address, after ending it if it runs; returns when it serves."""
         self.stop()
         self.start()
         self.wait_serving()
+
+
+class Gateway(ManagedProcess):
+    """The process of a gateway, which answers health checks over HTTP."""
+
+    def wait_serving(self, timeout_s: float = LOAD_TIMEOUT_S) -> None:
+        """Returns when it is ready, and so are verifiers. Raises ProcessFailed if it ends first, or takes longer."""
+        deadline = time.monotonic() + timeout_s
+        while self.is_running and time.monotonic() < deadline:
+            with suppress(OSError, HTTPException), closing(HTTPConnection(self.address, timeout=5.0)) as connection:
+                connection.request("GET", "/health")
+                if connection.getresponse().status == HTTPStatus.OK:
+                    return
+            time.sleep(0.05)
+        raise self.failure("did not get ready")
 
 
 class LocalStack:
@@ -140,6 +179,7 @@ class LocalStack:
         """The control of the link, if there is one."""
         self.verifiers: list[Service] = []
         self.edge: Service | None = None
+        self.gateway: Gateway | None = None
         self.log_folder = Path()
         self._on_step = on_step
         self._exits = ExitStack()
@@ -168,6 +208,13 @@ class LocalStack:
             raise ProcessFailed("the stack has no edge, or is not running")
         return self.edge.address
 
+    @property
+    def gateway_address(self) -> str:
+        """Address of the gateway. Raises ProcessFailed if it was not started."""
+        if self.gateway is None:
+            raise ProcessFailed("the stack has no gateway, or is not running")
+        return self.gateway.address
+
     def log_tail(self) -> str:
         """Returns the last lines of the verifier's log."""
         return self.verifier.log_tail() if self.verifier is not None else ""
@@ -178,7 +225,7 @@ class LocalStack:
         speculating = (*self.speculators, self.proxy, *self.verifiers)
         if self.edge is not None:
             speculating = (*self.verifiers, self.proxy, self.edge)
-        return [process for process in (self.datastore, *speculating) if process is not None]
+        return [process for process in (self.datastore, *speculating, self.gateway) if process is not None]
 
     def start(self) -> None:
         """Returns when all services serve. Raises ProcessFailed, RedisNotFound or RedisFailed; then nothing is left."""
@@ -192,10 +239,6 @@ class LocalStack:
         """Ends everything, last started first. An interrupt while it waits turns the rest of the wait into SIGKILL."""
         self._exits.close()
 
-    def wait(self) -> ManagedProcess:
-        """Blocks until one of the running processes ends; returns it."""
-        return wait_for_end(process for process in self.processes if process.is_running)
-
     def _start(self) -> None:
         config = self.config
         self.speculators, self.verifiers = [], []
@@ -207,8 +250,10 @@ class LocalStack:
         model_arguments = ("--device", config.device, "--num-threads", str(config.num_threads))
         peers: tuple[str, ...] = ()
         if config.datastore:
-            self._on_step("starting Redis")
-            self.redis_url = config.redis_url or self._exits.enter_context(running_redis(self.log_folder))
+            self.redis_url = config.redis_url
+            if self.redis_url is None:
+                self._on_step("starting Redis")
+                self.redis_url = self._exits.enter_context(running_redis(self.log_folder))
             self.datastore = self._spawn(
                 "datastore", ("--redis-url", self.redis_url, *config.datastore_arguments), other_core
             )
@@ -237,13 +282,36 @@ class LocalStack:
             upstream = self._behind_proxy(self.address, other_core)
             flags = ("--upstream", upstream, *draft_flags, *config.edge_arguments)
             self.edge = self._spawn("edge", flags, other_core)
-        for service in (self.datastore, *self.speculators, *self.verifiers, self.edge):
-            if service is not None:
-                self._on_step(f"loading the {service.name}")
-                service.wait_listening()
-                service.wait_serving()
+        services = [*self.speculators, *self.verifiers]
+        services += [service for service in (self.datastore, self.edge) if service is not None]
+        self._on_step("starting the services")
+        # All of them before the first model is waited for: one that refuses its flags is told of at once.
+        for service in services:
+            service.wait_listening()
+        if config.gateway:
+            # Only now are all ports of the verifiers known. It starts while they load.
+            self.gateway = self._spawn_gateway(other_core)
+        for service in services:
+            self._on_step(f"loading the {service.name}")
+            service.wait_serving()
         if self.edge is not None:
             wait_drafting(self.edge)
+        if self.gateway is not None:
+            self._on_step("waiting for the gateway")
+            self.gateway.wait_listening()
+            self.gateway.wait_serving()
+
+    def _spawn_gateway(self, cores: set[int]) -> Gateway:
+        config = self.config
+        flags = ("--upstream", self.address, *config.gateway_arguments)
+        log = self.log_folder / "gateway.log"
+        names = {"--listen": "--http-port"}
+        gateway = Gateway(
+            "gateway", "outrider.gateway", flags, log, listen=config.gateway_listen, cores=cores, flag_names=names
+        )
+        self._exits.callback(gateway.stop)
+        gateway.spawn()
+        return gateway
 
     def _spawn(
         self,
@@ -259,7 +327,16 @@ class LocalStack:
         log = self.log_folder / f"{title}.log"
         listen = listen or _free_address(at.address if at is not None else LOOPBACK)
         namespace = at.name if at is not None else ""
-        service = Service(title, f"outrider.{name}", flags, log, listen=listen, cores=cores, namespace=namespace)
+        service = Service(
+            title,
+            f"outrider.{name}",
+            flags,
+            log,
+            listen=listen,
+            cores=cores,
+            namespace=namespace,
+            flag_names=_FLAG_NAMES.get(name, {}),
+        )
         # In this order: an interrupt in between must not leave a process behind.
         self._exits.callback(service.stop)
         service.spawn()

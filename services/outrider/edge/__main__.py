@@ -26,7 +26,8 @@ def _load() -> Callable[[EdgeSettings], Service]:
         # Torch itself is imported while the port is served already, too late to end the process for want of it.
         version("torch")
     # `serve` freezes when `EdgeService.load` returns, which is before the model is there: so once more behind it.
-    return partial(EdgeService, on_loaded=freeze_gc)
+    # Lines behind the address: whoever started this process reads them.
+    return partial(EdgeService, on_loaded=freeze_gc, announce=partial(print, flush=True))
 
 
 if __name__ == "__main__":

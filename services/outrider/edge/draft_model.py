@@ -40,18 +40,20 @@ class DraftModel:
         settings: EdgeSettings,
         on_loaded: Callable[[], None] = lambda: None,
         model: LoadedModel | None = None,
+        announce: Callable[[str], None] = lambda _: None,
     ) -> None:
         """
         Args:
             settings: Names the model.
             on_loaded: Called on the event loop once the model is ready.
             model: The model, if it is loaded already; `start` does nothing then.
+            announce: Takes a line when the model is there, or cannot be had.
         """
         self.drafter = None if model is None else Drafter(model, settings)
         """Stays None while the model loads, and for ever if that fails."""
         self._why_missing = "the draft model is loading"
         self._settings = settings
-        self._on_loaded = on_loaded
+        self._on_loaded, self._announce = on_loaded, announce
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -68,13 +70,16 @@ class DraftModel:
             # Generations go on without drafts, so this is no reason for the process to end.
             self._why_missing = f"the draft model cannot be loaded: {error}"
             log.exception("edge.draft_model_failed")
+            self._announce(f"draft model: cannot be loaded: {error}")
             return
         if isinstance(drafter, str):
             self._why_missing = drafter
             log.error("edge.draft_model_failed", reason=drafter)
+            self._announce(f"draft model: {drafter}")
             return
         self.drafter = drafter
         log.info("edge.draft_model_loaded", model=self.drafter.model.model_id)
+        self._announce(f"draft model: {self.drafter.model.model_id} is loaded")
         self._on_loaded()
 
     def why_not(self, target: types_pb2.ModelInfo) -> str:

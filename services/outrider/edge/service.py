@@ -29,23 +29,25 @@ class EdgeService:
         settings: EdgeSettings,
         on_loaded: Callable[[], None] = lambda: None,
         model: LoadedModel | None = None,
+        announce: Callable[[str], None] = lambda _: None,
     ) -> None:
         """
         Args:
             settings: All flags.
             on_loaded: Called once the draft model is ready.
             model: The draft model, if it is loaded already; None means that `load` begins to load it.
+            announce: Takes a line whenever the cloud or the draft model comes or goes.
 
         Raises:
             UnusableFile: A file with a certificate or with credentials cannot be used.
         """
-        self._settings = settings
+        self._settings, self._announce = settings, announce
         self.upstreams = Upstreams(settings.upstreams, settings.peer_security())
-        self.draft_model = DraftModel(settings, on_loaded, model)
+        self.draft_model = DraftModel(settings, on_loaded, model, announce)
         self.servicer = EdgeServicer(
             self.upstreams, self.draft_model, settings.resume_timeout_s, settings.stall_timeout_s
         )
-        self._greeting: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the servicer."""
@@ -54,7 +56,7 @@ class EdgeService:
     async def load(self) -> None:
         """Begins to load the draft model and dials the cloud; waits for neither."""
         self.draft_model.start()
-        self._greeting = asyncio.create_task(self.upstreams.greet())
+        self._watching = asyncio.create_task(self.upstreams.watch(self._announce))
 
     def metrics(self) -> Metrics:
         """Yields what was counted since the start. May be called in any thread."""
@@ -72,7 +74,7 @@ class EdgeService:
 
     async def close(self) -> None:
         """Ends the draft model's engine and hangs up."""
-        if self._greeting is not None:
-            self._greeting.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
         await self.upstreams.close()
         await self.draft_model.close()

@@ -12,7 +12,7 @@ from outrider.core.params import Method
 from outrider.edge.choices import texts_of, with_seed
 from outrider.edge.draft_model import DraftModel
 from outrider.edge.relay import Relay, TimeLeft, Write
-from outrider.edge.upstream import Upstreams
+from outrider.edge.upstream import Upstreams, cause_of
 from outrider.peers.channel import read_peers
 from outrider.server import streams
 from outrider.server.choices import run_choices
@@ -67,7 +67,7 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
     async def Generate(self, request: verifier_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
         """Runs one generation, or several of one prompt: the cloud decides, this edge drafts."""
         # In this order: the trace and the counts read the status, which `_passed_on` makes of an error.
-        with traced_call(GENERATE, context), self.calls.call(context) as call, _passed_on(context):
+        with traced_call(GENERATE, context), self.calls.call(context) as call, self._passed_on(context):
             self._check_serving()
             self.num_sessions += 1
             call.admit()
@@ -86,6 +86,21 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 await self._generate(with_seed(request), context.time_remaining, send)
             finally:
                 self.num_sessions -= 1
+
+    @contextmanager
+    def _passed_on(self, context: Context) -> Iterator[None]:
+        """Turns what the body raises into the status of the call. A status of the cloud is passed on as it is."""
+        with rpc_errors(context):
+            try:
+                yield
+            except grpc.aio.AioRpcError as error:
+                context.set_code(error.code())
+                # Where nobody has answered, the words are gRPC's own, and sound as if this edge were not there.
+                cause = cause_of(error)
+                away = f"the upstream {self._upstreams.names} is not reachable ({cause})"
+                context.set_details(away if cause else error.details() or "")
+                # The trailers have the details of the status, such as RetryInfo, in grpc-status-details-bin.
+                context.set_trailing_metadata(tuple(error.trailing_metadata()))
 
     async def _generate(
         self,
@@ -110,12 +125,12 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self, requests: AsyncIterator[verifier_pb2.CollaborateRequest], context: Context
     ) -> None:
         """Refuses the call, which is for the cloud: this edge has a drafter of its own."""
-        with _passed_on(context):
+        with self._passed_on(context):
             raise Unimplemented("Collaborate: an edge drafts itself; call Generate here, or Collaborate in the cloud")
 
     async def Tokenize(self, request: verifier_pb2.TokenizeRequest, context: Context) -> verifier_pb2.TokenizeResponse:
         """Has the cloud turn text into token ids."""
-        with _passed_on(context):
+        with self._passed_on(context):
             self._check_serving()
             return await self._upstreams.ask(lambda stub: stub.Tokenize(request, timeout=context.time_remaining()))
         # Reached after an error, whose status is set by then: gRPC discards this response. Likewise below.
@@ -125,14 +140,14 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self, request: verifier_pb2.DetokenizeRequest, context: Context
     ) -> verifier_pb2.DetokenizeResponse:
         """Has the cloud turn token ids into text."""
-        with _passed_on(context):
+        with self._passed_on(context):
             self._check_serving()
             return await self._upstreams.ask(lambda stub: stub.Detokenize(request, timeout=context.time_remaining()))
         return verifier_pb2.DetokenizeResponse()
 
     async def GetInfo(self, request: verifier_pb2.GetInfoRequest, context: Context) -> verifier_pb2.GetInfoResponse:
         """Describes the cloud, with this edge's draft model as its speculator."""
-        with _passed_on(context):
+        with self._passed_on(context):
             self._check_serving()
             info = await self._upstreams.ask(lambda stub: stub.GetInfo(request, timeout=context.time_remaining()))
             info.speculator.CopyFrom(self._draft_model.peer_info(info.model))
@@ -148,16 +163,3 @@ class EdgeServicer(verifier_pb2_grpc.VerifierServiceServicer):
 def _is_of_text(response: verifier_pb2.GenerateResponse) -> bool:
     """Returns True for an event that comes only when the prompt was read."""
     return response.WhichOneof("event") in ("chunk", "finished")
-
-
-@contextmanager
-def _passed_on(context: Context) -> Iterator[None]:
-    """Turns what the body raises into the status of the call. A status of the cloud is passed on as it is."""
-    with rpc_errors(context):
-        try:
-            yield
-        except grpc.aio.AioRpcError as error:
-            context.set_code(error.code())
-            context.set_details(error.details() or "")
-            # The trailers have the details of the status, such as RetryInfo, in grpc-status-details-bin.
-            context.set_trailing_metadata(tuple(error.trailing_metadata()))

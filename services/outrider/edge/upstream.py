@@ -4,6 +4,7 @@ for it."""
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias, TypeVar
@@ -28,6 +29,13 @@ Stub: TypeAlias = "verifier_pb2_grpc.VerifierServiceAsyncStub"
 
 _T = TypeVar("_T")
 
+_CAUSE = re.compile(
+    "connection refused|connection reset|connection timed out|no route to host|network is unreachable|has not answered|"
+    "domain name not found|name or service not known|dns resolution failed|handshake failed|certificate verify failed",
+    re.I,
+)
+"""Matches the cause in gRPC's long sentences about a server that has not answered."""
+
 
 def code_of(failure: Failure) -> grpc.StatusCode:
     """Returns the status of a failure."""
@@ -37,6 +45,14 @@ def code_of(failure: Failure) -> grpc.StatusCode:
 def details_of(failure: Failure) -> Sequence[Message]:
     """Returns the details of a failure, messages of google.rpc."""
     return failure.details if isinstance(failure, RpcError) else rich_details(failure)
+
+
+def cause_of(failure: Failure) -> str:
+    """Returns in a few words why a verifier could not be reached; empty if it was, and has failed the call itself."""
+    if code_of(failure) is not grpc.StatusCode.UNAVAILABLE:
+        return ""
+    found = _CAUSE.search(str(failure) if isinstance(failure, RpcError) else failure.details() or "")
+    return found[0].lower() if found else ""
 
 
 def text_of(failure: Failure) -> str:
@@ -99,9 +115,17 @@ class Upstreams:
         self._all = [Upstream(address, number, security) for number, address in enumerate(addresses)]
         self._loads = ReplicaLoads(len(self._all), first_turn(len(self._all)))
         self._clock = clock
+        self._was_left = asyncio.Event()
+        self._problem = ""
+        """The reason for which the last verifier was dialled in vain."""
 
     def __len__(self) -> int:
         return len(self._all)
+
+    @property
+    def names(self) -> str:
+        """Addresses of all verifiers, with commas between."""
+        return ",".join(upstream.state.address for upstream in self._all)
 
     @property
     def states(self) -> list[PeerState]:
@@ -147,6 +171,7 @@ class Upstreams:
         if code_of(failure) is grpc.StatusCode.UNAVAILABLE:
             upstream.forget()
             upstream.state.down(text_of(failure))
+            self._was_left.set()
         # One that is full says when it may have room. One that drains does, too; another process is there sooner.
         is_full = code_of(failure) is grpc.StatusCode.RESOURCE_EXHAUSTED
         advised_s = retry_after_s(details_of(failure)) if is_full else None
@@ -170,12 +195,26 @@ class Upstreams:
                 self.answered(upstream)
                 return answer
 
-    async def greet(self) -> None:
-        """Dials all verifiers until one has described itself, so that the first generations need not ask."""
-        attempt = 0
-        while not any(await asyncio.gather(*(self._greet(upstream) for upstream in self._all))):
-            attempt += 1
-            await wait_before_retry(attempt)
+    async def watch(self, announce: Callable[[str], None]) -> None:
+        """Dials all verifiers until one has described itself, so that generations need not ask; and again whenever
+        none is left. Never returns.
+
+        Args:
+            announce: Takes a line at the start, and whenever it would be another one.
+        """
+        told = ""
+        while True:
+            attempt = 0
+            while not any(await asyncio.gather(*(self._greet(upstream) for upstream in self._all))):
+                if told != (told := f"cloud: {self._problem}, trying"):
+                    announce(told)
+                attempt += 1
+                await wait_before_retry(attempt)
+            if told != (told := "cloud: connected"):
+                announce(told)
+            while any(state.is_connected for state in self.states):
+                self._was_left.clear()
+                await self._was_left.wait()
 
     async def _greet(self, upstream: Upstream) -> bool:
         began_at = self._clock()
@@ -183,6 +222,8 @@ class Upstreams:
             await upstream.info(None)
         except (grpc.aio.AioRpcError, RpcError) as error:
             self.leave(upstream, error, self._clock() - began_at)
+            cause = cause_of(error)
+            self._problem = f"not reachable ({cause})" if cause else f"not ready ({text_of(error)})"
             return False
         return True
 

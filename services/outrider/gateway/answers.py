@@ -1,4 +1,4 @@
-"""Answers to requests that generate: what those of completions and of chats have in common."""
+"""Answers to requests that generate: what all of them, and those with choices, have in common."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 from outrider.gateway import logprobs, usage
 from outrider.gateway.asks import Ask
+from outrider.gateway.errors import ApiError
 from outrider.gateway.outputs import Outputs
-from outrider.gateway.streams import EventStream, event_of
+from outrider.gateway.streams import DONE, EventStream, event_of
 from outrider.gateway.upstream import Upstream
 from outrider_client.generation import Chunk, Result
 
@@ -18,16 +19,40 @@ from outrider_client.generation import Chunk, Result
 class Answer(ABC):
     """Tells the texts of one request."""
 
-    object: ClassVar[str]
     id_prefix: ClassVar[str]
+    ping: ClassVar[bytes] = b": ping\n\n"
+    """Sent into the silence of a stream."""
 
     def __init__(self, upstream: Upstream, ask: Ask, model: str, session_id: str, num_predicted: int | None) -> None:
         """`num_predicted`: tokens of the predicted output; None if there is none."""
-        self.upstream, self.ask, self._num_predicted = upstream, ask, num_predicted
+        self.upstream, self.ask, self.model, self.num_predicted = upstream, ask, model, num_predicted
+        self.session_id, self.created_at = session_id, int(time.time())
+
+    @abstractmethod
+    async def whole(self, outputs: Outputs) -> dict[str, Any]:
+        """Returns the answer that is not streamed."""
+
+    @abstractmethod
+    async def stream(self, outputs: Outputs, stream: EventStream) -> None:
+        """Sends the answer piece by piece."""
+
+    def failed(self, error: ApiError) -> bytes:
+        """Returns the events with which a stream ends that fails."""
+        return event_of(error.envelope) + DONE
+
+
+class ChoicesAnswer(Answer):
+    """Tells the texts of one request as numbered choices."""
+
+    object: ClassVar[str]
+
+    def __init__(self, upstream: Upstream, ask: Ask, model: str, session_id: str, num_predicted: int | None) -> None:
+        """Takes what `Answer` takes."""
+        super().__init__(upstream, ask, model, session_id, num_predicted)
         self.base: dict[str, Any] = {
             "id": f"{self.id_prefix}{session_id}",
             "object": self.object if ask.stream is None else self.stream_object,
-            "created": int(time.time()),
+            "created": self.created_at,
             "model": model,
         }
         """The fields with which the answer, and every event of it, begins."""
@@ -45,14 +70,6 @@ class Answer(ABC):
         """The kind of object that the events are."""
         return f"{self.object}.chunk"
 
-    @abstractmethod
-    async def whole(self, outputs: Outputs) -> dict[str, Any]:
-        """Returns the answer that is not streamed."""
-
-    @abstractmethod
-    async def stream(self, outputs: Outputs, stream: EventStream) -> None:
-        """Sends the answer piece by piece."""
-
     def stop_reason(self, result: Result) -> str | int | None:
         """Returns what of the request has stopped a text: a stop string, or one of its stop tokens."""
         if result.stop_string is not None:
@@ -62,7 +79,7 @@ class Answer(ABC):
     def totals(self, results: Sequence[Result]) -> dict[str, Any]:
         """Returns what is told of all texts together, at the end."""
         return {
-            "usage": usage.usage(results, self.ask.n, self._num_predicted),
+            "usage": usage.usage(results, self.ask.n, self.num_predicted),
             "metrics": usage.metrics(results),
             **self._of_speculation(results),
         }

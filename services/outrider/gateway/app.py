@@ -6,7 +6,7 @@ import asyncio
 import difflib
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 from starlette.exceptions import HTTPException
@@ -20,10 +20,12 @@ from outrider.gateway.completions import completions
 from outrider.gateway.errors import ApiError, from_upstream
 from outrider.gateway.exchange import REQUEST_ID, Exchange, Gateway
 from outrider.gateway.lab import lab_action, lab_state
+from outrider.gateway.messages import count_tokens, messages
 from outrider.gateway.models import detokenize, model, models, tokenize
 from outrider.gateway.openapi import openapi
 from outrider.gateway.page.load import load
 from outrider.gateway.page.routes import file, index
+from outrider.gateway.responses import responses
 from outrider.gateway.streams import answer
 from outrider.server.export import ServiceMetrics
 from outrider.version import __version__
@@ -32,6 +34,10 @@ from outrider_client.errors import OutriderError
 log = structlog.get_logger(__name__)
 
 Handler = Callable[[Exchange], Awaitable[None]]
+MESSAGES = "/v1/messages"
+"""The path of Anthropic's API, whose errors have a shape of their own."""
+ANTHROPIC_REQUEST_ID = "request-id"
+"""Header by which Anthropic's clients know a request."""
 ROUTE = "outrider.route"
 """Key of a request's scope: the pattern of its route, for the counts."""
 ABORT = "outrider.abort"
@@ -51,6 +57,9 @@ def make_app(gateway: Gateway, metrics: ServiceMetrics) -> ASGIApp:
     post: dict[str, Handler] = {
         "/v1/chat/completions": chat_completions,
         "/v1/completions": completions,
+        "/v1/responses": responses,
+        MESSAGES: messages,
+        f"{MESSAGES}/count_tokens": count_tokens,
         "/tokenize": tokenize,
         "/detokenize": detokenize,
     }
@@ -58,6 +67,7 @@ def make_app(gateway: Gateway, metrics: ServiceMetrics) -> ASGIApp:
         "/v1/models": models,
         "/v1/models/{name:path}": model,
         "/health": _health,
+        "/live": _ping,
         "/ping": _ping,
         "/version": _version,
         "/openapi.json": openapi,
@@ -80,7 +90,7 @@ def make_app(gateway: Gateway, metrics: ServiceMetrics) -> ASGIApp:
     # Outermost: pages of those origins may read errors, too.
     return CORSMiddleware(
         front, gateway.settings.allowed_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
-        expose_headers=[REQUEST_ID],
+        expose_headers=[REQUEST_ID, ANTHROPIC_REQUEST_ID],
     )  # fmt: skip
 
 
@@ -113,8 +123,7 @@ class _Front:
             nonlocal status
             if not status:
                 status = message["status"]
-                if not any(name == REQUEST_ID.encode() for name, _ in message["headers"]):
-                    message["headers"] = [*message["headers"], (REQUEST_ID.encode(), uuid.uuid4().hex.encode())]
+                message["headers"] = _with_request_id(scope["path"], message["headers"])
                 route = scope[ROUTE][0] if scope[ROUTE] else "unknown"
                 self._metrics.answered(route, status, time.perf_counter() - began)
             await send(message)
@@ -133,11 +142,31 @@ class _Front:
             if failed.status >= 500:
                 log.warning("gateway.error", path=scope["path"], status=failed.status, reason=failed.message)
             if not status:
-                await answer(told, failed.status, failed.body, failed.headers)
+                if _is_anthropics(scope["path"]):
+                    name = uuid.uuid4().hex
+                    envelope = failed.anthropic_envelope(name)
+                    await answer(told, failed.status, envelope, {**failed.headers, REQUEST_ID: name})
+                else:
+                    await answer(told, failed.status, failed.body, failed.headers)
         log.debug(
             "gateway.answered", method=scope["method"], path=scope["path"], status=status,
             seconds=round(time.perf_counter() - began, 3),
         )  # fmt: skip
+
+
+def _is_anthropics(path: str) -> bool:
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
+
+
+def _with_request_id(path: str, headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Returns the headers of an answer with those that name its request, if they are missing."""
+    own = REQUEST_ID.encode()
+    found = next((value for name, value in headers if name == own), None)
+    value = found or uuid.uuid4().hex.encode()
+    missing = [] if found else [(own, value)]
+    if _is_anthropics(path):
+        missing.append((ANTHROPIC_REQUEST_ID.encode(), value))
+    return [*headers, *missing]
 
 
 def _api_error(error: Exception) -> ApiError:

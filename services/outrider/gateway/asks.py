@@ -23,6 +23,8 @@ _AS_THEY_ARE = (
     "prompt_logprobs", "truncate_prompt_tokens", "skip_special_tokens",
 )  # fmt: skip
 """Parameters that the SDK has by the same names."""
+CHAT_NAMES = (("prompt.chat.", ""), ("prompt", "messages"))
+"""Beginnings of names of a chat's fields, and what stands for them in a request."""
 _OF_CHATS = ("tools", "tool_choice", "parallel_tool_calls", "add_generation_prompt", "continue_final_message",
              "chat_template_kwargs")  # fmt: skip
 
@@ -95,15 +97,16 @@ def _is_token_ids(items: list[Any]) -> bool:
     return all(type(item) is int and abs(item) < 2**31 for item in items)
 
 
-def chat_ask(given: ChatParameters, tool_call_format: str) -> Ask:
+def chat_ask(given: ChatParameters, tool_call_format: str, renamed: Sequence[tuple[str, str]] = ()) -> Ask:
     """Returns what a request to /v1/chat/completions asks for. Raises ApiError.
 
     Args:
         given: The request.
         tool_call_format: How the model writes calls of tools.
+        renamed: The names that fields have in a request of another API which has become this one, as in `FieldNames`.
     """
     options = _options(given)
-    renamed = [("prompt.chat.", ""), ("prompt", "messages"), ("report.logprobs", "top_logprobs")]
+    renamed = [*renamed, *CHAT_NAMES, ("report.logprobs", "top_logprobs")]
     if given.max_completion_tokens is not None:
         if given.max_tokens not in (None, given.max_completion_tokens):
             raise invalid("max_tokens", "must be unset with max_completion_tokens, which says the same")
@@ -210,19 +213,33 @@ def _structure(given: GenerationParameters) -> Mapping[str, Any] | None:
 
 
 def _response_format(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    match given.get("type"):
+    described = given.get("json_schema")
+    schema = described.get("schema") if isinstance(described, dict) else None
+    return text_format(given.get("type"), schema, "response_format.type", "response_format.json_schema.schema")
+
+
+def text_format(kind: object, schema: object, kind_place: str, schema_place: str) -> Mapping[str, Any] | None:
+    """Returns the structure that a format of OpenAI's stands for, as the SDK takes it; None for plain text.
+
+    Args:
+        kind: The kind of format.
+        schema: Its schema, if it has one.
+        kind_place: The place of the kind in the request, for errors.
+        schema_place: That of the schema.
+
+    Raises:
+        ApiError: There is no such kind, or the schema is none.
+    """
+    match kind:
         case "text":
             return None
         case "json_object":
             return {"json_object": True}
         case "json_schema":
-            described = given.get("json_schema")
-            schema = described.get("schema") if isinstance(described, dict) else None
             if not isinstance(schema, dict):
-                raise invalid("response_format.json_schema.schema", f"must be an object, got {shown(schema)}")
+                raise invalid(schema_place, f"must be an object, got {shown(schema)}")
             return {"json": schema}
-    rule = 'must be "text", "json_object" or "json_schema"'
-    raise invalid("response_format.type", f"{rule}, got {shown(given.get('type'))}")
+    raise invalid(kind_place, f'must be "text", "json_object" or "json_schema", got {shown(kind)}')
 
 
 def _prediction(given: Mapping[str, Any]) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.gateway import logprobs, reports
-from outrider.gateway.answers import Answer
+from outrider.gateway.answers import ChoicesAnswer
 from outrider.gateway.asks import chat_ask
 from outrider.gateway.exchange import Exchange
 from outrider.gateway.outputs import Outputs
 from outrider.gateway.parameters import ChatParameters, checked
-from outrider.gateway.replies import Ended, NumberedCall, Reply, Said, replies
+from outrider.gateway.replies import Ended, NumberedCall, Reply, Said, calls_of, replies, text_of
 from outrider.gateway.streams import DONE, EventStream, TextEvents, event_of
 from outrider_client.generation import Chunk, Result
 
@@ -22,7 +22,7 @@ async def chat_completions(exchange: Exchange) -> None:
     await exchange.generate(chat_ask(given, exchange.tool_call_format), ChatAnswer, given.model)
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(ChoicesAnswer):
     """Tells the texts of a chat."""
 
     object = "chat.completion"
@@ -41,8 +41,8 @@ class ChatAnswer(Answer):
 
     async def _choice(self, index: int, result: Result, chunks: Sequence[Chunk]) -> dict[str, Any]:
         reply = Reply(self.ask.tool_use)
-        told = [reply.feed(result.text), reply.finish()]
-        text, calls = "".join(piece for piece, _ in told), [call for _, some in told for call in some]
+        parts = [*reply.feed(result.text), *reply.finish()]
+        text, calls = text_of(parts), calls_of(parts)
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
         if calls:
             message["tool_calls"] = [_call(call) for call in calls]
@@ -81,17 +81,18 @@ class ChatAnswer(Answer):
             async for said in replies(outputs, ask.tool_use):
                 if isinstance(said, Ended):
                     await stream.send(self._end(said, results))
-                elif said.text or said.calls or (self.has_details and said.chunk is not None):
+                elif said.parts or (self.has_details and said.chunk is not None):
                     await stream.send(await self._piece(outputs, said))
         await self.end(stream, results)
         await stream.send(DONE)
 
     async def _piece(self, outputs: Outputs, said: Said) -> bytes:
         delta: dict[str, Any] = {}
-        if said.text or not said.calls:
-            delta["content"] = said.text
-        if said.calls:
-            delta["tool_calls"] = [{"index": call.index, **_call(call)} for call in said.calls]
+        text, calls = text_of(said.parts), calls_of(said.parts)
+        if text or not calls:
+            delta["content"] = text
+        if calls:
+            delta["tool_calls"] = [{"index": call.index, **_call(call)} for call in calls]
         choice, chunk = _delta(said.choice, delta), said.chunk
         if chunk is not None:
             choice["logprobs"] = await self._logprobs(chunk)

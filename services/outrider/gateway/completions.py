@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.gateway import logprobs, reports
-from outrider.gateway.answers import Answer
+from outrider.gateway.answers import ChoicesAnswer
 from outrider.gateway.asks import completion_ask
 from outrider.gateway.exchange import Exchange
 from outrider.gateway.outputs import Outputs
@@ -21,7 +21,7 @@ async def completions(exchange: Exchange) -> None:
     await exchange.generate(completion_ask(given), CompletionAnswer, given.model)
 
 
-class CompletionAnswer(Answer):
+class CompletionAnswer(ChoicesAnswer):
     """Tells the continuations of texts."""
 
     object = "text_completion"

@@ -1,4 +1,4 @@
-"""Errors of the HTTP API, all in OpenAI's envelope: `{"error": {"message", "type", "param", "code"}}`.
+"""Errors of the HTTP API, in OpenAI's envelope: `{"error": {"message", "type", "param", "code"}}`, or in Anthropic's.
 
 An error of the verifier keeps its words; the field that it names is named as the request has it.
 """
@@ -52,8 +52,21 @@ class ApiError(Exception):
         """The body of the answer as JSON."""
         return json.dumps(self.envelope).encode()
 
+    def anthropic_envelope(self, request_id: str) -> dict[str, Any]:
+        """Returns the body of the answer as Anthropic's clients read it."""
+        kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": request_id}
+
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES = {
+    **_TYPES,
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 def invalid(param: str, rule: str, *, code: str = "invalid_value") -> ApiError:
@@ -150,9 +163,12 @@ def from_option(error: TypeError | ValueError, names: FieldNames = NAMES) -> Api
     """Returns the error of an option that the SDK refuses, whose message begins with its name."""
     message = str(error)
     if found := _FORMAT.match(message):
-        param = _REASONS.get(found[2], found[2])
+        reason = _REASONS.get(found[2], found[2])
+        param = names.of(reason)
         rule = f"needs a gateway that knows how this model writes calls: start it with --tool-call-format {found[1]}"
-        return ApiError(400, f"{found[2]}{found[3]} {rule}", code="unsupported_value", param=param)
+        # With its value, unless the request has another name for it, and another value.
+        what = f"{found[2]}{found[3]}" if param == reason else param
+        return ApiError(400, f"{what} {rule}", code="unsupported_value", param=param)
     if field := _OPTION.match(message):
         param = names.of(field[1])
         return ApiError(400, param + message[field.end(1) :], code="invalid_value", param=param)

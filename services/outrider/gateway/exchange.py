@@ -70,9 +70,9 @@ class Exchange:
                 made = await unless_gone(self.receive, self._begin(client, ask, outputs, kind, asked_model))
                 headers = {REQUEST_ID: outputs.session_id}
                 if ask.stream is not None:
-                    stream = EventStream(self.receive, self.send, self.settings.stall_timeout_s)
+                    stream = EventStream(self.receive, self.send, self.settings.stall_timeout_s, made.ping)
                     with self.metrics.stream():
-                        await stream.run(headers, lambda: made.stream(outputs, stream), ask.names)
+                        await stream.run(headers, lambda: made.stream(outputs, stream), made.failed, ask.names)
                 else:
                     with self.metrics.running():
                         whole = await unless_gone(self.receive, made.whole(outputs))

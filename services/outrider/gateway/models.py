@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.gateway.asks import completion_prompts
+from outrider.gateway.asks import CHAT_NAMES, completion_prompts
 from outrider.gateway.errors import ApiError, FieldNames, from_option, from_upstream, invalid
 from outrider.gateway.exchange import Exchange
 from outrider.gateway.outputs import unless_gone
@@ -50,23 +50,19 @@ async def tokenize(exchange: Exchange) -> None:
     given = checked(TokenizeParameters, await exchange.json())
     if (given.prompt is None) == (given.messages is None):
         raise invalid("prompt", "must be set, or messages in its place", code="missing_required_parameter")
-    names, options = FieldNames(), ChatOptions()
+    options = ChatOptions()
     prompt: Prompt
     if given.messages is None:
         (prompt, *more) = completion_prompts(given.prompt)
         if more:
             raise invalid("prompt", "must be one text here")
     else:
-        prompt, names = given.messages, FieldNames([("prompt.chat.", ""), ("prompt", "messages")])
+        prompt = given.messages
         for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
             if (value := getattr(given, name)) is not None:
                 options[name] = value
-    try:
-        token_ids = await unless_gone(exchange.receive, exchange.client().tokenize(prompt, **options))
-    except (TypeError, ValueError) as error:
-        raise from_option(error, names) from None
-    except OutriderError as error:
-        raise from_upstream(error, names) from error
+    names = FieldNames() if given.messages is None else FieldNames(CHAT_NAMES)
+    token_ids = await token_ids_of(exchange, prompt, options, names)
     told: dict[str, Any] = {
         "count": len(token_ids),
         "max_model_len": (await exchange.upstream.model(exchange.token)).model.max_context_len,
@@ -77,6 +73,16 @@ async def tokenize(exchange: Exchange) -> None:
         known = await exchange.upstream.token_bytes(token_ids)
         told["token_strs"] = [known[token_id].decode(errors="replace") for token_id in token_ids]
     await exchange.answer(told)
+
+
+async def token_ids_of(exchange: Exchange, prompt: Prompt, options: ChatOptions, names: FieldNames) -> list[int]:
+    """Returns the tokens of a prompt. `names`: those of its fields in the request. Raises ApiError, ClientGone."""
+    try:
+        return await unless_gone(exchange.receive, exchange.client().tokenize(prompt, **options))
+    except (TypeError, ValueError) as error:
+        raise from_option(error, names) from None
+    except OutriderError as error:
+        raise from_upstream(error, names) from error
 
 
 async def detokenize(exchange: Exchange) -> None:

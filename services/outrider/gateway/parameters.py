@@ -38,6 +38,7 @@ HARMLESS = frozenset(
     {
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
         "request_id",
+        "cache_control",
     }
 )  # fmt: skip
 """Fields that change nothing here, whatever their value."""
@@ -54,17 +55,41 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "guided_json": (),
     "cache_salt": ("",),
+    "background": (False,),
+    "truncation": ("disabled",),
+    "reasoning": ({}, {"effort": "none"}),
+    "thinking": ({"type": "disabled"},),
+    "speed": ("standard",),
 }
 """Values that mean what happens anyway, beside null."""
 _INSTEAD = {
-    "functions": "tools",
-    "function_call": "tool_choice",
-    "guided_json": "structured_outputs",
-    "guided_regex": "structured_outputs",
-    "guided_choice": "structured_outputs",
-    "guided_grammar": "structured_outputs",
-    "best_of": "n",
+    "functions": ("tools",),
+    "function_call": ("tool_choice",),
+    "guided_json": ("structured_outputs",),
+    "guided_regex": ("structured_outputs",),
+    "guided_choice": ("structured_outputs",),
+    "guided_grammar": ("structured_outputs",),
+    "best_of": ("n",),
+    "max_tokens": ("max_output_tokens",),
+    "max_completion_tokens": ("max_output_tokens", "max_tokens"),
+    "max_output_tokens": ("max_tokens",),
+    "messages": ("input",),
+    "stop": ("stop_sequences",),
+    "stop_sequences": ("stop",),
+    "response_format": ("text", "output_config"),
 }
+"""Fields that have the place of others here or in other requests: the first counts that a request may have."""
+_NOTHING_IS_STORED = "nothing is stored here, so send the whole conversation as input"
+_BECAUSE = {
+    "previous_response_id": _NOTHING_IS_STORED,
+    "conversation": _NOTHING_IS_STORED,
+    "prompt": "no prompts are stored here, so send the text itself",
+    "background": _NOTHING_IS_STORED,
+    "truncation": 'an input that is too long is an error, as with "disabled"',
+    "reasoning": "what a model thinks is part of its text",
+    "thinking": "what a model thinks is part of its text",
+}
+"""Reasons for which known fields are not supported."""
 
 
 class Parameters(BaseModel):
@@ -72,6 +97,10 @@ class Parameters(BaseModel):
 
     # A field that is not known is judged by `checked`, which knows more of it than pydantic.
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+    def set_of(self, kind: type[Parameters]) -> dict[str, Any]:
+        """Returns the values of a kind's fields that are set here."""
+        return {name: getattr(self, name) for name in kind.model_fields if name in self.model_fields_set}
 
 
 def checked(kind: type[_M], values: Mapping[str, Any]) -> _M:
@@ -92,8 +121,10 @@ def _same(value: object, other: object) -> bool:
 
 
 def _unsupported(kind: type[Parameters], name: str) -> ApiError:
-    near = _INSTEAD.get(name) or next(iter(difflib.get_close_matches(name, kind.model_fields, 1, 0.75)), "")
-    hint = f": use {near}" if name in _INSTEAD else f": did you mean {near}?" if near else ""
+    instead = next((each for each in _INSTEAD.get(name, ()) if each in kind.model_fields), "")
+    near = next(iter(difflib.get_close_matches(name, kind.model_fields, 1, 0.75)), "")
+    reason = _BECAUSE.get(name) or (instead and f"use {instead}") or (near and f"did you mean {near}?")
+    hint = f": {reason}" if reason else ""
     return invalid(name, f"is not supported{hint}", code="unsupported_parameter")
 
 
@@ -197,7 +228,7 @@ class SpeculationOptions(Parameters):
     sequoia: dict[str, Any] | None = None
 
 
-class GenerationParameters(Parameters):
+class SamplingParameters(Parameters):
     """Holds the parameters of every request that generates."""
 
     model: str | None = None
@@ -206,10 +237,7 @@ class GenerationParameters(Parameters):
     top_k: Int32 | None = None
     min_p: float | None = None
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
-    n: Int32 = 1
-    max_tokens: Int32 | None = None
     min_tokens: Int32 | None = None
-    stop: Stop | None = None
     stop_token_ids: list[Int32] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -218,16 +246,24 @@ class GenerationParameters(Parameters):
     repetition_penalty: float | None = None
     logit_bias: Annotated[dict[int, float], BeforeValidator(_by_token)] | None = None
     bad_words: list[str] | None = None
-    prompt_logprobs: Int32 | None = None
     truncate_prompt_tokens: Int32 | None = None
-    response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     skip_special_tokens: bool | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
     prediction: dict[str, Any] | None = None
-    return_token_ids: bool = False
     speculation: SpeculationOptions | None = None
+
+
+class GenerationParameters(SamplingParameters):
+    """Holds the parameters of requests whose answers have choices."""
+
+    n: Int32 = 1
+    max_tokens: Int32 | None = None
+    stop: Stop | None = None
+    prompt_logprobs: Int32 | None = None
+    response_format: dict[str, Any] | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
     speculation_report: list[Report] = []
     timings_per_token: bool = False
 
@@ -258,6 +294,53 @@ class ChatParameters(GenerationParameters):
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: Literal[False] = False
     echo: Literal[False] = False
+
+
+class ResponseStreamOptions(BaseModel):
+    """Holds what a stream of a response tells beside the text."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_obfuscation: bool = False
+    """Has no effect: nothing is obfuscated."""
+
+
+class ResponseParameters(SamplingParameters):
+    """Holds a request to /v1/responses."""
+
+    input: Any
+    instructions: str | None = None
+    max_output_tokens: Int32 | None = None
+    stop: Stop | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    include: list[str] | None = None
+    top_logprobs: Int32 | None = None
+    stream_options: ResponseStreamOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+
+
+class MessageChat(Parameters):
+    """Holds a chat in the shape of Anthropic's Messages API: all of a request that becomes the prompt."""
+
+    model: str | None = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    system: Any = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessageParameters(MessageChat, SamplingParameters):
+    """Holds a request to /v1/messages."""
+
+    max_tokens: Int32
+    stop_sequences: list[str] | None = None
 
 
 class TokenizeParameters(Parameters):

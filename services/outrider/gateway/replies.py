@@ -6,8 +6,9 @@ Every form of a chat over HTTP stands on these events.
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from outrider.gateway.asks import ToolUse
 from outrider.gateway.outputs import Outputs
@@ -26,15 +27,18 @@ class NumberedCall:
     """A JSON object as text."""
 
 
+Part: TypeAlias = str | NumberedCall
+"""A piece of the text around the calls, or a call."""
+
+
 @dataclass(frozen=True, slots=True)
 class Said:
     """Holds what has come of one text."""
 
     choice: int
     """The number of the text."""
-    text: str
-    """The next piece of the text around the calls; may be empty."""
-    calls: tuple[NumberedCall, ...]
+    parts: tuple[Part, ...]
+    """Pieces of the text and calls, in their order."""
     chunk: Chunk | None
     """The chunk that it was in; None for what was decided only by the end."""
 
@@ -61,13 +65,13 @@ class Reply:
         if self.tool_use is not None:
             self._stream = ToolCallStream(self.tool_use.format, tools=self.tool_use.tools)
 
-    def feed(self, piece: str) -> tuple[str, tuple[NumberedCall, ...]]:
+    def feed(self, piece: str) -> tuple[Part, ...]:
         """Takes the next piece; returns the text and the calls that are decided by it."""
-        return (piece, ()) if self._stream is None else self._told(self._stream.feed(piece))
+        return ((piece,) if piece else ()) if self._stream is None else self._told(self._stream.feed(piece))
 
-    def finish(self) -> tuple[str, tuple[NumberedCall, ...]]:
+    def finish(self) -> tuple[Part, ...]:
         """Returns what is left."""
-        return ("", ()) if self._stream is None else self._told(self._stream.finish())
+        return () if self._stream is None else self._told(self._stream.finish())
 
     def finish_reason(self, result: Result) -> str:
         """Returns why the text has ended."""
@@ -75,14 +79,23 @@ class Reply:
             return "tool_calls"
         return result.finish_reason.value
 
-    def _told(self, events: list[Event]) -> tuple[str, tuple[NumberedCall, ...]]:
-        calls = []
-        for event in events:
-            if isinstance(event, ToolCall):
-                name = event.id or f"call_{uuid.uuid4().hex[:24]}"
-                calls.append(NumberedCall(self.num_calls, name, event.name, event.arguments))
-                self.num_calls += 1
-        return "".join(event for event in events if isinstance(event, str)), tuple(calls)
+    def _told(self, events: list[Event]) -> tuple[Part, ...]:
+        return tuple(self._numbered(event) if isinstance(event, ToolCall) else event for event in events)
+
+    def _numbered(self, call: ToolCall) -> NumberedCall:
+        name = call.id or f"call_{uuid.uuid4().hex[:24]}"
+        self.num_calls += 1
+        return NumberedCall(self.num_calls - 1, name, call.name, call.arguments)
+
+
+def text_of(parts: Iterable[Part]) -> str:
+    """Returns the text around the calls."""
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def calls_of(parts: Iterable[Part]) -> list[NumberedCall]:
+    """Returns the calls."""
+    return [part for part in parts if isinstance(part, NumberedCall)]
 
 
 async def replies(outputs: Outputs, tool_use: ToolUse | None) -> AsyncIterator[Said | Ended]:
@@ -91,9 +104,8 @@ async def replies(outputs: Outputs, tool_use: ToolUse | None) -> AsyncIterator[S
     async for choice, event in outputs:
         reply = texts[choice]
         if isinstance(event, Chunk):
-            yield Said(choice, *reply.feed(event.text), event)
+            yield Said(choice, reply.feed(event.text), event)
         else:
-            text, calls = reply.finish()
-            if text or calls:
-                yield Said(choice, text, calls, None)
+            if rest := reply.finish():
+                yield Said(choice, rest, None)
             yield Ended(choice, reply.finish_reason(event), event)

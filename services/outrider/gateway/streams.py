@@ -33,17 +33,25 @@ STREAM_HEADERS = {
 class EventStream:
     """Writes the events of one answer. Ends with its client, or if that reads nothing for too long."""
 
-    def __init__(self, receive: Receive, send: Send, stall_timeout_s: float) -> None:
-        self._receive, self._send, self._stall_timeout_s = receive, send, stall_timeout_s
+    def __init__(self, receive: Receive, send: Send, stall_timeout_s: float, ping: bytes) -> None:
+        """`ping`: sent into the silence."""
+        self._receive, self._send, self._stall_timeout_s, self._ping = receive, send, stall_timeout_s, ping
         self._time = asyncio.get_running_loop().time
         self._sending_since: float | None = None
         self._sent_at = self._time()
 
-    async def run(self, headers: Mapping[str, str], work: Callable[[], Awaitable[None]], names: FieldNames) -> None:
-        """Sends the head, and what `work` sends; an error of it becomes the last event. Raises ClientGone."""
+    async def run(
+        self,
+        headers: Mapping[str, str],
+        work: Callable[[], Awaitable[None]],
+        failed: Callable[[ApiError], bytes],
+        names: FieldNames,
+    ) -> None:
+        """Sends the head, and what `work` sends; if that fails, last the events that `failed` returns of the error.
+        Raises ClientGone."""
         fields = [(name.encode(), value.encode()) for name, value in {**STREAM_HEADERS, **headers}.items()]
         await self._send({"type": "http.response.start", "status": 200, "headers": fields})
-        await unless_gone(self._receive, self._told(work, names), self._watch())
+        await unless_gone(self._receive, self._told(work, failed, names), self._watch())
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def send(self, event: bytes) -> None:
@@ -52,22 +60,21 @@ class EventStream:
         await self._send({"type": "http.response.body", "body": event, "more_body": True})
         self._sending_since = None
 
-    async def _told(self, work: Callable[[], Awaitable[None]], names: FieldNames) -> None:
+    async def _told(
+        self, work: Callable[[], Awaitable[None]], failed: Callable[[ApiError], bytes], names: FieldNames
+    ) -> None:
         try:
             await work()
         except OutriderError as error:
-            await self._fail(from_upstream(error, names))
+            await self.send(failed(from_upstream(error, names)))
         except ApiError as error:
-            await self._fail(error)
+            await self.send(failed(error))
         except Exception:
             log.exception("gateway.failed")
-            await self._fail(ApiError(500, "the gateway has failed: its log says how", code="internal_error"))
-
-    async def _fail(self, error: ApiError) -> None:
-        await self.send(b"data: " + error.body + b"\n\n" + DONE)
+            await self.send(failed(ApiError(500, "the gateway has failed: its log says how", code="internal_error")))
 
     async def _watch(self) -> None:
-        """Sends comments into the silence. Returns if the client has taken nothing for too long."""
+        """Sends pings into the silence. Returns if the client has taken nothing for too long."""
         while True:
             await asyncio.sleep(min(TICK_S, self._stall_timeout_s / 2))
             now = self._time()
@@ -75,12 +82,13 @@ class EventStream:
                 if now - self._sending_since >= self._stall_timeout_s:
                     return
             elif now - self._sent_at >= PING_S:
-                await self.send(b": ping\n\n")
+                await self.send(self._ping)
 
 
-def event_of(value: Mapping[str, Any]) -> bytes:
-    """Returns an event whose data is JSON."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+def event_of(value: Mapping[str, Any], name: str = "") -> bytes:
+    """Returns an event whose data is JSON. `name`: its kind, for clients that want one beside the data."""
+    kind = f"event: {name}\n".encode() if name else b""
+    return kind + b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 class TextEvents:

@@ -23,12 +23,19 @@ def usage(results: Sequence[Result], n: int, num_predicted: int | None = None) -
         sum(result.num_prompt_tokens for result in results[::n]), sum(result.num_output_tokens for result in results)
     )
     if num_predicted is not None:
-        accepted = sum(_accepted(result, types_pb2.SOURCE_PREDICTION) for result in results)
-        told["completion_tokens_details"] = {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": max(0, num_predicted * len(results) - accepted),
-        }
+        told["completion_tokens_details"] = prediction_counts(results, num_predicted)
     return told
+
+
+def prediction_counts(results: Sequence[Result], num_predicted: int | None) -> dict[str, int]:
+    """Returns what has come of a predicted output; nothing if none was given."""
+    if num_predicted is None:
+        return {}
+    accepted = sum(_accepted(result, types_pb2.SOURCE_PREDICTION) for result in results)
+    return {
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": max(0, num_predicted * len(results) - accepted),
+    }
 
 
 def token_counts(num_prompt: int, num_output: int) -> dict[str, Any]:

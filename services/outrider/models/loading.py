@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import structlog
 import torch
+from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -22,6 +27,7 @@ log = structlog.get_logger(__name__)
 
 DEMO_PREFIX = "demo/"
 DEMO_FOLDER = Path(__file__).parent / "demo"
+HUB_TIMEOUT_S = 5.0
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -165,9 +171,11 @@ def load_for(settings: ModelFlags) -> LoadedModel:
     """Loads the model of a service and sets the threads of its process. Takes seconds, and belongs in a thread.
 
     Raises:
-        CannotLoadModel: There is no such model, none that the runner can run, or its files could not be read or
-            fetched, which may pass.
+        CannotLoadModel: There is no such model, none that the runner can run, no such device, or its files could not be
+            read or fetched, which may pass.
     """
+    check_device(settings.device)
+    check_reachable(settings.model)
     # Comes to 0 where neither is given: torch chooses.
     set_num_threads(settings.num_threads or len(settings.cores))
     try:
@@ -183,8 +191,65 @@ def load_for(settings: ModelFlags) -> LoadedModel:
     except NotExact as error:
         raise CannotLoadModel(f"--exact require: {settings.model} is not exact here: {error}") from error
     except (UnknownModel, UnsupportedModel, OSError) as error:
-        # OSError is what transformers raises for a name that is neither a folder nor on the hub.
-        raise CannotLoadModel(f"--model {settings.model}: {error}") from error
+        # OSError is what transformers raises for a name that is neither a folder nor on the hub. In one line: what a
+        # service ends with is its last line.
+        raise CannotLoadModel(f"--model {settings.model}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, RepositoryNotFoundError):
+            return "there is no such folder, and no such model on the hub, or it asks for an account (HF_TOKEN)"
+        cause = cause.__cause__ or cause.__context__
+    return " ".join(str(error).split())
+
+
+def check_device(device: str) -> None:
+    """Raises CannotLoadModel if this machine, or this torch, does not have a device."""
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        has_cuda = torch.version.cuda is not None
+        why = "torch finds no GPU with a driver for it" if has_cuda else "this torch is for CPUs only"
+        raise CannotLoadModel(f"--device {device}: no CUDA device here: {why}")
+    if (index := torch.device(device).index) is not None and device.startswith("cuda"):
+        num_devices = torch.cuda.device_count()
+        if index >= num_devices:
+            raise CannotLoadModel(f"--device {device}: there are {num_devices} CUDA devices here, the first is cuda:0")
+
+
+def check_reachable(model_id: str) -> None:
+    """Raises CannotLoadModel if a model is neither here nor to be had from the hub, which does not answer.
+
+    The hub's own library tries again for half a minute.
+    """
+    if model_id.startswith(DEMO_PREFIX) or Path(model_id).is_dir():
+        return
+    # A name on the hub has one slash at most, and does not begin as a path does.
+    if model_id.startswith(("/", ".", "~")) or model_id.count("/") > 1:
+        raise CannotLoadModel(f"--model {model_id}: no such folder")
+    try:
+        cached = try_to_load_from_cache(model_id, "config.json")
+    except HFValidationError as error:
+        raise CannotLoadModel(f"--model {model_id}: no such folder, and no name on the hub") from error
+    if isinstance(cached, str):
+        return
+    why = "it is switched off by HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else _why_no_hub()
+    if why:
+        advice = "a folder or a demo name works offline"
+        raise CannotLoadModel(f"--model {model_id}: the hub cannot be reached ({why}); {advice}")
+
+
+def _why_no_hub() -> str:
+    """Returns why no connection to the hub is made; empty means that one is, or that a proxy would make it."""
+    url = urlsplit(constants.ENDPOINT)
+    if url.scheme in getproxies():
+        return ""
+    try:
+        port = url.port or (80 if url.scheme == "http" else 443)
+        socket.create_connection((url.hostname or "", port), HUB_TIMEOUT_S).close()
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return ""
 
 
 def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -> tuple[PreTrainedModel, Any]:

@@ -32,8 +32,8 @@ FLUSH_S = 0.25
 """Longest wait of fewer tokens for more. A message takes time here, in the datastore and in Redis, however short it is:
 with one for every second round, all services on one core said 2 to 3 % fewer tokens a second."""
 MAX_FLUSHES_PER_S = 16
-"""Most messages a second of that kind, of all sessions together: the more of them share a process, the longer each waits
-for more. 16 sessions with four messages a second each took .7 % of a verifier's core."""
+"""Most messages a second of that kind, of all sessions together: the more of them share a process, the longer each
+waits for more. 16 sessions with four messages a second each took .7 % of a verifier's core."""
 MAX_TOKENS = 4096
 """Most tokens of one message."""
 MAX_REJECTIONS = 128

@@ -50,17 +50,15 @@ class Gate(grpc.aio.ServerInterceptor):
             if token is None and book.has_certificates and handler is not None:
                 return self._by_certificate(handler, method, book)
             caller = book.with_token(token) if token is not None else None
+            if caller is None:
+                raise _unknown("this token is not in the server's list" if token is not None else NO_TOKEN)
             # gRPC runs the interceptors and the handler of a call in one task: what is set here is seen there.
             set_current_caller(self._checked(caller, method, is_known=handler is not None))
         except _Refused as refused:
             return _refusing(refused, method)
         return cast(Handler, handler)  # None is what gRPC answers UNIMPLEMENTED to
 
-    def _checked(self, caller: Caller | None, method: str, *, is_known: bool = True) -> Caller:
-        if caller is None:
-            raise _Refused(
-                grpc.StatusCode.UNAUTHENTICATED, "credentials of this server are needed: authorization: Bearer TOKEN"
-            )
+    def _checked(self, caller: Caller, method: str, *, is_known: bool = True) -> Caller:
         # That a method does not exist is told to everybody who has credentials, and to nobody else.
         if is_known and not caller.roles & permitted_roles(method, self._service):
             roles = ", ".join(sorted(role.value for role in caller.roles))
@@ -72,11 +70,21 @@ class Gate(grpc.aio.ServerInterceptor):
 
         async def check(context: Context) -> None:
             try:
-                set_current_caller(self._checked(book.with_certificate(_names_of(context)), method))
+                caller = book.with_certificate(_names_of(context))
+                if caller is None:
+                    raise _unknown(f"{NO_TOKEN}, or a certificate that is in the server's list")
+                set_current_caller(self._checked(caller, method))
             except _Refused as refused:
                 await _refuse(refused, method, context)
 
         return _behind(handler, check)
+
+
+NO_TOKEN = "no token given, and this server asks for one: authorization: Bearer TOKEN"
+
+
+def _unknown(reason: str) -> _Refused:
+    return _Refused(grpc.StatusCode.UNAUTHENTICATED, reason)
 
 
 def _token_of(details: grpc.HandlerCallDetails) -> str | None:
@@ -87,7 +95,7 @@ def _token_of(details: grpc.HandlerCallDetails) -> str | None:
     # The name of the scheme is case-insensitive (RFC 9110, section 11.1).
     scheme, _, token = str(presented[0]).partition(" ")
     if len(presented) > 1 or scheme.lower() != "bearer":
-        raise _Refused(grpc.StatusCode.UNAUTHENTICATED, "authorization must be one: Bearer TOKEN")
+        raise _unknown("authorization must be one: Bearer TOKEN")
     return token.strip()
 
 

@@ -154,4 +154,4 @@ def start_traces(service: str, settings: ProcessSettings) -> TraceExport | None:
     try:
         return TraceExport(service, settings.otlp_endpoint, settings.trace_ratio)
     except ImportError as error:
-        raise SystemExit(f"error: --otlp-endpoint: needs pip install outrider[otel] ({error})") from error
+        raise SystemExit(f"error: --otlp-endpoint: needs pip install -e '.[otel]' ({error})") from error

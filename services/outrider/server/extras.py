@@ -1,4 +1,4 @@
-"""Packages that `pip install outrider` leaves out: a service that lacks one says which extra brings it.
+"""Packages that outrider without extras leaves out: a service that lacks one says which extra brings it.
 
 Standard library only: this is imported before anything that may be missing.
 """
@@ -22,4 +22,4 @@ def needs_extra(extra: str) -> Iterator[None]:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", "outrider"):
             raise  # a module of ours: a bug, and no extra brings it
-        raise SystemExit(f"error: {missing} is not installed: pip install 'outrider[{extra}]'") from None
+        raise SystemExit(f"error: {missing} is not installed: pip install -e '.[{extra}]'") from None

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import signal
+import socket
+import sys
+import threading
 from collections.abc import Awaitable, Callable
 
 from outrider.security.watched_files import UnusableFile
@@ -29,6 +33,11 @@ def run_process(
             seconds to import, and a wrong flag is reported before.
     """
     settings = parse_settings(settings_class)
+    # Before the imports, which take seconds, and in words: gRPC would log a page of its own.
+    for flag, address in {"--listen": settings.listen, "--metrics-listen": settings.metrics_listen}.items():
+        if is_taken(address):
+            raise SystemExit(f"error: {flag}: port {address.rpartition(':')[2]} is in use, got {address!r}")
+    threads = set(threading.enumerate())
     configure_logs(settings.log_level, settings.log_format, name)
     pin(settings.cores)
     traces = start_traces(f"outrider-{name}", settings)
@@ -40,6 +49,35 @@ def run_process(
     finally:
         if traces is not None:
             traces.stop()
+    # A model that still loads, or a hub that is asked again and again, is nobody's any more. Python would wait for the
+    # thread, which cannot be ended.
+    if any(not thread.daemon for thread in set(threading.enumerate()) - threads):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def is_taken(address: str) -> bool:
+    """Returns True if something listens at an address, HOST:PORT, where it could be listened at otherwise."""
+    host, _, port = address.rpartition(":")
+    if port in ("", "0"):
+        return False
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        return False  # no address of this machine: the server's own words tell why
+    return any(_is_in_use(family, place) for family, *_, place in found)
+
+
+def _is_in_use(family: int, place: tuple[object, ...]) -> bool:
+    with socket.socket(family) as listener:
+        # As servers do: connections of an earlier one that are still being forgotten are no obstacle.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(place)
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
 
 
 async def _serve(serve: Callable[[Settings], Awaitable[None]], settings: Settings) -> None:

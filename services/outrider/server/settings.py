@@ -7,8 +7,11 @@ with repr=False is never shown.
 from __future__ import annotations
 
 import os
+import re
 import sys
-from typing import Literal, Self, TypeVar
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from typing import Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -25,6 +28,7 @@ from outrider.telemetry.redaction import without_secrets
 
 MIN_NUM_BLOCKS = 8
 """Least blocks of a pool of keys and values: what the measurements at the start take."""
+_DEVICE = re.compile(r"cpu|mps|(cuda|xpu)(:\d+)?")
 LISTEN = "Address to listen on, HOST:PORT; port 0 = any free port."
 
 Settings = TypeVar("Settings", bound="ProcessSettings")
@@ -48,6 +52,13 @@ def model_config(service: str) -> SettingsConfigDict:
 
 class ProcessSettings(ListenTlsSettings):
     """Holds the settings of every process that serves, by whatever protocol."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Has --help, whose beginning is the docstring, name the variables."""
+        super().__init_subclass__(**kwargs)
+        if (config := cls.__dict__.get("model_config")) and cls.__doc__:
+            prefix = config["env_prefix"]
+            cls.__doc__ += f" Every flag is a variable, too: --log-level is {prefix}LOG_LEVEL. Flags come first."
 
     listen: str = Field("127.0.0.1:0", description=LISTEN)
     metrics_listen: str = Field("", description="Address for Prometheus, HOST:PORT; empty = none.")
@@ -151,6 +162,13 @@ class ModelSettings(DialingSettings):
     )
     max_num_sessions: int = Field(64, ge=1, description="Most sessions at a time.")
 
+    @field_validator("device")
+    @classmethod
+    def _device_is_one(cls, value: str) -> str:
+        if not _DEVICE.fullmatch(value):
+            raise ValueError("must be cpu, cuda, cuda:NUMBER, xpu, xpu:NUMBER or mps")
+        return value
+
     @model_validator(mode="after")
     def _pool_has_blocks(self) -> Self:
         least = MIN_NUM_BLOCKS * self.kv_block_size
@@ -165,8 +183,11 @@ class ModelSettings(DialingSettings):
 def parse_settings(cls: type[Settings], arguments: list[str] | None = None) -> Settings:
     """Reads settings from arguments (default: the command line) and the environment.
 
-    A wrong value ends the process with status 2 and one line for each, naming the flag and the rule.
+    A wrong value ends the process with status 2 and one line for each, naming the flag and the rule. Of a variable that
+    is none a line warns: a misspelt one would be ignored in silence.
     """
+    for warning in _misspelt(cls, os.environ):
+        print(f"warning: {warning}", file=sys.stderr)
     try:
         return CliApp.run(cls, cli_args=sys.argv[1:] if arguments is None else arguments)
     except ValidationError as error:
@@ -188,3 +209,15 @@ def _complaint(cls: type[ProcessSettings], item: ErrorDetails) -> str:
     got = "" if field is not None and not field.repr else f", got {item.get('input')!r}"
     flag, variable = name.replace("_", "-"), f"{cls.model_config['env_prefix']}{name.upper()}"
     return without_secrets(f"--{flag} (or {variable}): {rule}{got}")
+
+
+def _misspelt(cls: type[ProcessSettings], environment: Iterable[str]) -> Iterator[str]:
+    """Yields a complaint of each variable that was meant for this service, and is none of its."""
+    prefix = str(cls.model_config["env_prefix"])
+    known = [f"{prefix}{name}".upper() for name in cls.model_fields]
+    for name in sorted(map(str.upper, environment)):
+        near = get_close_matches(name, known, n=1, cutoff=0.8 if name.startswith(prefix) else 0.95)
+        if name in known or not (name.startswith(prefix) or (name.startswith("OUTRIDER_") and near)):
+            continue
+        advice = f"did you mean {near[0]}?" if near else "--help lists the flags, each of which is one"
+        yield f"{name} is no variable of this service: {advice}"

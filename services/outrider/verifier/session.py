@@ -96,6 +96,8 @@ class VerifySession:
         # The drafter.
         self._has_drafter = has_drafter and spec.speculation.method.has_draft_model
         self._is_attached = self._has_drafter
+        self._has_opened = False
+        """True once a stream of the drafter's was there."""
         self._has_drafted = False
         """True once something has come on the drafter's stream."""
         self._stream_nodes = StreamNodes(self.session.tree)
@@ -181,6 +183,7 @@ class VerifySession:
         """
         self._stream_nodes = StreamNodes(self.session.tree)
         self._set_attached(True)
+        self._has_opened = True
         self._num_timeouts = 0
         self._has_drafted = False
         # What the lost stream has left unanswered says nothing of the speed of this one.
@@ -195,7 +198,9 @@ class VerifySession:
     def detach(self) -> None:
         """Goes on without the drafter, whose stream has ended."""
         self._set_attached(False)
-        self.session.statistics.add(num_speculator_losses=1)
+        # What was not there when the session began was not lost. The caller of Collaborate opens no stream of its own.
+        if self._has_opened or self._has_drafted:
+            self.session.statistics.add(num_speculator_losses=1)
         self.session.statistics.degraded = True
 
     def _set_attached(self, is_attached: bool) -> None:

@@ -24,7 +24,7 @@ class VerifierSettings(ModelSettings):
     model_config = model_config("verifier")
 
     listen: str = Field("127.0.0.1:50051", description=LISTEN)
-    model: str = Field("demo/target", description="Target model: a demo name, a folder or a Hugging Face name.")
+    model: str = Field("demo/target-100m", description="Target model: a demo name, a folder or a Hugging Face name.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Numbers of the target model.")
     speculator: str = Field(
         "",

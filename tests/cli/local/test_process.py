@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider_cli.local.process import ManagedProcess, ProcessFailed, wait_for_end
+from outrider_cli.local.process import ManagedProcess, ProcessFailed
 
 pytestmark = pytest.mark.slow
 
@@ -70,10 +70,55 @@ def test_a_child_runs_on_its_core(child: ManagedProcess) -> None:
     assert os.sched_getaffinity(child.pid) == {core}
 
 
-def test_the_end_of_a_child_is_noticed(child: ManagedProcess) -> None:
+def test_the_end_of_a_child_is_described(child: ManagedProcess) -> None:
     child.start()
     os.kill(child.pid, signal.SIGKILL)
-    assert wait_for_end([child]) is child
+    assert child.wait_for_ending() == "was killed (signal 9)"
+    assert child.was_killed
+
+
+def printing(folder: Path, program: str, **flag_names: str) -> ManagedProcess:
+    """A process that runs this program as a module, given a log of an earlier run."""
+    (folder / "printing.py").write_text(program)
+    log = folder / "printing.log"
+    log.write_text("error: --model: of an earlier run\n")
+    names = {f"--{name.replace('_', '-')}": flag for name, flag in flag_names.items()}
+    return ManagedProcess("printing", "printing", [], log, listen="127.0.0.1:0", flag_names=names)
+
+
+def test_a_child_that_refuses_a_flag_is_told_in_the_words_of_who_typed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    refusing = printing(
+        tmp_path,
+        "import sys; print('loading', file=sys.stderr)\n"
+        "sys.exit('error: --peer-ca (or OUTRIDER_EDGE_PEER_CA): no such file, see --peer-ca-file')",
+        peer_ca="--ca-file",
+    )
+    with pytest.raises(ProcessFailed) as failed:
+        refusing.start()
+    assert str(failed.value) == "printing: --ca-file: no such file, see --peer-ca-file"
+    refusing.kill()
+
+
+def test_the_log_of_an_earlier_run_is_not_this_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    silent = printing(tmp_path, "raise SystemExit(3)")
+    with pytest.raises(ProcessFailed) as failed:
+        silent.start()
+    assert str(failed.value) == "printing ended before it listened (exit status 3); the end of its log:\n"
+    silent.kill()
+
+
+def test_what_a_child_prints_behind_its_address_is_read_in_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    talking = printing(tmp_path, "print('listening 127.0.0.1:7\\ncloud: away'); print('cloud: back')")
+    talking.start()
+    assert (talking.address, list(talking.further_lines())) == ("127.0.0.1:7", ["cloud: away", "cloud: back"])
+    talking.kill()
 
 
 def test_a_child_does_not_survive_a_parent_that_is_killed(tmp_path: Path) -> None:

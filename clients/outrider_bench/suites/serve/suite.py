@@ -45,7 +45,7 @@ class ServeSuite(Suite):
             typer.Exit: With the exit status of that failure.
         """
         status = FAILED
-        with reported(self.config.address):
+        with reported():
             try:
                 status = super().run(out, console)
             except StackError as error:

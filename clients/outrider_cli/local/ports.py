@@ -1,0 +1,62 @@
+"""Looks at addresses before anything is started there: ports that are taken, servers that are not there."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import grpc
+
+from outrider.v1.verifier_pb2 import GetInfoRequest
+from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
+
+CONNECT_TIMEOUT_S = 1.0
+_ASK_TIMEOUT_S = 0.3
+
+
+def why_taken(host: str, port: int) -> str:
+    """Returns why nothing else can listen at an address, and who does as far as one sees; empty means it is free.
+
+    A port of 0 is any free one, and never taken. Takes 0.3 s at most.
+    """
+    with socket.socket() as listener:
+        # As our servers do: connections of an earlier one that are still being forgotten are no obstacle.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                return f"port {port} cannot be used ({_words(error)})"
+        else:
+            return ""
+    who = " (an outrider verifier answers there)" if _is_verifier(f"{host}:{port}") else ""
+    return f"port {port} is in use{who}"
+
+
+def why_unreachable(url: str) -> str:
+    """Returns why no server accepts connections at a redis://, rediss:// or unix:// URL; empty means that one does."""
+    parts = urlsplit(url)
+    try:
+        if parts.scheme == "unix":
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(CONNECT_TIMEOUT_S)
+                connection.connect(parts.path)
+        else:
+            socket.create_connection((parts.hostname or "127.0.0.1", parts.port or 6379), CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        return _words(error)
+    return ""
+
+
+def _words(error: OSError) -> str:
+    """Returns the reason of an error in a few words of lower case, without its number."""
+    return (error.strerror or str(error)).lower()
+
+
+def _is_verifier(address: str) -> bool:
+    with suppress(grpc.RpcError), grpc.insecure_channel(address) as channel:
+        VerifierServiceStub(channel).GetInfo(GetInfoRequest(), timeout=_ASK_TIMEOUT_S)
+        return True
+    return False

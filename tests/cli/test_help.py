@@ -1,0 +1,64 @@
+"""--help: short, in 80 columns, in words."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider_cli.app import app
+from outrider_cli.help import in_words
+
+COMMANDS = ["generate", "chat", "up", "info", "edge", "demo"]
+
+runner = CliRunner(env={"COLUMNS": "80", "TERM": "dumb", "OUTRIDER_ADDRESS": ""})
+
+
+def helped(command: str, flag: str = "--help") -> str:
+    result = runner.invoke(app, [command, flag])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_screen_and_names_no_type(command: str) -> None:
+    for text in (helped(command), helped(command, "--help-all")):
+        assert not re.search(r"<(int|float|str|list|bool)|INTEGER|x>=|<=x", text)
+        assert max(map(len, text.splitlines())) <= 80
+    assert len(helped(command).splitlines()) <= 50
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_what_few_need_is_behind_a_flag_of_its_own(command: str) -> None:
+    brief, whole = helped(command), helped(command, "--help-all")
+    for flag in ("--shared-noise", "--key-file", "--frequency-penalty", "saguaro: "):
+        assert flag not in brief
+        assert flag in whole
+    for flag in ("--temperature", "--max-tokens", "--method", "--help-all"):
+        assert flag in brief
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "up", "info", "edge"])
+def test_help_ends_with_three_examples_that_name_flags_of_the_command(command: str) -> None:
+    text = helped(command)
+    title, *examples = text.rstrip().splitlines()[-4:]
+    assert title == "Examples:"
+    assert all(line.startswith("  outrider ") for line in examples)
+    own = " ".join(line for line in examples if line.startswith(f"  outrider {command}"))
+    assert all(flag in helped(command, "--help-all") for flag in re.findall(r"--[a-z-]+", own))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a [x>=0]", "a [0 or more]"),
+        ("a [default: 1; x>=1]", "a [default: 1; 1 or more]"),
+        ("a [0<=x<=65535]", "a [0 to 65535]"),
+        ("a [x<=2]", "a [at most 2]"),
+        ("a [0<=x<=18446744073709551615]", "a [0 or more]"),
+        ("a max [default: max]", "a max [default: max]"),
+    ],
+)
+def test_ranges_are_words(text: str, words: str) -> None:
+    assert in_words(text) == words

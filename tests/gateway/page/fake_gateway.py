@@ -1,0 +1,136 @@
+"""A gateway without a verifier: serves the page as the real one does, and answers with a recorded race."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from outrider.gateway.page.routes import HEADERS, KINDS, STATIC
+
+RACE = Path(__file__).parent / "race.json"
+"""What the page saved of a race against a real gateway with the demo pair in float32."""
+FAST = "200 rounds a second"
+"""The prompt that is answered so, for ten seconds."""
+
+
+class FakeGateway:
+    """Plays what was recorded, and counts what it was asked for."""
+
+    def __init__(self) -> None:
+        """Begins with a draft model that runs."""
+        self.race: dict[str, Any] = json.loads(RACE.read_text(encoding="utf-8"))
+        self.lab = {"speculator": "running", "delay_ms": 0, "actions": ["kill_speculator", "set_delay"]}
+        self.bodies: list[dict[str, Any]] = []
+
+    def app(self) -> Starlette:
+        """Returns the routes that the page asks."""
+        return Starlette(
+            routes=[
+                Route("/", self.file),
+                Route("/page/load", self.load),
+                Route("/page/lab", self.look, methods=["GET"]),
+                Route("/page/lab", self.act, methods=["POST"]),
+                Route("/page/{name}", self.file),
+                Route("/v1/completions", self.complete, methods=["POST"]),
+            ]
+        )
+
+    async def file(self, request: Request) -> Response:
+        """Sends a static file with the headers of the real gateway."""
+        path = STATIC / request.path_params.get("name", "index.html")
+        return Response(path.read_bytes(), headers={**HEADERS, "content-type": KINDS[path.suffix]})
+
+    async def load(self, _: Request) -> Response:
+        """Sends the load once, and holds the stream open."""
+        told = {
+            "num_sessions": 1,
+            "max_num_sessions": 64,
+            "num_queued": 0,
+            "kv_pool": {"num_tokens": 1000, "num_held_tokens": 100},
+            "speculators": [{"connected": True}],
+            "datastore": None,
+            "model": self.race["model"],
+            "methods": ["off", "auto"],
+            "num_requests": 1,
+        }
+
+        async def events() -> AsyncIterator[str]:
+            yield f"event: load\ndata: {json.dumps(told)}\n\n"
+            await asyncio.Event().wait()
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def look(self, _: Request) -> Response:
+        """Says what is broken."""
+        return JSONResponse(self.lab)
+
+    async def act(self, request: Request) -> Response:
+        """Breaks it."""
+        action = await request.json()
+        if action["action"] == "kill_speculator":
+            self.lab["speculator"] = "killed"
+        else:
+            self.lab["delay_ms"] = action["delay_ms"]
+        return JSONResponse(self.lab)
+
+    async def complete(self, request: Request) -> Response:
+        """Streams the recorded lane of the method, four times as fast."""
+        body = await request.json()
+        self.bodies.append(body)
+        if body["temperature"] > 2:
+            error = {"message": "temperature must be at most 2", "param": "temperature"}
+            return JSONResponse({"error": error}, status_code=400)
+        lane = next(lane for lane in self.race["lanes"] if lane["method"] == body["speculation"]["method"])
+        timed = self.fast(lane) if body["prompt"] == FAST else ((at_ms / 4, event) for at_ms, event in lane["events"])
+
+        async def events() -> AsyncIterator[str]:
+            clock = asyncio.get_running_loop().time
+            start = clock()
+            for at_ms, event in timed:
+                await asyncio.sleep(start + at_ms / 1000 - clock())
+                yield f"data: {json.dumps(event)}\n\n"
+            yield "data: [DONE]\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    def fast(self, lane: dict[str, Any]) -> Iterator[tuple[float, dict[str, Any]]]:
+        """Yields the lane's rounds over and over, one each 5 ms."""
+        rounds = [event for _, event in lane["events"] if event["choices"] and event["choices"][0].get("speculation")]
+        length = 0
+        for number, event in enumerate(itertools.islice(itertools.cycle(rounds), 2000)):
+            choice = event["choices"][0]
+            speculation, text = choice["speculation"], choice["text"]
+            before = speculation["text_ends"][-1] - len(text)
+            ends = [end - before + length for end in speculation["text_ends"]]
+            length += len(text)
+            yield number * 5, {"choices": [{**choice, "speculation": {**speculation, "text_ends": ends}}]}
+
+
+@contextmanager
+def running() -> Iterator[tuple[FakeGateway, str]]:
+    """Yields a fake gateway and its address."""
+    gateway = FakeGateway()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(gateway.app(), log_level="error", lifespan="off")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield gateway, f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        finally:
+            # The stream of the load has no end of its own.
+            server.should_exit = server.force_exit = True
+            thread.join()

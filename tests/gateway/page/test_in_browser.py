@@ -1,0 +1,251 @@
+"""The page in a real browser: what it shows is what the API sent, without a mouse too, and however fast it comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.page.fake_gateway import FAST, RACE, FakeGateway, running
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser: pip install playwright")
+CHROMIUM = os.environ.get("OUTRIDER_CHROMIUM") or shutil.which("chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium: install it, or name it in OUTRIDER_CHROMIUM"),
+]
+HERE = Path(__file__).parent
+DONE = "body[data-state=done]"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser without a window."""
+    with playwright.sync_playwright() as driver:
+        # Root may run Chromium without its sandbox alone.
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def gateway() -> Iterator[tuple[FakeGateway, str]]:
+    with running() as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Any, gateway: tuple[FakeGateway, str]) -> Iterator[Any]:
+    """The page, open; whatever its console, its policy or its network complains of makes the test fail."""
+    context = browser.new_context(accept_downloads=True)
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("response", lambda answer: complaints.append(answer.url) if answer.status >= 500 else None)
+    page.add_init_script(
+        "document.addEventListener('securitypolicyviolation', e => console.error('policy', e.blockedURI))"
+    )
+    page.goto(gateway[1])
+    page.wait_for_function("() => document.querySelector('#model').textContent !== ''")
+    yield page
+    context.close()
+    # A request that was refused on purpose is in the console as well.
+    assert [text for text in complaints if "400 (Bad Request)" not in text] == []
+
+
+def recorded() -> dict[str, Any]:
+    race: dict[str, Any] = json.loads(RACE.read_text(encoding="utf-8"))
+    return race
+
+
+def text_of(lane: dict[str, Any]) -> str:
+    return "".join(event["choices"][0]["text"] for _, event in lane["events"] if event["choices"])
+
+
+def shown(page: Any) -> dict[str, Any]:
+    """What the page says of a race that is over: texts, colours, numbers that do not depend on a clock."""
+    found: dict[str, Any] = page.evaluate(
+        """() => ({
+            texts: [0, 1].map(side => document.querySelector(`#text-${side}`).textContent),
+            colours: [0, 1].map(side => [...document.querySelectorAll(`#text-${side} .token`)].map(t => t.className)),
+            numbers: document.querySelector("#numbers").textContent,
+            round: document.querySelector("#round-words").textContent,
+        })"""
+    )
+    return found
+
+
+def test_the_spans_are_the_text_and_the_colours_its_sources(page: Any) -> None:
+    page.click("#go")
+    page.wait_for_selector(DONE)
+    assert page.text_content("#headline").startswith("The same text, ")
+    seen = shown(page)
+    for side, lane in enumerate(recorded()["lanes"]):
+        assert seen["texts"][side] == text_of(lane)
+        accepted = lane["events"][-1][1]["speculation"]["accepted_by_source"]
+        colours = seen["colours"][side]
+        assert sum("from-draft" in colour for colour in colours) == accepted.get("draft", 0)
+        assert sum("from-target" not in colour for colour in colours) == sum(accepted.values())
+
+
+def test_a_race_needs_no_mouse(page: Any) -> None:
+    page.focus("#prompt")
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.id") == "go":
+            break
+    page.keyboard.press("Enter")
+    page.wait_for_selector(DONE)
+    page.focus("#text-1")
+    page.keyboard.press("End")
+    assert "probability" in page.text_content("#card")
+    page.keyboard.press("Enter")
+    num_rounds = len(
+        [
+            1
+            for _, event in recorded()["lanes"][1]["events"]
+            if event["choices"][:1] and "speculation" in event["choices"][0]
+        ]
+    )
+    page.wait_for_function("n => document.querySelector('#round').value === String(n - 1)", arg=num_rounds)
+    page.focus("#round")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function(
+        "n => document.querySelector('#round-words').textContent.startsWith(`Round ${n - 1} `)", arg=num_rounds
+    )
+
+
+def test_the_tree_of_each_round_keeps_the_tokens_of_the_round(page: Any) -> None:
+    page.click("#go")
+    page.wait_for_selector(DONE)
+    rounds = [
+        e["choices"][0]["speculation"]
+        for _, e in recorded()["lanes"][1]["events"]
+        if e["choices"] and "speculation" in e["choices"][0]
+    ]
+    rounds = [speculation for speculation in rounds if speculation.get("round")]
+    for index, speculation in enumerate(rounds):
+        page.evaluate(
+            "i => { const s = document.querySelector('#round'); s.value = i; s.dispatchEvent(new Event('input')); }",
+            index,
+        )
+        page.wait_for_function(
+            "i => document.querySelector('#round-words').textContent.startsWith(`Round ${i + 1} `)", arg=index
+        )
+        assert page.locator("#tree .box.kept").count() == speculation["round"]["num_accepted"]
+        assert (
+            page.locator("#tree .box.refused").count()
+            == len(speculation["tree"]["parents"]) - speculation["round"]["num_accepted"]
+        )
+        assert page.locator("#tree .box.own").count() == 1
+
+
+def test_what_was_saved_shows_the_same_when_it_is_opened(page: Any, tmp_path: Path) -> None:
+    page.click("#go")
+    page.wait_for_selector(DONE)
+    before = shown(page)
+    with page.expect_download() as download:
+        page.click("#save")
+    download.value.save_as(tmp_path / "race.json")
+    page.reload()
+    page.set_input_files("#open", tmp_path / "race.json")
+    page.wait_for_selector(DONE)
+    assert shown(page) == before
+
+
+def test_one_file_plays_a_recording_without_a_server(browser: Any, tmp_path: Path) -> None:
+    from outrider.gateway.page.standalone import standalone
+
+    (tmp_path / "demo.html").write_text(standalone(RACE.read_text(encoding="utf-8")), encoding="utf-8")
+    page = browser.new_page()
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto((tmp_path / "demo.html").as_uri())
+    page.wait_for_selector(DONE)
+    assert shown(page)["texts"] == [text_of(lane) for lane in recorded()["lanes"]]
+    assert all(url.startswith(("data:", "file:")) for url in requests)
+    page.close()
+
+
+def test_a_killed_draft_model_leaves_the_text_as_it_is(page: Any, gateway: tuple[FakeGateway, str]) -> None:
+    page.click("#go")
+    page.click("#kill")
+    page.wait_for_selector(DONE)
+    assert gateway[0].lab["speculator"] == "killed"
+    assert shown(page)["texts"][1] == text_of(recorded()["lanes"][1])
+    assert page.is_disabled("#kill")
+    gateway[0].lab["speculator"] = "running"
+    page.wait_for_function("() => !document.querySelector('#kill').disabled")
+
+
+def test_a_refused_request_is_told_in_words_at_the_form(page: Any) -> None:
+    page.fill("#temperature", "3")
+    page.click("#go")
+    page.wait_for_selector("#problem:not([hidden])")
+    assert page.text_content("#problem") == "temperature must be at most 2"
+    assert page.evaluate("document.activeElement.id") == "temperature"
+
+
+def test_both_requests_differ_in_the_method_alone(page: Any, gateway: tuple[FakeGateway, str]) -> None:
+    page.click("#go")
+    page.wait_for_selector(DONE)
+    left, right = sorted(gateway[0].bodies, key=lambda body: body["speculation"]["method"], reverse=True)
+    assert (left.pop("speculation"), right.pop("speculation")) == ({"method": "off"}, {"method": "auto"})
+    assert left == right
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(page: Any, scheme: str) -> None:
+    axe = os.environ.get("OUTRIDER_AXE")
+    if axe is None:
+        pytest.skip("no axe-core: OUTRIDER_AXE names its axe.min.js")
+    page.emulate_media(color_scheme=scheme)
+    page.reload()
+    page.click("#go")
+    page.wait_for_selector(DONE)
+    page.evaluate(Path(axe).read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run()")
+    assert [(violation["id"], violation["help"]) for violation in found["violations"]] == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 820, 1440])
+def test_nothing_is_wider_than_the_screen(page: Any, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_two_hundred_rounds_a_second_do_not_freeze_it(page: Any) -> None:
+    page.evaluate(
+        """() => {
+            window.longest = 0;
+            new PerformanceObserver(list => {
+                for (const entry of list.getEntries()) window.longest = Math.max(window.longest, entry.duration);
+            }).observe({ type: "longtask" });
+            window.gaps = [];
+            let before = performance.now();
+            const frame = now => { window.gaps.push(now - before); before = now; requestAnimationFrame(frame); };
+            requestAnimationFrame(frame);
+        }"""
+    )
+    page.fill("#prompt", FAST)
+    page.click("#go")
+    page.wait_for_selector(DONE)
+    assert page.locator("#text-1 .token").count() > 4000
+    gaps = sorted(page.evaluate("window.gaps"))
+    assert gaps[len(gaps) // 2] < 50
+    assert page.evaluate("window.longest") < 300
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node: it runs the tests of what needs no browser")
+def test_what_needs_no_browser() -> None:
+    ran = subprocess.run(
+        ["node", "--test", *map(str, HERE.glob("*.test.mjs"))], capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stdout

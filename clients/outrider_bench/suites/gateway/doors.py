@@ -85,7 +85,7 @@ class HttpDoor:
                 parts.append(part)
         finally:
             writer.close()
-        return _sample(b"".join(parts), first_s)
+        return sample_of(b"".join(parts), first_s)
 
     async def open(self, options: Mapping[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Sends a request on a connection of its own, and returns that."""
@@ -100,7 +100,7 @@ class HttpDoor:
         return reader, writer
 
 
-def _sample(answer: bytes, first_s: float) -> Sample:
+def sample_of(answer: bytes, first_s: float) -> Sample:
     """Reads a whole answer: its head, and the events of its body. Raises GenerationFailed."""
     head, _, body = answer.partition(b"\r\n\r\n")
     status = head.split(b"\r\n", 1)[0].decode()

@@ -36,10 +36,12 @@ class GatewaySizes:
     """Requests of a repeat whose first byte is timed."""
     leavings: int
     """Connections of a repeat that are closed on the way."""
+    flood_events: int
+    """Events of a stream as fast as it goes."""
 
 
-SIZES = GatewaySizes("demo/target-100m", (1, 8, 32), max_tokens=96, first_bytes=20, leavings=5)
-QUICK_SIZES = GatewaySizes("demo/target", (1, 4), max_tokens=16, first_bytes=3, leavings=2)
+SIZES = GatewaySizes("demo/target-100m", (1, 8, 32), max_tokens=96, first_bytes=20, leavings=5, flood_events=20_000)
+QUICK_SIZES = GatewaySizes("demo/target", (1, 4), max_tokens=16, first_bytes=3, leavings=2, flood_events=2_000)
 
 
 def sizes_of(config: GatewayConfig) -> GatewaySizes:
@@ -86,7 +88,7 @@ class GatewayServices:
         """Generate at once through one door; the texts of a number are the same through the other. Raises
         GenerationFailed."""
         process = self._gateway if door == HTTP else self._own
-        cpu_s, began = _cpu_s(process), time.perf_counter()
+        before_s, began = cpu_s(process), time.perf_counter()
         samples: list[Sample] = await asyncio.gather(
             *(
                 self._doors[door].generate(self._options(method, number * streams + index, max_tokens))
@@ -98,7 +100,7 @@ class GatewayServices:
             sum(sample.num_tokens for sample in samples),
             sum(sample.num_events for sample in samples),
             duration_s,
-            _cpu_s(process) - cpu_s,
+            cpu_s(process) - before_s,
             tuple(sample.text for sample in samples),
         )
 
@@ -148,6 +150,7 @@ async def running_gateway(config: GatewayConfig, seed: int) -> AsyncIterator[Gat
         stack.stop()
 
 
-def _cpu_s(process: psutil.Process) -> float:
+def cpu_s(process: psutil.Process) -> float:
+    """Return the CPU time that a process has taken so far, in seconds."""
     times = process.cpu_times()
     return float(times.user + times.system)

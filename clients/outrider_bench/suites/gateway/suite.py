@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from outrider_bench.config import GatewayConfig
@@ -10,6 +12,7 @@ from outrider_bench.environment import describe_environment
 from outrider_bench.suite import Log, Suite
 from outrider_bench.suites.gateway.claims import GatewayEvidence, sections_of
 from outrider_bench.suites.gateway.experiments import DOORS, METHODS, GatewayServices, running_gateway, sizes_of
+from outrider_bench.suites.gateway.flood import flood
 from outrider_bench.suites.gateway.report import report_of
 
 
@@ -27,6 +30,12 @@ class GatewaySuite(Suite):
     async def measure(self, log: Log) -> None:
         log("starting the services")
         await self.attempt("services", partial(self._measure_services, log))
+        log("a flood")
+        await self.attempt("flood", self._flood)
+
+    async def _flood(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="outrider-flood-") as folder:
+            self._evidence.floods_us = await flood(Path(folder), self._sizes.flood_events, self.config.repeats)
 
     async def _measure_services(self, log: Log) -> None:
         async with running_gateway(self.config, self.config.seed) as services:

@@ -45,7 +45,7 @@ _ERRORS = {
     ),
     "AnthropicError": _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT), request_id=_TEXT),
 }
-"""What an error holds, in OpenAI's shape and in Anthropic's."""
+"""The schemas of errors, in the shapes of OpenAI and Anthropic."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,10 @@ class Answers:
 
     def _check_envelope(self, body: bytes) -> None:
         try:
-            error = json.loads(body)["error"]
-            is_envelope = error.keys() == {"message", "type", "param", "code"} and bool(error["message"])
+            told = json.loads(body)
+            # Anthropic's has a type of its own.
+            names = {"message", "type"} if told.get("type") == "error" else {"message", "type", "param", "code"}
+            is_envelope = told["error"].keys() == names and bool(told["error"]["message"])
         except (ValueError, KeyError, TypeError, AttributeError):
             is_envelope = False
         # An answer to HEAD, and an answer to CORS, have no body.

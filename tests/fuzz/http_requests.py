@@ -63,6 +63,9 @@ def paths() -> dict[str, Path]:
     found = (
         Path("chat_completions", "/v1/chat/completions", "POST", _chat, is_endless=True),
         Path("completions", "/v1/completions", "POST", _completion, is_endless=True),
+        Path("responses", "/v1/responses", "POST", _response, is_endless=True),
+        Path("messages", "/v1/messages", "POST", _message, is_endless=True),
+        Path("count_tokens", "/v1/messages/count_tokens", "POST", lambda r: {"messages": _messages(r)}),
         Path("tokenize", "/tokenize", "POST", lambda r: r.choice(({"prompt": PROMPT}, {"messages": _messages(r)}))),
         Path("detokenize", "/detokenize", "POST", lambda r: {"tokens": [r.randrange(2048) for _ in range(9)]}),
         Path("lab", "/page/lab", "POST", lambda r: {"action": "set_delay", "delay_ms": 40}),
@@ -115,6 +118,30 @@ def _chat(random: Random) -> dict[str, Any]:
     return {"messages": _messages(random), **_common(random), **more}
 
 
+def _response(random: Random) -> dict[str, Any]:
+    given = random.choice(("hello", [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]}]))
+    schema = {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}
+    tools = [{"type": "function", "name": "now", "parameters": {"type": "object"}}]
+    more = _sometimes(
+        random, instructions="Be brief.", text=schema, tools=tools, top_logprobs=2, include=[], store=False
+    )
+    return {"input": given, "max_output_tokens": random.randint(1, MAX_TOKENS), **_drawn(random), **more}
+
+
+def _message(random: Random) -> dict[str, Any]:
+    tools = [{"name": "now", "input_schema": {"type": "object"}}]
+    more = _sometimes(random, system="Be brief.", tools=tools, stop_sequences=["\n\n"], tool_choice={"type": "auto"})
+    return {"messages": _messages(random), "max_tokens": random.randint(1, MAX_TOKENS), **_drawn(random), **more}
+
+
+def _drawn(random: Random) -> dict[str, Any]:
+    return {
+        "temperature": random.choice((0, 1)),
+        "stream": random.random() < 0.5,
+        **_sometimes(random, seed=5, top_p=0.9, metadata={}, speculation={"method": "pearl"}),
+    }
+
+
 def _messages(random: Random) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": random.choice(("hello", [{"type": "text", "text": "hello"}]))},
@@ -159,11 +186,8 @@ def _json(path: Path, random: Random) -> bytes:
     if random.random() < 0.5:
         for _ in range(random.choice((1, 1, 2, 4))):
             value = _changed(value, random)
-    if isinstance(value, dict) and "messages" in value and "max_tokens" not in value:
-        # It is not long generations that are tried here.
-        value["max_tokens"] = MAX_TOKENS
-    if isinstance(value, dict) and type(value.get("max_tokens")) is int and value["max_tokens"] > MAX_TOKENS:
-        value["max_tokens"] = MAX_TOKENS
+    if path.is_endless and isinstance(value, dict):
+        _tame(value)
     try:
         text = json.dumps(value, ensure_ascii=random.random() < 0.5)
     except RecursionError:
@@ -171,6 +195,15 @@ def _json(path: Path, random: Random) -> bytes:
     if random.random() < 0.03:
         text = text.replace("1", "[" * (depth := random.choice(DEPTHS)) + "]" * depth, 1)
     return text.encode(errors="surrogatepass")
+
+
+def _tame(body: dict[str, Any]) -> None:
+    """Shortens a generation that would be long: it is not that which is tried here."""
+    limit = "max_output_tokens" if "input" in body else "max_tokens"
+    if limit not in body and ("messages" in body or "input" in body):
+        body[limit] = MAX_TOKENS
+    if type(body.get(limit)) is int and body[limit] > MAX_TOKENS:
+        body[limit] = MAX_TOKENS
 
 
 def _changed(value: Any, random: Random) -> Any:

@@ -13,7 +13,10 @@ from outrider.gateway.parameters import (
     ChatParameters,
     CompletionParameters,
     DetokenizeParameters,
+    MessageChat,
+    MessageParameters,
     Parameters,
+    ResponseParameters,
     TokenizeParameters,
 )
 from outrider.version import __version__
@@ -36,9 +39,13 @@ _GENERATED = {"id": _TEXT, "object": _TEXT, "created": _INT, "model": _TEXT, "us
 _CHOICE = {"index": _INT, "finish_reason": {"type": "string", "enum": ["stop", "length", "tool_calls"]}}
 _MESSAGE = _object(role={"const": "assistant"}, content={"type": ["string", "null"]})
 _MODEL = _object(id=_TEXT, object={"const": "model"}, created=_INT, owned_by=_TEXT, max_model_len=_INT)
-_ERROR = _object(
-    error=_object(message=_TEXT, type=_TEXT, param={"type": ["string", "null"]}, code={"type": ["string", "null"]})
-)
+_ERRORS = {
+    "Error": _object(
+        error=_object(message=_TEXT, type=_TEXT, param={"type": ["string", "null"]}, code={"type": ["string", "null"]})
+    ),
+    "AnthropicError": _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT), request_id=_TEXT),
+}
+"""The schemas of errors, in the shapes of OpenAI and Anthropic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,20 @@ class _Operation:
     body: type[Parameters] | None = None
     """The parameters of a request; None means that it has no body."""
     can_stream: bool = False
+    error: str = "Error"
+    """The schema of an error."""
 
+
+_COUNTS = _object(input_tokens=_INT, output_tokens=_INT)
+_RESPONSE = {"id": _TEXT, "object": {"const": "response"}, "created_at": _INT, "model": _TEXT, "status": _TEXT}
+_BLOCKS = _list(_object(type={"enum": ["text", "tool_use"]}))
+_BODY = {
+    "id": _TEXT,
+    "type": {"const": "message"},
+    "role": {"const": "assistant"},
+    "model": _TEXT,
+    "stop_reason": _TEXT,
+}
 
 _OPERATIONS = (
     _Operation(
@@ -70,6 +90,28 @@ _OPERATIONS = (
         can_stream=True,
     ),
     _Operation(
+        "/v1/responses",
+        "Answers a chat in the shape of OpenAI's Responses API.",
+        _object(**_RESPONSE, output=_list(_object(type=_TEXT)), usage=_COUNTS, metrics=_object()),
+        ResponseParameters,
+        can_stream=True,
+    ),
+    _Operation(
+        "/v1/messages",
+        "Answers a chat in the shape of Anthropic's Messages API.",
+        _object(**_BODY, content=_BLOCKS, usage=_COUNTS, metrics=_object()),
+        MessageParameters,
+        can_stream=True,
+        error="AnthropicError",
+    ),
+    _Operation(
+        "/v1/messages/count_tokens",
+        "Counts the tokens of a chat in that shape.",
+        _object(input_tokens=_INT),
+        MessageChat,
+        error="AnthropicError",
+    ),
+    _Operation(
         "/tokenize",
         "Returns the tokens of a text or a chat.",
         _object(count=_INT, max_model_len=_INT, tokens=_list(_INT)),
@@ -79,6 +121,7 @@ _OPERATIONS = (
     _Operation("/v1/models", "Lists the names of the model.", _object(object={"const": "list"}, data=_list(_MODEL))),
     _Operation("/v1/models/{name}", "Describes the model by one of its names.", _MODEL),
     _Operation("/health", "Tells that a verifier serves.", _object(status={"const": "ok"})),
+    _Operation("/live", "Tells that the gateway itself runs.", _object(status={"const": "ok"})),
     _Operation("/ping", "Tells that the gateway itself runs.", _object(status={"const": "ok"})),
     _Operation("/version", "Tells the version.", _object(version=_TEXT)),
 )
@@ -94,22 +137,25 @@ def document() -> dict[str, Any]:
     """Returns the description of the API, by OpenAPI 3.1."""
     kinds = [each.body for each in _OPERATIONS if each.body is not None]
     _, schemas = models_json_schema([(kind, "validation") for kind in kinds], ref_template=f"{_SCHEMAS}{{model}}")
-    error = {
-        "description": "An error: what is wrong, for people and for programs.",
-        "content": _json({"$ref": f"{_SCHEMAS}Error"}),
-        "headers": {"retry-after": {"description": "Seconds to wait, with 429 and 503.", "schema": _TEXT}},
-    }
     return {
         "openapi": "3.1.0",
         "info": {"title": "Outrider", "version": __version__},
         "paths": {each.path: {"get" if each.body is None else "post": _operation(each)} for each in _OPERATIONS},
         "components": {
-            "schemas": {**schemas["$defs"], "Error": _ERROR},
-            "responses": {"Error": error},
+            "schemas": {**schemas["$defs"], **_ERRORS},
+            "responses": {name: _failure(name) for name in _ERRORS},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
         # An empty one: a verifier without credentials asks for none.
         "security": [{}, {"token": []}],
+    }
+
+
+def _failure(name: str) -> dict[str, Any]:
+    return {
+        "description": "An error: what is wrong, for people and for programs.",
+        "content": _json({"$ref": f"{_SCHEMAS}{name}"}),
+        "headers": {"retry-after": {"description": "Seconds to wait, with 429 and 503.", "schema": _TEXT}},
     }
 
 
@@ -122,9 +168,10 @@ def _operation(described: _Operation) -> dict[str, Any]:
         "content": content,
         "headers": {REQUEST_ID: {"description": "The session, in logs and traces.", "schema": _TEXT}},
     }
+    failure = {"$ref": f"#/components/responses/{described.error}"}
     told: dict[str, Any] = {
         "summary": described.summary,
-        "responses": {"200": good, **{status: {"$ref": "#/components/responses/Error"} for status in ("4XX", "5XX")}},
+        "responses": {"200": good, "4XX": failure, "5XX": failure},
     }
     if described.body is not None:
         schema = {"$ref": f"{_SCHEMAS}{described.body.__name__}"}

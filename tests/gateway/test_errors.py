@@ -127,6 +127,7 @@ async def real() -> AsyncIterator[RunningGateway]:
         ),
         ("structured_outputs", {"regex": "("}, "structured_outputs.regex"),
         ("stream_options", {"include_usage": True}, "stream_options"),
+        ("stream_options", {"include_usages": True}, "stream_options.include_usages"),
         ("speculation", {"method": "hope"}, "speculation.method"),
         ("speculation", {"methud": "off"}, "speculation.methud"),
         ("speculation", {"method": "off", "retrieval": True}, "speculation.retrieval"),

@@ -193,6 +193,8 @@ def _by_token(value: object) -> object:
 class StreamOptions(Parameters):
     """Holds what a stream tells beside the text."""
 
+    model_config = ConfigDict(strict=True, extra="forbid")
+
     include_usage: bool = False
     continuous_usage_stats: bool = False
     include_obfuscation: bool = False

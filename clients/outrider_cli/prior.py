@@ -138,6 +138,7 @@ def delete(
     ] = None,
     address: Address = None,
     datastore: Datastore = None,
+    as_json: Annotated[bool, typer.Option("--json", help="What was deleted, as a JSON object.")] = False,
     security: SecurityOptions,
 ) -> None:
     """Deletes a prior from the datastore."""
@@ -157,6 +158,9 @@ def delete(
                 f"there is no {_named(name, tenant)} with the tokenizer {tokenizer_hash[:SHOWN_HASH_LEN]}; "
                 "`outrider prior list` shows what there is"
             ) from None
+    if as_json:
+        typer.echo(json.dumps({"corpus": name, "tenant": tenant, "tokenizer_hash": tokenizer_hash}))
+        return
     _print_line(f"{_named(name, tenant)} is deleted")
 
 

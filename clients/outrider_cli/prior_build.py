@@ -7,6 +7,7 @@ Prompts that are measured afterwards must not be among them: the datastore would
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import subprocess
 import time
@@ -107,6 +108,7 @@ def build(
     speculator: Annotated[bool, typer.Option(help="Whether there is a speculator.")] = True,
     device: options.Device = StackConfig.device,
     num_threads: options.NumThreads = StackConfig.num_threads,
+    as_json: Annotated[bool, typer.Option("--json", help="What was written, as a JSON object.")] = False,
     security: SecurityOptions,
 ) -> None:
     """Makes a prior file: the target continues prompts, and its texts are kept."""
@@ -128,6 +130,10 @@ def build(
             header, documents = _run(plan, address, config, display, security)
         size = write_prior(out, header, documents)
     num_tokens = sum(map(len, documents))
+    if as_json:
+        told = {"file": str(out), "num_bytes": size, "num_documents": len(documents), "num_tokens": num_tokens}
+        typer.echo(json.dumps({**told, "model_id": header.model_id, "tokenizer_hash": header.tokenizer_hash}))
+        return
     Console(highlight=False, soft_wrap=True).print(
         f"{out}: {len(documents)} documents, {num_tokens} tokens of {header.model_id} (tokenizer "
         f"{header.tokenizer_hash[:12]}); {_readable(size)}, {size / num_tokens:.2f} bytes a token",

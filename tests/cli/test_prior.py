@@ -195,6 +195,11 @@ def test_a_prior_of_the_verifiers_tokenizer_is_deleted(verifier: KnowingVerifier
     assert datastore.deleted == [pb.Scope(tokenizer_hash=OURS, corpus="code", tenant="acme")]
 
 
+def test_json_has_what_was_deleted(verifier: KnowingVerifier, datastore: FakeDatastore) -> None:
+    result = runner.invoke(app, ["prior", "delete", "code", "--address", verifier.address, "--json"])
+    assert json.loads(result.stdout) == {"corpus": "code", "tenant": "", "tokenizer_hash": OURS}
+
+
 @pytest.mark.parametrize(("given_hash", "sent"), [(OTHER, OTHER), (OTHER[:12], OTHER), ("unknown", "unknown")])
 def test_a_tokenizer_may_be_named_by_its_beginning(datastore: FakeDatastore, given_hash: str, sent: str) -> None:
     datastore.corpora = [corpus("code"), corpus("code", tokenizer_hash=OTHER), corpus("prose", tokenizer_hash=OTHER)]

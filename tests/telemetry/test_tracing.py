@@ -295,7 +295,7 @@ def test_a_wrong_ratio_is_told_by_its_flag(ratio: str, capsys: pytest.CaptureFix
 
 def test_without_the_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
-    with pytest.raises(SystemExit, match=r"error: --otlp-endpoint: needs pip install outrider\[otel\]"):
+    with pytest.raises(SystemExit, match=r"error: --otlp-endpoint: needs pip install -e '\.\[otel\]'"):
         start_traces("outrider-test", Settings(otlp_endpoint="http://127.0.0.1:4317"))
 
 

@@ -94,6 +94,8 @@ async def test_a_prediction_that_is_nearly_right_makes_the_same_text_with_fewer_
         text, without = await said(stub, READING, **given)
         same, summary = await said(stub, READING, **given, prediction=" ".join(words))
         assert text == same == plain
+        if method == types_pb2.METHOD_AUTO:
+            continue  # how often it looks anything up depends on the times that it measures
         by_source = {count.source: count.num_tokens for count in summary.accepted_by_source}
         assert by_source.get(types_pb2.SOURCE_PREDICTION, 0) >= 10
         assert summary.num_rounds <= without.num_rounds // 3

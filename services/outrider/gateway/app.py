@@ -28,6 +28,7 @@ from outrider.gateway.page.routes import file, index
 from outrider.gateway.responses import responses
 from outrider.gateway.streams import answer
 from outrider.server.export import ServiceMetrics
+from outrider.telemetry.tracing import traced_request
 from outrider.version import __version__
 from outrider_client.errors import OutriderError
 
@@ -102,7 +103,12 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ROUTE].append(self._path)
-        await self._handler(Exchange(self._gateway, scope, receive, send))
+        exchange = Exchange(self._gateway, scope, receive, send)
+        if scope["method"] != "POST":
+            await self._handler(exchange)
+            return
+        with traced_request(f"POST {self._path}", exchange.headers.get("traceparent", "")):
+            await self._handler(exchange)
 
 
 class _Front:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
@@ -206,6 +207,17 @@ class Tracer:
             return self._empty_context
         return self._propagator.extract(carrier, self._empty_context)
 
+    @contextmanager
+    def applied(self, span: Span) -> Iterator[None]:
+        """Makes a span what the application is doing, as OpenTelemetry knows it, while the body runs."""
+        from opentelemetry import context
+
+        token = context.attach(self.context_from_metadata(span.metadata))
+        try:
+            yield
+        finally:
+            context.detach(token)
+
     def is_sampled(self, parent: Context) -> bool:
         """Returns whether a context is in a trace that is recorded."""
         return self._api.get_current_span(parent).get_span_context().trace_flags.sampled
@@ -245,6 +257,26 @@ class _Serving:
         self._span.end(status, is_error=status in SERVER_ERRORS)
 
 
+class _Applying:
+    """Makes a span that of the application in this process, below which the SDK's are, and ends it with the body."""
+
+    __slots__ = ("_attached", "_span")
+
+    def __init__(self, tracer: Tracer, name: str, parent: Context) -> None:
+        self._span = tracer.begin(name, "server", None, parent)
+        self._attached = tracer.applied(self._span)
+
+    def __enter__(self) -> Span:
+        self._attached.__enter__()
+        return self._span
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._attached.__exit__(kind, error, traceback)
+        self._span.__exit__(kind, error, traceback)
+
+
 def current_span() -> Span:
     """Returns the span of the call that is being served."""
     return _current.get()
@@ -257,6 +289,14 @@ def traced_call(method: str, context: ServerContext) -> _Serving | Span:
         return NO_SPAN
     parent = _tracer.context_from_metadata(tuple(context.invocation_metadata() or ()))
     return _Serving(_tracer.begin(method, "server", _call_attributes(method), parent, is_call=True), context)
+
+
+def traced_request(name: str, traceparent: str) -> _Applying | Span:
+    """Traces a request that is no call of gRPC around the body: its span is a part of the caller's trace, or the first
+    of a new one. What the body asks of services with the SDK is a part of it."""
+    if _tracer is None:
+        return NO_SPAN
+    return _Applying(_tracer, name, _tracer.context_from_metadata((("traceparent", traceparent),)))
 
 
 def traced_message(method: str, traceparent: str) -> _Serving | Span:

@@ -198,3 +198,12 @@ def test_a_tree_is_not_published() -> None:
     cache.append([TILE, TILE - 1, TILE])
     cache.publish(TEXT)
     assert pool.new_cache("a").find_prefix(TEXT) == 0
+
+
+def test_what_a_dropped_cache_held_comes_back_when_blocks_are_taken_and_not_in_the_middle_of_that() -> None:
+    pool = a_pool(num_blocks=2)
+    dropped = filled(2 * TILE, pool)
+    del dropped
+    # The garbage collector may have dropped it in any thread, while the engine's own goes through the free blocks.
+    assert pool.blocks.num_held == 2
+    assert contents(filled(2 * TILE, pool)) == list(range(2 * TILE))

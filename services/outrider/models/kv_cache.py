@@ -7,6 +7,7 @@ session holds what it has said, not what it may say. A slot is the place of one 
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -67,6 +68,14 @@ class KVPool:
             device=shape.device,
         )
         """[layers, 2, heads, slots, head_dim]: for each layer its keys, then its values."""
+        self.dropped: deque[list[int]] = deque()
+        """Tables of caches that were dropped with blocks in them."""
+
+    def take_back(self) -> None:
+        """Gives the blocks of dropped caches back. For whoever takes blocks: the garbage collector drops caches in any
+        thread, and in the middle of anything."""
+        while self.dropped:
+            _release_all(self.blocks, self.dropped.popleft())
 
     @property
     def num_slots(self) -> int:
@@ -103,7 +112,7 @@ class KVCache:
         self._salt = salt
         self._table: list[int] = []
         # A cache that is dropped without `clear` takes no blocks with it. The list is changed in place, never replaced.
-        weakref.finalize(self, _release_all, pool.blocks, self._table)
+        weakref.finalize(self, pool.dropped.append, self._table)
         self._keys: list[bytes] = []
         """Keys of the first blocks, as far as they were computed: those that were found or published."""
 
@@ -134,6 +143,7 @@ class KVCache:
         Raises:
             OutOfBlocks: There is no room. The blocks that were got by then are held.
         """
+        self.pool.take_back()
         blocks, size = self.pool.blocks, self.pool.block_size
         first = self.length // size
         # A block that others hold, or can find, stays as it is: whoever goes on in it writes to a copy.

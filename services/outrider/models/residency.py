@@ -114,6 +114,7 @@ class Residency(Generic[Member]):
     def _enter(self, member: Member) -> bool:
         """Takes over what is known of its text. Returns False, and has changed nothing, if the rest does not fit."""
         blocks, token_ids = self._pool.blocks, member.known_token_ids
+        self._pool.take_back()
         num_found = member.cache.find_prefix(token_ids)
         # After what was found is held: until then it counts as room.
         room = blocks.num_free + blocks.num_cached

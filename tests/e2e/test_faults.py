@@ -50,12 +50,14 @@ async def generate(
     temperature: float = 0.7,
     num_tokens: int = NUM_TOKENS,
 ) -> Result:
-    """A generation; `hurt` is called once its first tokens are there."""
+    """A generation; `hurt` is called once its first tokens are there, with a draft model the first that it drafted."""
     generation = client.generate(
         PROMPT, temperature=temperature, seed=seed, max_tokens=num_tokens, ignore_eos=True, method=method
     )
-    async for _ in generation:
-        if hurt is not None:
+    has_draft_model = Method(method).has_draft_model
+    async for chunk in generation:
+        # A stream that was not there yet cannot be lost.
+        if hurt is not None and (chunk.num_drafted or not has_draft_model):
             hurt()
             hurt = None
     return generation.result

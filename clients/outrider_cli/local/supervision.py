@@ -21,7 +21,7 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 0.5, 30.0
 QUICK_S = 30.0
 """A service that has lived for less than these seconds has died soon after its start."""
 MAX_QUICK_ENDS = 5
-"""So many such deaths in a row, and a service is given up."""
+"""A service that dies so often in a row, soon after each start, is given up."""
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+from opentelemetry.trace import StatusCode
 
 from outrider.telemetry.tracing import Tracer, use_tracer
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
@@ -57,6 +58,17 @@ async def test_the_verifier_goes_on_with_the_trace_of_the_caller(
     assert (span.name, f"{span.context.span_id:016x}") == ("POST /v1/completions", parent)
     assert span.parent is not None
     assert f"{span.parent.span_id:016x}" == "b7ad6b7169203331"
+
+
+async def test_what_a_caller_does_wrong_is_no_error_of_the_span(
+    verifier: FakeVerifier, spans: InMemorySpanExporter
+) -> None:
+    headers = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
+    async with running_gateway(verifier.address) as gateway:
+        response = await gateway.http.post("/v1/completions", json={"prompt": "a", "n": "x"}, headers=headers)
+    assert response.status_code == 400
+    (span,) = spans.get_finished_spans()
+    assert span.status.status_code is StatusCode.UNSET
 
 
 async def test_a_gateway_that_does_not_trace_says_nothing_of_it(verifier: FakeVerifier) -> None:

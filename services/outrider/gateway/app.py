@@ -28,7 +28,7 @@ from outrider.gateway.page.routes import file, index
 from outrider.gateway.responses import responses
 from outrider.gateway.streams import answer
 from outrider.server.export import ServiceMetrics
-from outrider.telemetry.tracing import traced_request
+from outrider.telemetry.tracing import CANCELLED, traced_request
 from outrider.version import __version__
 from outrider_client.errors import OutriderError
 
@@ -107,8 +107,16 @@ class _Endpoint:
         if scope["method"] != "POST":
             await self._handler(exchange)
             return
-        with traced_request(f"POST {self._path}", exchange.headers.get("traceparent", "")):
-            await self._handler(exchange)
+        with traced_request(f"POST {self._path}", exchange.headers.get("traceparent", "")) as span:
+            try:
+                await self._handler(exchange)
+            except ApiError as error:
+                # What a caller has done wrong is no error of the server.
+                span.end(str(error.status), is_error=error.status >= 500)
+                raise
+            except ClientGone:
+                span.end(CANCELLED)
+                raise
 
 
 class _Front:

@@ -257,26 +257,6 @@ class _Serving:
         self._span.end(status, is_error=status in SERVER_ERRORS)
 
 
-class _Applying:
-    """Makes a span that of the application in this process, below which the SDK's are, and ends it with the body."""
-
-    __slots__ = ("_attached", "_span")
-
-    def __init__(self, tracer: Tracer, name: str, parent: Context) -> None:
-        self._span = tracer.begin(name, "server", None, parent)
-        self._attached = tracer.applied(self._span)
-
-    def __enter__(self) -> Span:
-        self._attached.__enter__()
-        return self._span
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._attached.__exit__(kind, error, traceback)
-        self._span.__exit__(kind, error, traceback)
-
-
 def current_span() -> Span:
     """Returns the span of the call that is being served."""
     return _current.get()
@@ -291,12 +271,16 @@ def traced_call(method: str, context: ServerContext) -> _Serving | Span:
     return _Serving(_tracer.begin(method, "server", _call_attributes(method), parent, is_call=True), context)
 
 
-def traced_request(name: str, traceparent: str) -> _Applying | Span:
+@contextmanager
+def traced_request(name: str, traceparent: str) -> Iterator[Span]:
     """Traces a request that is no call of gRPC around the body: its span is a part of the caller's trace, or the first
     of a new one. What the body asks of services with the SDK is a part of it."""
     if _tracer is None:
-        return NO_SPAN
-    return _Applying(_tracer, name, _tracer.context_from_metadata((("traceparent", traceparent),)))
+        yield NO_SPAN
+        return
+    parent = _tracer.context_from_metadata((("traceparent", traceparent),))
+    with _tracer.begin(name, "server", None, parent) as span, _tracer.applied(span):
+        yield span
 
 
 def traced_message(method: str, traceparent: str) -> _Serving | Span:

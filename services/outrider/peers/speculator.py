@@ -217,6 +217,8 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
         peer.load.begin(self)
         self._limit = DraftLimit(peer.max_nodes_per_s, spec.session_id)
         self._committed = committed
+        self._num_sent = 0
+        """Committed tokens that this stream has sent."""
         self._fresh = asyncio.Event()
         self._steering = Steering()
         self._is_steered = False
@@ -232,8 +234,10 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
 
     def commit(self) -> None:
         """Sends the tokens that were added to the committed ones. Commits that the speculator is too slow for are
-        joined."""
-        self._fresh.set()
+        joined, and so are those that come while it pauses."""
+        # A task that is woken in vain, in every round of every session, costs more than the rest of this.
+        if not self._is_paused or len(self._committed) - self._num_sent >= MAX_PAUSED_TOKENS:
+            self._fresh.set()
 
     def steer(self, steering: Steering) -> None:
         """Sends measurements and decisions. Fields that are not set keep their last value."""
@@ -339,9 +343,9 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
 
     async def _requests(self) -> AsyncGenerator[Request, None]:
         self._expect_answer_by(self._answer_deadline.open(asyncio.get_running_loop().time()))
-        # No await between here and the message, which therefore has exactly `sent` tokens. What is committed while it
+        # No await between here and the message, which therefore has exactly so many tokens. What is committed while it
         # is written sets the event again.
-        sent, self._last_node_id = len(self._committed), 0
+        self._num_sent, self._last_node_id = len(self._committed), 0
         self._fresh.clear()
         yield speculator_pb2.SpeculateRequest(
             open=speculator_pb2.SpeculateOpen(
@@ -366,10 +370,11 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
             if self._is_stopped:
                 return  # the call is about to be cancelled, and what was committed since is for nobody
             self._fresh.clear()
-            fresh = self._committed[sent:]
+            fresh = self._committed[self._num_sent :]
             if fresh and (not self._is_paused or len(fresh) >= MAX_PAUSED_TOKENS):
-                commit = types_pb2.Commit(base_len=sent, token_ids=fresh, acknowledged_node_id=self._last_node_id)
-                sent += len(fresh)
+                base_len = self._num_sent
+                commit = types_pb2.Commit(base_len=base_len, token_ids=fresh, acknowledged_node_id=self._last_node_id)
+                self._num_sent += len(fresh)
                 yield speculator_pb2.SpeculateRequest(commit=commit)
                 self._expect_answer()
 

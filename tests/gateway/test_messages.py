@@ -27,6 +27,7 @@ NOW = {
     "input_schema": {"type": "object", "properties": {"zone": {"enum": ["CET", "UTC"]}}, "required": ["zone"]},
 }
 IMAGE = {"type": "image", "source": {"type": "url", "url": "https://a.example"}}
+NOTHING_CACHED = {"cache_read_input_tokens": 0, "cache_creation_input_tokens": 0}
 OPTIONS: dict[str, Any] = {"max_tokens": 12, "seed": 7}
 
 
@@ -88,7 +89,7 @@ async def test_a_message_is_the_text_of_the_verifier(gateway: RunningGateway) ->
         "content": [{"type": "text", "text": expected.text}],
         "stop_reason": "max_tokens",
         "stop_sequence": None,
-        "usage": {"input_tokens": expected.num_prompt_tokens, "output_tokens": 12},
+        "usage": {"input_tokens": expected.num_prompt_tokens, "output_tokens": 12, **NOTHING_CACHED},
     }
     assert answered.headers["request-id"] == answered.headers["x-request-id"]
     assert assembled(await streamed(gateway, messages=[HELLO], **asked)) == whole["content"]
@@ -111,7 +112,7 @@ async def test_the_events_of_a_text_come_in_anthropics_order(verifier: FakeVerif
         {
             "type": "message_delta",
             "delta": {"stop_reason": "end_turn", "stop_sequence": None},
-            "usage": {"input_tokens": 3, "output_tokens": 3},
+            "usage": {"input_tokens": 3, "output_tokens": 3, **NOTHING_CACHED},
         },
         {"type": "message_stop"},
     ]
@@ -237,7 +238,9 @@ async def test_a_choice_of_tools_is_kept(gateway: RunningGateway, kind: str) -> 
         assert (block["name"], block["input"]["zone"] in ("CET", "UTC")) == ("now", True)
     counts = [(await gateway.post(COUNT, messages=[HELLO], **more)).json() for more in ({}, {"tools": [NOW]})]
     assert counts[0] != counts[1]
-    assert whole["usage"]["input_tokens"] == counts[kind != "none"]["input_tokens"]
+    usage = whole["usage"]
+    num_input_tokens = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert num_input_tokens == counts[kind != "none"]["input_tokens"]
 
 
 def of_one_block(role: str, **block: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -32,6 +32,8 @@ LONG = 1500
 
 METHODS = VARIANTS[: len(Method)]
 every_method = pytest.mark.parametrize("variant", METHODS)
+Plain = Callable[..., Awaitable[dict[str, Any]]]
+
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
@@ -39,6 +41,23 @@ async def answer(http: httpx.AsyncClient, path: str = COMPLETIONS, **body: Any) 
     response = await http.post(path, json=body)
     assert response.status_code == 200, response.text
     return dict(response.json())
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, dict[str, Any]]:
+    """Answers without drafts, by what was asked: one is enough for all variants."""
+    return {}
+
+
+@pytest.fixture
+def plain(http: httpx.AsyncClient, known: dict[str, dict[str, Any]]) -> Plain:
+    async def asked(path: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
+        key = json.dumps([path, body])
+        if key not in known:
+            known[key] = await answer(http, path, **body, speculation={"method": "off"})
+        return known[key]
+
+    return asked
 
 
 async def choices(http: httpx.AsyncClient, variant: str, **body: Any) -> list[dict[str, Any]]:
@@ -69,19 +88,24 @@ def target() -> Any:
 
 @every_variant
 async def test_penalties_and_biases_are_those_of_the_text_before_each_token(
-    http: httpx.AsyncClient, target: Any, variant: str
+    http: httpx.AsyncClient, plain: Plain, target: Any, variant: str
 ) -> None:
     asked = {"temperature": 0, "max_tokens": 24}
-    (plain,) = await choices(http, "off", **asked)
+    (without,) = (await plain(**{**OPTIONS, **asked}, return_token_ids=True))["choices"]
     # A token that is there without its bias, and one that is not.
-    bias = {plain["token_ids"][0]: -5.0, 7: 3.0}
+    bias = {without["token_ids"][0]: -5.0, 7: 3.0}
     more = {"logit_bias": {str(token_id): each for token_id, each in bias.items()}, **PENALTIES}
     (told,) = await choices(http, variant, **asked, **more)
     prompt, output = told["prompt_token_ids"], told["token_ids"]
     with torch.inference_mode():
         rows = target(torch.tensor([[*prompt, *output]])).logits[0][len(prompt) - 1 : -1]
     assert output == [penalised_argmax(row, prompt, output[:index], bias) for index, row in enumerate(rows)]
-    assert output != plain["token_ids"]
+    assert output != without["token_ids"]
+    # Drawn texts change at once with what a row knows of its path: what has just been said is twice as likely.
+    drawn = {"temperature": 1.0, "max_tokens": 48, "presence_penalty": -1.5, "frequency_penalty": -0.5}
+    (expected,) = (await plain(**{**OPTIONS, **drawn}, return_token_ids=True))["choices"]
+    (told,) = await choices(http, variant, **drawn)
+    assert told["token_ids"] == expected["token_ids"]
 
 
 # Usage.
@@ -118,8 +142,8 @@ async def test_usage_comes_last_and_only_where_it_is_asked_for(http: httpx.Async
 
 
 @pytest.mark.parametrize("variant", [variant for variant in METHODS if variant not in ("off", "spacelike")])
-async def test_a_prediction_is_counted_and_changes_no_text(http: httpx.AsyncClient, variant: str) -> None:
-    text = (await answer(http, **OPTIONS, speculation={"method": "off"}))["choices"][0]["text"]
+async def test_a_prediction_is_counted_and_changes_no_text(http: httpx.AsyncClient, plain: Plain, variant: str) -> None:
+    text = (await plain(**OPTIONS))["choices"][0]["text"]
     # It is looked up like what was retrieved.
     speculation = {**options_of(variant), "retrieval": True}
     told = await answer(http, **OPTIONS, speculation=speculation, prediction={"type": "content", "content": text})
@@ -195,11 +219,13 @@ async def test_what_is_wrong_with_a_request_is_told_before_an_answer_begins(
 
 
 @every_variant
-async def test_several_texts_of_a_prompt_differ_and_are_counted_together(http: httpx.AsyncClient, variant: str) -> None:
+async def test_several_texts_of_a_prompt_differ_and_are_counted_together(
+    http: httpx.AsyncClient, plain: Plain, variant: str
+) -> None:
     body = {**OPTIONS, "n": 2, "return_token_ids": True}
-    plain = await answer(http, **body, speculation={"method": "off"})
+    expected = await plain(**body)
     told = await answer(http, **body, speculation=options_of(variant))
-    assert [each["token_ids"] for each in told["choices"]] == [each["token_ids"] for each in plain["choices"]]
+    assert [each["token_ids"] for each in told["choices"]] == [each["token_ids"] for each in expected["choices"]]
     assert told["choices"][0]["token_ids"] != told["choices"][1]["token_ids"]
     assert (
         told["usage"].items()
@@ -208,7 +234,7 @@ async def test_several_texts_of_a_prompt_differ_and_are_counted_together(http: h
             "completion_tokens": 32,
         }.items()
     )
-    (alone,) = await choices(http, variant)
+    (alone,) = (await plain(**OPTIONS, return_token_ids=True))["choices"]
     assert alone["token_ids"] == told["choices"][0]["token_ids"]
 
 
@@ -223,14 +249,14 @@ async def test_more_tokens_than_there_is_room_for_are_cut_to_the_room(http: http
 
 
 @every_method
-async def test_every_form_of_a_chat_has_the_same_text(http: httpx.AsyncClient, variant: str) -> None:
+async def test_every_form_of_a_chat_has_the_same_text(http: httpx.AsyncClient, plain: Plain, variant: str) -> None:
     messages = [{"role": "user", "content": PROMPT}]
     common = {"seed": 3, "ignore_eos": True, "speculation": options_of(variant)}
     chat = await http.post(CHAT, json={"messages": messages, "max_tokens": 16, **common})
     response = await answer(http, RESPONSES, input=messages, max_output_tokens=16, **common)
     message = await answer(http, MESSAGES, messages=messages, max_tokens=16, **common)
-    off = {**common, "speculation": {"method": "off"}}
-    expected = (await answer(http, CHAT, messages=messages, max_tokens=16, **off))["choices"][0]["message"]["content"]
+    alone = await plain(CHAT, messages=messages, max_tokens=16, seed=3, ignore_eos=True)
+    expected = alone["choices"][0]["message"]["content"]
     assert chat.json()["choices"][0]["message"]["content"] == expected
     assert response["output"][0]["content"][0]["text"] == expected
     assert message["content"] == [{"type": "text", "text": expected}]

@@ -11,9 +11,9 @@ from outrider.gateway.errors import invalid, shown
 from outrider.gateway.parameters import ChatParameters, ResponseParameters, SamplingParameters
 
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` may ask for."""
+"""Has `include` ask for log-probabilities."""
 REASONING = "reasoning.encrypted_content"
-"""What it may ask for, too: clients that store nothing always do, and there are no items of reasoning to have it."""
+"""Asks for nothing here, where no item is of reasoning. Clients that store nothing always ask for it."""
 _PARTS = ("input_text", "output_text", "text")
 _OF_PARTS = ("annotations", "logprobs", "prompt_cache_breakpoint")
 _OF_ITEMS = ("id", "status", "phase", "created_by")

@@ -47,6 +47,7 @@ def _result(result: Result) -> dict[str, Any]:
         "stop_string": result.stop_string,
         "seed": result.seed,
         "num_prompt_tokens": result.num_prompt_tokens,
+        "num_cached_prompt_tokens": result.num_cached_prompt_tokens,
         "num_output_tokens": result.num_output_tokens,
         "num_resumes": result.num_resumes,
         "summary": fields_of(result.summary),

@@ -86,6 +86,9 @@ class Result:
     """The text of these tokens, special ones left out."""
     choices: tuple[Result, ...] = ()
     """All texts, this one first, where several were asked for; each has the seed that alone gives it again."""
+    num_cached_prompt_tokens: int = 0
+    """Tokens of the prompt that the server of the last call did not compute again: it had them from earlier
+    generations."""
 
     @property
     def acceptance_length(self) -> float:
@@ -261,6 +264,7 @@ class Transcript:
             prompt_logprobs=tuple(self._prompt_logprobs),
             prompt_token_ids=tuple(self._started.prompt_token_ids),
             prompt_text=self._started.prompt_text,
+            num_cached_prompt_tokens=finished.num_cached_prompt_tokens,
         )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
+from outrider_cli.local.process import ManagedProcess
 from outrider_cli.local.stack import LocalStack, StackConfig
 from outrider_client.client import Client
 
@@ -23,6 +25,24 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
 async def client(stack: LocalStack) -> AsyncIterator[Client]:
     async with Client(stack.address) as connected:
         yield connected
+
+
+@pytest.fixture(scope="session")
+def gateway_address(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A gateway before the stack."""
+    log = tmp_path_factory.mktemp("gateway") / "gateway.log"
+    process = ManagedProcess("gateway", "outrider.gateway", ["--upstream", stack.address], log, listen="127.0.0.1:0")
+    try:
+        process.start()
+        yield process.address
+    finally:
+        process.stop()
+
+
+@pytest.fixture
+async def http(gateway_address: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=f"http://{gateway_address}", timeout=120) as client:
+        yield client
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -15,8 +15,6 @@ import pytest
 import torch
 
 from outrider.models.loading import build_hf_model
-from outrider_cli.local.process import ManagedProcess
-from outrider_cli.local.stack import LocalStack
 from outrider_cli.prompts import default_prompts
 from tests.support.gateways import events_of
 from tests.support.variants import VARIANTS, options_of
@@ -26,23 +24,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 PROMPTS = [prompt.text for prompt in default_prompts()][:4]
 NUM_TOKENS = 40
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def address(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    log = tmp_path_factory.mktemp("gateway") / "gateway.log"
-    process = ManagedProcess("gateway", "outrider.gateway", ["--upstream", stack.address], log, listen="127.0.0.1:0")
-    try:
-        process.start()
-        yield process.address
-    finally:
-        process.stop()
-
-
-@pytest.fixture
-async def http(address: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://{address}", timeout=120) as client:
-        yield client
 
 
 # Stop strings.

@@ -29,7 +29,7 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory(prefix="outrider-fuzz-") as temporary,
         LocalStack(stack_config(folder := arguments.log_folder or Path(temporary))) as stack,
-        running_gateway(stack.address, folder) as gateway,
+        running_gateway(stack, folder) as gateway,
     ):
         return asyncio.run(_run(stack, gateway, arguments))
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import selectors
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +17,9 @@ from pathlib import Path
 import httptools
 import httpx
 
+from outrider_cli.local.lab import Lab, LabSocket
 from outrider_cli.local.process import ManagedProcess
+from outrider_cli.local.stack import LocalStack
 from tests.fuzz.http_requests import HttpCall
 from tests.fuzz.servers import ANSWER_S, IDLE_S, SIGNS
 
@@ -23,8 +27,9 @@ PATIENCE_S = 2.0
 """Time for which an answer without an end is read."""
 LATE_S = 45.0
 """Time after which an answer does not come any more: more than the gateway gives the head and the body of a request."""
-REFUSALS = (400, 401, 403, 404, 405, 408, 413, 415, 429)
-"""Statuses that a client's own mistakes, or its fellows' load, may have. 429: all sessions are in use."""
+REFUSALS = (400, 401, 403, 404, 405, 408, 409, 413, 415, 429)
+"""Statuses that a client's own mistakes, or its fellows' load, may have. 409: the laboratory has no link to delay; 429:
+all sessions are in use."""
 
 
 class Answers:
@@ -193,12 +198,35 @@ def _reset_on_close(writer: asyncio.StreamWriter) -> None:
 
 
 @contextmanager
-def running_gateway(upstream: str, log_folder: Path) -> Iterator[FuzzedGateway]:
-    """Runs a gateway before a verifier."""
-    log = log_folder / "gateway.log"
-    process = ManagedProcess("gateway", "outrider.gateway", ["--upstream", upstream], log, listen="127.0.0.1:0")
-    try:
-        process.start()
-        yield FuzzedGateway(process)
-    finally:
-        process.stop()
+def running_gateway(stack: LocalStack, log_folder: Path) -> Iterator[FuzzedGateway]:
+    """Runs a gateway before a stack, with a laboratory for its page."""
+    arguments = ["--upstream", stack.address, "--lab-socket", str(log_folder / "lab")]
+    process = ManagedProcess("gateway", "outrider.gateway", arguments, log_folder / "gateway.log", listen="127.0.0.1:0")
+    with _served_lab(stack, log_folder / "lab"):
+        try:
+            process.start()
+            yield FuzzedGateway(process)
+        finally:
+            process.stop()
+
+
+@contextmanager
+def _served_lab(stack: LocalStack, path: Path) -> Iterator[None]:
+    """Serves the laboratory of a stack, which does everything but kill: that would be found in the logs of others."""
+    is_over = threading.Event()
+    with selectors.DefaultSelector() as selector:
+        lab = LabSocket(path, Lab(stack, lambda process, seconds: None), selector)
+
+        def serve() -> None:
+            while not is_over.is_set():
+                for key, _ in selector.select(0.05):
+                    key.data()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+            lab.close()

@@ -68,7 +68,7 @@ def paths() -> dict[str, Path]:
         Path("count_tokens", "/v1/messages/count_tokens", "POST", lambda r: {"messages": _messages(r)}),
         Path("tokenize", "/tokenize", "POST", lambda r: r.choice(({"prompt": PROMPT}, {"messages": _messages(r)}))),
         Path("detokenize", "/detokenize", "POST", lambda r: {"tokens": [r.randrange(2048) for _ in range(9)]}),
-        Path("lab", "/page/lab", "POST", lambda r: {"action": "set_delay", "delay_ms": 40}),
+        Path("lab", "/page/lab", "POST", _lab),
         Path("models", "/v1/models", "GET"),
         Path("health", "/health", "GET"),
         Path("load", "/page/load", "GET", is_endless=True),
@@ -106,6 +106,12 @@ def _end(random: Random) -> str:
 
 
 # Good requests.
+
+
+def _lab(random: Random) -> dict[str, Any]:
+    return random.choice(
+        ({"action": "kill_speculator"}, {"action": "set_delay", "delay_ms": random.choice((0, 40, 2.5))})
+    )
 
 
 def _completion(random: Random) -> dict[str, Any]:
@@ -260,6 +266,8 @@ def _request(path: Path, random: Random, head: Callable[..., bytes] | None = Non
     if head is not None:
         return head(path, random, body)
     fields = ["host: localhost", *([f"content-length: {len(body)}"] if path.method == "POST" else [])]
+    if path.name == "lab":
+        fields.append("content-type: application/json")  # there it is what a page of another origin may not send
     return _head(f"{path.method} {path.path} HTTP/1.1", fields) + body
 
 

@@ -36,7 +36,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
 
 @pytest.fixture(scope="module")
 def gateway(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FuzzedGateway]:
-    with running_gateway(stack.address, tmp_path_factory.mktemp("gateway")) as running:
+    with running_gateway(stack, tmp_path_factory.mktemp("gateway")) as running:
         yield running
 
 
@@ -99,7 +99,7 @@ async def test_no_mutated_request_does_harm(servers: Servers, gateway: FuzzedGat
     assert not result.findings, "\n\n".join(result.findings)
     assert result.num_messages >= NUM_REQUESTS
     assert result.codes["400"], "some of them are wrong"
-    assert result.codes["200"] or name in ("gateway/lab", "gateway/page"), "some of them still are good"
+    assert result.codes["200"] or name == "gateway/page", "some of them still are good"
 
 
 def test_a_request_is_made_again_from_its_seed_and_number() -> None:

@@ -1,7 +1,30 @@
-"""A fake verifier, listening."""
+"""A fake verifier, listening, and gateways: one before it, and one before a real verifier that knows tools."""
 
 from __future__ import annotations
 
-from tests.support.fake_verifier import verifier
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+
+from tests.support.chat_templates import CHATML, model_with_template
+from tests.support.fake_verifier import FakeVerifier, verifier
+from tests.support.gateways import RunningGateway, running_gateway
+from tests.support.services import running_verifier
 
 __all__ = ["verifier"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway() -> AsyncIterator[RunningGateway]:
+    """A real verifier's, with a template that knows tools."""
+    async with (
+        running_verifier(model=model_with_template(CHATML)) as real,
+        running_gateway(real.address, tool_call_format="hermes") as running,
+    ):
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def scripted(verifier: FakeVerifier) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(verifier.address) as running:
+        yield running

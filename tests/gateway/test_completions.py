@@ -62,6 +62,7 @@ async def test_a_completion_is_the_text_of_the_verifier_whole_and_streamed(gatew
         "prompt_tokens": expected.num_prompt_tokens,
         "completion_tokens": expected.num_output_tokens,
         "total_tokens": expected.num_prompt_tokens + expected.num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     assert whole["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
     events = await streamed(gateway, COMPLETIONS, prompt=PROMPT, **OPTIONS)

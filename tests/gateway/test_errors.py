@@ -118,7 +118,7 @@ async def real() -> AsyncIterator[RunningGateway]:
         ("messages", [{"role": "user"}], "messages[0].content"),
         ("messages", [*HELLO, {"role": "user", "content": [{"type": "image_url"}]}], "messages[1].content[0].type"),
         ("tools", [{"type": "function", "function": {}}], "tools[0].function.name"),
-        ("tool_choice", "auto", "tool_choice"),
+        ("tool_choice", "required", "tool_choice"),
         ("response_format", {"type": "xml"}, "response_format.type"),
         (
             "response_format",

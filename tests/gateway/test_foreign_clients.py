@@ -118,6 +118,7 @@ async def test_schemathesis_finds_no_answer_that_the_description_does_not_tell_o
     command += ["--phases", "coverage,fuzzing" if full else "fuzzing", "--checks", "all"]
     # Ranges are the verifier's business, and the one here has no service that tells of its health.
     command += ["--exclude-checks", "positive_data_acceptance", "--exclude-path", "/health"]
-    command += ["--report-dir", str(tmp_path), "--no-shrink"]
+    # A text that nobody limits is as long as the context.
+    command += ["--report-dir", str(tmp_path), "--no-shrink", "--request-timeout", "120"]
     # With a failure it ends with another status.
     assert "passed" in await run(*command, folder=tmp_path)

@@ -4,55 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from outrider.gateway import streams
 from outrider_client.client import Client
-from tests.support.chat_templates import CHATML, model_with_template
 from tests.support.fake_verifier import FakeVerifier, breaking_off, saying, until_cancelled
-from tests.support.gateways import RunningGateway, running_gateway
-from tests.support.services import running_verifier
+from tests.support.gateways import CALL, ZONES, RunningGateway, named_events_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 HELLO = {"role": "user", "content": "hello"}
-CALL = '<tool_call>{"name": "now", "arguments": {"zone": "CET"}}</tool_call>'
 NOW = {
     "name": "now",
-    "input_schema": {"type": "object", "properties": {"zone": {"enum": ["CET", "UTC"]}}, "required": ["zone"]},
+    "input_schema": ZONES,
 }
 IMAGE = {"type": "image", "source": {"type": "url", "url": "https://a.example"}}
+NOTHING_CACHED = {"cache_read_input_tokens": 0, "cache_creation_input_tokens": 0}
 OPTIONS: dict[str, Any] = {"max_tokens": 12, "seed": 7}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway() -> AsyncIterator[RunningGateway]:
-    """A real verifier's, with a template that knows tools."""
-    async with (
-        running_verifier(model=model_with_template(CHATML)) as verifier,
-        running_gateway(verifier.address, tool_call_format="hermes") as running,
-    ):
-        yield running
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def scripted(verifier: FakeVerifier) -> AsyncIterator[RunningGateway]:
-    async with running_gateway(verifier.address) as running:
-        yield running
 
 
 async def streamed(gateway: RunningGateway, **body: Any) -> list[dict[str, Any]]:
     response = await gateway.post(MESSAGES, stream=True, max_tokens=body.pop("max_tokens", 50), **body)
     assert response.status_code == 200, response.text
-    named = [line.removeprefix("event: ") for line in response.text.splitlines() if line.startswith("event: ")]
-    events = [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line[:6] == "data: "]
-    assert named == [event["type"] for event in events]
-    return events
+    return named_events_of(response.text)
 
 
 def assembled(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -88,7 +65,7 @@ async def test_a_message_is_the_text_of_the_verifier(gateway: RunningGateway) ->
         "content": [{"type": "text", "text": expected.text}],
         "stop_reason": "max_tokens",
         "stop_sequence": None,
-        "usage": {"input_tokens": expected.num_prompt_tokens, "output_tokens": 12},
+        "usage": {"input_tokens": expected.num_prompt_tokens, "output_tokens": 12, **NOTHING_CACHED},
     }
     assert answered.headers["request-id"] == answered.headers["x-request-id"]
     assert assembled(await streamed(gateway, messages=[HELLO], **asked)) == whole["content"]
@@ -111,7 +88,7 @@ async def test_the_events_of_a_text_come_in_anthropics_order(verifier: FakeVerif
         {
             "type": "message_delta",
             "delta": {"stop_reason": "end_turn", "stop_sequence": None},
-            "usage": {"input_tokens": 3, "output_tokens": 3},
+            "usage": {"input_tokens": 3, "output_tokens": 3, **NOTHING_CACHED},
         },
         {"type": "message_stop"},
     ]
@@ -237,7 +214,9 @@ async def test_a_choice_of_tools_is_kept(gateway: RunningGateway, kind: str) -> 
         assert (block["name"], block["input"]["zone"] in ("CET", "UTC")) == ("now", True)
     counts = [(await gateway.post(COUNT, messages=[HELLO], **more)).json() for more in ({}, {"tools": [NOW]})]
     assert counts[0] != counts[1]
-    assert whole["usage"]["input_tokens"] == counts[kind != "none"]["input_tokens"]
+    usage = whole["usage"]
+    num_input_tokens = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert num_input_tokens == counts[kind != "none"]["input_tokens"]
 
 
 def of_one_block(role: str, **block: Any) -> dict[str, Any]:

@@ -36,9 +36,17 @@ def test_a_chat_is_rendered_up_to_the_assistants_turn() -> None:
     assert rendered(CHATML, USER, add_generation_prompt=False).endswith("<|im_end|>\n")
 
 
-@pytest.mark.parametrize("role", ["system", "developer"])
+@pytest.mark.parametrize("role", ["system", "critic"])
 def test_a_role_that_the_template_understands_is_rendered(role: str) -> None:
     assert f"<|im_start|>{role}\nBe brief." in rendered(CHATML, {"role": role, "content": "Be brief."}, USER)
+
+
+def test_the_developer_is_the_system_where_the_template_has_no_word_of_one() -> None:
+    chat = [{"role": role, "content": "Be brief."} for role in ("developer", "user", "developer")]
+    as_system = [{**message, "role": message["role"].replace("developer", "system")} for message in chat]
+    assert rendered(CHATML, *chat) == rendered(CHATML, *as_system)
+    knowing = CHATML.replace("message.role }}", "('DEV' if message.role == 'developer' else message.role) }}")
+    assert rendered(knowing, *chat).count("DEV\nBe brief.") == 2
 
 
 def test_a_call_and_its_answer_are_rendered_with_the_arguments_as_a_dict() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -45,6 +46,21 @@ async def running_gateway(upstream: str, **settings: Any) -> AsyncIterator[Runni
         server.cut_off()
         await serving
         await server.close()
+
+
+CALL = '<tool_call>{"name": "now", "arguments": {"zone": "CET"}}</tool_call>'
+"""A call of a tool `now`, as the template's model writes it."""
+ZONES = {"type": "object", "properties": {"zone": {"enum": ["CET", "UTC"]}}, "required": ["zone"]}
+"""The schema of its arguments."""
+
+
+def named_events_of(text: str) -> list[dict[str, Any]]:
+    """The events of a stream whose events have names, which their data repeat."""
+    lines = text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+    assert names == [event["type"] for event in events]
+    return events
 
 
 def events_of(text: str) -> list[str]:

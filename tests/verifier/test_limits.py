@@ -167,3 +167,15 @@ async def test_each_of_several_texts_counts_as_a_session() -> None:
             await client.complete(PROMPT, n=3, max_tokens=4, resume=False)
         assert len((await client.complete(PROMPT, n=2, max_tokens=4)).choices) == 2
         assert await verifier.is_idle()
+
+
+async def test_a_prompt_that_was_read_before_is_told_to_its_own_tenant_alone(tmp_path: Path) -> None:
+    entries = [entry(name, "generate", tenant=name) for name in ("acme", "other")]
+    prompt = [9, *range(600, 800)]
+    async with running_verifier(interceptors=[gate(tmp_path, *entries)]) as verifier:
+        cached = []
+        for token in ("acme", "acme", "other", "other"):
+            async with Client(verifier.address, token=token) as client:
+                cached.append((await client.complete(prompt, max_tokens=1)).num_cached_prompt_tokens)
+    # Three blocks of 64: the rest of the prompt fills none.
+    assert cached == [0, 192, 0, 192]

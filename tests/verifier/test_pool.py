@@ -51,6 +51,19 @@ async def test_all_sessions_of_a_crowded_pool_finish_and_every_text_is_as_alone(
     assert together == alone
 
 
+async def test_what_a_session_finds_of_itself_when_it_comes_in_again_counts_as_computed() -> None:
+    prompts = [[9, *range(300 + 100 * n, 380 + 100 * n)] for n in range(6)]
+    async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
+        before = state_of(verifier)
+        done = await asyncio.gather(
+            *(client.complete(prompt, max_tokens=120, ignore_eos=True, method="off") for prompt in prompts)
+        )
+        after = state_of(verifier)
+        assert after["preemptions"] > before["preemptions"]
+        assert after["found"] - before["found"] >= 64
+    assert [result.num_cached_prompt_tokens for result in done] == [0] * 6
+
+
 async def test_what_could_never_fit_is_refused_at_once() -> None:
     async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
         with pytest.raises(OutOfRange, match=r"max_tokens must be at most \d+, got 700.*values 640"):

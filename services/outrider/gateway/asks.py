@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from outrider.gateway.chats import without_notes
 from outrider.gateway.errors import FieldNames, invalid, shown
 from outrider.gateway.parameters import (
     ChatParameters,
@@ -112,12 +113,15 @@ def chat_ask(given: ChatParameters, tool_call_format: str, renamed: Sequence[tup
             raise invalid("max_tokens", "must be unset with max_completion_tokens, which says the same")
         options["max_tokens"] = given.max_completion_tokens
         renamed.append(("sampling.max_tokens", "max_completion_tokens"))
-    if given.top_logprobs is not None and not given.logprobs:
-        raise invalid("top_logprobs", "must be unset unless logprobs is true")
+    if given.top_logprobs and not given.logprobs:
+        raise invalid("top_logprobs", "must be unset or 0 unless logprobs is true")
     if given.logprobs:
         options["logprobs"] = given.top_logprobs or 0
+    # Without tools there are no calls, one or many, and "auto" is the default that answers repeat.
+    vain = {} if given.tools else {"parallel_tool_calls": (True, False), "tool_choice": ("auto",)}
     for name in _OF_CHATS:
-        if (value := getattr(given, name)) is not None:
+        value = getattr(given, name)
+        if value is not None and value not in vain.get(name, ()):
             options[name] = value  # type: ignore[literal-required]
     tool_use = None
     if given.tools:
@@ -127,7 +131,8 @@ def chat_ask(given: ChatParameters, tool_call_format: str, renamed: Sequence[tup
             # The markers of a call may be special tokens.
             options.setdefault("skip_special_tokens", False)
         renamed.append(("structured_outputs.grammar", "tools"))
-    return _ask(given, [cast(Prompt, given.messages)], options, renamed, tool_use=tool_use)
+    messages = [without_notes(message) for message in given.messages]
+    return _ask(given, [cast(Prompt, messages)], options, renamed, tool_use=tool_use)
 
 
 def _ask(

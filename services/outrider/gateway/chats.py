@@ -11,6 +11,8 @@ from typing import Any
 
 from outrider.gateway.errors import ApiError, invalid, shown
 
+NOTE = "cache_control"
+
 
 @dataclass(slots=True)
 class Chat:
@@ -51,6 +53,18 @@ def tool_names(num_tools: int, parameters: str) -> Iterator[tuple[str, str]]:
         for name in (f"prompt.chat.tools[{index}]", f"tools[{index}].function"):
             yield f"{name}.parameters", f"tools[{index}].{parameters}"
             yield name, f"tools[{index}]"
+
+
+def without_notes(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a message of OpenAI's without the notes about caches that clients of several services put into it, and
+    into its parts. They change nothing: every prefix is found again here."""
+    told = {name: value for name, value in message.items() if name != NOTE}
+    if isinstance(parts := told.get("content"), list):
+        told["content"] = [
+            {name: value for name, value in part.items() if name != NOTE} if isinstance(part, dict) else part
+            for part in parts
+        ]
+    return told
 
 
 def content_text(content: object, place: str, kinds: Collection[str], harmless: Collection[str] = ()) -> str:

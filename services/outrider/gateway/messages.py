@@ -108,7 +108,13 @@ class MessageAnswer(Answer):
             reason = "stop_sequence"
         elif reason == "max_tokens" and result.num_output_tokens < self._max_tokens:
             reason = "model_context_window_exceeded"
-        counts = {"input_tokens": result.num_prompt_tokens, "output_tokens": result.num_output_tokens}
+        # To Anthropic's clients the whole prompt is the sum of three, and the last one costs nothing here.
+        counts = {
+            "input_tokens": result.num_prompt_tokens - result.num_cached_prompt_tokens,
+            "cache_read_input_tokens": result.num_cached_prompt_tokens,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": result.num_output_tokens,
+        }
         return {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": stop_string if reason == "stop_sequence" else None},

@@ -37,8 +37,7 @@ Text = Annotated[
 HARMLESS = frozenset(
     {
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-        "request_id",
-        "cache_control",
+        "request_id", "cache_control", "client_metadata", "inference_geo", "max_tool_calls",
     }
 )  # fmt: skip
 """Fields that change nothing here, whatever their value."""
@@ -57,11 +56,17 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "cache_salt": ("",),
     "background": (False,),
     "truncation": ("disabled",),
-    "reasoning": ({}, {"effort": "none"}),
+    "reasoning": ({}, {"effort": "none"}, {"effort": "none", "summary": "auto"}),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "function_call": ("none",),
     "thinking": ({"type": "disabled"},),
+    "context_management": ([], {}, {"edits": []}),
+    "mcp_servers": ([],),
+    "betas": ([],),
     "speed": ("standard",),
 }
-"""Values that mean what happens anyway, beside null."""
+"""Values that mean what happens anyway, beside null; and fields of them may be null."""
 _INSTEAD = {
     "functions": ("tools",),
     "function_call": ("tool_choice",),
@@ -87,6 +92,7 @@ _BECAUSE = {
     "background": _NOTHING_IS_STORED,
     "truncation": 'an input that is too long is an error, as with "disabled"',
     "reasoning": "what a model thinks is part of its text",
+    "reasoning_effort": "what a model thinks is part of its text",
     "thinking": "what a model thinks is part of its text",
 }
 """Reasons for which known fields are not supported."""
@@ -116,6 +122,8 @@ def checked(kind: type[_M], values: Mapping[str, Any]) -> _M:
 
 
 def _same(value: object, other: object) -> bool:
+    if isinstance(value, dict):
+        value = {name: each for name, each in value.items() if each is not None}
     # True is 1 to Python, and not to JSON.
     return isinstance(value, bool) == isinstance(other, bool) and value == other
 

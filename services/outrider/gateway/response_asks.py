@@ -11,7 +11,9 @@ from outrider.gateway.errors import invalid, shown
 from outrider.gateway.parameters import ChatParameters, ResponseParameters, SamplingParameters
 
 LOGPROBS = "message.output_text.logprobs"
-"""The one thing that `include` may ask for."""
+"""Has `include` ask for log-probabilities."""
+REASONING = "reasoning.encrypted_content"
+"""Asks for nothing here, where no item is of reasoning. Clients that store nothing always ask for it."""
 _PARTS = ("input_text", "output_text", "text")
 _OF_PARTS = ("annotations", "logprobs", "prompt_cache_breakpoint")
 _OF_ITEMS = ("id", "status", "phase", "created_by")
@@ -25,19 +27,18 @@ def response_ask(given: ResponseParameters, tool_call_format: str) -> Ask:
         given: The request.
         tool_call_format: How the model writes calls of tools.
     """
-    chat = _chat(given)
+    chat, has_logprobs = _chat(given), _wants_logprobs(given)
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(given.tools or ())]
     as_chat = ChatParameters.model_construct(
         **given.set_of(SamplingParameters),
         messages=chat.messages,
         max_completion_tokens=given.max_output_tokens,
         stop=given.stop,
-        logprobs=_wants_logprobs(given),
-        top_logprobs=given.top_logprobs,
+        logprobs=has_logprobs,
+        top_logprobs=given.top_logprobs if has_logprobs else None,
         tools=tools or None,
-        tool_choice=_tool_choice(given.tool_choice, bool(tools)),
-        # Without tools there are no calls, one or many.
-        parallel_tool_calls=given.parallel_tool_calls if tools else None,
+        tool_choice=_tool_choice(given.tool_choice),
+        parallel_tool_calls=given.parallel_tool_calls,
         chat_template_kwargs=given.chat_template_kwargs,
     )
     renamed = [
@@ -75,8 +76,7 @@ def _add(chat: Chat, item: object, place: str) -> None:
         told = fields(item, place, {"type", "role", "content"}, _OF_ITEMS)
         role = text_field(told, "role", place)
         content = content_text(told.get("content"), f"{place}.content", _PARTS, _OF_PARTS)
-        # OpenAI's name for what templates call the system.
-        chat.add("system" if role == "developer" else role, content, place)
+        chat.add(role, content, place)
     elif kind == "function_call":
         told = fields(item, place, {"type", "call_id", "name", "arguments"}, _OF_ITEMS)
         call_id, name, arguments = (text_field(told, each, place) for each in ("call_id", "name", "arguments"))
@@ -95,10 +95,9 @@ def _tool(tool: Mapping[str, Any], place: str) -> dict[str, Any]:
     return {"type": "function", "function": {name: value for name, value in told.items() if name != "type"}}
 
 
-def _tool_choice(given: object, has_tools: bool) -> object:
+def _tool_choice(given: object) -> object:
     if not isinstance(given, dict):
-        # "auto" is OpenAI's default, which its responses repeat.
-        return None if given == "auto" and not has_tools else given
+        return given
     kind_of(given, "tool_choice", ("function",))
     told = fields(given, "tool_choice", {"type", "name"})
     return {"type": "function", "function": {"name": text_field(told, "name", "tool_choice")}}
@@ -119,9 +118,11 @@ def _structure(given: ResponseParameters) -> Mapping[str, Any] | None:
 
 
 def _wants_logprobs(given: ResponseParameters) -> bool:
-    for index, name in enumerate(given.include or ()):
-        if name != LOGPROBS:
-            raise invalid(f"include[{index}]", f'must be "{LOGPROBS}", got {shown(name)}', code="unsupported_value")
-    if given.top_logprobs is not None and not given.include:
-        raise invalid("top_logprobs", f'must be unset unless include has "{LOGPROBS}"')
-    return bool(given.include)
+    included = given.include or ()
+    for index, name in enumerate(included):
+        if name not in (LOGPROBS, REASONING):
+            rule = f'must be "{LOGPROBS}" or "{REASONING}", got {shown(name)}'
+            raise invalid(f"include[{index}]", rule, code="unsupported_value")
+    if given.top_logprobs and LOGPROBS not in included:
+        raise invalid("top_logprobs", f'must be unset or 0 unless include has "{LOGPROBS}"')
+    return LOGPROBS in included

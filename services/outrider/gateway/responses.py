@@ -188,7 +188,7 @@ class ResponseAnswer(Answer):
     def _usage(self, result: Result) -> dict[str, Any]:
         return {
             "input_tokens": result.num_prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": result.num_cached_prompt_tokens, "cache_write_tokens": 0},
             "output_tokens": result.num_output_tokens,
             "output_tokens_details": {
                 "reasoning_tokens": 0,

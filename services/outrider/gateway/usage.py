@@ -22,6 +22,7 @@ def usage(results: Sequence[Result], n: int, num_predicted: int | None = None) -
     told = token_counts(
         sum(result.num_prompt_tokens for result in results[::n]), sum(result.num_output_tokens for result in results)
     )
+    told["prompt_tokens_details"] = {"cached_tokens": sum(each.num_cached_prompt_tokens for each in results[::n])}
     if num_predicted is not None:
         told["completion_tokens_details"] = prediction_counts(results, num_predicted)
     return told
@@ -76,7 +77,8 @@ def timings(results: Sequence[Result]) -> dict[str, Any]:
     rounds = [(result.summary.num_rounds, result.summary.times_p50.round_ms) for result in results]
     predicted, predicted_ms = sum(result.num_output_tokens for result in results), sum(n * ms for n, ms in rounds)
     return {
-        "prompt_n": results[0].num_prompt_tokens,
+        "prompt_n": results[0].num_prompt_tokens - results[0].num_cached_prompt_tokens,
+        "cache_n": results[0].num_cached_prompt_tokens,
         "predicted_n": predicted,
         # As many rounds as there were, each as long as the median one.
         "predicted_ms": predicted_ms,

@@ -101,8 +101,8 @@ class TextCodec:
             "add_generation_prompt": chat.add_generation_prompt,
             **chat.chat_template_kwargs,
         }
-        messages = list(chat.messages)
         try:
+            messages = self._in_roles_of_the_template(chat)
             rendered = str(self._tokenizer.apply_chat_template(messages, **options))
             rendered.encode()  # half of a surrogate pair can stand in JSON, and a tokenizer takes no such text
         except TemplateError as error:
@@ -123,6 +123,16 @@ class TextCodec:
             problem = "the chat template of the target's tokenizer does not render the last message as it is"
             raise NotInTemplate("continue_final_message", problem)
         return rendered
+
+    def _in_roles_of_the_template(self, chat: Chat) -> list[Mapping[str, Any]]:
+        """Returns the messages; those of the developer are the system's where the template has no word of developers:
+        it is OpenAI's newer name for the same, and the model has never seen it."""
+        template = self._tokenizer.get_chat_template(tools=list(chat.tools) or None)
+        if "developer" in template:
+            return list(chat.messages)
+        return [
+            {**message, "role": "system"} if message["role"] == "developer" else message for message in chat.messages
+        ]
 
     def _rendered_without_tools(self, chat: Chat) -> str | None:
         """Renders the chat as if it had no tools; None where the template refuses that."""

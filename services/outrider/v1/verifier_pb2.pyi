@@ -261,20 +261,22 @@ class VerifiedTree(_message.Message):
     def __init__(self, parents: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., costs: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[_Union[_types_pb2.Source, str]]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "stop_token_id", "num_prompt_tokens", "num_output_tokens", "summary", "stop_string")
+    __slots__ = ("reason", "stop_token_id", "num_prompt_tokens", "num_output_tokens", "summary", "stop_string", "num_cached_prompt_tokens")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     stop_token_id: int
     num_prompt_tokens: int
     num_output_tokens: int
     summary: SpeculationSummary
     stop_string: str
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., summary: _Optional[_Union[SpeculationSummary, _Mapping]] = ..., stop_string: _Optional[str] = ...) -> None: ...
+    num_cached_prompt_tokens: int
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., summary: _Optional[_Union[SpeculationSummary, _Mapping]] = ..., stop_string: _Optional[str] = ..., num_cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationSummary(_message.Message):
     __slots__ = ("method", "num_rounds", "num_drafted_tokens", "num_accepted_tokens", "num_empty_rounds", "num_hits", "accepted_by_source", "num_speculator_losses", "degraded", "times_p50", "requested_method", "decisions", "num_bytes_sent", "num_bytes_received", "num_ready_hits", "num_tail_tokens", "num_draft_forwards", "num_phrase_tokens", "num_draft_rows", "num_withheld_nodes", "speculative_decoding")

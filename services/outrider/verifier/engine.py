@@ -124,7 +124,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         where None means without end."""
         for session in self.residency.admit():
             session.enter(now)
-            self._loop.call_soon_threadsafe(session.listener.on_admitted)
+            self._loop.call_soon_threadsafe(session.listener.on_admitted, session.cache.length)
         until_refused = self._refuse_those_that_waited_too_long(now)
         residents = self.residency.residents
         self._timings.set_sessions([Activity.of(session.choice.strategy) for session in residents])

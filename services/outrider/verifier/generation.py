@@ -75,6 +75,8 @@ class Generation:
         """Bytes that were exchanged with the drafter."""
         self._engine = engine
         self._loop = asyncio.get_running_loop()
+        self.num_cached_prompt_tokens = 0
+        """Tokens of the prompt whose keys and values were there when the generation came in."""
         self._has_room = asyncio.Event()
         self._events: asyncio.Queue[Verdict | Steering | RpcError] = asyncio.Queue()
         self._refusal: RpcError | None = None
@@ -243,8 +245,11 @@ class Generation:
         if self._events.qsize() >= HIGH_WATER and not self._is_paused:
             self._set_paused(True)
 
-    def on_admitted(self) -> None:
+    def on_admitted(self, num_cached_tokens: int) -> None:
         """Lets `waits` end."""
+        if not self._has_room.is_set():
+            # Later it finds what it has computed itself.
+            self.num_cached_prompt_tokens = min(num_cached_tokens, len(self.spec.prompt_token_ids))
         self._has_room.set()
 
     def on_no_room(self) -> None:

@@ -37,8 +37,9 @@ class GenerationListener(Protocol):
     def on_verdict(self, verdict: Verdict, statistics: Statistics, requests: PeerRequests) -> None:
         """Called after each round. The last verdict has a finish reason; only then may the statistics be read."""
 
-    def on_admitted(self) -> None:
-        """Called when there is room in the pool, and again after each time that it was lost."""
+    def on_admitted(self, num_cached_tokens: int) -> None:
+        """Called when there is room in the pool, and again after each time that it was lost. `num_cached_tokens`:
+        tokens of its text, from the first on, whose keys and values were there."""
 
     def on_no_room(self) -> None:
         """Called if there was no room in time. Nothing has been generated."""

@@ -134,6 +134,7 @@ class Responses:
             stop_token_id=verdict.stop_token_id,  # None leaves a field of a message unset
             stop_string=verdict.stop_string,
             num_prompt_tokens=len(spec.prompt_token_ids),
+            num_cached_prompt_tokens=generation.num_cached_prompt_tokens,
             # Resumed tokens are part of the output.
             num_output_tokens=verdict.base_len + len(verdict.token_ids) - len(spec.prompt_token_ids),
             summary=summary,

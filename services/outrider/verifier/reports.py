@@ -31,7 +31,7 @@ class RoundDrafts:
 
     def add(self, draft: Draft, arrived_at: float) -> None:
         """Takes in a draft. The first one with the length of a commit answers it, and all before it."""
-        committed_at = self._committed_at.pop(draft.base_len, None)
+        committed_at = self._committed_at.get(draft.base_len)
         self._committed_at = {each: at for each, at in self._committed_at.items() if each > draft.base_len}
         if committed_at is not None:
             self._latency_s = arrived_at - committed_at

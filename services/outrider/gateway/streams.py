@@ -26,7 +26,7 @@ NO_STORE = {"cache-control": "no-store"}
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "x-accel-buffering": "no",
-    # Not `no-store`: Chromium calls streams with it aborted (net::ERR_ABORTED), though a script has read them to the end.
+    # Not `no-store`: Chromium calls such a stream aborted (net::ERR_ABORTED), though a script has read it to the end.
     "cache-control": "private, no-cache",
 }
 

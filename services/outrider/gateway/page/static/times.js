@@ -3,6 +3,8 @@
 import { firstShown, prepared } from "./rounds.js";
 
 const NUM_SHOWN = 14;
+/** Rounds before and behind those shown whose drafts may be on their way at the same time. */
+const NUM_BESIDE = 40;
 const NUM_WIRES = 3;
 const LEFT = 92;
 const ROWS = [
@@ -142,15 +144,20 @@ export function drawTimes(canvas, lane, selected) {
   const { context, width, height, colour } = prepared(canvas);
   const bottom = height - 20;
   const rowHeight = bottom / ROWS.length;
-  const first = firstShown(lane.rounds.length, NUM_SHOWN, selected);
-  const last = Math.min(lane.rounds.length, first + NUM_SHOWN);
-  const { starts, spans } = timeline(lane.rounds, lane.draftTimes);
+  const firstOfAll = firstShown(lane.rounds.length, NUM_SHOWN, selected);
+  // Not all rounds: there may be thousands, and this is drawn in each frame.
+  const skipped = Math.max(0, firstOfAll - NUM_BESIDE);
+  const rounds = lane.rounds.slice(skipped, firstOfAll + NUM_SHOWN + NUM_BESIDE);
+  const first = firstOfAll - skipped;
+  const last = Math.min(rounds.length, first + NUM_SHOWN);
+  const chosen = selected - skipped;
+  const { starts, spans } = timeline(rounds, lane.draftTimes);
   const [begin, end] = [starts[first], Math.max(starts[last], starts[first] + 1)];
   const scale = (width - LEFT) / (end - begin);
   const place = (/** @type {number} */ ms) => LEFT + Math.max(0, Math.min(end, ms) - begin) * scale;
   if (last > first) {
     context.fillStyle = colour("wash");
-    context.fillRect(place(starts[selected]), 0, place(starts[selected + 1]) - place(starts[selected]), bottom);
+    context.fillRect(place(starts[chosen]), 0, place(starts[chosen + 1]) - place(starts[chosen]), bottom);
   }
   ROWS.forEach(([row, label], index) => {
     const top = index * rowHeight;
@@ -164,7 +171,7 @@ export function drawTimes(canvas, lane, selected) {
     const lineHeight = (rowHeight - 10) / numLines;
     context.fillStyle = colour(row);
     own.forEach((span, number) => {
-      context.globalAlpha = span.round === selected ? 1 : 0.62;
+      context.globalAlpha = span.round === chosen ? 1 : 0.62;
       const x = place(span.from);
       context.fillRect(x, top + 5 + lines[number] * lineHeight, Math.max(1, place(span.to) - x - 1), lineHeight - (numLines > 1 ? 2 : 0));
     });

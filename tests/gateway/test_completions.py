@@ -40,7 +40,7 @@ async def streamed(gateway: RunningGateway, path: str, **body: Any) -> list[dict
     response = await gateway.post(path, stream=True, **body)
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
-    assert (response.headers["cache-control"], response.headers["x-accel-buffering"]) == ("no-store", "no")
+    assert (response.headers["cache-control"], response.headers["x-accel-buffering"]) == ("private, no-cache", "no")
     *events, done = events_of(response.text)
     assert done == "[DONE]"
     return [json.loads(event) for event in events]

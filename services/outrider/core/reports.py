@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from outrider.core.params import Method, Source, check
-from outrider.core.statistics import RoundTime
+from outrider.core.statistics import DraftTime, RoundTime
 from outrider.core.tree import Node, TokenId
 
 MAX_LOGPROBS = 20
@@ -114,5 +114,7 @@ class RoundReport:
     num_forward_rows: int
     """Rows of the target's forward, those of other sessions included."""
     times: RoundTime
+    draft_time: DraftTime
+    """The drafts that came since the round before: see `outrider.verifier.reports.RoundDrafts`."""
     tree: VerifiedTree | None = None
     """The drafted tokens that were verified, where the request asks for them."""

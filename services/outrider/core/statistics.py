@@ -35,12 +35,13 @@ class RoundTime:
 
 @dataclass(frozen=True, slots=True)
 class DraftTime:
-    """The first draft after a commit that left nothing to verify, in milliseconds."""
+    """The time of drafts, in milliseconds: of the first one after a commit that left nothing to verify, or of all that
+    came since the round before."""
 
     draft_latency_ms: float
-    """Time from the commit to the draft."""
+    """Time from a commit to the first draft that answered it."""
     draft_forward_ms: float
-    """The part of it that the draft model's forwards took."""
+    """Time of the draft model's forwards for them."""
     draft_retrieval_ms: float
     """The time that the drafter spent on continuations, beside its forwards."""
 

@@ -26,7 +26,8 @@ NO_STORE = {"cache-control": "no-store"}
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "x-accel-buffering": "no",
-    **NO_STORE,
+    # Not `no-store`: Chromium calls such a stream aborted (net::ERR_ABORTED), though a script has read it to the end.
+    "cache-control": "private, no-cache",
 }
 
 

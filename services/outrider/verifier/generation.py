@@ -272,7 +272,8 @@ class Generation:
 
     def on_draft(self, draft: Draft) -> None:
         """Adds new nodes."""
-        self._post(lambda session: session.add_draft(draft, time.perf_counter()))
+        arrived_at = time.perf_counter()  # the engine takes it in when its forward has ended
+        self._post(lambda session: session.add_draft(draft, time.perf_counter(), arrived_at))
 
     async def drafts_taken_in(self) -> None:
         """Returns when the engine has the drafts so far. If the session has ended there: never."""

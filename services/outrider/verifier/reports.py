@@ -9,11 +9,44 @@ from dataclasses import replace
 from outrider.core.params import Method
 from outrider.core.reports import RoundReport, TokenLogprobs, VerifiedTree
 from outrider.core.session import SessionSpec, Verdict
-from outrider.core.statistics import RoundTime
-from outrider.core.tree import Node
+from outrider.core.statistics import DraftTime, RoundTime
+from outrider.core.tree import Draft, Node
 from outrider.models.logprobs import token_logprobs
 from outrider.models.sampling import Logits
 from outrider.verifier.stop_text import StopText
+
+
+class RoundDrafts:
+    """Measures the drafts that come between two rounds, whether or not the target waits for them."""
+
+    def __init__(self) -> None:
+        self._committed_at: dict[int, float] = {}
+        """Times of the commits that no draft has answered, by the number of committed tokens."""
+        self._latency_s = 0.0
+        self._forward_us = self._retrieval_us = 0
+
+    def commit(self, base_len: int, now: float) -> None:
+        """Takes in that the first base_len tokens are committed from now on."""
+        self._committed_at[base_len] = now
+
+    def add(self, draft: Draft, arrived_at: float) -> None:
+        """Takes in a draft. The first one with the length of a commit answers it, and all before it."""
+        committed_at = self._committed_at.get(draft.base_len)
+        self._committed_at = {each: at for each, at in self._committed_at.items() if each > draft.base_len}
+        if committed_at is not None:
+            self._latency_s = arrived_at - committed_at
+        self._forward_us += draft.forward_us
+        self._retrieval_us += draft.retrieval_us
+
+    def forget_commits(self) -> None:
+        """Leaves unanswered what a stream that is lost was asked."""
+        self._committed_at.clear()
+
+    def take(self) -> DraftTime:
+        """Returns the latency of the latest answer since the last call, and the work for all drafts since then."""
+        time = DraftTime(self._latency_s * 1e3, self._forward_us / 1e3, self._retrieval_us / 1e3)
+        self._latency_s, self._forward_us, self._retrieval_us = 0.0, 0, 0
+        return time
 
 
 class SessionReports:
@@ -26,6 +59,8 @@ class SessionReports:
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._is_first = True
         self._tree: VerifiedTree | None = None
+        self.drafts = RoundDrafts() if spec.report.rounds or spec.report.trees else None
+        """Measures the drafts of each round. None where nobody asks for rounds."""
 
     @property
     def wants_prompt(self) -> bool:
@@ -65,8 +100,10 @@ class SessionReports:
         if self._is_first and self._prompt_logprobs:
             verdict = replace(verdict, prompt_logprobs=tuple(self._prompt_logprobs))
         self._is_first = False
-        if not (self._params.rounds or self._params.trees):
+        if self.drafts is None:
             return verdict
         drafted = Counter(node.source for node in nodes)
-        report = RoundReport(method, drafted, verdict.num_accepted, num_forward_rows, times, self._tree)
+        report = RoundReport(
+            method, drafted, verdict.num_accepted, num_forward_rows, times, self.drafts.take(), self._tree
+        )
         return replace(verdict, report=report)

@@ -188,6 +188,8 @@ class VerifySession:
         self._has_drafted = False
         # What the lost stream has left unanswered says nothing of the speed of this one.
         self._misses.clear()
+        if self.reports.drafts is not None:
+            self.reports.drafts.forget_commits()
         self._is_listening, self._listens_from = False, 0  # nothing of it was on its way before
         self._timings.set_draft_ms(forward_us / 1e3)
         if 0 < self._max_forward_us < forward_us:
@@ -221,8 +223,10 @@ class VerifySession:
         """True if the strategy needs a drafter that has said nothing yet: it reads what it has missed."""
         return self._is_drafting and not self._is_listening
 
-    def add_draft(self, draft: Draft, now: float) -> None:
-        """Adds new nodes to the mirror of the draft tree."""
+    def add_draft(self, draft: Draft, now: float, arrived_at: float | None = None) -> None:
+        """Adds new nodes to the mirror of the draft tree, which have arrived before if a forward was running."""
+        if self.reports.drafts is not None:
+            self.reports.drafts.add(draft, now if arrived_at is None else arrived_at)
         self._stream_nodes.add(draft)
         self.session.statistics.add(
             num_draft_forwards=draft.num_forwards,
@@ -545,6 +549,8 @@ class VerifySession:
                 was_known = bool(self.session.tree.root.children)
                 self._next_chain()
                 self._retrieval.ask(was_known=was_known)
+        if self.reports.drafts is not None and self._is_attached:
+            self.reports.drafts.commit(len(self.session.committed), now)
         # What answers a drafter's reading says nothing of its speed.
         if self._is_drafting and self._is_listening and not self.session.tree.root.children:
             self._misses[len(self.session.committed)] = now

@@ -37,7 +37,7 @@ def logprobs_to_proto(logprobs: Iterable[TokenLogprobs]) -> list[verifier_pb2.To
 
 def round_to_proto(report: RoundReport) -> verifier_pb2.RoundReport:
     """Converts what one round did."""
-    times = report.times
+    times, draft_time = report.times, report.draft_time
     return verifier_pb2.RoundReport(
         method=METHODS_TO_PROTO[report.method],
         drafted_by_source=[
@@ -51,7 +51,10 @@ def round_to_proto(report: RoundReport) -> verifier_pb2.RoundReport:
             forward_ms=times.forward_ms,
             wait_ms=times.wait_ms,
             overhead_ms=times.overhead_ms,
+            draft_latency_ms=draft_time.draft_latency_ms,
+            draft_forward_ms=draft_time.draft_forward_ms,
             retrieval_ms=times.retrieval_ms,
+            draft_retrieval_ms=draft_time.draft_retrieval_ms,
         ),
         tree=None if report.tree is None else _tree_to_proto(report.tree),
     )

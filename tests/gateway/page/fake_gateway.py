@@ -7,7 +7,7 @@ import itertools
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from outrider.gateway.page.routes import HEADERS, KINDS, STATIC
+from outrider.gateway.streams import STREAM_HEADERS
 
 RACE = Path(__file__).parent / "race.json"
 """What the page saved of a race against a real gateway with the demo pair in float32."""
@@ -34,6 +35,7 @@ class FakeGateway:
         self.race: dict[str, Any] = json.loads(RACE.read_text(encoding="utf-8"))
         self.lab = {"speculator": "running", "delay_ms": 0, "actions": ["kill_speculator", "set_delay"]}
         self.bodies: list[dict[str, Any]] = []
+        self.authorizations: list[str | None] = []
 
     def app(self) -> Starlette:
         """Returns the routes that the page asks."""
@@ -45,6 +47,7 @@ class FakeGateway:
                 Route("/page/lab", self.act, methods=["POST"]),
                 Route("/page/{name}", self.file),
                 Route("/v1/completions", self.complete, methods=["POST"]),
+                Route("/v1/chat/completions", self.complete, methods=["POST"]),
             ]
         )
 
@@ -90,21 +93,24 @@ class FakeGateway:
         """Streams the recorded lane of the method, four times as fast."""
         body = await request.json()
         self.bodies.append(body)
+        self.authorizations.append(request.headers.get("authorization"))
         if body["temperature"] > 2:
             error = {"message": "temperature must be at most 2", "param": "temperature"}
             return JSONResponse({"error": error}, status_code=400)
         lane = next(lane for lane in self.race["lanes"] if lane["method"] == body["speculation"]["method"])
-        timed = self.fast(lane) if body["prompt"] == FAST else ((at_ms / 4, event) for at_ms, event in lane["events"])
+        timed: Iterable[tuple[float, dict[str, Any]]] = ((at_ms / 4, event) for at_ms, event in lane["events"])
+        if body.get("prompt") == FAST:
+            timed = self.fast(lane)
 
         async def events() -> AsyncIterator[str]:
             clock = asyncio.get_running_loop().time
             start = clock()
             for at_ms, event in timed:
                 await asyncio.sleep(start + at_ms / 1000 - clock())
-                yield f"data: {json.dumps(event)}\n\n"
+                yield f"data: {json.dumps(_of_chat(event) if 'messages' in body else event)}\n\n"
             yield "data: [DONE]\n\n"
 
-        return StreamingResponse(events(), media_type="text/event-stream")
+        return StreamingResponse(events(), headers=STREAM_HEADERS)
 
     def fast(self, lane: dict[str, Any]) -> Iterator[tuple[float, dict[str, Any]]]:
         """Yields the lane's rounds over and over, one each 5 ms."""
@@ -117,6 +123,19 @@ class FakeGateway:
             ends = [end - before + length for end in speculation["text_ends"]]
             length += len(text)
             yield number * 5, {"choices": [{**choice, "speculation": {**speculation, "text_ends": ends}}]}
+
+
+def _of_chat(event: dict[str, Any]) -> dict[str, Any]:
+    """Returns an event of a completion as that of a chat."""
+    return {**event, "choices": [_choice_of_chat(choice) for choice in event["choices"]]}
+
+
+def _choice_of_chat(choice: dict[str, Any]) -> dict[str, Any]:
+    logprobs = choice.get("logprobs")
+    tokens = [] if logprobs is None else zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
+    content = [{"token": token, "logprob": logprob, "top_logprobs": []} for token, logprob in tokens]
+    rest = {name: value for name, value in choice.items() if name not in ("text", "logprobs")}
+    return {**rest, "delta": {"content": choice["text"]}, "logprobs": logprobs and {"content": content}}
 
 
 @contextmanager

@@ -8,7 +8,9 @@ const { EventParser, chunkOf, requestOf } = await from("api");
 const { TextCutter, visible } = await from("cutting");
 const { Comparison, Lane, verdict } = await from("lane");
 const { parse, Player } = await from("recording");
-const { firstShown, spansOf } = await from("rounds");
+const { firstShown, runsOf } = await from("rounds");
+const { speedsOf } = await from("speed");
+const { NO_TIMES, linesOf, timeline, timesInWords } = await from("times");
 const { layOut } = await from("tree");
 const { curl, python } = await from("snippets");
 
@@ -106,9 +108,47 @@ test("a file that is no recording is refused in words", () => {
   assert.throws(() => parse(RACE.replace('"version":1', '"version":2')), /version 2/);
 });
 
-test("the wire is what a draft takes beyond its forwards, half of it each way", () => {
-  const spans = spansOf({ wait_ms: 1, forward_ms: 20, draft_latency_ms: 10, draft_forward_ms: 6 }, 100);
-  assert.deepEqual(spans.map(({ row, from, to }) => [row, from, to]), [["wait", 100, 101], ["target", 101, 121], ["wire", 100, 102], ["draft", 102, 108], ["wire", 108, 110]]);
+const roundOf = (times, numDrafted = 1) => ({ method: "pearl", numDrafted, times: { round_ms: 20, forward_ms: 18, wait_ms: 0, ...times } });
+const rowsOf = (spans, row) => spans.filter((span) => span.row === row).map(({ round, from, to }) => [round, from, to]);
+
+test("a draft that is waited for lies between its commit and the forward, half of the way on each side", () => {
+  const { spans } = timeline([roundOf({}), roundOf({ round_ms: 31, wait_ms: 10, draft_latency_ms: 10, draft_forward_ms: 6 })]);
+  assert.deepEqual(rowsOf(spans, "wait"), [[1, 20, 30]]);
+  assert.deepEqual(rowsOf(spans, "target"), [[0, 0, 18], [1, 30, 48]]);
+  assert.deepEqual(rowsOf(spans, "wire"), [[1, 20, 30]]);
+  assert.deepEqual(rowsOf(spans, "draft"), [[1, 22, 28]]);
+});
+
+test("over a long wire a draft's way begins with a commit of rounds ago, while forwards go on without a gap", () => {
+  const rounds = Array.from({ length: 6 }, (_, index) => roundOf(index < 3 ? {} : { draft_latency_ms: 39, draft_forward_ms: 15 }));
+  const { spans } = timeline(rounds);
+  assert.deepEqual(rowsOf(spans, "wire"), [[3, 20, 59], [4, 40, 79], [5, 60, 99]]);
+  assert.deepEqual(rowsOf(spans, "wait"), []);
+  assert.deepEqual(rowsOf(spans, "draft").map(([, from, to]) => to - from), [15, 15, 15]);
+  assert.deepEqual(linesOf(spans.filter((span) => span.row === "wire"), 3), [0, 1, 0]);
+});
+
+test("rounds of an old recording have drafts by the medians of the run, and it says so", () => {
+  const lane = filled(1);
+  lane.summary = { times_p50: { draft_latency_ms: 10, draft_forward_ms: 6 } };
+  const { spans, starts } = timeline(lane.rounds, lane.draftTimes);
+  const drafting = lane.rounds.flatMap((round, index) => (round.numDrafted ? [index] : []));
+  assert.deepEqual(rowsOf(spans, "wire"), drafting.map((index) => [index, starts[index], starts[index] + 10]));
+  assert.ok(timesInWords(lane).includes(`${NO_TIMES} They are drawn from the medians`));
+  for (const round of lane.rounds) round.times = { ...round.times, draft_latency_ms: 4, draft_forward_ms: 2 };
+  assert.match(timesInWords(lane), /from commit to draft 4.0 ms. The model waited 0 % of its time.$/);
+});
+
+test("speeds are counted in a window, and are the lane's own on the whole", () => {
+  const arrivals = Array.from({ length: 20 }, (_, index) => [(index + 1) * 100, (index + 1) * 5]);
+  assert.deepEqual(speedsOf(arrivals, 2000, 500, 4), [[0, 0], [500, 50], [1000, 50], [1500, 50], [2000, 50]]);
+  const burst = [[1000, 30], [2000, 31]];
+  assert.deepEqual(speedsOf(burst, 2000, 500, 4).map(([, speed]) => speed), [0, 0, 60, 0, 2]);
+});
+
+test("rounds of one method are one run", () => {
+  const rounds = ["off", "off", "pearl", "off"].map((method) => ({ method }));
+  assert.deepEqual(runsOf(rounds), [{ method: "off", from: 0, to: 2 }, { method: "pearl", from: 2, to: 3 }, { method: "off", from: 3, to: 4 }]);
 });
 
 test("the selected round is always among those shown", () => {

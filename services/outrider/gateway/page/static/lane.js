@@ -35,6 +35,8 @@ export class Lane {
     this.text = "";
     this.tokens = /** @type {Token[]} */ ([]);
     this.rounds = /** @type {Round[]} */ ([]);
+    /** When tokens arrived, in milliseconds since the start, and how many there were then. */
+    this.arrivals = /** @type {[number, number][]} */ ([]);
     /** Tokens by family of sources. */
     this.counts = /** @type {Map<string, number>} */ (new Map());
     this.elapsedMs = 0;
@@ -76,6 +78,7 @@ export class Lane {
       const family = familyOf(source);
       this.counts.set(family, (this.counts.get(family) ?? 0) + 1);
     });
+    if (chunk.tokenIds.length) this.arrivals.push([atMs, this.tokens.length]);
     this.text += chunk.text;
     for (const piece of this.#cutter.push(chunk.text, chunk.textEnds, chunk.tokenIds.length)) {
       if (this.tokens[piece.token]) this.tokens[piece.token].text += piece.text;
@@ -140,16 +143,18 @@ export class Lane {
 
   /**
    * @param {string} name - Of a time in `times`.
+   * @param {boolean} [isOfSome] - Whether rounds without it are left out.
    * @returns {number} Its median over the rounds, in milliseconds.
    */
-  median(name) {
-    const times = this.rounds.map((round) => round.times[name] ?? 0).sort((left, right) => left - right);
+  median(name, isOfSome = false) {
+    const all = this.rounds.map((round) => round.times[name] ?? 0);
+    const times = (isOfSome ? all.filter((time) => time > 0) : all).sort((left, right) => left - right);
     return times.length ? times[Math.floor(times.length / 2)] : 0;
   }
 
   /**
-   * @returns {any} Times of drafts: rounds do not have them, as a draft rides ahead of the round that uses it. The medians
-   * come with the last event; null before, and without drafts.
+   * @returns {any} Medians of the times of drafts that were waited for, which come with the last event; null before, and
+   * where there were none. They stand in for the times of rounds, which old recordings do not have.
    */
   get draftTimes() {
     const times = this.summary?.times_p50;

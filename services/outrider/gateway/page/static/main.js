@@ -6,11 +6,14 @@ import { EXAMPLES } from "./examples.js";
 import { act, state as labState } from "./lab.js";
 import { Comparison, Lane, verdict } from "./lane.js";
 import { watch, wordsOf } from "./load.js";
+import { familyOfMethod, meaningOfMethod, METHOD_FAMILIES } from "./methods.js";
 import { parse, Player, recordingOf } from "./recording.js";
-import { drawBars, drawTimes } from "./rounds.js";
+import { drawBars } from "./rounds.js";
 import { curl, python } from "./snippets.js";
 import { FAMILIES } from "./sources.js";
+import { drawSpeeds, tabulateSpeeds } from "./speed.js";
 import { TextView } from "./text.js";
+import { drawTimes, timesInWords } from "./times.js";
 import { draw, layOut, percent } from "./tree.js";
 
 /** @param {string} id @returns {any} */
@@ -76,7 +79,10 @@ function begin(recording) {
   page.comparison = new Comparison();
   page.round = 0;
   page.follows = true;
-  SIDES.forEach((side) => views[side].begin(page.lanes[side]));
+  SIDES.forEach((side) => {
+    views[side].begin(page.lanes[side]);
+    at(`key-${side}`).textContent = page.lanes[side].method;
+  });
   at("verdict").className = "verdict";
   complain("");
 }
@@ -87,6 +93,7 @@ function end(isStopped) {
   render();
   const [left, right] = page.lanes;
   showRichestTree();
+  tabulateSpeeds(at("speed-table"), page.lanes);
   const said = verdict(left, right, { isAtOnce: recording.isAtOnce, isStopped, dtype: recording.model.dtype });
   at("verdict").className = `verdict ${said.kind}`;
   at("headline").textContent = said.headline;
@@ -207,6 +214,7 @@ function render() {
   const { differsAt } = page.comparison.update(left, right);
   if (differsAt !== null) views.forEach((view) => view.markDifference(differsAt));
   renderLegend();
+  drawSpeeds(at("speeds"), page.lanes);
   renderRounds();
 }
 
@@ -262,18 +270,46 @@ function renderRounds() {
   ]);
   page.bars = drawBars(at("bars"), lane, page.round);
   drawTimes(at("times"), lane, page.round);
-  if (lane.rounds.length) {
-    const ms = (/** @type {string} */ name) => `${lane.median(name).toFixed(1)} ms`;
-    const drafting = lane.draftTimes;
-    const drafts = drafting
-      ? `, draft model ${drafting.draft_forward_ms.toFixed(1)} ms, wire and queue ${(drafting.draft_latency_ms - drafting.draft_forward_ms).toFixed(1)} ms`
-      : "";
-    at("times-words").textContent = `Medians: forward ${ms("forward_ms")}${drafts}${drafting ? `; the model waited ${ms("wait_ms")} for it` : ""}.`;
-  }
+  renderChoices(lane);
+  at("times-words").textContent = timesInWords(lane);
+  at("times").setAttribute("aria-label", `Time of forward, draft model, wire and waiting. ${at("times-words").textContent}`);
   const slider = at("round");
   slider.max = String(last);
   slider.value = String(page.round);
   renderTree(lane);
+}
+
+/** @param {Lane} lane */
+function renderChoices(lane) {
+  const { choices } = lane;
+  const list = at("choices");
+  if (list.children.length !== choices.length) {
+    list.replaceChildren(...choices.map(() => {
+      const item = document.createElement("li");
+      item.append(document.createElement("i"), document.createElement("span"));
+      return item;
+    }));
+  }
+  choices.forEach(([method, count], index) => {
+    const item = list.children[index];
+    item.title = meaningOfMethod(method);
+    item.firstChild.style.background = `var(--${METHOD_FAMILIES[familyOfMethod(method)]})`;
+    item.lastChild.textContent = `${method} ×${count}`;
+  });
+}
+
+/** @param {MouseEvent} event @returns {number} Index of the round under the pointer. */
+function roundAt(event) {
+  return page.bars.first + Math.floor(event.offsetX / page.bars.width);
+}
+
+/** @param {MouseEvent} event */
+function tellRound(event) {
+  const index = roundAt(event);
+  const round = page.lanes[page.shown].rounds[index];
+  at("bars").title = round
+    ? `Round ${index + 1}: ${round.method}, ${meaningOfMethod(round.method)}. ${round.numAccepted} of ${round.numDrafted} guesses kept.`
+    : "";
 }
 
 /** @param {Lane} lane */
@@ -360,7 +396,8 @@ function listen() {
       touch();
     });
   }
-  at("bars").addEventListener("click", (/** @type {MouseEvent} */ event) => chooseRound(page.bars.first + Math.floor(event.offsetX / page.bars.width)));
+  at("bars").addEventListener("click", (/** @type {MouseEvent} */ event) => chooseRound(roundAt(event)));
+  at("bars").addEventListener("pointermove", tellRound);
   at("play").addEventListener("click", playTrees);
   at("save").addEventListener("click", save);
   at("open").addEventListener("change", () => at("open").files[0] && open(at("open").files[0]));

@@ -120,7 +120,7 @@ const LETTER = 8.5;
  * @param {SVGElement} [parent]
  * @returns {SVGElement}
  */
-function element(name, attributes, parent) {
+export function element(name, attributes, parent) {
   const made = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, String(value));
   parent?.append(made);

@@ -49,6 +49,7 @@ def _result(result: Result) -> dict[str, Any]:
         "num_prompt_tokens": result.num_prompt_tokens,
         "num_output_tokens": result.num_output_tokens,
         "num_resumes": result.num_resumes,
+        "missing_peers": result.missing_peers,
         "summary": fields_of(result.summary),
     }
     # Only what was asked for.

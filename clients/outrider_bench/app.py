@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from outrider.security.addresses import addresses_of
@@ -45,7 +45,9 @@ from outrider_bench.config import (
     parse_numbers,
     read_prompts,
 )
-from outrider_cli.failures import WRONG_USAGE, FlagError, in_flags
+from outrider_bench.output import RUN, Output, with_output
+from outrider_cli.failures import WRONG_USAGE, in_flags
+from outrider_cli.help import BriefCommand
 from outrider_cli.options import METHOD_PARAMS_EPILOG, NEED_JSON, generating, secured
 from outrider_cli.prompts import PromptError
 from outrider_client.channel import ChannelSecurity, PlaintextRefused, SecurityOptions
@@ -54,20 +56,32 @@ from outrider_client.requests import GenerateOptions
 DEFAULT_SUITE = "generation"
 _GENERATION, _SUITE, _FAULTS, _PAIR, _SERVE = BenchConfig(), SuiteConfig(), FaultsConfig(), PairConfig(), ServeConfig()
 _STRUCTURED = StructuredConfig()
-_WIDTH = 118
-"""Columns of a report that is not written to a terminal."""
+_MODELS = "Models"
+"""Group of the flags that name them."""
 
-Target = Annotated[str, typer.Option(help="Target model: a demo model, a folder or a name on the Hugging Face hub.")]
-Draft = Annotated[str, typer.Option(help="Draft model, likewise.")]
-DraftDtype = Annotated[str, typer.Option(help="Type the draft model computes in.")]
-Repeats = Annotated[int, typer.Option(help="How often everything is measured.")]
-Seed = Annotated[int, typer.Option(help="Keys what is random: the sampling, token streams, faults.")]
-Cores = Annotated[str, typer.Option(help="Cores of the target and of everything else, like 0,1; or auto; or none.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Small sizes: shows that everything works, not how fast it is.")]
+Target = Annotated[
+    str,
+    typer.Option(
+        help="Target model: a demo model, a folder or a name on the Hugging Face hub.", rich_help_panel=_MODELS
+    ),
+]
+Draft = Annotated[str, typer.Option(help="Draft model, likewise.", rich_help_panel=_MODELS)]
+DraftDtype = Annotated[str, typer.Option(help="Type the draft model computes in.", rich_help_panel=_MODELS)]
+Repeats = Annotated[int, typer.Option(help="How often everything is measured.", rich_help_panel=RUN)]
+Seed = Annotated[
+    int, typer.Option(help="Keys what is random: the sampling, token streams, faults.", rich_help_panel=RUN)
+]
+Cores = Annotated[
+    str,
+    typer.Option(help="Cores of the target and of everything else, like 0,1; or auto; or none.", rich_help_panel=RUN),
+]
+Quick = Annotated[
+    bool,
+    typer.Option("--quick", help="Small sizes: shows that everything works, not how fast it is.", rich_help_panel=RUN),
+]
 LlamaServer = Annotated[
     str, typer.Option(help="Path of llama.cpp's llama-server, which takes part then: same weights, prompts and cores.")
 ]
-Out = Annotated[Path | None, typer.Option(help="Folder for results.json, a report and pictures.")]
 
 
 class SuiteGroup(TyperGroup):
@@ -81,6 +95,12 @@ class SuiteGroup(TyperGroup):
                 self._check_flags(arguments[0], arguments[1:])
             arguments = _with_flag_before_each("--goodput", arguments)
         return list(super().parse_args(context, arguments))
+
+    def format_commands(self, context: Any, formatter: Any) -> None:
+        """Writes what each suite measures, not cut short."""
+        with formatter.section("Commands"):
+            rows = [(name, (command.help or "").partition("\n\n")[0]) for name, command in self.commands.items()]
+            formatter.write_dl(rows)
 
     def _with_suite(self, arguments: list[str]) -> list[str]:
         """Return the arguments with the subcommand in front. Raises ValueError for an unknown one."""
@@ -122,8 +142,10 @@ app = typer.Typer(
     cls=SuiteGroup,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     epilog="`outrider bench` without a subcommand is `outrider bench generation`.",
 )
+command = partial(app.command, cls=BriefCommand)
 
 
 @app.callback()
@@ -131,7 +153,8 @@ def bench() -> None:
     """Measures Outrider: speed, methods, a pair, a load, structured output, the gateway, and more."""
 
 
-@app.command()
+@command()
+@with_output
 @secured
 def generation(
     *,
@@ -143,6 +166,7 @@ def generation(
             "--dtype",
             "--target-dtype",
             help="What the target computes in: bfloat16, float32 or auto (demo: bfloat16, if the CPU has it).",
+            rich_help_panel=_MODELS,
         ),
     ] = _GENERATION.dtype,
     draft_dtype: DraftDtype = _GENERATION.draft_dtype,
@@ -181,7 +205,7 @@ def generation(
     repeats: Repeats = _GENERATION.repeats,
     seed: Seed = _GENERATION.seed,
     cores: Cores = "auto",
-    out: Out = None,
+    output: Output,
     security: SecurityOptions,
 ) -> None:
     """Measures how fast each method is on this machine, beside what the machine could do."""
@@ -213,10 +237,11 @@ def generation(
         channel_security = ChannelSecurity(**security)
         if address is not None:
             channel_security.credentials_for(address)  # only for its errors, here where they are wrong usage
-    _run("generation", config, out, channel_security)
+    _run("generation", config, output, channel_security)
 
 
-@app.command()
+@command()
+@with_output
 def methods(
     *,
     parts: Annotated[
@@ -228,22 +253,25 @@ def methods(
     seed: Seed = _SUITE.seed,
     cores: Cores = "auto",
     quick: Quick = False,
-    out: Out = None,
+    output: Output,
 ) -> None:
     """Measures all methods, and what each paper claims for its own, on the demo pair."""
     with _checked():
         chosen = parse_names("--parts", parts, (*PARTS, *SIMULATED_PARTS))
         config = MethodsConfig(repeats, seed, _cores(cores), quick, chosen, llama_server)
-    _run("methods", config, out)
+    _run("methods", config, output)
 
 
-@app.command()
+@command()
+@with_output
 @secured
 def pair(
     *,
     target: Target = _PAIR.target,
     draft: Draft = _PAIR.draft,
-    dtype: Annotated[str, typer.Option(help="Type the target computes in: bfloat16, float32 or auto.")] = _PAIR.dtype,
+    dtype: Annotated[
+        str, typer.Option(help="Type the target computes in: bfloat16, float32 or auto.", rich_help_panel=_MODELS)
+    ] = _PAIR.dtype,
     draft_dtype: DraftDtype = _PAIR.draft_dtype,
     temperatures: Annotated[
         str, typer.Option(help="Sampling temperatures; 0 = greedy. Default: 0,0.7,1; with --family or --quick 0.7.")
@@ -275,7 +303,7 @@ def pair(
     seed: Seed = _PAIR.seed,
     cores: Cores = "auto",
     quick: Quick = False,
-    out: Out = None,
+    output: Output,
     security: SecurityOptions,
 ) -> None:
     """Measures whether a draft model is worth it for a target: with which method, and which settings to type."""
@@ -306,10 +334,11 @@ def pair(
         channel_security = ChannelSecurity(**security)
         if address is not None:
             channel_security.credentials_for(address)  # only for its errors, here where they are wrong usage
-    _run("pair", config, out, channel_security)
+    _run("pair", config, output, channel_security)
 
 
-@app.command(epilog=METHOD_PARAMS_EPILOG)
+@command(epilog=METHOD_PARAMS_EPILOG)
+@with_output
 @secured
 @generating(without=("seed", "n", *NEED_JSON), max_tokens=128)
 def serve(
@@ -353,7 +382,7 @@ def serve(
     target: Target = _SERVE.target,
     draft: Draft = _SERVE.draft,
     cores: Cores = "auto",
-    out: Out = None,
+    output: Output,
     options: GenerateOptions,
     security: SecurityOptions,
 ) -> None:
@@ -385,10 +414,11 @@ def serve(
         )
         for each in addresses_of(address) if address is not None else ():
             ChannelSecurity(**security).credentials_for(each)  # only for its errors, here where they are wrong usage
-    _run("serve", config, out, security)
+    _run("serve", config, output, security)
 
 
-@app.command()
+@command()
+@with_output
 @secured
 def structured(
     *,
@@ -405,7 +435,7 @@ def structured(
     seed: Seed = _SUITE.seed,
     cores: Cores = "auto",
     quick: Quick = False,
-    out: Out = None,
+    output: Output,
     security: SecurityOptions,
 ) -> None:
     """Measures what it costs that an output obeys a schema, and what drafts bring then; and other parameters."""
@@ -422,25 +452,27 @@ def structured(
         )
         if address is not None:
             ChannelSecurity(**security).credentials_for(address)  # only for its errors, here where they are wrong usage
-    _run("structured", config, out, security)
+    _run("structured", config, output, security)
 
 
-@app.command()
+@command()
+@with_output
 def gateway(
     *,
     repeats: Repeats = _SUITE.repeats,
     seed: Seed = _SUITE.seed,
     cores: Cores = "auto",
     quick: Quick = False,
-    out: Out = None,
+    output: Output,
 ) -> None:
     """Measures what HTTP costs beside gRPC: speed, CPU time, the first text, the end of a closed connection."""
     with _checked():
         config = GatewayConfig(repeats, seed, _cores(cores), quick)
-    _run("gateway", config, out)
+    _run("gateway", config, output)
 
 
-@app.command()
+@command()
+@with_output
 def network(
     *,
     parts: Annotated[str, typer.Option(help=f"Parts to measure, of {', '.join(NETWORK_PARTS)}.")] = ",".join(
@@ -450,7 +482,7 @@ def network(
     seed: Seed = _SUITE.seed,
     cores: Cores = "auto",
     quick: Quick = False,
-    out: Out = None,
+    output: Output,
 ) -> None:
     """Measures the methods over longer and longer round trips, the bytes they take, and a network that loses packets.
 
@@ -458,25 +490,27 @@ def network(
     """
     with _checked():
         config = NetworkConfig(repeats, seed, _cores(cores), quick, parse_names("--parts", parts, NETWORK_PARTS))
-    _run("network", config, out)
+    _run("network", config, output)
 
 
-@app.command()
+@command()
+@with_output
 def datastore(
     *,
     repeats: Repeats = _SUITE.repeats,
     seed: Seed = _SUITE.seed,
     cores: Cores = "auto",
     quick: Quick = False,
-    out: Out = None,
+    output: Output,
 ) -> None:
     """Measures how fast the retrieval datastore is, and what it loses when something fails, beside its targets."""
     with _checked():
         config = DatastoreConfig(repeats, seed, _cores(cores), quick)
-    _run("datastore", config, out)
+    _run("datastore", config, output)
 
 
-@app.command()
+@command()
+@with_output
 def faults(
     *,
     minutes: Annotated[float, typer.Option(help="How long the faults go on.")] = _FAULTS.minutes,
@@ -484,27 +518,28 @@ def faults(
     sessions: Annotated[int, typer.Option(help="How many clients generate meanwhile.")] = _FAULTS.num_sessions,
     seed: Seed = _FAULTS.seed,
     quick: Quick = False,
-    out: Out = None,
+    output: Output,
 ) -> None:
     """Measures what callers notice while Redis, datastore, speculator and verifiers are killed, stopped and cut off."""
     with _checked():
         config = FaultsConfig(minutes, faults, sessions, seed, quick)
-    _run("faults", config, out)
+    _run("faults", config, output)
 
 
-@app.command()
+@command()
+@with_output
 def observability(
     *,
     repeats: Repeats = _SUITE.repeats,
     seed: Seed = _SUITE.seed,
     cores: Cores = "auto",
     quick: Quick = False,
-    out: Out = None,
+    output: Output,
 ) -> None:
     """Measures what reading metrics and recording traces cost, in turns with neither."""
     with _checked():
         config = ObservabilityConfig(repeats, seed, _cores(cores), quick)
-    _run("observability", config, out)
+    _run("observability", config, output)
 
 
 def _with_flag_before_each(flag: str, arguments: Sequence[str]) -> list[str]:
@@ -520,16 +555,13 @@ def _with_flag_before_each(flag: str, arguments: Sequence[str]) -> list[str]:
     return found
 
 
-def _run(suite: str, config: object, out: Path | None, *more: object) -> None:
+def _run(suite: str, config: object, output: Output, *more: object) -> None:
     """Runs a suite; ends the command with its exit status."""
     with _checked():
-        _check_folder(out)
-    # Tables wrap badly; what is not a terminal has no width, so it gets enough.
-    console = Console()
-    console = console if console.is_terminal else Console(width=_WIDTH)
+        output.check()
     # Imported only here: --help and wrong flags need none of it, and each suite only its own.
     module = import_module(f"outrider_bench.suites.{suite}.suite")
-    if status := getattr(module, f"{suite.title()}Suite")(config, *more).run(out, console):
+    if status := output.of(getattr(module, f"{suite.title()}Suite")(config, *more)):
         sys.exit(status)
 
 
@@ -548,15 +580,3 @@ def _cores(text: str) -> tuple[int, ...]:
     """Return the cores that --cores chooses. Where the system cannot say which there are, none can be chosen either."""
     available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return parse_cores(text, available)
-
-
-def _check_folder(out: Path | None) -> None:
-    """Raises FlagError: an hour of measuring should not end at a folder that cannot be written to."""
-    if out is None:
-        return
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FlagError("--out", f"a folder that can be written to ({error.strerror})", out) from None
-    if not os.access(out, os.W_OK):
-        raise FlagError("--out", "a folder that can be written to", out)

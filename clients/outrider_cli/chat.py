@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from rich.console import Console
 from outrider.v1 import verifier_pb2
 from outrider_cli.console import is_toy, legend, show
 from outrider_cli.failures import FlagError, complain, reported
+from outrider_cli.json_lines import refused_turn_line, turn_line
 from outrider_cli.options import DEFAULT_ADDRESS, NEED_JSON, TEMPERATURE, Address, Plain, generating, secured
 from outrider_client.blocking import BlockingClient
 from outrider_client.channel import SecurityOptions
@@ -62,6 +64,7 @@ def chat(
     *,
     address: Address = DEFAULT_ADDRESS,
     plain: Plain = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line, one for each turn.")] = False,
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
     chat_template_kwargs: Annotated[
         str | None, typer.Option(metavar="JSON", help="More for the chat template: '{\"enable_thinking\": false}'.")
@@ -77,10 +80,10 @@ def chat(
             # Asked first: it fails at once if there is no server, not after the first line was typed.
             info = client.info()
             _check_template(client, options)
-            conversation = Conversation(client, info, options, system, plain=plain)
-            if not plain:
+            conversation = Conversation(client, info, options, system, plain=plain, as_json=as_json)
+            if not (plain or as_json):
                 _introduce(info.model.model_id)
-            while (line := _read_line()) not in (None, "/exit"):
+            while (line := _read_line("" if as_json else "[bold]you>[/] ")) not in (None, "/exit"):
                 conversation.take(line)
 
 
@@ -95,6 +98,7 @@ class Conversation:
         system: str | None,
         *,
         plain: bool,
+        as_json: bool = False,
     ) -> None:
         """
         Args:
@@ -103,13 +107,14 @@ class Conversation:
             options: Of each answer.
             system: What the model is told first, and never forgets. None or an empty text: nothing.
             plain: Shows the answers alone.
+            as_json: Prints each turn as a JSON object when it is over.
         """
-        self._client, self._options, self._plain = client, options, plain
+        self._client, self._options, self._plain, self._as_json = client, options, plain, as_json
         context_len = info.model.max_context_len
         self._context_len = min(context_len, info.kv_pool.num_tokens or context_len)
         self._beginning = [ChatMessage(role="system", content=system)] if system else []
         self._messages = list(self._beginning)
-        self._num_answers = self._num_tokens = self._num_forgotten = 0
+        self._num_turns = self._num_answers = self._num_tokens = self._num_forgotten = 0
         self._seconds = 0.0
 
     def take(self, line: str) -> None:
@@ -133,13 +138,18 @@ class Conversation:
                 self._say(line)
 
     def _say(self, line: str) -> None:
+        self._num_turns += 1
         self._messages.append(ChatMessage(role="user", content=line))
         try:
             answer = self._answer()
         except OutOfRange as error:
             complain(f"{error.message}; what you said is left out")
+            if self._as_json:
+                print(refused_turn_line(self._num_turns, line, error.message), flush=True)
             self._messages.pop()
             return
+        if self._as_json:
+            print(turn_line(self._num_turns, line, answer), flush=True)
         # Also an answer that Ctrl-C has cut short: the model should know what the user has seen of it.
         self._messages.append(ChatMessage(role="assistant", content=answer.text))
 
@@ -149,7 +159,7 @@ class Conversation:
         while True:
             started = time.perf_counter()
             try:
-                answer = show(self._client, self._messages, options, plain=self._plain, in_chat=True)
+                answer = self._streamed(options)
             except OutOfRange as error:
                 options = self._with_room(options, error)
                 continue
@@ -157,6 +167,14 @@ class Conversation:
             self._num_answers += 1
             self._num_tokens += len(answer.token_ids)
             return answer
+
+    def _streamed(self, options: GenerateOptions) -> Transcript:
+        if not self._as_json:
+            return show(self._client, self._messages, options, plain=self._plain, in_chat=True)
+        with self._client.generate(self._messages, **options) as generation, suppress(KeyboardInterrupt):
+            for _ in generation:
+                pass
+        return generation
 
     def _with_room(self, options: GenerateOptions, error: OutOfRange) -> GenerateOptions:
         """Forgets, or shortens the answer, and says so. Returns the options for another try; raises the error where
@@ -227,11 +245,11 @@ def _introduce(model_id: str) -> None:
         complain(f"{model_id} was trained on Python's library, not to chat: it goes on with what it reads", kind="")
 
 
-def _read_line() -> str | None:
+def _read_line(asking: str) -> str | None:
     """Returns a line that the user types; None at the end."""
     try:
         # Asked on stderr: stdout is for answers alone.
-        line = Console(stderr=True).input("[bold]you>[/] ").strip()
+        line = Console(stderr=True).input(asking).strip()
         line.encode()  # a locale without UTF-8 lets through what no server takes
     except EOFError:
         return None

@@ -163,7 +163,7 @@ def summary(result: Result, seconds: float, *, is_brief: bool = False) -> Text:
     speed = f"{counted(num_tokens, 'token')} in {seconds:.1f} s ({num_tokens / seconds:.0f} tokens/s)"
     line = Text(speed, "dim") if is_brief else _full_summary(result, speed)
     if counts.degraded:
-        troubles = ", ".join(_phrases(counts, is_trouble=True)) or "a peer was still loading, or slow, for a part of it"
+        troubles = ", ".join([*_phrases(counts, is_trouble=True), *result.missing_peers])
         # A peer that was not there yet, or slow at first, is no loss.
         kind = "degraded: " if counts.num_speculator_losses else ""
         line.append(f"\n{kind}{troubles}; the text is the same", "not bold not dim yellow")

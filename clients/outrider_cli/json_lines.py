@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from outrider.core.params import Source
 from outrider.core.reports import TokenLogprobs
 from outrider_client.blocking import BlockingGeneration
-from outrider_client.generation import Chunk, Result
+from outrider_client.generation import Chunk, Result, Transcript
 
 
 def json_lines(generation: BlockingGeneration) -> Iterator[str]:
@@ -21,6 +21,21 @@ def json_lines(generation: BlockingGeneration) -> Iterator[str]:
         yield json.dumps({"chunk": _chunk(chunk)})
     for index, result in enumerate(generation.result.choices or (generation.result,)):
         yield json.dumps({"result": {"index": index, **_result(result)}})
+
+
+def turn_line(number: int, message: str, answer: Transcript) -> str:
+    """Returns a turn of a chat: its number, what the user has said, and the answer with all that is known of it. An
+    answer that was cut short has its text and tokens alone."""
+    try:
+        told = _result(answer.result)
+    except RuntimeError:
+        told = {"text": answer.text, "token_ids": answer.token_ids, "finish_reason": None}
+    return json.dumps({"turn": number, "message": message, **told})
+
+
+def refused_turn_line(number: int, message: str, reason: str) -> str:
+    """Returns a turn of a chat that has no answer, and why."""
+    return json.dumps({"turn": number, "message": message, "error": reason})
 
 
 def _chunk(chunk: Chunk) -> dict[str, Any]:
@@ -50,6 +65,7 @@ def _result(result: Result) -> dict[str, Any]:
         "num_cached_prompt_tokens": result.num_cached_prompt_tokens,
         "num_output_tokens": result.num_output_tokens,
         "num_resumes": result.num_resumes,
+        "missing_peers": result.missing_peers,
         "summary": fields_of(result.summary),
     }
     # Only what was asked for.

@@ -228,7 +228,7 @@ def generating(*, without: Sequence[str] = (), **defaults: object) -> Callable[[
     ]
 
     def decorate(command: Callable[..., _T]) -> Callable[..., _T]:
-        return _with_flags(command, "options", flags, _generation)
+        return with_flags(command, "options", flags, _generation)
 
     return decorate
 
@@ -326,7 +326,7 @@ Insecure = Annotated[
 def secured(command: Callable[..., _T]) -> Callable[..., _T]:
     """Gives a command the flags of a secured connection. Its argument `security` gets their values."""
     flags = list(inspect.signature(_security, eval_str=True).parameters.values())
-    return _with_flags(command, "security", flags, _security)
+    return with_flags(command, "security", flags, _security)
 
 
 def _security(
@@ -350,7 +350,7 @@ def _security(
     return given
 
 
-def _with_flags(
+def with_flags(
     command: Callable[..., _T], argument: str, flags: Sequence[inspect.Parameter], value_of: Callable[..., Any]
 ) -> Callable[..., _T]:
     """Returns a command that has flags in place of one argument.
@@ -364,7 +364,7 @@ def _with_flags(
     signature = inspect.signature(command, eval_str=True)
 
     @wraps(command)
-    def with_flags(**arguments: Any) -> _T:
+    def flagged(**arguments: Any) -> _T:
         given = {flag.name: arguments.pop(flag.name) for flag in flags}
         with reported():
             value = value_of(**given)
@@ -374,10 +374,10 @@ def _with_flags(
     for parameter in signature.parameters.values():
         # In the argument's place: `--help` lists the flags in the order of the signature.
         parameters += flags if parameter.name == argument else [parameter]
-    with_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    flagged.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     # typer asks for the type hints too, which are read from the annotations, not from the signature.
-    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return with_flags
+    flagged.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return flagged
 
 
 def _method_params(method: Method | None, pairs: Sequence[str]) -> dict[str, dict[str, Any]]:

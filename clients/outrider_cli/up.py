@@ -18,6 +18,7 @@ from outrider.telemetry.redaction import without_secrets
 from outrider_cli import options
 from outrider_cli.failures import reported
 from outrider_cli.links.direction import LinkSettings
+from outrider_cli.local.downloads import download
 from outrider_cli.local.lab import Lab, LabSocket
 from outrider_cli.local.ports import why_taken, why_unreachable
 from outrider_cli.local.process import ProcessFailed
@@ -96,6 +97,7 @@ def up(
             gateway_listen=f"{LOOPBACK}:{http_port}",
             gateway_arguments=("--lab-socket", str(lab_socket)),
         )
+        download([target, *([draft] if speculator else [])], steps.show)
         stack = exits.enter_context(LocalStack(config, steps.show))
         supervisor = Supervisor(stack.processes, stack.verifiers, steps.say)
         if gateway:

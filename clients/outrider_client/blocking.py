@@ -199,10 +199,16 @@ class BlockingClient(BaseClient[grpc.Channel]):
         return self._ask([stub.GetInfo for stub in self._stubs], verifier_pb2.GetInfoRequest(), timeout_s)
 
     def health(self, service: str = "", *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> bool:
-        """Returns False while the server loads or drains. Raises Unavailable if it cannot be reached."""
+        """Returns False while the server, or each of several replicas, loads or drains. Raises Unavailable if none
+        can be reached."""
         request = health_pb2.HealthCheckRequest(service=service)
-        response = self._ask([health.Check for health in self._health_stubs], request, timeout_s)
-        return is_serving(response)
+        checks = [health.Check for health in self._health_stubs]
+        if is_serving(self._ask(checks, request, timeout_s)):
+            return True
+        if len(checks) == 1:
+            return False
+        others = [check.future(request, timeout=timeout_s, metadata=self._metadata) for check in checks]
+        return any(other.exception() is None and is_serving(other.result()) for other in others)
 
     def close(self) -> None:
         """Closes the connection; running generations are cancelled."""

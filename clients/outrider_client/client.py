@@ -214,10 +214,18 @@ class Client(BaseClient[grpc.aio.Channel]):
         return await self._ask([stub.GetInfo for stub in self._stubs], verifier_pb2.GetInfoRequest(), timeout_s)
 
     async def health(self, service: str = "", *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> bool:
-        """Returns False while the server loads or drains. Raises Unavailable if it cannot be reached."""
+        """Returns False while the server, or each of several replicas, loads or drains. Raises Unavailable if none
+        can be reached."""
         request = health_pb2.HealthCheckRequest(service=service)
-        response = await self._ask([health.Check for health in self._health_stubs], request, timeout_s)
-        return is_serving(response)
+        checks = [health.Check for health in self._health_stubs]
+        if is_serving(await self._ask(checks, request, timeout_s)):
+            return True
+        if len(checks) == 1:
+            return False
+        # The one that has answered does not serve; another may. One that does not answer in time does not.
+        others = [check(request, timeout=timeout_s, metadata=self._metadata) for check in checks]
+        answers = await asyncio.gather(*others, return_exceptions=True)
+        return any(is_serving(answer) for answer in answers if not isinstance(answer, BaseException))
 
     async def close(self) -> None:
         """Closes the connection; running generations are cancelled."""

@@ -13,6 +13,7 @@ from outrider.core.params import Source
 from outrider.core.reports import TokenLogprobs
 from outrider.v1 import verifier_pb2
 from outrider_client.errors import Internal
+from outrider_client.missing import missing_in_words
 
 # A `Source` has the number that it has on the wire.
 _SOURCES = {source.value: source for source in Source}
@@ -96,6 +97,12 @@ class Result:
         rounds = self.summary.num_rounds
         # 1: a round also brings a token of the target's own, recovered or bonus.
         return 1 + self.summary.num_accepted_tokens / rounds if rounds else 0.0
+
+    @property
+    def missing_peers(self) -> tuple[str, ...]:
+        """Services that were missing for a part of it, in words: which, why, and for how many rounds. Empty if none
+        was. The text is the same."""
+        return missing_in_words(self.summary)
 
     @property
     def acceptance_rate(self) -> float:

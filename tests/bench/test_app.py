@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -277,8 +278,32 @@ def test_every_suite_has_a_help_with_all_its_flags() -> None:
     ]
     commands: Any = get_command(app)
     for name, command in commands.commands.items():
-        result = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"})
+        result = CliRunner().invoke(app, [name, "--help-all"], env={"COLUMNS": "80"})
         assert result.exit_code == 0
         assert command.params
         missing = [flag for param in command.params for flag in param.opts if flag not in result.stdout]
         assert not missing
+        brief = CliRunner().invoke(app, [name, "--help"]).stdout
+        assert max(map(len, f"{brief}{result.stdout}".splitlines())) <= 80
+        assert "--token-file" not in brief
+        assert "--json" in brief
+
+
+def test_json_leaves_stdout_to_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Found:
+        def __init__(self, *_: Any) -> None: ...
+
+        def run(self, out: Path | None, console: Any) -> int:
+            console.print("a report")
+            return 1
+
+        def results(self) -> dict[str, Any]:
+            return {"suite": "gateway", "failures": {"a": "b"}}
+
+    monkeypatch.setattr(app_module, "import_module", lambda _: SimpleNamespace(GatewaySuite=Found))
+    result = CliRunner().invoke(app, ["gateway", "--json", "--cores", "none"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == {"suite": "gateway", "failures": {"a": "b"}}
+    assert "a report" in result.stderr
+    result = CliRunner().invoke(app, ["gateway", "--cores", "none"])
+    assert result.stdout == "a report\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -149,3 +150,15 @@ def test_a_model_without_a_chat_template_is_told_before_anything_is_typed(verifi
     assert result.exit_code == 1
     assert "there is no chat template; `outrider generate` goes on with a text" in result.stderr
     assert not verifier.requests
+
+
+def test_json_is_an_object_for_each_turn_and_nothing_else(verifier: FakeVerifier) -> None:
+    verifier.script = answering_within(verifier)
+    result = chat(verifier, ["hi", "", "/stats", "1" * 3000, "again", "/exit"], "--json")
+    assert result.exit_code == 0
+    first, refused, second = map(json.loads, result.stdout.splitlines())
+    assert (first["turn"], first["message"], first["text"]) == (1, "hi", "a b c d")
+    assert (first["finish_reason"], first["summary"]["method"]) == ("stop", "METHOD_PEARL")
+    assert (refused["turn"], refused["error"]) == (2, "too long: room for -961")
+    assert (second["turn"], second["message"]) == (3, "again")
+    assert "you>" not in result.stderr

@@ -97,10 +97,26 @@ def test_the_summary_says_how_often_the_speculator_was_lost() -> None:
     assert summary_of(method=types_pb2.METHOD_OFF).startswith("off: 2 tokens in 0.5 s (4 tokens/s) · 2 rounds · ended")
     late = summary_of(degraded=True).splitlines()[1]
     assert late == "a peer was still loading, or slow, for a part of it; the text is the same", "that is no loss"
-    lost = summary_of(degraded=True, num_speculator_losses=2).splitlines()[1]
-    assert lost == "degraded: the speculator was lost 2 times; the text is the same"
-    lost = summary_of(degraded=True, num_speculator_losses=1).splitlines()[1]
-    assert lost == "degraded: the speculator was lost 1 time; the text is the same"
+    gone = missing("SPECULATOR", "LOST", 1)
+    lost = summary_of(degraded=True, num_speculator_losses=2, missing_peers=[gone]).splitlines()[1]
+    times = "the speculator was lost 2 times, the speculator was away for 1 of 2 rounds"
+    assert lost == f"degraded: {times}; the text is the same"
+    lost = summary_of(degraded=True, num_speculator_losses=1, missing_peers=[gone]).splitlines()[1]
+    assert lost.startswith("degraded: the speculator was lost 1 time, ")
+
+
+def missing(peer: str, absence: str, num_rounds: int) -> verifier_pb2.MissingPeer:
+    return verifier_pb2.MissingPeer(peer=f"PEER_{peer}", absence=f"ABSENCE_{absence}", num_rounds=num_rounds)
+
+
+def test_the_summary_says_which_service_was_missing_and_why() -> None:
+    loading, slow = missing("SPECULATOR", "STARTING", 2), missing("DATASTORE", "SLOW", 0)
+    line = summary_of(degraded=True, missing_peers=[loading, slow]).splitlines()[1]
+    speculator = "the speculator was still starting, or shutting down, for 2 of 2 rounds"
+    assert line == f"{speculator}, the datastore was too slow for a moment; the text is the same"
+    unknown = verifier_pb2.MissingPeer(peer=99, absence=99, num_rounds=1)  # type: ignore[arg-type]  # of a newer server
+    line = summary_of(degraded=True, missing_peers=[unknown]).splitlines()[1]
+    assert line == "a peer was missing for 1 of 2 rounds; the text is the same"
 
 
 def test_one_of_a_thing_is_named_as_one() -> None:

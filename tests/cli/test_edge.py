@@ -43,7 +43,7 @@ def test_a_wrong_address_is_explained(upstream: str) -> None:
     command = [*COMMAND, "--upstream", upstream, "--listen", "127.0.0.1:0"]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert run.returncode == 1
-    assert "error: edge: --upstream: must be HOST:PORT, or several separated by commas" in run.stderr
+    assert "error: edge: --upstream: must be HOST:PORT with a port of 1 to 65535, or several with commas" in run.stderr
 
 
 def test_the_address_of_the_cloud_must_be_given() -> None:

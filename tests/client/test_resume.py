@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from outrider_client import BlockingClient, Client
@@ -20,6 +21,7 @@ from tests.support.fake_verifier import (
     a_good_generation,
     chunk,
     finished,
+    running_fake,
     started,
     until_cancelled,
 )
@@ -226,6 +228,27 @@ async def test_all_calls_go_to_a_replica_that_answers(verifier: FakeVerifier, ki
             assert blocking.info().model.model_id == "fake"
             assert blocking.tokenize("ab") == [97, 98]
             assert blocking.health()
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "blocking"])
+async def test_one_replica_that_serves_is_health_enough(verifier: FakeVerifier, kind: str) -> None:
+    async def is_healthy(*addresses: str) -> bool:
+        if kind == "asyncio":
+            async with Client(addresses) as client:
+                return await client.health()
+
+        def ask() -> bool:
+            with BlockingClient(addresses) as blocking:
+                return blocking.health()
+
+        return await asyncio.to_thread(ask)
+
+    with running_fake() as loading:
+        loading.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        assert await is_healthy(loading.address, NOBODY, verifier.address)
+        assert not await is_healthy(loading.address)
+        verifier.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        assert not await is_healthy(loading.address, NOBODY, verifier.address)
 
 
 @pytest.mark.slow

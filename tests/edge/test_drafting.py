@@ -168,6 +168,9 @@ async def test_the_first_token_does_not_wait_for_the_draft_model(
         assert result.token_ids == plain.token_ids
         assert result.summary.degraded
         assert result.summary.num_rounds > 0
+        num = result.summary.num_rounds
+        words = f"the edge's draft model was still starting, or shutting down, for {num} of {num} rounds"
+        assert result.missing_peers == (words,)
         info = await client.info()
         assert (info.speculator.connected, info.speculator.last_error) == (False, "the draft model is loading")
 
@@ -190,6 +193,7 @@ async def test_a_draft_model_that_cannot_be_loaded_is_said_and_done_without(veri
         assert "--model demo/nope: there is no demo model" in (await loaded(client)).last_error
         result = await client.complete(TEXT, max_tokens=8, ignore_eos=True, method="pearl")
         assert result.summary.degraded
+        assert "the edge's draft model could not be used" in result.missing_peers[0]
 
 
 async def test_a_draft_model_that_loads_is_used(verifier: RunningVerifier) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from outrider.gateway import bodies, run, streams
 from outrider.gateway.bodies import ClientGone
@@ -23,6 +25,33 @@ from tests.support.waiting import until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
+
+
+def test_a_flood_of_bad_requests_is_a_line_a_minute() -> None:
+    now = 1000.0
+    handler = run.TroubleLog(lambda: now)
+    bad = logging.LogRecord("uvicorn.error", logging.WARNING, "", 0, "Invalid HTTP request received.", (), None)
+    other = logging.LogRecord("uvicorn.error", logging.WARNING, "", 0, "Unsupported upgrade request.", (), None)
+    with capture_logs() as lines:
+        for _ in range(1000):
+            handler.emit(bad)
+        handler.emit(other)
+        now += run.TROUBLE_PERIOD_S
+        handler.emit(bad)
+        handler.emit(bad)
+    told = [(line["reason"], line["num_left_out"]) for line in lines]
+    assert told == [(bad.msg, 0), (other.msg, 0), (bad.msg, 999)]
+
+
+async def test_what_is_no_http_is_logged_by_that(gateway: RunningGateway) -> None:
+    host, _, port = gateway.address.rpartition(":")
+    with capture_logs() as lines:
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"nonsense\r\n\r\n")
+            assert b"400 Bad Request" in await reader.read()
+            writer.close()
+    assert [line["event"] for line in lines] == ["http.trouble"]
 
 
 @pytest.fixture

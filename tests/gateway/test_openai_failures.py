@@ -105,6 +105,24 @@ async def test_a_token_that_is_missing_or_unknown_or_of_somebody_else(tmp_path: 
             assert (await client.models.list()).data[0].id == MODEL
 
 
+async def test_a_gateway_with_a_token_of_its_own_lends_it_to_nobody(tmp_path: Path) -> None:
+    file = credentials_file(tmp_path / "credentials", entry("t0ken", "generate"))
+    gate = Gate(credential_book(str(file), has_client_certificates=False), "outrider.v1.VerifierService")
+    (tmp_path / "token").write_text("t0ken")
+    own = {"peer_token_file": str(tmp_path / "token")}
+    async with running_verifier(interceptors=[gate]) as verifier, running_gateway(verifier.address, **own) as gateway:
+        for path in ("/v1/models", f"/v1/models/{MODEL}"):
+            for headers in ({}, {"authorization": "Bearer wr0ng"}):
+                refused = await gateway.http.get(path, headers=headers)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+            admitted = await gateway.http.get(path, headers={"authorization": "Bearer t0ken"})
+            assert admitted.status_code == 200
+        async with gateway.http.stream("GET", "/page/load") as stream:
+            event = await anext(stream.aiter_text())
+        assert '"invalid_api_key"' in event
+        assert "num_sessions" not in event
+
+
 async def test_an_upstream_that_is_away_is_503() -> None:
     async with running_gateway("127.0.0.1:1") as gateway, opened(gateway) as client:
         with pytest.raises(openai.APIStatusError) as failed:

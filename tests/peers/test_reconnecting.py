@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from outrider.core.params import InvalidParameter
+from outrider.core.statistics import Absence
 from outrider.peers import reconnecting
 from outrider.peers.channel import PeerState
 from outrider.peers.reconnecting import Cause, Loss, ReconnectingStream, backoff_s
@@ -219,3 +220,19 @@ async def test_nobody_dials_after_the_channel_was_closed(peer: PeerState) -> Non
     stream = Stream(peer, Call(grpc.aio.UsageError("Channel is closed.")))
     await until(lambda: asyncio.all_tasks() <= before)
     assert (len(stream.opened_at), stream.losses) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("loss", "at_first", "later"),
+    [
+        (Loss(Cause.SILENCE, ""), Absence.SLOW, Absence.SLOW),
+        (Loss(Cause.GARBAGE, ""), Absence.UNUSABLE, Absence.UNUSABLE),
+        (Loss(Cause.STATUS, "", grpc.StatusCode.FAILED_PRECONDITION), Absence.UNUSABLE, Absence.UNUSABLE),
+        (Loss(Cause.STATUS, "", grpc.StatusCode.UNAUTHENTICATED), Absence.UNUSABLE, Absence.UNUSABLE),
+        (Loss(Cause.STATUS, "", grpc.StatusCode.RESOURCE_EXHAUSTED), Absence.FULL, Absence.FULL),
+        (Loss(Cause.STATUS, "", grpc.StatusCode.UNAVAILABLE), Absence.UNREACHABLE, Absence.LOST),
+        (Loss(Cause.STATUS, "", grpc.StatusCode.UNAVAILABLE, is_from_server=True), Absence.STARTING, Absence.LOST),
+    ],
+)
+def test_a_loss_says_why_the_peer_is_missing(loss: Loss, at_first: Absence, later: Absence) -> None:
+    assert (loss.absence(was_there=False), loss.absence(was_there=True)) == (at_first, later)

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from outrider.core.params import Method, SpeculationParams, Steering
-from outrider.core.statistics import RunningMean
+from outrider.core.statistics import Absence, RunningMean
 from outrider.peers import speculator as speculator_peer
 from outrider.peers.reconnecting import FIRST_ANSWER_S, MIN_SILENCE_S, AnswerDeadline
 from tests.support.forgetful_proxy import forgetful
@@ -296,4 +296,41 @@ async def test_a_steering_is_repeated_to_a_speculator_that_comes_back(speculator
         speculator.is_silent = False
         await until(lambda: len(speculator.steerings) == 2)
         assert [steering.forward_us for steering in speculator.steerings] == [7, 7]
+        stream.close()
+
+
+async def test_sessions_learn_why_there_are_no_drafts(speculator: ScriptedSpeculator) -> None:
+    speculator.is_loading, speculator.health = True, health_pb2.HealthCheckResponse.NOT_SERVING
+    async with serving(speculator) as address, dialling(address) as peer:
+        first, second = Listener(), Listener()
+        streams = [speculate(peer, first, [1, 2])]
+        await until(lambda: first.num_detached)
+        streams.append(speculate(peer, second, [1, 2]))
+        await until(lambda: second.num_detached)
+        assert (first.absences, second.absences) == ([Absence.STARTING], [Absence.STARTING])
+        speculator.is_loading, speculator.health = False, health_pb2.HealthCheckResponse.SERVING
+        await until(lambda: first.num_drafts and second.num_drafts)
+        for stream in streams:
+            stream.close()
+
+
+async def test_a_speculator_that_has_ended_was_lost_to_those_that_it_served_alone(
+    speculator: ScriptedSpeculator,
+) -> None:
+    before, after = Listener(), Listener()
+    async with serving(speculator) as address, dialling(address) as peer:
+        stream = speculate(peer, before, [1, 2])
+        await until(lambda: before.num_drafts)
+        speculator.refusal = grpc.StatusCode.UNAVAILABLE
+        peer.breaker.trip("as the test wants it")
+        other = speculate(peer, after, [1, 2])
+        await until(lambda: after.num_detached)
+        assert after.absences == [Absence.UNREACHABLE]
+        stream.close()
+        other.close()
+    async with dialling(address) as peer:
+        nobody = Listener()
+        stream = speculate(peer, nobody, [1, 2])
+        await until(lambda: nobody.num_detached)
+        assert nobody.absences == [Absence.UNREACHABLE]
         stream.close()

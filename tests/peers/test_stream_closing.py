@@ -8,6 +8,7 @@ import gc
 import pytest
 
 from outrider.core.params import Method, SamplingParams, SpeculationParams
+from outrider.core.statistics import Absence
 from outrider.core.tree import Draft
 from outrider.peers.speculator import SpeculationSpec, SpeculatorPeer
 from tests.support.services import running_speculator
@@ -22,7 +23,7 @@ class Nobody:
 
     def on_draft(self, draft: Draft) -> None: ...
 
-    def on_detached(self) -> None: ...
+    def on_detached(self, absence: Absence) -> None: ...
 
 
 async def test_a_stream_that_is_closed_leaves_no_session_whenever_that_is() -> None:

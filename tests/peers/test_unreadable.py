@@ -11,6 +11,7 @@ import pytest
 
 from outrider.core.params import Method, RetrievalScope, SamplingParams, Source, SpeculationParams
 from outrider.core.retrieval.plan import RetrievalPlan
+from outrider.core.statistics import Absence
 from outrider.core.tree import Draft
 from outrider.peers.datastore import DatastorePeer
 from outrider.peers.speculator import SpeculationSpec, SpeculatorPeer
@@ -88,7 +89,7 @@ class Listener:
     def on_draft(self, draft: Draft) -> None:
         self.drafts.append(draft)
 
-    def on_detached(self) -> None:
+    def on_detached(self, absence: Absence) -> None:
         self.num_lost += 1
 
 
@@ -114,7 +115,7 @@ async def test_a_datastore_s_streams_are_opened_again(peer_and_address: tuple[Pe
     answers: list[int] = []
     num_lost = 0
 
-    def lose() -> None:
+    def lose(absence: Absence) -> None:
         nonlocal num_lost
         num_lost += 1
 

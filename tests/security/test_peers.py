@@ -14,6 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from outrider.core.params import Method, RetrievalScope, SamplingParams, SpeculationParams
+from outrider.core.statistics import Absence
 from outrider.core.tree import Draft
 from outrider.peers.channel import PeerState
 from outrider.peers.datastore import DatastorePeer
@@ -268,7 +269,7 @@ class Listener:
     def on_draft(self, draft: Draft) -> None:
         self.num_nodes += len(draft.token_ids)
 
-    def on_detached(self) -> None: ...
+    def on_detached(self, absence: Absence) -> None: ...
 
 
 async def test_a_speculator_that_floods_is_not_listened_to() -> None:

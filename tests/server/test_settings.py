@@ -6,7 +6,9 @@ import os
 
 import pytest
 
-from outrider.server.settings import ModelSettings, ServiceSettings, model_config, parse_settings
+from outrider.edge.settings import EdgeSettings
+from outrider.gateway.settings import GatewaySettings
+from outrider.server.settings import ModelSettings, ProcessSettings, ServiceSettings, model_config, parse_settings
 
 
 class Settings(ServiceSettings):
@@ -89,3 +91,14 @@ def test_another_device_is_refused_before_torch_is_imported(device: str, capsys:
     assert raised.value.code == 2
     rule = "must be cpu, cuda, cuda:NUMBER, xpu, xpu:NUMBER or mps"
     assert f"--device (or OUTRIDER_TEST_DEVICE): {rule}, got {device!r}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("service", [EdgeSettings, GatewaySettings])
+@pytest.mark.parametrize("upstream", ["cloud", "cloud:0", "a:50051,b", "a:1,,b:2", "http://a", "a:99999"])
+def test_whoever_dials_verifiers_says_in_the_same_words_what_an_address_is(
+    service: type[ProcessSettings], upstream: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_settings(service, ["--upstream", upstream, "--peer-insecure"])
+    rule = "must be HOST:PORT with a port of 1 to 65535, or several with commas between"
+    assert f"--upstream (or {service.model_config['env_prefix']}UPSTREAM): {rule}" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from contextlib import contextmanager
 
 import grpc
 import pytest
@@ -146,8 +147,8 @@ def until_cancelled(fake: FakeVerifier) -> Script:
     return script
 
 
-@pytest.fixture
-def verifier() -> Iterator[FakeVerifier]:
+@contextmanager
+def running_fake() -> Iterator[FakeVerifier]:
     """A fake verifier that listens on loopback and is healthy."""
     fake = FakeVerifier()  # type: ignore[abstract]  # what it has not is UNIMPLEMENTED
     fake.health.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -159,3 +160,10 @@ def verifier() -> Iterator[FakeVerifier]:
         server.start()
         yield fake
         server.stop(None).wait()
+
+
+@pytest.fixture
+def verifier() -> Iterator[FakeVerifier]:
+    """See `running_fake`."""
+    with running_fake() as fake:
+        yield fake

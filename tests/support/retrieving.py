@@ -7,6 +7,7 @@ import asyncio
 from outrider.core.params import RetrievalScope
 from outrider.core.retrieval.ngrams import Continuation
 from outrider.core.retrieval.plan import RetrievalPlan
+from outrider.core.statistics import Absence
 from outrider.peers.datastore import EVERYTHING, DatastorePeer, RetrievalStream
 
 
@@ -21,8 +22,9 @@ class Listener:
     def on_answer(self, base_len: int, continuation: Continuation) -> None:
         self.answers.append((base_len, continuation))
 
-    def on_lost(self) -> None:
+    def on_lost(self, absence: Absence) -> None:
         self.num_lost += 1
+        self.absence = absence
 
 
 def retrieve(

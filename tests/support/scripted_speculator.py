@@ -11,10 +11,12 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.core.params import Method, SamplingParams, SpeculationParams
+from outrider.core.statistics import Absence
 from outrider.core.tree import Draft
 from outrider.peers.speculator import SpeculationSpec, SpeculationStream, SpeculatorPeer
 from outrider.v1 import speculator_pb2 as pb
 from outrider.v1 import speculator_pb2_grpc, types_pb2
+from outrider.wire.errors import NotServing, to_status
 
 Context = grpc.aio.ServicerContext[object, object]
 
@@ -39,7 +41,7 @@ class ScriptedSpeculator(
         self.is_silent = False
         """Takes everything, answers nothing."""
         self.refusal: grpc.StatusCode | None = None
-        self.is_garbage = False
+        self.is_garbage = self.is_loading = False
         self.forward_us = 0
         """What it says of its draft model's speed."""
         self.load: pb.SpeculatorLoad | None = None
@@ -71,6 +73,8 @@ class ScriptedSpeculator(
                 match request.WhichOneof("event"):
                     case "open":
                         self.opened.append(request.open)
+                        if self.is_loading:
+                            await context.abort_with_status(to_status(NotServing("as the test wants it")))
                         if self.refusal is not None:
                             await context.abort(self.refusal, "as the test wants it")
                         if not self.is_silent:
@@ -123,6 +127,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.num_attached = self.num_detached = self.num_drafts = 0
+        self.absences: list[Absence] = []
 
     def on_attached(self, forward_us: int) -> None:
         self.num_attached += 1
@@ -130,8 +135,9 @@ class Listener:
     def on_draft(self, draft: Draft) -> None:
         self.num_drafts += 1
 
-    def on_detached(self) -> None:
+    def on_detached(self, absence: Absence) -> None:
         self.num_detached += 1
+        self.absences.append(absence)
 
 
 @dataclass(frozen=True)

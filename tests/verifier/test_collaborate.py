@@ -142,6 +142,8 @@ async def test_a_caller_that_half_closes_gets_the_rest_without_drafts(stub: Any,
     output = [token_id for response in responses for token_id in response.chunk.token_ids]
     assert output == await plain_text(stub)
     assert responses[-1].finished.summary.degraded
+    [missing] = responses[-1].finished.summary.missing_peers
+    assert (missing.peer, missing.absence) == (verifier_pb2.PEER_EDGE, verifier_pb2.ABSENCE_LOST)
     assert responses[-1].finished.summary.num_empty_rounds == responses[-1].finished.summary.num_rounds
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from outrider.core.statistics import COUNTS
+from outrider.v1 import verifier_pb2
 from outrider.wire.speculation import METHODS
 from outrider_client.client import Client
 from outrider_client.errors import DeadlineExceeded, OutOfRange
@@ -121,6 +122,13 @@ async def test_a_speculator_that_is_away_from_the_beginning_is_a_reason_and_no_l
         result = await generate(alone, "pearl")
         values = values_of(verifier.servicer.metrics())
     assert result.summary.degraded
+    [missing] = result.summary.missing_peers
+    assert (missing.peer, missing.absence) == (verifier_pb2.PEER_SPECULATOR, verifier_pb2.ABSENCE_UNREACHABLE)
+    num_rounds = result.summary.num_rounds
+    assert result.missing_peers == (
+        f"the speculator could not be reached for {missing.num_rounds} of {num_rounds} rounds",
+    )
+    assert 0 < missing.num_rounds <= num_rounds
     assert values["outrider_peer_up"] == {"speculator": 0}
     assert values["outrider_speculator_losses_total"][""] == result.summary.num_speculator_losses == 0
     assert values["outrider_degraded_sessions_total"][""] == 1

@@ -65,6 +65,9 @@ async def test_sources_of_its_own_need_no_datastore_even_where_one_is_configured
         assert not summary.degraded
         _, summary = await said(stub, method=types_pb2.METHOD_RETRIEVAL)
         assert summary.degraded, "the tiers are asked for, and there are none"
+        [missing] = summary.missing_peers
+        assert (missing.peer, missing.absence) == (verifier_pb2.PEER_DATASTORE, verifier_pb2.ABSENCE_UNREACHABLE)
+        assert 0 < missing.num_rounds <= summary.num_rounds
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import Enum
 from itertools import dropwhile
 from statistics import median
 
@@ -44,6 +45,32 @@ class DraftTime:
     """Time of the draft model's forwards for them."""
     draft_retrieval_ms: float
     """The time that the drafter spent on continuations, beside its forwards."""
+
+
+class Peer(Enum):
+    """Whatever else than the target a generation needs. The values are those of the wire."""
+
+    SPECULATOR = 1
+    DATASTORE = 2
+    EDGE = 3
+    """The draft model of whoever calls Collaborate."""
+
+
+class Absence(Enum):
+    """Reasons for which a peer is missing. The values are those of the wire."""
+
+    STARTING = 1
+    """It answers, but does not serve yet, or no more."""
+    UNREACHABLE = 2
+    """It could not be reached when it was needed first."""
+    LOST = 3
+    """It was there, and the stream to it broke."""
+    SLOW = 4
+    """It answers later than is waited for."""
+    FULL = 5
+    """It has as many sessions as it takes."""
+    UNUSABLE = 6
+    """It refuses, sends what cannot be understood, or its model does not fit."""
 
 
 @dataclass(slots=True)
@@ -166,13 +193,19 @@ COUNTS: Mapping[str, CountInfo] = {
 class Statistics(Counts):
     """Everything that is known of the speculation in one generation. Its owner writes, others read."""
 
-    degraded: bool = False
-    """True if a peer that the method needs was missing for part of the generation."""
+    missing: Counter[tuple[Peer, Absence]] = field(default_factory=Counter)
+    """Rounds without a peer that the method needs, by the peer and the reason. One that was missing between two rounds
+    has 0."""
     round_times: list[RoundTime] = field(default_factory=list)
     draft_times: list[DraftTime] = field(default_factory=list)
     """Times of the drafts that were waited for and whose time is known."""
     decisions: Sequence[Decision] = ()
     """Strategies that `Method.AUTO` has used."""
+
+    @property
+    def degraded(self) -> bool:
+        """True if a peer that the method needs was missing for part of the generation."""
+        return bool(self.missing)
 
     @property
     def mean_acceptance_length(self) -> float:

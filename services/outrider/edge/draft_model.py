@@ -11,6 +11,7 @@ import structlog
 
 from outrider.core.blocks import PoolState, PrefixScope
 from outrider.core.params import SamplingParams, SpeculationParams, Steering
+from outrider.core.statistics import Absence
 from outrider.core.structure import Structure
 from outrider.core.tree import TokenId
 from outrider.edge.settings import EdgeSettings
@@ -81,6 +82,13 @@ class DraftModel:
         log.info("edge.draft_model_loaded", model=self.drafter.model.model_id)
         self._announce(f"draft model: {self.drafter.model.model_id} is loaded")
         self._on_loaded()
+
+    def absence(self, target: types_pb2.ModelInfo) -> Absence:
+        """Returns the kind of the reason that `why_not` gives in words."""
+        if self.drafter is None:
+            is_loading = self._task is None or not self._task.done()
+            return Absence.STARTING if is_loading else Absence.UNUSABLE
+        return Absence.UNUSABLE if self.drafter.model.tokenizer_hash != target.tokenizer_hash else Absence.FULL
 
     def why_not(self, target: types_pb2.ModelInfo) -> str:
         """Returns why nothing can be drafted for this target now; empty means that it can."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import grpc
 import structlog
 
+from outrider.core.statistics import Absence, Peer
 from outrider.edge.choices import emitted, request_of
 from outrider.edge.collaboration import Collaboration
 from outrider.edge.draft_model import DraftModel
@@ -21,6 +22,7 @@ from outrider.edge.upstream import Failure, Upstream, Upstreams, code_of, text_o
 from outrider.peers.reconnecting import is_overwritten, wait_before_retry
 from outrider.telemetry.tracing import COLLABORATE, GENERATE, Metadata, current_span
 from outrider.v1 import verifier_pb2
+from outrider.wire.convert import missing_peer
 from outrider.wire.errors import RpcError, Unavailable
 from outrider.wire.resumption import difference
 from outrider.wire.speculation import METHODS
@@ -74,7 +76,9 @@ class Relay:
         self._target: verifier_pb2.GetInfoResponse | None = None
         self._num_characters = self._num_characters_before = 0
         """Characters that the application has had of all calls, and of those before this one."""
-        self._has_begun = self._is_degraded = self._is_finished = self._has_rest = False
+        self._absence: Absence | None = None
+        """The reason for which it had no drafts of this edge; None if it had some, or needs none."""
+        self._has_begun = self._is_finished = self._has_rest = False
         self._was_overwritten = False
         self._lost_at: float | None = None
         self._heard_at = 0.0
@@ -161,15 +165,16 @@ class Relay:
         if method is None or not method.has_draft_model:
             await self._generate(upstream, request)
             return
-        reason = self._draft_model.why_not(target.model)
+        reason, absence = self._draft_model.why_not(target.model), self._draft_model.absence(target.model)
         if not reason:
             drafter = self._draft_model.drafter
             assert drafter is not None
+            absence = Absence.UNUSABLE  # if it is the verifier that does not take the drafts
             with current_span().calling(COLLABORATE, upstream.state.address) as span:
                 reason = await self._collaborate(upstream, request, drafter, target, span.metadata)
         if reason:
             log.warning("session.without_drafts", reason=reason)
-            self._is_degraded = True
+            self._absence = absence
             # A cloud without a speculator would refuse the method, and a generation shall not fail for want of drafts.
             request.speculation.allow_fallback = True
             await self._generate(upstream, request)
@@ -249,7 +254,10 @@ class Relay:
                 self._forget_failures()
                 self._lost_at, self._was_overwritten = None, False
             case "finished":
-                response.finished.summary.degraded |= self._is_degraded
+                summary = response.finished.summary
+                if self._absence is not None:
+                    summary.degraded = True
+                    summary.missing_peers.append(missing_peer(Peer.EDGE, self._absence, summary.num_rounds))
         await self._write(response)
         self._is_finished = self._is_finished or response.HasField("finished")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
+from outrider.security.addresses import addresses_of
+from outrider.security.settings import checked_addresses
 from outrider.server.settings import LISTEN, model_config
 from outrider.speculator.settings import DraftModelSettings
 
@@ -30,11 +32,7 @@ class EdgeSettings(DraftModelSettings):
     @field_validator("upstream")
     @classmethod
     def _upstream_is_addresses(cls, value: str) -> str:
-        for part in value.split(","):
-            host, _, port = part.strip().rpartition(":")
-            if not host or not port.isdigit() or not 0 < int(port) <= 65535:
-                raise ValueError("must be HOST:PORT, or several separated by commas")
-        return value
+        return checked_addresses(value)
 
     @property
     def peers(self) -> dict[str, str]:
@@ -44,4 +42,4 @@ class EdgeSettings(DraftModelSettings):
     @property
     def upstreams(self) -> list[str]:
         """The addresses of `upstream`."""
-        return [part.strip() for part in self.upstream.split(",")]
+        return list(addresses_of(self.upstream))

@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Generator
+import time
+from collections import Counter
+from collections.abc import Callable, Generator
 from typing import Any, cast
 
 import structlog
@@ -35,6 +37,8 @@ KEEP_ALIVE_S = 75
 """Time for which a connection without a request stays open, in seconds: longer than clients keep theirs."""
 MAX_HEAD_BYTES = 64 << 10
 BACKLOG = 1024
+TROUBLE_PERIOD_S = 60.0
+"""Shortest time between two warnings of one kind about what clients send, in seconds."""
 
 
 async def serve(settings: GatewaySettings) -> None:
@@ -206,14 +210,28 @@ class _Connection(HttpToolsProtocol):
         self._deadline = None if timeout_s is None else self.loop.call_later(timeout_s, self.transport.abort)
 
 
-class _Log(logging.Handler):
-    """Logs the warnings of uvicorn as structured lines."""
+class TroubleLog(logging.Handler):
+    """Logs the warnings of uvicorn as structured lines, each kind once in a while: what clients send shall not fill
+    the log."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(logging.WARNING)
+        self._clock = clock
+        self._due: dict[str, float] = {}
+        """Times from which on a kind of warning is logged again. uvicorn has a handful of kinds."""
+        self._num_left_out: Counter[str] = Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        log.warning("http.trouble", reason=record.getMessage())
+        """Logs a record, or counts it."""
+        kind, now = str(record.msg), self._clock()
+        if record.levelno < logging.ERROR and now < self._due.get(kind, 0.0):
+            self._num_left_out[kind] += 1
+            return
+        self._due[kind] = now + TROUBLE_PERIOD_S
+        log.warning("http.trouble", reason=record.getMessage(), num_left_out=self._num_left_out.pop(kind, 0))
 
 
 def _log_here() -> None:
     logger = logging.getLogger("uvicorn")
-    logger.handlers, logger.propagate = [_Log(logging.WARNING)], False
+    logger.handlers, logger.propagate = [TroubleLog()], False
     logger.setLevel(logging.WARNING)

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from outrider.security.addresses import addresses_of
-from outrider.security.settings import PeerSecuritySettings, checked_address
+from outrider.security.settings import PeerSecuritySettings, checked_addresses
 from outrider.server.settings import LISTEN, ProcessSettings, model_config
 from outrider_client.tool_calls import ToolCallFormat
 
@@ -49,9 +49,7 @@ class GatewaySettings(ProcessSettings, PeerSecuritySettings):
     @field_validator("upstream")
     @classmethod
     def _upstream_is_addresses(cls, value: str) -> str:
-        for address in addresses_of(value):
-            checked_address(address)
-        return value
+        return checked_addresses(value)
 
     @field_validator("allow_origin")
     @classmethod

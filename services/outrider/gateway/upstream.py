@@ -63,9 +63,12 @@ class Upstream:
         ours = dict(self._security.metadata()).get("authorization", "").removeprefix("Bearer ")
         return self._client().for_caller(ours or token)
 
-    async def info(self, token: str = "") -> verifier_pb2.GetInfoResponse:
-        """Asks what the verifier is. `token`: the caller's. Raises OutriderError."""
-        info = await self.own(token).info(timeout_s=INFO_TIMEOUT_S)
+    async def info(self, token: str) -> verifier_pb2.GetInfoResponse:
+        """Asks in a caller's name what the verifier is: whoever it admits may know. Raises OutriderError."""
+        return await self._ask(self.for_caller(token))
+
+    async def _ask(self, client: Client) -> verifier_pb2.GetInfoResponse:
+        info = await client.info(timeout_s=INFO_TIMEOUT_S)
         if self._info is None or info.model.model_id != self._info.model.model_id:
             self._token_bytes.clear()
         self._info, self._info_at = info, time.monotonic()
@@ -74,7 +77,7 @@ class Upstream:
     async def model(self, token: str = "") -> verifier_pb2.GetInfoResponse:
         """Returns what the verifier is, as of some seconds ago. Raises OutriderError."""
         if self._info is None or time.monotonic() - self._info_at > INFO_TTL_S:
-            return await self.info(token)
+            return await self._ask(self.own(token))
         return self._info
 
     async def model_names(self, token: str = "") -> list[str]:

@@ -106,6 +106,7 @@ def speculation(results: Sequence[Result]) -> dict[str, Any]:
         "accepted_by_source": by_source,
         "decisions": [_decision(decision) for decision in first.decisions],
         "degraded": any(result.summary.degraded for result in results),
+        "missing_peers": list(dict.fromkeys(words for result in results for words in result.missing_peers)),
         "num_speculator_losses": sum(result.summary.num_speculator_losses for result in results),
         "num_resumes": results[0].num_resumes,
         "times_p50": round_times(first.times_p50),

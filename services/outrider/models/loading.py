@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import structlog
 import torch
@@ -20,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from outrider.models.demo.inflate import UNTRAINED, forget, inflate, parse_inflation
 from outrider.models.exactness import Exactness, NotExact, make_exact
+from outrider.models.hub.repository import why_no_hub
 from outrider.models.kv_cache import TILE, CacheShape
 from outrider.models.runner import Runner, UnsupportedModel, cache_shape, max_context_len
 
@@ -27,7 +25,6 @@ log = structlog.get_logger(__name__)
 
 DEMO_PREFIX = "demo/"
 DEMO_FOLDER = Path(__file__).parent / "demo"
-HUB_TIMEOUT_S = 5.0
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -233,23 +230,10 @@ def check_reachable(model_id: str) -> None:
         raise CannotLoadModel(f"--model {model_id}: no such folder, and no name on the hub") from error
     if isinstance(cached, str):
         return
-    why = "it is switched off by HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else _why_no_hub()
+    why = "it is switched off by HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else why_no_hub()
     if why:
         advice = "a folder or a demo name works offline"
         raise CannotLoadModel(f"--model {model_id}: the hub cannot be reached ({why}); {advice}")
-
-
-def _why_no_hub() -> str:
-    """Returns why no connection to the hub is made; empty means that one is, or that a proxy would make it."""
-    url = urlsplit(constants.ENDPOINT)
-    if url.scheme in getproxies():
-        return ""
-    try:
-        port = url.port or (80 if url.scheme == "http" else 443)
-        socket.create_connection((url.hostname or "", port), HUB_TIMEOUT_S).close()
-    except OSError as error:
-        return (error.strerror or str(error)).lower()
-    return ""
 
 
 def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -> tuple[PreTrainedModel, Any]:

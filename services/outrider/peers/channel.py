@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 import grpc
 import structlog
 
-from outrider.core.statistics import Traffic
+from outrider.core.statistics import Absence, Traffic
 from outrider.security.peer_channel import PeerChannel, PeerSecurity
 from outrider.telemetry.metrics import Metric, Metrics, counters, gauges
 from outrider.wire.channels import CHANNEL_OPTIONS
@@ -81,6 +81,8 @@ class PeerState:
         self.address = address
         self.is_connected = False
         self.last_error = ""
+        self.absence = Absence.UNREACHABLE
+        """The reason for which a session that begins now would miss it, if it is down."""
         self.num_shed_tokens = 0
         """Tokens that were to be recorded and were given up."""
         self.num_reconnects = 0

@@ -13,6 +13,7 @@ from outrider.core.params import RetrievalScope, Source
 from outrider.core.retrieval.ngrams import Continuation
 from outrider.core.retrieval.plan import RetrievalPlan
 from outrider.core.retrieval.retriever import TierSource
+from outrider.core.statistics import Absence
 from outrider.core.tree import TokenId
 from outrider.peers.channel import PeerState
 from outrider.peers.lookups import Asker, Lookups, tiers_to_proto
@@ -83,7 +84,7 @@ class DatastorePeer:
         scope: RetrievalScope,
         contribute: bool,
         on_answer: Callable[[int, Continuation], None],
-        on_lost: Callable[[], None],
+        on_lost: Callable[[Absence], None],
         plan: RetrievalPlan | None = EVERYTHING,
         tenant: str | None = None,
     ) -> RetrievalStream:
@@ -96,7 +97,7 @@ class DatastorePeer:
             scope: The tiers that the session may read.
             contribute: True if other sessions of the scope may read this one's tokens.
             on_answer: Called on the event loop with the number of tokens before the continuation, and with it.
-            on_lost: Called on the event loop when a lookup will not be answered.
+            on_lost: Called on the event loop with the reason when a lookup will not be answered.
             plan: Says which tiers are asked, and with how much context; None means that the session only records.
             tenant: Owner of the session; None means this process's own.
         """

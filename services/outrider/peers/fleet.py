@@ -18,7 +18,7 @@ import grpc
 import structlog
 
 from outrider.core.params import Steering
-from outrider.core.statistics import Traffic
+from outrider.core.statistics import Absence, Traffic
 from outrider.core.tree import Draft, TokenId
 from outrider.peers.channel import addresses_behind
 from outrider.peers.reconnecting import reason_of
@@ -269,9 +269,9 @@ class _Leg:
         """See `SpeculationListener`."""
         self._session.on_draft(self, draft)
 
-    def on_detached(self) -> None:
+    def on_detached(self, absence: Absence) -> None:
         """See `SpeculationListener`."""
-        self._session.on_lost(self)
+        self._session.on_lost(self, absence)
 
 
 class FleetSession:
@@ -387,8 +387,8 @@ class FleetSession:
             self._num_losses = 0
             self._listener.on_draft(draft)
 
-    def on_lost(self, leg: _Leg) -> None:
-        """Takes in that a stream was lost: goes on at another speculator, or waits for this one."""
+    def on_lost(self, leg: _Leg, absence: Absence) -> None:
+        """Takes in that a stream was lost, and why: goes on at another speculator, or waits for this one."""
         if leg is self._move:
             self._give_up_move()
         if leg is not self._leg or self._is_closed:
@@ -404,7 +404,7 @@ class FleetSession:
         # A speculator that has refused a session which another one takes has taken nothing from it.
         if self._is_attached and (leg.forward_us is not None or other is None):
             self._is_attached = False
-            self._listener.on_detached()
+            self._listener.on_detached(absence)
         if other is not None:
             self._go_on(other)
 

@@ -15,6 +15,7 @@ import grpc
 
 from outrider.core.params import TIERS, Source
 from outrider.core.retrieval.ngrams import Continuation
+from outrider.core.statistics import Absence
 from outrider.peers.channel import PeerState
 from outrider.peers.reconnecting import (
     BROKEN_CONNECTION,
@@ -37,11 +38,12 @@ ANSWER_TIMEOUT_S = 1.0
 # Compared by identity, as a key of `_due`: with eq a dataclass that is not frozen cannot be hashed.
 @dataclass(eq=False, slots=True)
 class Asker:
-    """Holds a session's lookups. `on_answer(base_len, continuation)` and `on_lost()` are called on the event loop."""
+    """Holds a session's lookups. `on_answer(base_len, continuation)` and `on_lost(absence)` are called on the event
+    loop."""
 
     scope: pb.Scope
     on_answer: Callable[[int, Continuation], None]
-    on_lost: Callable[[], None]
+    on_lost: Callable[[Absence], None]
     tiers: Sequence[types_pb2.Source] = ()
     """Tiers that are asked; empty means all."""
     whole_run_len: int = 0
@@ -69,7 +71,7 @@ class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
         asker.next_query = query
         if self._is_down:
             # Sent all the same, since only an answer shows that the datastore is back; but the session must not wait.
-            asker.on_lost()
+            asker.on_lost(self._state.absence)
         if not asker.is_asking:
             self._due[asker] = None
             self._wake.set()
@@ -136,7 +138,8 @@ class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
         if is_silent or loss.cause is Cause.GARBAGE or loss.code in BROKEN_CONNECTION:
             self._state.dial_anew()
         self._is_down = True
-        self._drop_all()
+        self._state.absence = loss.absence(was_there=False)
+        self._drop_all(loss.absence(was_there=self._has_answered))
         is_refused = loss.code in REFUSALS or loss.code is grpc.StatusCode.NOT_FOUND
         # Refused once means refused for long: it is not worth asking often.
         return LAST_RETRY_S if is_refused else backoff_s(self._num_failures)
@@ -161,14 +164,14 @@ class Lookups(ReconnectingStream[pb.LookupRequest, pb.LookupResponse]):
                 self._due[asker] = None
         self._in_flight.clear()
 
-    def _drop_all(self) -> None:
+    def _drop_all(self, absence: Absence) -> None:
         """Gives up every lookup, sent or not: late answers are worth nothing."""
         lost = dict.fromkeys([*(asker for asker, _ in self._in_flight), *self._due])
         self._in_flight.clear()
         self._due.clear()
         for asker in lost:
             asker.is_asking, asker.next_query = False, None
-            asker.on_lost()
+            asker.on_lost(absence)
 
 
 def tiers_to_proto(tiers: Sequence[Source]) -> tuple[types_pb2.Source, ...]:

@@ -20,9 +20,10 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.core.params import InvalidParameter
-from outrider.core.statistics import RunningMean
+from outrider.core.statistics import Absence, RunningMean
 from outrider.peers.channel import PeerState
 from outrider.wire.channels import Unreadable, doubled, require_message
+from outrider.wire.details import retry_after_s, rich_details
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0
 """Shortest and longest pause between two attempts; each is twice as long as the one before."""
@@ -33,6 +34,13 @@ REFUSALS = (
     grpc.StatusCode.UNIMPLEMENTED,
 )
 """Statuses with which the same request would fail again at once."""
+UNUSABLE = (
+    *REFUSALS,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAUTHENTICATED,
+)
+"""Statuses of a peer that is there, and of no use to us."""
 BROKEN_CONNECTION = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 """Statuses that a call may end with on a connection that no longer works. A NAT or a proxy may have forgotten it, which
 gRPC itself notices only after half a minute; or bytes were changed, and the two ends read different headers."""
@@ -90,6 +98,20 @@ class Loss:
     """Status of the call. None means that the call had not ended by itself."""
     is_overwritten: bool = False
     """True if gRPC has lost the status, see `is_overwritten`."""
+    is_from_server: bool = False
+    """True if the peer itself says that it does not serve now, see `NotServing`."""
+
+    def absence(self, *, was_there: bool) -> Absence:
+        """Returns why the peer is missing. `was_there`: the stream had been taken."""
+        if self.cause is Cause.SILENCE:
+            return Absence.SLOW
+        if self.cause is Cause.GARBAGE or self.code in UNUSABLE:
+            return Absence.UNUSABLE
+        if self.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return Absence.FULL
+        if was_there:
+            return Absence.LOST
+        return Absence.STARTING if self.is_from_server else Absence.UNREACHABLE
 
 
 _Request = TypeVar("_Request")
@@ -176,7 +198,10 @@ class ReconnectingStream(ABC, Generic[_Request, _Response]):
             except InvalidParameter as error:
                 loss = Loss(Cause.GARBAGE, f"it sent a message that cannot be one: {error}")
             except grpc.aio.AioRpcError as error:
-                loss = Loss(Cause.STATUS, reason_of(error), error.code(), is_overwritten(error))
+                is_from_server = (
+                    error.code() is grpc.StatusCode.UNAVAILABLE and retry_after_s(rich_details(error)) is not None
+                )
+                loss = Loss(Cause.STATUS, reason_of(error), error.code(), is_overwritten(error), is_from_server)
             if self._is_stopped:
                 # When a call ends just as its reader is cancelled, grpc.aio raises the status and the cancellation is
                 # gone: about one in a thousand, each of which would go on for ever.
@@ -228,6 +253,8 @@ LAST_PAUSE_S = 1.0
 
 class Probed(Protocol):
     """The part of a `PeerState` that a `Breaker` needs."""
+
+    absence: Absence
 
     def stub(self, kind: Callable[[grpc.aio.Channel], _Stub]) -> _Stub:
         """Returns a stub for a call that begins now."""
@@ -306,7 +333,12 @@ class Breaker:
                 self._peer.dial_anew()
             return error.code() is grpc.StatusCode.UNIMPLEMENTED  # it has no health checks, but it answers
         # None is what grpc.aio returns for bytes that it cannot parse.
-        return response is not None and response.status == health_pb2.HealthCheckResponse.SERVING
+        if response is None:
+            return False
+        is_serving: bool = response.status == health_pb2.HealthCheckResponse.SERVING
+        if not is_serving:
+            self._peer.absence = Absence.STARTING
+        return is_serving
 
 
 MIN_SILENCE_S = 1.0

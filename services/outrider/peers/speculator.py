@@ -17,7 +17,7 @@ import structlog
 
 from outrider.core.load import LoadEstimate
 from outrider.core.params import SamplingParams, SpeculationParams, Steering
-from outrider.core.statistics import RunningMean, Traffic
+from outrider.core.statistics import Absence, RunningMean, Traffic
 from outrider.core.structure import Structure
 from outrider.core.tree import Draft, TokenId
 from outrider.peers.channel import PeerState
@@ -99,8 +99,8 @@ class SpeculationListener(Protocol):
     def on_draft(self, draft: Draft) -> None:
         """Takes in new nodes."""
 
-    def on_detached(self) -> None:
-        """Takes in that the stream was lost."""
+    def on_detached(self, absence: Absence) -> None:
+        """Takes in that the stream was lost, or that there is none, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,13 +261,13 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
 
     async def _wait_until_wanted(self) -> None:
         if not self._peer.breaker.is_closed:
-            self._detach()
+            self._detach(self._state.absence)
         await self._peer.breaker.wait_closed()
 
-    def _detach(self) -> None:
+    def _detach(self, absence: Absence) -> None:
         if self._is_attached:
             self._is_attached = False
-            self._listener.on_detached()
+            self._listener.on_detached(absence)
 
     async def _attend(self) -> None:
         with self._session_span.calling(SPECULATE, self._state.address) as self._call_span:
@@ -304,7 +304,8 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
     def _lose(self, loss: Loss) -> float:
         self._peer.load.end(self)
         pause_s = self._judge(loss)
-        self._detach()
+        self._state.absence = loss.absence(was_there=False)
+        self._detach(loss.absence(was_there=self._is_open))
         # The first attempt after a loss is made at once: it may go to another replica behind the address.
         return max(pause_s, backoff_s(self._num_failures - 1) if self._num_failures > 1 else 0.0)
 

@@ -21,6 +21,15 @@ def checked_address(value: str) -> str:
     return value
 
 
+def checked_addresses(value: str) -> str:
+    """Returns the addresses of servers, with commas between, unchanged. Raises ValueError if one is malformed."""
+    for part in value.split(","):
+        host, _, port = part.strip().rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) <= 65535:
+            raise ValueError("must be HOST:PORT with a port of 1 to 65535, or several with commas between")
+    return value
+
+
 class ListenTlsSettings(BaseSettings):
     """Settings of the encryption of what listens. The files are read again when they change."""
 

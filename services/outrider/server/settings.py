@@ -24,6 +24,7 @@ from outrider.security.settings import (
     PeerSecuritySettings,
     checked_address,
 )
+from outrider.server.help import ALL, HELPS, help_of
 from outrider.telemetry.redaction import without_secrets
 
 MIN_NUM_BLOCKS = 8
@@ -183,13 +184,17 @@ class ModelSettings(DialingSettings):
 def parse_settings(cls: type[Settings], arguments: list[str] | None = None) -> Settings:
     """Reads settings from arguments (default: the command line) and the environment.
 
-    A wrong value ends the process with status 2 and one line for each, naming the flag and the rule. Of a variable that
-    is none a line warns: a misspelt one would be ignored in silence.
+    --help ends the process with status 0. A wrong value ends it with status 2 and one line for each, naming the flag
+    and the rule. Of a variable that is none a line warns: a misspelt one would be ignored in silence.
     """
+    given = sys.argv[1:] if arguments is None else arguments
+    if not {*HELPS}.isdisjoint(given):
+        print(help_of(cls, is_whole=ALL in given))
+        sys.exit(0)
     for warning in _misspelt(cls, os.environ):
         print(f"warning: {warning}", file=sys.stderr)
     try:
-        return CliApp.run(cls, cli_args=sys.argv[1:] if arguments is None else arguments)
+        return CliApp.run(cls, cli_args=given)
     except ValidationError as error:
         for item in error.errors():
             print(f"error: {_complaint(cls, item)}", file=sys.stderr)

@@ -21,6 +21,23 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
+
+class Peer(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PEER_UNSPECIFIED: _ClassVar[Peer]
+    PEER_SPECULATOR: _ClassVar[Peer]
+    PEER_DATASTORE: _ClassVar[Peer]
+    PEER_EDGE: _ClassVar[Peer]
+
+class Absence(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ABSENCE_UNSPECIFIED: _ClassVar[Absence]
+    ABSENCE_STARTING: _ClassVar[Absence]
+    ABSENCE_UNREACHABLE: _ClassVar[Absence]
+    ABSENCE_LOST: _ClassVar[Absence]
+    ABSENCE_SLOW: _ClassVar[Absence]
+    ABSENCE_FULL: _ClassVar[Absence]
+    ABSENCE_UNUSABLE: _ClassVar[Absence]
 LOGPROBS_MODE_UNSPECIFIED: LogprobsMode
 LOGPROBS_MODE_RAW_LOGPROBS: LogprobsMode
 LOGPROBS_MODE_RAW_LOGITS: LogprobsMode
@@ -29,6 +46,17 @@ LOGPROBS_MODE_PROCESSED_LOGITS: LogprobsMode
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_STOP: FinishReason
+PEER_UNSPECIFIED: Peer
+PEER_SPECULATOR: Peer
+PEER_DATASTORE: Peer
+PEER_EDGE: Peer
+ABSENCE_UNSPECIFIED: Absence
+ABSENCE_STARTING: Absence
+ABSENCE_UNREACHABLE: Absence
+ABSENCE_LOST: Absence
+ABSENCE_SLOW: Absence
+ABSENCE_FULL: Absence
+ABSENCE_UNUSABLE: Absence
 
 class ToolCall(_message.Message):
     __slots__ = ("id", "name", "arguments")
@@ -279,7 +307,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., summary: _Optional[_Union[SpeculationSummary, _Mapping]] = ..., stop_string: _Optional[str] = ..., num_cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationSummary(_message.Message):
-    __slots__ = ("method", "num_rounds", "num_drafted_tokens", "num_accepted_tokens", "num_empty_rounds", "num_hits", "accepted_by_source", "num_speculator_losses", "degraded", "times_p50", "requested_method", "decisions", "num_bytes_sent", "num_bytes_received", "num_ready_hits", "num_tail_tokens", "num_draft_forwards", "num_phrase_tokens", "num_draft_rows", "num_withheld_nodes", "speculative_decoding")
+    __slots__ = ("method", "num_rounds", "num_drafted_tokens", "num_accepted_tokens", "num_empty_rounds", "num_hits", "accepted_by_source", "num_speculator_losses", "degraded", "times_p50", "requested_method", "decisions", "num_bytes_sent", "num_bytes_received", "num_ready_hits", "num_tail_tokens", "num_draft_forwards", "num_phrase_tokens", "num_draft_rows", "num_withheld_nodes", "speculative_decoding", "missing_peers")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +329,7 @@ class SpeculationSummary(_message.Message):
     NUM_DRAFT_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_WITHHELD_NODES_FIELD_NUMBER: _ClassVar[int]
     SPECULATIVE_DECODING_FIELD_NUMBER: _ClassVar[int]
+    MISSING_PEERS_FIELD_NUMBER: _ClassVar[int]
     method: _types_pb2.Method
     num_rounds: int
     num_drafted_tokens: int
@@ -322,7 +351,18 @@ class SpeculationSummary(_message.Message):
     num_draft_rows: int
     num_withheld_nodes: int
     speculative_decoding: SpeculativeDecodingMetrics
-    def __init__(self, method: _Optional[_Union[_types_pb2.Method, str]] = ..., num_rounds: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_empty_rounds: _Optional[int] = ..., num_hits: _Optional[int] = ..., accepted_by_source: _Optional[_Iterable[_Union[_types_pb2.SourceCount, _Mapping]]] = ..., num_speculator_losses: _Optional[int] = ..., degraded: _Optional[bool] = ..., times_p50: _Optional[_Union[RoundTimes, _Mapping]] = ..., requested_method: _Optional[_Union[_types_pb2.Method, str]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., num_bytes_sent: _Optional[int] = ..., num_bytes_received: _Optional[int] = ..., num_ready_hits: _Optional[int] = ..., num_tail_tokens: _Optional[int] = ..., num_draft_forwards: _Optional[int] = ..., num_phrase_tokens: _Optional[int] = ..., num_draft_rows: _Optional[int] = ..., num_withheld_nodes: _Optional[int] = ..., speculative_decoding: _Optional[_Union[SpeculativeDecodingMetrics, _Mapping]] = ...) -> None: ...
+    missing_peers: _containers.RepeatedCompositeFieldContainer[MissingPeer]
+    def __init__(self, method: _Optional[_Union[_types_pb2.Method, str]] = ..., num_rounds: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_empty_rounds: _Optional[int] = ..., num_hits: _Optional[int] = ..., accepted_by_source: _Optional[_Iterable[_Union[_types_pb2.SourceCount, _Mapping]]] = ..., num_speculator_losses: _Optional[int] = ..., degraded: _Optional[bool] = ..., times_p50: _Optional[_Union[RoundTimes, _Mapping]] = ..., requested_method: _Optional[_Union[_types_pb2.Method, str]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., num_bytes_sent: _Optional[int] = ..., num_bytes_received: _Optional[int] = ..., num_ready_hits: _Optional[int] = ..., num_tail_tokens: _Optional[int] = ..., num_draft_forwards: _Optional[int] = ..., num_phrase_tokens: _Optional[int] = ..., num_draft_rows: _Optional[int] = ..., num_withheld_nodes: _Optional[int] = ..., speculative_decoding: _Optional[_Union[SpeculativeDecodingMetrics, _Mapping]] = ..., missing_peers: _Optional[_Iterable[_Union[MissingPeer, _Mapping]]] = ...) -> None: ...
+
+class MissingPeer(_message.Message):
+    __slots__ = ("peer", "absence", "num_rounds")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ABSENCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    peer: Peer
+    absence: Absence
+    num_rounds: int
+    def __init__(self, peer: _Optional[_Union[Peer, str]] = ..., absence: _Optional[_Union[Absence, str]] = ..., num_rounds: _Optional[int] = ...) -> None: ...
 
 class SpeculativeDecodingMetrics(_message.Message):
     __slots__ = ("mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens", "num_spec_tokens")

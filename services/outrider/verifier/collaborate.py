@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from outrider.core.params import InvalidParameter, check
-from outrider.core.statistics import Traffic
+from outrider.core.statistics import Absence, Traffic
 from outrider.models.loading import LoadedModel
 from outrider.peers.speculator import DraftLimit
 from outrider.v1 import verifier_pb2
@@ -69,7 +69,7 @@ class CallerDrafts:
         except InvalidParameter as error:
             self._generation.fail(invalid_argument(error))
         else:
-            self._generation.on_detached()
+            self._generation.on_detached(Absence.LOST)
 
     def count_received(self, message: verifier_pb2.CollaborateRequest | verifier_pb2.CollaborateOpen) -> None:
         """Counts a message of the caller."""

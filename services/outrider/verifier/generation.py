@@ -15,7 +15,7 @@ from outrider.core.retrieval.ngrams import Continuation
 from outrider.core.retrieval.plan import target_plan
 from outrider.core.retrieval.retriever import NO_COPIES, TierSource
 from outrider.core.session import SessionSpec, Verdict, ending_of
-from outrider.core.statistics import Statistics, Traffic
+from outrider.core.statistics import Absence, Peer, Statistics, Traffic
 from outrider.core.tree import Draft
 from outrider.peers.datastore import DatastorePeer, RetrievalStream
 from outrider.peers.fleet import FleetSession, SpeculatorFleet
@@ -282,9 +282,10 @@ class Generation:
         self._post(lambda _: self._loop.call_soon_threadsafe(taken_in.set))
         await taken_in.wait()
 
-    def on_detached(self) -> None:
-        """Announces that the drafter is gone."""
-        self._post(VerifySession.detach)
+    def on_detached(self, absence: Absence) -> None:
+        """Announces that the drafter is gone, and why."""
+        peer = Peer.EDGE if self._brings_drafts else Peer.SPECULATOR
+        self._post(lambda session: session.detach(peer, absence))
 
     # From the datastore, to the engine.
 
@@ -299,9 +300,9 @@ class Generation:
 
         self._post(add)
 
-    def on_datastore_lost(self) -> None:
-        """Announces that the datastore is gone."""
-        self._post(VerifySession.lose_datastore)
+    def on_datastore_lost(self, absence: Absence) -> None:
+        """Announces that the datastore is gone, and why."""
+        self._post(lambda session: session.lose_datastore(absence))
 
     def _set_paused(self, is_paused: bool) -> None:
         def set_paused(session: VerifySession) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from outrider.core.auto.strategies import Decision
 from outrider.core.params import Method, Source, check
 from outrider.core.session import FinishReason
-from outrider.core.statistics import COUNTS, RoundTime, Statistics, Traffic, median_or_zero
+from outrider.core.statistics import COUNTS, Absence, Peer, RoundTime, Statistics, Traffic, median_or_zero
 from outrider.core.tree import Draft, SparseRow
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.wire.speculation import METHODS_TO_PROTO
@@ -139,9 +139,21 @@ def summary_to_proto(
             for source, count in sorted(statistics.accepted_by_source.items(), key=lambda item: item[0].value)
         ],
         degraded=statistics.degraded,
+        missing_peers=[
+            missing_peer(peer, absence, num_rounds) for (peer, absence), num_rounds in statistics.missing.items()
+        ],
         decisions=[_decision_to_proto(decision) for decision in statistics.decisions],
         times_p50=_median_times(statistics),
         **_counts_of(statistics, traffic or Traffic()),
+    )
+
+
+def missing_peer(peer: Peer, absence: Absence, num_rounds: int) -> verifier_pb2.MissingPeer:
+    """Says which peer was missing, why, and for how many rounds; the numbers are those of the wire."""
+    return verifier_pb2.MissingPeer(
+        peer=cast(verifier_pb2.Peer, peer.value),
+        absence=cast(verifier_pb2.Absence, absence.value),
+        num_rounds=num_rounds,
     )
 
 

@@ -109,7 +109,9 @@ class _Requests(BaseHTTPRequestHandler):
             elif kind == "tree":
                 self._send_json(hub.tree())
             else:
-                self._send_json({"id": hub.model, "sha": hub.commit, "siblings": []})
+                self._send_json(
+                    {"id": hub.model, "sha": hub.commit, "siblings": [{"rfilename": name} for name in hub.files]}
+                )
         else:
             revision, _, name = path.removeprefix(resolve).partition("/")
             if revision != hub.commit or name not in hub.files:

@@ -6,15 +6,18 @@ import hashlib
 import json
 import re
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import httpx2
-from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub import HfApi, constants, hf_hub_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -43,6 +46,20 @@ NEEDED = (
 some repositories hold the same weights twice."""
 
 _NUM_THREADS = 4
+HUB_TIMEOUT_S = 5.0
+
+
+def why_no_hub() -> str:
+    """Returns why no connection to the hub is made; empty means that one is, or that a proxy would make it."""
+    url = urlsplit(constants.ENDPOINT)
+    if url.scheme in getproxies():
+        return ""
+    try:
+        port = url.port or (80 if url.scheme == "http" else 443)
+        socket.create_connection((url.hostname or "", port), HUB_TIMEOUT_S).close()
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return ""
 
 
 class NoSuchModel(Exception):

@@ -7,7 +7,11 @@
  */
 export function watch(take) {
   const source = new EventSource("/page/load");
-  source.addEventListener("load", (event) => take(JSON.parse(event.data)));
+  source.addEventListener("load", (event) => {
+    const load = JSON.parse(event.data);
+    // A server that wants a token tells those alone that have one, and an EventSource cannot send it.
+    if (!load.error) take(load);
+  });
   return source;
 }
 

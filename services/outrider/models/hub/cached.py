@@ -1,0 +1,72 @@
+"""Puts a model into the cache of the Hugging Face hub: ``python -m outrider.models.hub.cached NAME``.
+
+A line a second on stdout: bytes that are there, of how many. Nothing, if the cache has the model, or the hub cannot be
+asked: whoever loads the model says so better. What an earlier run has left is taken up.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
+from huggingface_hub.utils.tqdm import tqdm
+
+from outrider.models.hub.repository import NEEDED, WEIGHTS, WEIGHTS_INDEX, why_no_hub
+
+PERIOD_S = 1.0
+
+
+def has_weights(model: str) -> bool:
+    """Returns True if the cache has all weights of a model."""
+    if isinstance(try_to_load_from_cache(model, WEIGHTS), str):
+        return True
+    index = try_to_load_from_cache(model, WEIGHTS_INDEX)
+    if not isinstance(index, str):
+        return False
+    shards = set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values())
+    return all(isinstance(try_to_load_from_cache(model, shard), str) for shard in shards)
+
+
+def download(model: str) -> None:
+    """Downloads what loading reads, and prints a line a second. Raises what the library does."""
+    wanted = list(NEEDED)
+    listed = snapshot_download(model, allow_patterns=wanted, dry_run=True)
+    missing = [file for file in listed if file.will_download]
+    total = sum(file.file_size or 0 for file in missing)
+    print(f"0 {total}", flush=True)
+    due, num_bytes = time.monotonic() + PERIOD_S, 0
+
+    class Counted(tqdm):
+        """Counts the bytes of all files; the library draws bars with it."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            kwargs["disable"] = True
+            self._counts = kwargs.get("unit") == "B"
+            super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]  # it has no types
+
+        def update(self, n: float | None = 1) -> bool | None:
+            nonlocal due, num_bytes
+            if self._counts:
+                num_bytes += int(n or 0)
+                if time.monotonic() >= due:
+                    due = time.monotonic() + PERIOD_S
+                    print(f"{num_bytes} {total}", flush=True)
+            return None
+
+    snapshot_download(model, allow_patterns=wanted, tqdm_class=Counted)
+    print(f"{total} {total}", flush=True)
+
+
+def main() -> None:
+    """Downloads the model that the command line names, unless the cache has it."""
+    (model,) = sys.argv[1:]
+    if not (has_weights(model) or constants.HF_HUB_OFFLINE or why_no_hub()):
+        download(model)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Downloads before services start: what is shown, and Ctrl-C in the middle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider_cli.local import downloads
+from tests.models.hub.hub_server import Hub, running_hub
+
+MODEL, COMMIT, WEIGHTS = "somebody/tiny", "0123456789abcdef0123456789abcdef01234567", "model.safetensors"
+
+
+def test_progress_has_the_name_the_bytes_and_the_rate() -> None:
+    line = downloads.progress_line("Qwen/Qwen3-8B", 1_200_000_000, 16_381_516_776, 10.0)
+    assert line == "downloading Qwen/Qwen3-8B: 1.2 GB of 16.4 GB, 120.0 MB/s"
+    assert downloads.progress_line("a/b", 0, 999, 0.0) == "downloading a/b: 0 B of 999 B"
+
+
+def test_what_is_here_is_not_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(downloads, "_download", lambda model, _: asked.append(model))
+    asked: list[str] = []
+    downloads.download(["demo/target", str(tmp_path), "./nothing", "a/b", "a/b"], print)
+    assert asked == ["a/b"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_download_at_once_and_the_next_one_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupt(line: str) -> None:
+        lines.append(line)
+        raise KeyboardInterrupt
+
+    lines: list[str] = []
+    with running_hub(Hub(MODEL, COMMIT, {"config.json": b"{}", WEIGHTS: b"w" * 2_000_000})) as hub:
+        for name, value in {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}.items():
+            monkeypatch.setenv(name, value)
+        hub.gate.clear()  # nothing comes: only an end of the child lets the call return
+        with pytest.raises(KeyboardInterrupt):
+            downloads.download([MODEL], interrupt)
+        assert lines == [f"downloading {MODEL}: 0 B of 2.0 MB"]
+        hub.gate.set()
+        downloads.download([MODEL], lines.append)
+        assert lines[-1].startswith(f"downloading {MODEL}: 2.0 MB of 2.0 MB, ")
+    downloads.download([MODEL], lambda line: pytest.fail(line))

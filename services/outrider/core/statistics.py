@@ -73,6 +73,28 @@ class Absence(Enum):
     """It refuses, sends what cannot be understood, or its model does not fit."""
 
 
+class MissingPeers:
+    """Counts the rounds of a generation without a peer that its method needs."""
+
+    def __init__(self) -> None:
+        self.num_rounds: Counter[tuple[Peer, Absence]] = Counter()
+        """Rounds by the peer and the reason. A peer that was missing only between two rounds has 0."""
+        self._absent: dict[Peer, Absence] = {}
+
+    def miss(self, peer: Peer, absence: Absence) -> None:
+        """Goes on without a peer."""
+        self._absent[peer] = absence
+        self.num_rounds[peer, absence] += 0  # named, even if it is back before a round ends
+
+    def find(self, peer: Peer) -> None:
+        """Goes on with a peer, which may not have been missing."""
+        self._absent.pop(peer, None)
+
+    def end_round(self) -> None:
+        """Counts a round for each peer that is missing now."""
+        self.num_rounds.update(self._absent.items())
+
+
 @dataclass(slots=True)
 class Traffic:
     """Counts the bytes of the messages between a target and its drafter in one generation, without the frames of HTTP/2
@@ -193,9 +215,8 @@ COUNTS: Mapping[str, CountInfo] = {
 class Statistics(Counts):
     """Everything that is known of the speculation in one generation. Its owner writes, others read."""
 
-    missing: Counter[tuple[Peer, Absence]] = field(default_factory=Counter)
-    """Rounds without a peer that the method needs, by the peer and the reason. One that was missing between two rounds
-    has 0."""
+    missing: MissingPeers = field(default_factory=MissingPeers)
+    """Peers that the method needs and that were not there."""
     round_times: list[RoundTime] = field(default_factory=list)
     draft_times: list[DraftTime] = field(default_factory=list)
     """Times of the drafts that were waited for and whose time is known."""
@@ -205,7 +226,7 @@ class Statistics(Counts):
     @property
     def degraded(self) -> bool:
         """True if a peer that the method needs was missing for part of the generation."""
-        return bool(self.missing)
+        return bool(self.missing.num_rounds)
 
     @property
     def mean_acceptance_length(self) -> float:

@@ -92,8 +92,6 @@ class VerifySession:
         self.is_paused = False
         """True while the reader of the generation is too slow for it."""
         self._timings, self._counts = timings, counts
-        self._absent: dict[Peer, Absence] = {}
-        """Peers that are needed and missing now."""
 
         # The drafter.
         self._has_drafter = has_drafter and spec.speculation.method.has_draft_model
@@ -186,7 +184,7 @@ class VerifySession:
         self._stream_nodes = StreamNodes(self.session.tree)
         self._set_attached(True)
         self._has_opened = True
-        self._absent.pop(Peer.SPECULATOR, None)
+        self.session.statistics.missing.find(Peer.SPECULATOR)
         self._num_timeouts = 0
         self._has_drafted = False
         # What the lost stream has left unanswered says nothing of the speed of this one.
@@ -206,11 +204,7 @@ class VerifySession:
         # What was not there when the session began was not lost. The caller of Collaborate opens no stream of its own.
         if self._has_opened or self._has_drafted:
             self.session.statistics.add(num_speculator_losses=1)
-        self._miss(peer, absence)
-
-    def _miss(self, peer: Peer, absence: Absence) -> None:
-        self._absent[peer] = absence
-        self.session.statistics.missing[peer, absence] += 0  # named, even if it is back before a round ends
+        self.session.statistics.missing.miss(peer, absence)
 
     def _set_attached(self, is_attached: bool) -> None:
         self._is_attached = is_attached
@@ -264,7 +258,7 @@ class VerifySession:
         Returns:
             What to ask it next; None means nothing.
         """
-        self._absent.pop(Peer.DATASTORE, None)
+        self.session.statistics.missing.find(Peer.DATASTORE)
         is_awaited = self._retrieval is not None and self._retrieval.add(base_len, continuation)
         # `_mark_answered` stands first because it must see every answer, awaited or not.
         if self._mark_answered(base_len) and is_awaited and self.session.statistics.num_rounds:
@@ -273,7 +267,7 @@ class VerifySession:
 
     def lose_datastore(self, absence: Absence) -> None:
         """Goes on with what is known in process, as the datastore does not answer."""
-        self._miss(Peer.DATASTORE, absence)
+        self.session.statistics.missing.miss(Peer.DATASTORE, absence)
         if self._retrieval is not None:
             self._retrieval.lose()
         self._patience_ms = self._patience()
@@ -531,7 +525,7 @@ class VerifySession:
         retrieval_ms = 0.0 if self._retrieval is None else self._retrieval.spent_s * 1e3
         times = RoundTime((now - self._committed_at) * 1e3, forward_ms, wait_ms, retrieval_ms)
         statistics.round_times.append(times)
-        statistics.missing.update(self._absent.items())
+        statistics.missing.end_round()
         is_first = statistics.num_rounds == 1  # this round is counted already
         is_disturbed, self._is_disturbed = self._is_disturbed, False
         self._counts.add_round(self.session.spec, self.choice.strategy.method, verdict, self._empty_reason)

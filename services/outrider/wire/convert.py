@@ -140,7 +140,8 @@ def summary_to_proto(
         ],
         degraded=statistics.degraded,
         missing_peers=[
-            missing_peer(peer, absence, num_rounds) for (peer, absence), num_rounds in statistics.missing.items()
+            missing_peer(peer, absence, num_rounds)
+            for (peer, absence), num_rounds in statistics.missing.num_rounds.items()
         ],
         decisions=[_decision_to_proto(decision) for decision in statistics.decisions],
         times_p50=_median_times(statistics),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outrider_cli.local import downloads
-from tests.models.hub.hub_server import Hub, running_hub
+from tests.support.hub_server import Hub, running_hub
 
 MODEL, COMMIT, WEIGHTS = "somebody/tiny", "0123456789abcdef0123456789abcdef01234567", "model.safetensors"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.hub.hub_server import Hub, running_hub
+from tests.support.hub_server import Hub, running_hub
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerFast
 from outrider.models.hub.checksums import UnusableList, parse_list
 from outrider.models.hub.fetch import FAILED, NOT_THERE, STATUSES, WRONG, WRONG_FLAGS
 from outrider.models.loading import build_hf_model, load_model
-from tests.models.hub.hub_server import Hub, running_hub, sha256
 from tests.support import tiny_models
+from tests.support.hub_server import Hub, running_hub, sha256
 
 pytestmark = pytest.mark.slow
 

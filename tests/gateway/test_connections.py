@@ -51,7 +51,7 @@ async def test_what_is_no_http_is_logged_by_that(gateway: RunningGateway) -> Non
             writer.write(b"nonsense\r\n\r\n")
             assert b"400 Bad Request" in await reader.read()
             writer.close()
-    assert [line["event"] for line in lines] == ["http.trouble"]
+    assert [line["event"] for line in lines if line["event"].startswith("http.")] == ["http.trouble"]
 
 
 @pytest.fixture

@@ -164,6 +164,9 @@ def test_a_chat_that_its_template_refuses_is_invalid() -> None:
         chat_template = "{{ raise_exception('roles must alternate') }}"
         backend_tokenizer = target_model().tokenizer.backend_tokenizer
 
+        def get_chat_template(self, **_: Any) -> str:
+            return self.chat_template
+
         def apply_chat_template(self, *_: Any, **__: Any) -> str:
             raise TemplateError("roles must alternate")
 

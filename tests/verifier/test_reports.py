@@ -10,7 +10,7 @@ from outrider.core.costs import ForwardTimes
 from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
 from outrider.core.reports import ReportParams
 from outrider.core.session import SessionSpec, Verdict
-from outrider.core.statistics import DraftTime
+from outrider.core.statistics import Absence, DraftTime, Peer
 from outrider.core.tree import Draft
 from outrider.v1 import verifier_pb2
 from outrider.verifier.metrics import RoundCounts
@@ -105,7 +105,7 @@ def test_a_draft_has_arrived_before_the_forward_ends_during_which_it_came() -> N
 def test_what_a_lost_stream_was_asked_is_answered_by_nobody() -> None:
     rounds = Rounds()
     rounds.end(at=20)
-    rounds.session.detach()
+    rounds.session.detach(Peer.SPECULATOR, Absence.LOST)
     rounds.session.attach()
     rounds.draft(1, taken_in=5000)
     assert rounds.end_with_report(at=5020) == DraftTime(0.0, 3.0, 0.0)

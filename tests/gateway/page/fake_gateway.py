@@ -36,6 +36,8 @@ class FakeGateway:
         self.lab = {"speculator": "running", "delay_ms": 0, "actions": ["kill_speculator", "set_delay"]}
         self.bodies: list[dict[str, Any]] = []
         self.authorizations: list[str | None] = []
+        self.token = ""
+        """What whoever asks for the load must send; empty means nothing."""
 
     def app(self) -> Starlette:
         """Returns the routes that the page asks."""
@@ -56,8 +58,10 @@ class FakeGateway:
         path = STATIC / request.path_params.get("name", "index.html")
         return Response(path.read_bytes(), headers={**HEADERS, "content-type": KINDS[path.suffix]})
 
-    async def load(self, _: Request) -> Response:
+    async def load(self, request: Request) -> Response:
         """Sends the load once, and holds the stream open."""
+        if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
+            return JSONResponse({"error": {"message": "the token is wrong"}}, status_code=401)
         told = {
             "num_sessions": 1,
             "max_num_sessions": 64,
@@ -143,7 +147,8 @@ def running() -> Iterator[tuple[FakeGateway, str]]:
     """Yields a fake gateway and its address."""
     gateway = FakeGateway()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(gateway.app(), log_level="error", lifespan="off")
+        # Loggers are the process's: those of the real gateway in other tests shall stay as they are.
+        config = uvicorn.Config(gateway.app(), log_config=None, access_log=False, lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

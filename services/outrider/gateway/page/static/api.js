@@ -99,19 +99,27 @@ export function requestOf(settings, method, report = ["sources", "rounds", "tree
 }
 
 /**
- * Generates; yields the events as the server sent them.
+ * Reads the events of a generation as they come.
  * @param {{path: string, body: object}} request
  * @param {{token?: string, signal?: AbortSignal}} options
  * @returns {AsyncGenerator<object>}
  * @throws {ApiError} What the server answers, or that it cannot be reached.
  */
-export async function* generate(request, { token = "", signal } = {}) {
-  const response = await fetch(request.path, {
-    method: "POST",
-    headers: { "content-type": "application/json", ...(token ? { authorization: `Bearer ${token}` } : {}) },
-    body: JSON.stringify(request.body),
-    signal,
-  }).catch((error) => {
+export function generate({ path, body }, options = {}) {
+  return events(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) }, options);
+}
+
+/**
+ * Reads the events of an answer as they come.
+ * @param {string} path
+ * @param {RequestInit} init
+ * @param {{token?: string, signal?: AbortSignal}} options
+ * @returns {AsyncGenerator<any>}
+ * @throws {ApiError} What the server answers, or that it cannot be reached.
+ */
+export async function* events(path, init, { token = "", signal } = {}) {
+  const headers = { ...init.headers, ...(token ? { authorization: `Bearer ${token}` } : {}) };
+  const response = await fetch(path, { ...init, headers, signal }).catch((error) => {
     throw error.name === "AbortError" ? error : new ApiError("The server cannot be reached.");
   });
   if (!response.ok || !response.body) throw await errorOf(response);

@@ -1,18 +1,24 @@
 // What the server has to do, twice a second, and what it is.
 
+import { events } from "./api.js";
+
+const PAUSE_MS = 2000;
+
 /**
- * Listens to the server's load.
- * @param {(load: any) => void} take
- * @returns {EventSource}
+ * Listens to the server's load until it is told to stop.
+ * @param {(load: any) => void} take Takes a load, or { error } while there is none.
+ * @param {string} token What the server may want; empty = none.
+ * @param {AbortSignal} signal
  */
-export function watch(take) {
-  const source = new EventSource("/page/load");
-  source.addEventListener("load", (event) => {
-    const load = JSON.parse(event.data);
-    // A server that wants a token tells those alone that have one, and an EventSource cannot send it.
-    if (!load.error) take(load);
-  });
-  return source;
+export async function watch(take, token, signal) {
+  while (!signal.aborted) {
+    try {
+      for await (const load of events("/page/load", {}, { token, signal })) take(load);
+    } catch (error) {
+      if (!signal.aborted) take({ error });
+    }
+    await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
+  }
 }
 
 /**

@@ -27,6 +27,7 @@ const page = {
   comparison: new Comparison(),
   player: /** @type {Player | null} */ (null),
   abort: /** @type {AbortController | null} */ (null),
+  watching: /** @type {AbortController | null} */ (null),
   model: { id: "", dtype: "" },
   shown: 1,
   round: 0,
@@ -445,6 +446,27 @@ function playTrees() {
   setTimeout(step, 400);
 }
 
+/** Shows the load of the server, from now on with the token that is typed in. */
+function watchLoad() {
+  page.watching?.abort();
+  page.watching = new AbortController();
+  let isFirst = true;
+  const take = (/** @type {any} */ load) => {
+    if (load.error) {
+      describe(at("load"), [["Server", load.error.message]]);
+      return;
+    }
+    describe(at("load"), wordsOf(load));
+    page.model = { id: load.model.id, dtype: load.model.dtype };
+    at("model").textContent = `${load.model.id}, ${load.model.dtype}`;
+    if (!isFirst) return;
+    isFirst = false;
+    SIDES.forEach((side) => setMethods(side, load.methods, at(`method-${side}`).value));
+    renderCode();
+  };
+  watch(take, at("key").value, page.watching.signal);
+}
+
 async function start() {
   const prefers = matchMedia("(prefers-color-scheme: dark)");
   const chosen = localStorage.getItem("theme");
@@ -463,20 +485,8 @@ async function start() {
     replay(parse(recorded.textContent ?? ""));
     return;
   }
-  let isFirst = true;
-  watch((load) => {
-    if (load.error) {
-      describe(at("load"), [["Server", load.error.message]]);
-      return;
-    }
-    describe(at("load"), wordsOf(load));
-    page.model = { id: load.model.id, dtype: load.model.dtype };
-    at("model").textContent = `${load.model.id}, ${load.model.dtype}`;
-    if (!isFirst) return;
-    isFirst = false;
-    SIDES.forEach((side) => setMethods(side, load.methods, at(`method-${side}`).value));
-    renderCode();
-  });
+  watchLoad();
+  at("key").addEventListener("change", watchLoad);
   showLab(await labState());
 }
 

@@ -12,7 +12,7 @@ order. All of these sizes are fixed, and all limits are those of positions: a ro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import triton
@@ -163,22 +163,22 @@ LOG2_E = 1.4426950408889634
 
 @triton.jit
 def attend_kernel(
-    queries: Any,
-    data: Any,
-    positions: Any,
-    tables: Any,
-    tails: Any,
-    row_list: Any,
-    tiles: Any,
-    work: Any,
-    num_work: Any,
-    first_work: Any,
-    out: Any,
-    sums: Any,
-    peaks: Any,
-    totals: Any,
-    counters: Any,
-    scale: Any,
+    queries: tl.tensor,
+    data: tl.tensor,
+    positions: tl.tensor,
+    tables: tl.tensor,
+    tails: tl.tensor,
+    row_list: tl.tensor,
+    tiles: tl.tensor,
+    work: tl.tensor,
+    num_work: tl.tensor,
+    first_work: tl.tensor,
+    out: tl.tensor,
+    sums: tl.tensor,
+    peaks: tl.tensor,
+    totals: tl.tensor,
+    counters: tl.tensor,
+    scale: tl.tensor,
     half_stride: tl.int64,
     head_stride: tl.int64,
     NUM_HEADS: tl.constexpr,
@@ -230,21 +230,21 @@ def attend_kernel(
 
 @triton.jit
 def _attend_split(
-    q: Any,
-    own: Any,
-    keys: Any,
-    values: Any,
-    table: Any,
-    tail: Any,
-    root: Any,
-    end: Any,
-    start: Any,
-    stop: Any,
-    scale: Any,
+    q: tl.tensor,
+    own: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    table: tl.tensor,
+    tail: tl.tensor,
+    root: tl.tensor,
+    end: tl.tensor,
+    start: tl.tensor,
+    stop: tl.tensor,
+    scale: tl.tensor,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """Attends to the positions from `start` to `stop`; returns greatest scores, sums of weights, weighted values."""
     dims = tl.arange(0, HEAD_DIM)
     peak = tl.full((TILE,), float("-inf"), tl.float32)
@@ -256,7 +256,7 @@ def _attend_split(
         is_there, is_below = at < end, at < root
         block = tl.load(table + at // BLOCK_SIZE, is_there & is_below, 0)
         place = tl.load(tail + at - root, is_there & (at >= root), 0)
-        place = tl.where(is_below, block * BLOCK_SIZE + at % BLOCK_SIZE, place).to(tl.int64)
+        place = tl.where(is_below, block * BLOCK_SIZE + at % BLOCK_SIZE, place)
         offsets = place[:, None] * HEAD_DIM + dims
         k = tl.load(keys + offsets, is_there[:, None], 0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
@@ -275,12 +275,12 @@ def _attend_split(
 
 @triton.jit
 def _combine(
-    out: Any,
-    is_used: Any,
-    peaks: Any,
-    totals: Any,
-    sums: Any,
-    num_splits: Any,
+    out: tl.tensor,
+    is_used: tl.tensor,
+    peaks: tl.tensor,
+    totals: tl.tensor,
+    sums: tl.tensor,
+    num_splits: tl.tensor,
     STRIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     TILE: tl.constexpr,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -61,14 +59,14 @@ def store_heads(
 
 @triton.jit
 def store_heads_kernel(
-    heads: Any,
-    turns: Any,
-    positions: Any,
-    places: Any,
-    norms: Any,
-    queries: Any,
-    data: Any,
-    epsilon: Any,
+    heads: tl.tensor,
+    turns: tl.tensor,
+    positions: tl.tensor,
+    places: tl.tensor,
+    norms: tl.tensor,
+    queries: tl.tensor,
+    data: tl.tensor,
+    epsilon: tl.tensor,
     half_stride: tl.int64,
     head_stride: tl.int64,
     NUM_QUERIES: tl.constexpr,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -38,11 +36,11 @@ def norm_warps(size: int) -> int:
 
 @triton.jit
 def add_and_norm_kernel(
-    hidden: Any,
-    summand: Any,
-    weight: Any,
-    out: Any,
-    epsilon: Any,
+    hidden: tl.tensor,
+    summand: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    epsilon: tl.tensor,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_SUMMAND: tl.constexpr,
@@ -75,7 +73,7 @@ def gate_silu(gate_up: Tensor, out: Tensor) -> None:
 
 
 @triton.jit
-def gate_silu_kernel(gate_up: Any, out: Any, SIZE: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def gate_silu_kernel(gate_up: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr) -> None:
     """Computes `gate_silu` of some columns of one row in each program."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

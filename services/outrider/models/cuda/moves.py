@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -38,10 +36,10 @@ def move_rows(data: Tensor, moves: Tensor, spans: Tensor, num: Tensor) -> None:
 
 @triton.jit
 def move_rows_kernel(
-    data: Any,
-    moves: Any,
-    spans: Any,
-    num: Any,
+    data: tl.tensor,
+    moves: tl.tensor,
+    spans: tl.tensor,
+    num: tl.tensor,
     layer_stride: tl.int64,
     head_stride: tl.int64,
     NUM_HEADS: tl.constexpr,

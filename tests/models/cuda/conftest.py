@@ -25,8 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _arithmetic_of_a_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes Triton's interpreter multiply and round as a GPU does.
 
-    Its own products are numpy's: their bits depend on a row's place, and they take bfloat16 for whole numbers. And it cuts
-    what it converts to bfloat16.
+    Its own products are numpy's: their bits depend on a row's place, and they take bfloat16 for whole numbers. And it
+    cuts what it converts to bfloat16.
     """
     if not request.node.get_closest_marker("interpret"):
         return

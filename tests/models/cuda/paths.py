@@ -14,7 +14,10 @@ TILE, SPLIT = 64, 256
 
 
 def paths_of(segments: Sequence[Segment], queries_per_key: int) -> SimpleNamespace:
-    """Returns the tensors of `outrider.models.cuda.attention.Paths`, and `places`. The caches must have their blocks."""
+    """Returns the tensors of `outrider.models.cuda.attention.Paths`, and `places`. The caches must have their blocks.
+
+    Of two nodes as deep, the first one's path comes first.
+    """
     max_rows = TILE // queries_per_key
     tables: list[int] = []
     tails: list[int] = []

@@ -17,7 +17,7 @@ from tests.models.cuda.paths import paths_of
 
 pytest.importorskip("triton")
 
-from outrider.models.cuda.attention import Scratch, attend, check_shape  # noqa: E402
+from outrider.models.cuda.attention import Scratch, attend, check_shape
 
 # Lanes that are no row's divide 0 by 0, and keep nothing of it.
 pytestmark = [pytest.mark.interpret, pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")]

@@ -13,9 +13,9 @@ from outrider.models.torch_steps import torch_gate
 
 pytest.importorskip("triton")
 
-from outrider.models.cuda.heads import store_heads  # noqa: E402
-from outrider.models.cuda.layer import add_and_norm, gate_silu  # noqa: E402
-from outrider.models.cuda.moves import move_rows  # noqa: E402
+from outrider.models.cuda.heads import store_heads
+from outrider.models.cuda.layer import add_and_norm, gate_silu
+from outrider.models.cuda.moves import move_rows
 
 pytestmark = pytest.mark.interpret
 

@@ -1,12 +1,13 @@
 """Attention over paths of the pool, with sums whose order is that of positions.
 
-A path is a causal sequence with its own table of places: blocks of the pool below its root, and a list from there on. So
-a row of a chain and a row of a tree are alike: both see the positions up to their own, one after the other. There is no
-mask but that.
+A path is a causal sequence with its own table of places: blocks of the pool below its root, and a list from there on.
+So a row of a chain and a row of a tree are alike: both see the positions up to their own, one after the other. There is
+no mask but that.
 
-Rows of one path are computed in *tiles* of 64 query rows, keys in tiles of 64 positions, and positions in *splits* of 256
-that several programs share among them. The last program of a tile to finish adds the results of its splits in ascending
-order. All of these sizes are fixed, and all limits are those of positions: a row's bits depend on its own path alone.
+Rows of one path are computed in *tiles* of 64 query rows, keys in tiles of 64 positions, and positions in *splits* of
+256 that several programs share among them. The last program of a tile to finish adds the results of its splits in
+ascending order. All of these sizes are fixed, and all limits are those of positions: a row's bits depend on its own
+path alone.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def store_heads(
         turns: float32 [positions, head_dim / 2, 2]: cosines and sines.
         positions: int32 [rows].
         places: int32 [rows]: where in the pool the keys and values of each row go.
-        norms: [query heads + key-value heads, head_dim]: weights of the norms, in the order of `heads`' dimensions; None
-            if the model has none.
+        norms: [query heads + key-value heads, head_dim]: weights of the norms, in the order of `heads`' dimensions;
+            None if the model has none.
         epsilon: That of the norms.
         queries: [rows, query heads, head_dim], written. They are not scaled.
         layer_data: [2, key-value heads, slots, head_dim], written: a layer's keys and values in the pool.

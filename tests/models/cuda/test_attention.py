@@ -62,18 +62,25 @@ def run(segments: Sequence[Segment], queries: Tensor, keys_values: Tensor, *, nu
     paths = paths_of(segments, group)
     pool.data[0].index_copy_(2, paths.places.long(), keys_values.permute(1, 2, 0, 3))
     scratch = scratch_of(len(paths.work), len(paths.tiles), pool, num_programs)
-    out = torch.zeros(len(queries), queries[0].numel())
-    for _ in range(2):  # the second launch finds the counters as the first one left them
-        attend(queries, pool.data[0], paths, pool.block_size, SCALE, out.fill_(7.0), scratch)
+    for _ in range(2):  # the second launch finds the counters as the first one left them, and nothing else
+        out = torch.full((len(queries), queries[0].numel()), float("nan"))
+        poison(scratch)
+        attend(queries, pool.data[0], paths, pool.block_size, SCALE, out, scratch)
+        assert not scratch.counters.any()
     plan.commit()
     return out
 
 
 def scratch_of(num_items: int, num_tiles: int, pool: KVPool, num_programs: int) -> Scratch:
     made = Scratch.make(num_items, num_tiles, pool.shape.num_heads, pool.shape.head_dim, CPU)
-    for tensor in (made.sums, made.peaks, made.totals):
+    scratch = Scratch(made.sums, made.peaks, made.totals, made.counters, num_programs)
+    poison(scratch)
+    return scratch
+
+
+def poison(scratch: Scratch) -> None:
+    for tensor in (scratch.sums, scratch.peaks, scratch.totals):
         tensor.fill_(float("nan"))
-    return Scratch(made.sums, made.peaks, made.totals, made.counters, num_programs)
 
 
 def expected(segments: Sequence[Segment], queries: Tensor, keys_values: Tensor) -> Tensor:
@@ -203,6 +210,34 @@ def test_rows_in_no_tile_are_left_as_they_are() -> None:
     assert out[0].isfinite().all()
     assert (out[0] != 0).any()
     assert (out[1:] == 0).all()
+
+
+def test_nothing_is_written_before_all_splits_of_a_tile_are_done() -> None:
+    pool = pool_of(1, 32)
+    queries, keys_values = rows_of(pool, 4, 1)
+    paths = paths_of([Segment(cache_of(pool, 600, room=1), [1], 1)], 4)
+    pool.data[0].index_copy_(2, paths.places.long(), keys_values.permute(1, 2, 0, 3))
+    paths.num_work -= 1
+    out = torch.zeros(1, 4 * 32)
+    attend(queries, pool.data[0], paths, 64, SCALE, out, scratch_of(3, 1, pool, 2))
+    assert (out == 0).all()
+
+
+def test_attention_in_bfloat16_is_that_of_rounded_weights() -> None:
+    pool = pool_of(2, 32)
+    queries, keys_values = (tensor.bfloat16() for tensor in rows_of(pool, 4, 5))
+    cache = cache_of(pool, 70, room=5)
+    paths = paths_of([Segment(cache, [1] * 5, 1)], 4)
+    data = pool.data[0].bfloat16()
+    data.index_copy_(2, paths.places.long(), keys_values.permute(1, 2, 0, 3))
+    out = torch.zeros(5, 8 * 32, dtype=torch.bfloat16)
+    attend(queries, data, paths, 64, SCALE, out, scratch_of(1, 1, pool, 2))
+    text = data[:, :, torch.from_numpy(cache.places(np.arange(75)))].float()
+    keys, values = (tensor.repeat_interleave(4, 0) for tensor in text)
+    scores = torch.einsum("rhd,hpd->hrp", queries.float(), keys) * SCALE
+    hidden = torch.arange(75) > torch.arange(70, 75)[:, None]
+    known = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ values
+    torch.testing.assert_close(out.float(), known.transpose(0, 1).flatten(1), rtol=2e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize(

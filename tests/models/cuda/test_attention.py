@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.core.params import Source
@@ -184,6 +186,29 @@ def test_a_tree_equals_the_cpus_and_goes_on_from_its_nodes() -> None:
         # Two more nodes, whose ancestors stand in the cache.
         later = Segment.of_tree(cache, [], nodes[5:], slots, num_logits=2)
         results.append(torch.cat((first, way([later], *rows_of(pool, 2, 2, seed=5)))))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=8)
+@given(data=st.data())
+def test_forests_equal_the_cpus(data: st.DataObject) -> None:
+    shapes = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        parents: list[int] = []
+        for node in range(data.draw(st.integers(0, 9))):
+            parents.append(data.draw(st.integers(-1, node - 1)))
+        shapes.append((data.draw(st.sampled_from([0, 5, 63, 64, 250])), data.draw(st.integers(1, 9)), parents))
+    results = []
+    for way in (run, expected):
+        pool = pool_of(2, 32)
+        if way is expected:
+            pool.data.zero_()
+        segments = []
+        for length, num_pending, parents in shapes:
+            cache = cache_of(pool, length, seed=length, room=num_pending + len(parents))
+            _, nodes = tree_of(length + num_pending, parents)
+            segments.append(Segment.of_tree(cache, [1] * num_pending, nodes, num_logits=1))
+        results.append(way(segments, *rows_of(pool, 4, sum(len(segment.token_ids) for segment in segments))))
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 

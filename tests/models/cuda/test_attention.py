@@ -224,6 +224,23 @@ def test_neighbours_and_programs_change_no_bit() -> None:
     assert torch.equal(found[18:20], alone)
 
 
+def test_all_splits_of_a_tile_in_one_program_have_the_bits_of_several() -> None:
+    num_rows = 30
+    pool = pool_of(2, 32)
+    queries, keys_values = rows_of(pool, 4, num_rows)
+    apart = run([Segment(cache_of(pool, 500, room=num_rows), [1] * num_rows, 1)], queries, keys_values)
+    paths = paths_of([Segment(cache_of(pool, 500, room=num_rows), [1] * num_rows, 1)], 4)
+    pool.data[0].index_copy_(2, paths.places.long(), keys_values.permute(1, 2, 0, 3))
+    num_tiles = len(paths.tiles)
+    paths.work = torch.tensor([(tile, -1) for tile in range(num_tiles)], dtype=torch.int32)
+    paths.num_work = torch.tensor([num_tiles], dtype=torch.int32)
+    out = torch.full_like(apart, float("nan"))
+    scratch = scratch_of(num_tiles, num_tiles, pool, 3)
+    attend(queries, pool.data[0], paths, 64, SCALE, out, scratch)
+    assert torch.equal(out, apart)
+    assert scratch.sums.isnan().all()
+
+
 def test_rows_in_no_tile_are_left_as_they_are() -> None:
     pool = pool_of(1, 32)
     queries, keys_values = rows_of(pool, 4, 1)

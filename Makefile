@@ -10,7 +10,7 @@ TORCH_WHEELS := $(if $(TORCH_INDEX),--extra-index-url https://download.pytorch.o
 PROTOS := $(wildcard protos/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-suites test-all test-deploy coverage checkov check lint fmt proto demo-models clean
+.PHONY: help demo bench test test-suites test-all kernels test-deploy coverage checkov check lint fmt proto demo-models clean
 
 help:  ## Shows this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,11 @@ test-suites: $(VENV)/.dev  ## Runs what takes minutes: image builds, rollouts, b
 	$(BIN)/pytest -m suite $(ARGS)
 
 test-all: test test-suites  ## Runs every test, as CI does
+
+# Triton's interpreter is chosen when triton is imported: two runs.
+kernels: $(VENV)/.dev $(VENV)/.triton  ## Tests the kernels of a GPU without one: interpreted, and compiled for three GPUs
+	TRITON_INTERPRET=1 $(BIN)/pytest tests/models/cuda -m interpret $(ARGS)
+	TRITON_INTERPRET=0 $(BIN)/pytest tests/models/cuda -m compile $(ARGS)
 
 test-deploy: $(VENV)/.dev  ## Checks deploy/: rendering, schemas, policies, images, a rollout
 	$(BIN)/pytest tests/deploy tests/kubernetes $(ARGS)
@@ -72,8 +77,9 @@ clean:  ## Deletes what was built, the virtual environment included
 # One stamp for each set of extras: installed anew when pyproject.toml changes.
 $(VENV)/.demo: EXTRA := demo
 $(VENV)/.dev: EXTRA := dev
-$(VENV)/.demo $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	@echo "installing outrider[$(EXTRA)] into $(VENV): some minutes, 1.3 GB with torch for CPUs"
+$(VENV)/.triton: EXTRA := triton
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.triton: pyproject.toml | $(BIN)/python
+	@echo "installing outrider[$(EXTRA)] into $(VENV): some minutes, $(if $(filter triton,$(EXTRA)),0.7 GB,1.3 GB with torch for CPUs)"
 	@$(if $(TORCH_INDEX),,echo "on Linux torch brings CUDA, several GB more; for CPUs alone: make TORCH_INDEX=cpu $(MAKECMDGOALS)")
 	@$(BIN)/python -m pip install --disable-pip-version-check $(TORCH_WHEELS) -e '.[$(EXTRA)]'
 	@touch $@

@@ -1,0 +1,328 @@
+"""Attention over paths of the pool, with sums whose order is that of positions.
+
+A path is a causal sequence with its own table of places: blocks of the pool below its root, and a list from there on.
+So a row of a chain and a row of a tree are alike: both see the positions up to their own, one after the other. There is
+no mask but that.
+
+Rows of one path are computed in *tiles* of 64 query rows, keys in tiles of 64 positions, and positions in *splits* of
+256 that several programs share among them. The last program of a tile to finish adds the results of its splits in
+ascending order, as a program that computes all of them does. All of these sizes are fixed, and all limits are those of
+positions: a row's bits depend on its own path alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 64
+"""Query rows of a tile (rows times query heads of a key-value head), and positions of a tile of keys.
+
+With fewer query rows a GPU of compute capability 9 would compute by its older instructions.
+"""
+SPLIT = 256
+"""Positions of a split."""
+NUM_WARPS = 4
+"""Warps of a program."""
+NUM_STAGES = 2
+"""Tiles of keys and values of which one is loaded while the other is computed with."""
+PROGRAMS_PER_PROCESSOR = 2
+"""Programs that a multiprocessor of a GPU runs beside each other."""
+WIDTHS = (16, 32, 64, 128, 256)
+"""Widths of a head that the kernel is made for."""
+
+
+class Paths(Protocol):
+    """Names the tensors, all int32, that say what the rows of a forward see.
+
+    Position p of a path lies at the place `tables[first of its table + p // block_size] * block_size + p % block_size`
+    below the path's root, and at `tails[first of its tail + p - root]` from there on.
+    """
+
+    positions: Tensor
+    """[rows]: position of each row."""
+    tables: Tensor
+    """[blocks]: tables of all sessions, one behind the other."""
+    tails: Tensor
+    """[places]: places behind the roots of all paths, by position, one path behind the other."""
+    row_list: Tensor
+    """[rows that are somebody's]: rows by path, and by position within a path."""
+    tiles: Tensor
+    """[tiles, 6]: first row in `row_list`, number of rows, first of the table, root, first of the tail, end."""
+    work: Tensor
+    """[items, 2]: tile and split. The items of a tile stand together, in ascending order.
+
+    A single item with split -1 stands for all splits of its tile: one program computes them, with the same bits. That
+    is for prompts, of which there are tiles enough for all programs: results of splits need not go through memory then.
+    """
+    num_work: Tensor
+    """[1]: how many items there are; what lies behind them is not read."""
+    first_work: Tensor
+    """[tiles]: first item of each tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Holds room for the results of splits, for one forward at a time. All layers share it."""
+
+    sums: Tensor
+    """float32 [items, key-value heads, 64, head_dim]: weighted values."""
+    peaks: Tensor
+    """float32 [items, key-value heads, 64]: greatest score of each row of a split, as a power of two."""
+    totals: Tensor
+    """float32 [items, key-value heads, 64]: sum of the weights."""
+    counters: Tensor
+    """int32 [tiles, key-value heads]: splits that are done. Zero between launches."""
+    num_programs: int
+    """Programs of a launch. It changes no bits."""
+
+    @classmethod
+    def make(cls, max_items: int, max_tiles: int, num_heads: int, head_dim: int, device: torch.device) -> Scratch:
+        """Allocates the room: 32 KiB and a little for each item and key-value head of width 128.
+
+        Args:
+            max_items: Most items of `Paths.work`.
+            max_tiles: Most tiles.
+            num_heads: Key-value heads.
+            head_dim: Their width.
+            device: Device of the model.
+        """
+        sizes = max_items, num_heads, TILE
+        processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+        return cls(
+            torch.empty(*sizes, head_dim, device=device),
+            torch.empty(sizes, device=device),
+            torch.empty(sizes, device=device),
+            torch.zeros(max_tiles, num_heads, dtype=torch.int32, device=device),
+            PROGRAMS_PER_PROCESSOR * processors,
+        )
+
+
+def check_shape(queries_per_key: int, head_dim: int) -> None:
+    """Raises ValueError if the kernel is not made for a model's heads.
+
+    Args:
+        queries_per_key: Query heads that share a key-value head.
+        head_dim: Width of a head.
+    """
+    if head_dim not in WIDTHS:
+        raise ValueError(f"head_dim must be one of {', '.join(map(str, WIDTHS))}, got {head_dim}")
+    if not 1 <= queries_per_key <= TILE:
+        raise ValueError(f"queries_per_key must be in [1, {TILE}], got {queries_per_key}")
+
+
+def attend(
+    queries: Tensor, layer_data: Tensor, paths: Paths, block_size: int, scale: float, out: Tensor, scratch: Scratch
+) -> None:
+    """Computes the attention of one layer, with the keys and values of these rows in their places.
+
+    Args:
+        queries: [rows, query heads, head_dim], not scaled, of the type of the pool.
+        layer_data: [2, key-value heads, slots, head_dim]: a layer's keys and values in the pool.
+        paths: What the rows see. A tile has at most 64 // queries per key rows.
+        block_size: Slots of a block of the pool, a multiple of 64.
+        scale: Factor of the scores.
+        out: [rows, query heads * head_dim], written. Rows in no tile are left as they are.
+        scratch: Room for the results of splits.
+    """
+    num_queries, head_dim = queries.shape[1:]
+    num_heads = layer_data.shape[1]
+    attend_kernel[(scratch.num_programs,)](
+        queries,
+        layer_data,
+        paths.positions,
+        paths.tables,
+        paths.tails,
+        paths.row_list,
+        paths.tiles,
+        paths.work,
+        paths.num_work,
+        paths.first_work,
+        out,
+        scratch.sums,
+        scratch.peaks,
+        scratch.totals,
+        scratch.counters,
+        scale * LOG2_E,
+        layer_data.stride(0),
+        layer_data.stride(1),
+        num_heads,
+        num_queries // num_heads,
+        head_dim,
+        block_size,
+        TILE,
+        SPLIT,
+        num_warps=NUM_WARPS,
+        num_stages=NUM_STAGES,
+    )
+
+
+LOG2_E = 1.4426950408889634
+"""Factor that makes powers of two of powers of e: a GPU computes those."""
+
+
+@triton.jit
+def attend_kernel(
+    queries: tl.tensor,
+    data: tl.tensor,
+    positions: tl.tensor,
+    tables: tl.tensor,
+    tails: tl.tensor,
+    row_list: tl.tensor,
+    tiles: tl.tensor,
+    work: tl.tensor,
+    num_work: tl.tensor,
+    first_work: tl.tensor,
+    out: tl.tensor,
+    sums: tl.tensor,
+    peaks: tl.tensor,
+    totals: tl.tensor,
+    counters: tl.tensor,
+    scale: tl.tensor,
+    half_stride: tl.int64,
+    head_stride: tl.int64,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLIT: tl.constexpr,
+) -> None:
+    """Computes items of work, each of them for one key-value head, until none is left."""
+    lanes = tl.arange(0, TILE)
+    dims = tl.arange(0, HEAD_DIM)
+    num_items = tl.load(num_work) * NUM_HEADS
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        index, head = item // NUM_HEADS, item % NUM_HEADS
+        tile, split = tl.load(work + 2 * index), tl.load(work + 2 * index + 1)
+        entry = tiles + 6 * tile
+        first_row, num_rows, first_block = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+        root, first_tail, end = tl.load(entry + 3), tl.load(entry + 4), tl.load(entry + 5)
+        is_used = lanes < num_rows * GROUP
+        rows = tl.load(row_list + first_row + lanes // GROUP, is_used, 0)
+        # A row that is nobody's sees nothing.
+        own = tl.load(positions + rows, is_used, -1)
+        offsets = (rows * (NUM_HEADS * GROUP) + head * GROUP + lanes % GROUP)[:, None] * HEAD_DIM + dims
+        q = tl.load(queries + offsets, is_used[:, None], 0.0)
+        keys = data + head * head_stride
+        num_splits = tl.cdiv(end, SPLIT)
+        has_all = (split < 0) | (num_splits == 1)
+        first_split = tl.maximum(split, 0)
+        last_split = tl.where(has_all, num_splits, first_split + 1)
+        peak = tl.full((TILE,), float("-inf"), tl.float32)
+        total = tl.zeros((TILE,), tl.float32)
+        sum_ = tl.zeros((TILE, HEAD_DIM), tl.float32)
+        for its_split in range(first_split, last_split):
+            start = its_split * SPLIT
+            its_peak, its_total, its_sum = _attend_split(
+                q, own, keys, keys + half_stride, tables + first_block, tails + first_tail, root, end, start,
+                tl.minimum(start + SPLIT, end), scale, HEAD_DIM, BLOCK_SIZE, TILE
+            )  # fmt: skip
+            peak, total, sum_ = _added(peak, total, sum_, its_peak, its_total, its_sum)
+        if has_all:
+            tl.store(out + offsets, (sum_ / total[:, None]).to(out.dtype.element_ty), is_used[:, None])
+        else:
+            line = lanes.to(tl.int64) + (index * NUM_HEADS + head) * TILE
+            tl.store(peaks + line, peak, is_used)
+            tl.store(totals + line, total, is_used)
+            tl.store(sums + line[:, None] * HEAD_DIM + dims, sum_, is_used[:, None])
+            # All threads have written before one of them counts.
+            tl.debug_barrier()
+            counter = counters + tile * NUM_HEADS + head
+            if tl.atomic_add(counter, 1) == num_splits - 1:
+                line = lanes.to(tl.int64) + (tl.load(first_work + tile) * NUM_HEADS + head) * TILE
+                _combine(out + offsets, is_used, peaks + line, totals + line, sums + line[:, None] * HEAD_DIM + dims,
+                         num_splits, NUM_HEADS * TILE, HEAD_DIM, TILE)  # fmt: skip
+                tl.store(counter, 0)
+
+
+@triton.jit
+def _attend_split(
+    q: tl.tensor,
+    own: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    table: tl.tensor,
+    tail: tl.tensor,
+    root: tl.tensor,
+    end: tl.tensor,
+    start: tl.tensor,
+    stop: tl.tensor,
+    scale: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+) -> tl.tensor:
+    """Attends to the positions from `start` to `stop`; returns greatest scores, sums of weights, weighted values."""
+    dims = tl.arange(0, HEAD_DIM)
+    peak = tl.full((TILE,), float("-inf"), tl.float32)
+    total = tl.zeros((TILE,), tl.float32)
+    sum_ = tl.zeros((TILE, HEAD_DIM), tl.float32)
+    for first in range(start, stop, TILE):
+        at = first + tl.arange(0, TILE)
+        # What lies behind the end may be anything, even no number, which times a weight of 0 is none.
+        is_there, is_below = at < end, at < root
+        block = tl.load(table + at // BLOCK_SIZE, is_there & is_below, 0)
+        place = tl.load(tail + at - root, is_there & (at >= root), 0)
+        place = tl.where(is_below, block * BLOCK_SIZE + at % BLOCK_SIZE, place)
+        offsets = place[:, None] * HEAD_DIM + dims
+        k = tl.load(keys + offsets, is_there[:, None], 0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.where(at[None, :] <= own[:, None], scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        # A row that sees nothing yet has no peak, and infinity less infinity is no number.
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        shrink = tl.exp2(peak - base)
+        weights = tl.exp2(scores - base[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        v = tl.load(values + offsets, is_there[:, None], 0.0)
+        sum_ = tl.dot(weights.to(v.dtype), v, sum_ * shrink[:, None], input_precision="ieee")
+        peak = new_peak
+    return peak, total, sum_
+
+
+@triton.jit
+def _added(
+    peak: tl.tensor, total: tl.tensor, sum_: tl.tensor, its_peak: tl.tensor, its_total: tl.tensor, its_sum: tl.tensor
+) -> tl.tensor:
+    """Adds the results of a split to those of all splits before it. To nothing it adds without rounding."""
+    new_peak = tl.maximum(peak, its_peak)
+    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    shrink, its_shrink = tl.exp2(peak - base), tl.exp2(its_peak - base)
+    # Where the compiler chose which product is rounded, it might choose another one at each of the two calls.
+    total = tl.fma(total, shrink, its_total * its_shrink)
+    shrink, its_shrink = tl.broadcast_to(shrink[:, None], sum_.shape), its_shrink[:, None]
+    return new_peak, total, tl.fma(sum_, shrink, its_sum * its_shrink)
+
+
+@triton.jit
+def _combine(
+    out: tl.tensor,
+    is_used: tl.tensor,
+    peaks: tl.tensor,
+    totals: tl.tensor,
+    sums: tl.tensor,
+    num_splits: tl.tensor,
+    STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """Adds the results of a tile's splits, in ascending order, and writes what rows attend to."""
+    peak = tl.full((TILE,), float("-inf"), tl.float32)
+    total = tl.zeros((TILE,), tl.float32)
+    sum_ = tl.zeros((TILE, HEAD_DIM), tl.float32)
+    for _ in range(num_splits):
+        # Other programs wrote them: not from this processor's own cache.
+        its_peak = tl.load(peaks, is_used, 0.0, cache_modifier=".cg")
+        its_total = tl.load(totals, is_used, 1.0, cache_modifier=".cg")
+        its_sum = tl.load(sums, is_used[:, None], 0.0, cache_modifier=".cg")
+        peak, total, sum_ = _added(peak, total, sum_, its_peak, its_total, its_sum)
+        peaks += STRIDE
+        totals += STRIDE
+        sums += STRIDE * HEAD_DIM
+    tl.store(out, (sum_ / total[:, None]).to(out.dtype.element_ty), is_used[:, None])

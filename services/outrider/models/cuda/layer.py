@@ -1,0 +1,84 @@
+"""The steps of a layer that look at whole rows: the sum and norm of the residual stream, and the gate of an MLP."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+GATE_BLOCK = 1024
+"""Columns of a row whose gates one program computes."""
+
+
+def add_and_norm(hidden: Tensor, summand: Tensor | None, weight: Tensor, epsilon: float, out: Tensor) -> None:
+    """Adds to the residual stream, and computes its RMS norm. Sums are float32.
+
+    Args:
+        hidden: [rows, size], written where there is a summand.
+        summand: [rows, size], or None if nothing is added.
+        weight: [size].
+        epsilon: That of the norm.
+        out: [rows, size], written.
+    """
+    num_rows, size = hidden.shape
+    # Without a summand its pointer is not read.
+    added = hidden if summand is None else summand
+    block = triton.next_power_of_2(size)
+    add_and_norm_kernel[(num_rows,)](
+        hidden, added, weight, out, epsilon, size, block, summand is not None, num_warps=norm_warps(size)
+    )
+
+
+def norm_warps(size: int) -> int:
+    """Returns how many warps compute the norm of a row: a property of the model, never of the number of rows."""
+    return 4 if size <= 2048 else 8
+
+
+@triton.jit
+def add_and_norm_kernel(
+    hidden: tl.tensor,
+    summand: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    epsilon: tl.tensor,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_SUMMAND: tl.constexpr,
+) -> None:
+    """Computes `add_and_norm` of one row in each program."""
+    columns = tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    offsets = tl.program_id(0).to(tl.int64) * SIZE + columns
+    stream = tl.load(hidden + offsets, inside, 0.0)
+    if HAS_SUMMAND:
+        added = tl.load(summand + offsets, inside, 0.0)
+        stream = (stream.to(tl.float32) + added.to(tl.float32)).to(hidden.dtype.element_ty)
+        tl.store(hidden + offsets, stream, inside)
+    # Of the stream as it is kept: the next layer adds to what was rounded.
+    x = stream.to(tl.float32)
+    factor = 1.0 / tl.sqrt_rn(tl.sum(x * x, 0) / SIZE + epsilon)
+    scaled = x * factor * tl.load(weight + columns, inside, 0.0).to(tl.float32)
+    tl.store(out + offsets, scaled.to(out.dtype.element_ty), inside)
+
+
+def gate_silu(gate_up: Tensor, out: Tensor) -> None:
+    """Computes silu(gate) * up.
+
+    Args:
+        gate_up: [rows, 2 * size]: gates, and behind them what is gated.
+        out: [rows, size], written.
+    """
+    num_rows, size = out.shape
+    gate_silu_kernel[(num_rows, triton.cdiv(size, GATE_BLOCK))](gate_up, out, size, GATE_BLOCK, num_warps=4)
+
+
+@triton.jit
+def gate_silu_kernel(gate_up: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    """Computes `gate_silu` of some columns of one row in each program."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    gate = tl.load(gate_up + row * (2 * SIZE) + columns, inside, 0.0).to(tl.float32)
+    up = tl.load(gate_up + row * (2 * SIZE) + SIZE + columns, inside, 0.0).to(tl.float32)
+    found = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * SIZE + columns, found.to(out.dtype.element_ty), inside)

@@ -1,0 +1,86 @@
+"""Kernels compiled for a GPU that is not there, and what the compiler says of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TARGETS = (80, 90, 100)
+"""Compute capabilities, times ten: A100, H100 and H200, B200."""
+
+SPILL = re.compile(r"\b(?:STL|LDL)\b")
+"""Instructions that write and read what does not fit into registers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Holds what is known of a compiled kernel."""
+
+    ptx: str
+    num_registers: int
+    """Registers of a thread."""
+    num_spilled: int
+    """Bytes of a thread that did not fit into registers."""
+    num_shared: int
+    """Bytes of shared memory of a program."""
+    is_spilled_by_products: bool
+    """True if what did not fit into registers is read or written anywhere between the first product and the last."""
+
+
+def compiled(
+    kernel: Any,
+    pointers: Mapping[str, str],
+    scalars: Mapping[str, str],
+    constants: Mapping[str, Any],
+    capability: int,
+    *,
+    odd: Sequence[str] = (),
+    **options: int,
+) -> Compiled:
+    """Compiles a kernel.
+
+    Args:
+        kernel: It.
+        pointers: Types of what its pointers point to: {"out": "bf16"}. They are as aligned as torch makes them.
+        scalars: Types of its other arguments. Whole numbers are multiples of 16, as strides are.
+        constants: Values of those that are constants.
+        capability: That of the GPU, times ten.
+        odd: Whole numbers that are multiples of nothing.
+        options: `num_warps` and `num_stages`.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature = {name: f"*{type_}" for name, type_ in pointers.items()} | dict(scalars)
+    signature |= dict.fromkeys(constants, "constexpr")
+    assert set(signature) == set(kernel.arg_names)
+    aligned = {*pointers, *(name for name, type_ in scalars.items() if type_.startswith("i"))} - {*odd}
+    attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    signature = {name: signature[name] for name in kernel.arg_names}
+    source = ASTSource(kernel, signature, constants, attributes)
+    found = triton.compile(source, GPUTarget("cuda", capability, 32), options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(found.asm["cubin"])
+        file.flush()
+        usage = _cuobjdump("-res-usage", file.name)
+        code = _cuobjdump("-sass", file.name)
+    assert "Function" in code
+    numbers = {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
+    # A stack without any access to it is no spill.
+    num_spilled = max(numbers["STACK"], numbers["LOCAL"], 1) if SPILL.search(code) else 0
+    products = [match.start() for match in re.finditer(r"\b(?:HMMA|HGMMA|UTCHMMA)\b", code)]
+    is_spilled = bool(products and SPILL.search(code[products[0] : products[-1]]))
+    return Compiled(found.asm["ptx"], numbers["REG"], num_spilled, found.metadata.shared, is_spilled)
+
+
+def _cuobjdump(option: str, path: str) -> str:
+    import triton
+
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    return subprocess.run([program, option, path], check=True, capture_output=True, text=True).stdout

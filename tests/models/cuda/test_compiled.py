@@ -1,0 +1,137 @@
+"""Kernels of a GPU compile for all GPUs that they are meant for, with the shapes of Qwen3-8B."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.models.cuda.compiling import TARGETS, Compiled, compiled
+
+pytest.importorskip("triton")
+
+from outrider.models.cuda import attention, heads, layer, moves
+
+pytestmark = pytest.mark.compile
+
+HIDDEN, INNER, NUM_QUERIES, NUM_KEYS, HEAD_DIM = 4096, 12288, 32, 8, 128
+MOST_SHARED = 100_000
+
+
+def of_type(type_: str, *names: str) -> dict[str, str]:
+    return dict.fromkeys(names, type_)
+
+
+def attend_for(capability: int, type_: str = "bf16", group: int = 4, head_dim: int = HEAD_DIM) -> Compiled:
+    pointers = of_type(type_, "queries", "data", "out") | of_type("fp32", "sums", "peaks", "totals")
+    pointers |= of_type("i32", "positions", "tables", "tails", "row_list", "tiles", "work", "num_work", "first_work")
+    return compiled(
+        attention.attend_kernel,
+        pointers | of_type("i32", "counters"),
+        {"scale": "fp32", "half_stride": "i64", "head_stride": "i64"},
+        {
+            "NUM_HEADS": NUM_KEYS,
+            "GROUP": group,
+            "HEAD_DIM": head_dim,
+            "BLOCK_SIZE": 64,
+            "TILE": attention.TILE,
+            "SPLIT": attention.SPLIT,
+        },
+        capability,
+        num_warps=attention.NUM_WARPS,
+        num_stages=attention.NUM_STAGES,
+    )
+
+
+@pytest.mark.parametrize(
+    ("capability", "instructions"),
+    [
+        (80, ["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"]),
+        # 64 query rows fill the instructions that work on whole tiles.
+        (90, ["wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16", "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16"]),
+        (100, ["tcgen05.mma.cta_group::1.kind::f16"]),
+    ],
+)
+def test_attention_runs_on_the_units_for_products_and_in_registers(capability: int, instructions: list[str]) -> None:
+    found = attend_for(capability)
+    # A few addresses wait in memory while a program goes over keys; where it does, all is in registers.
+    assert found.num_spilled <= 160
+    assert capability == 100 or not found.is_spilled_by_products
+    assert found.num_shared < MOST_SHARED
+    for instruction in instructions:
+        assert instruction in found.ptx
+    # Keys and values are copied while others are computed with.
+    assert "cp.async" in found.ptx
+    # What a program wrote is seen by the last one of its tile.
+    assert "atom.global.gpu.acq_rel.add.u32" in found.ptx
+
+
+@pytest.mark.parametrize(("type_", "group", "head_dim"), [("fp16", 2, 128), ("bf16", 7, 64), ("bf16", 8, 32)])
+def test_attention_compiles_for_other_models(type_: str, group: int, head_dim: int) -> None:
+    found = attend_for(90, type_, group, head_dim)
+    assert not found.is_spilled_by_products
+    assert "wgmma" in found.ptx
+
+
+@pytest.mark.parametrize("capability", TARGETS)
+@pytest.mark.parametrize("type_", ["bf16", "fp32"])
+def test_a_norm_stays_in_registers(capability: int, type_: str) -> None:
+    found = compiled(
+        layer.add_and_norm_kernel,
+        of_type(type_, "hidden", "weight") | of_type("bf16", "summand", "out"),
+        {"epsilon": "fp32"},
+        {"SIZE": HIDDEN, "BLOCK": HIDDEN, "HAS_SUMMAND": True},
+        capability,
+        num_warps=layer.norm_warps(HIDDEN),
+    )
+    assert found.num_spilled == 0
+    assert found.num_shared < 16_384
+    assert "ld.global.v4.b32" in found.ptx, "reads are 16 bytes wide"
+
+
+@pytest.mark.parametrize("capability", TARGETS)
+def test_a_gate_stays_in_registers(capability: int) -> None:
+    found = compiled(
+        layer.gate_silu_kernel,
+        of_type("bf16", "gate_up", "out"),
+        {},
+        {"SIZE": INNER, "BLOCK": layer.GATE_BLOCK},
+        capability,
+        num_warps=4,
+    )
+    assert found.num_spilled == found.num_shared == 0
+    assert "ld.global.v4.b32" in found.ptx
+
+
+@pytest.mark.parametrize("capability", TARGETS)
+@pytest.mark.parametrize("has_norms", [False, True])
+def test_heads_stay_in_registers(capability: int, has_norms: bool) -> None:
+    found = compiled(
+        heads.store_heads_kernel,
+        of_type("bf16", "heads", "norms", "queries", "data")
+        | of_type("fp32", "turns")
+        | of_type("i32", "positions", "places"),
+        {"epsilon": "fp32", "half_stride": "i64", "head_stride": "i64"},
+        {
+            "NUM_QUERIES": NUM_QUERIES,
+            "NUM_KEYS": NUM_KEYS,
+            "HEAD_DIM": HEAD_DIM,
+            "HAS_NORMS": has_norms,
+            "BLOCK": heads.HEADS_BLOCK,
+        },
+        capability,
+        num_warps=4,
+    )
+    assert found.num_spilled == 0
+    assert found.num_shared < 8192
+
+
+@pytest.mark.parametrize("capability", TARGETS)
+def test_moves_stay_in_registers(capability: int) -> None:
+    found = compiled(
+        moves.move_rows_kernel,
+        of_type("bf16", "data") | of_type("i32", "moves", "spans", "num"),
+        {"layer_stride": "i64", "head_stride": "i64"},
+        {"NUM_HEADS": 2 * NUM_KEYS, "HEADS_BLOCK": 2 * NUM_KEYS, "HEAD_DIM": HEAD_DIM},
+        capability,
+        num_warps=4,
+    )
+    assert found.num_spilled == found.num_shared == 0

@@ -205,6 +205,10 @@ def test_a_fleet_prints_all_addresses_and_those_that_clients_dial(tmp_path: Path
         (["--lab", "--num-speculators", "2"], "it needs --num-speculators 1"),
         (["--lab", "--no-gateway"], "needs a speculator and a gateway"),
         (["--no-speculator", "--num-speculators", "2"], "must be 1 with --no-speculator"),
+        (["--drafter", "in-process", "--no-speculator"], "--drafter: must be speculator with --no-speculator"),
+        (["--drafter", "in-process", "--num-speculators", "2"], "--drafter: must be speculator with --num-speculators"),
+        (["--drafter", "in-process", "--delay-ms", "5"], "--drafter: must be speculator with --delay-ms"),
+        (["--drafter", "in-process", "--lab"], "--drafter: must be speculator with --lab"),
         (["--target-dtype", "fp16"], "'fp16' is not one of 'auto', 'bfloat16', 'float32'"),
     ],
 )
@@ -220,11 +224,39 @@ def test_flags_that_do_not_go_together_are_refused(flags: list[str], message: st
         ({"num_verifiers": 0}, "num_verifiers and num_speculators must be at least 1"),
         ({"num_verifiers": 2, "edge": True}, "num_verifiers must be 1 with an edge"),
         ({"num_speculators": 2, "link": LinkSettings()}, "num_speculators must be 1 with a link"),
+        ({"drafter": "in-process", "draft": None}, "draft must be set with drafter in-process"),
+        ({"drafter": "in-process", "link": LinkSettings()}, "drafter must be speculator with an edge, a link"),
+        ({"drafter": "in-process", "speculator_arguments": ("--x",)}, "drafter must be speculator with an edge, a l"),
     ],
 )
 def test_a_stack_that_cannot_be_is_refused(wrong: dict[str, Any], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         StackConfig(**wrong)
+
+
+def test_with_the_draft_model_in_process_one_process_drafts_and_verifies(tmp_path: Path) -> None:
+    flags = ["--drafter", "in-process", "--no-datastore", "--no-gateway", "--log-folder", str(tmp_path)]
+    with subprocess.Popen([*COMMAND, "up", *SMALL, *flags], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            name, address = process.stdout.readline().split()
+            assert name == "verifier"
+            assert len(children_of(process.pid)) == 1
+            with BlockingClient(address) as client:
+                result = client.complete("def add(", method="speculative", max_tokens=32, ignore_eos=True)
+                assert result.summary.num_accepted_tokens > 0
+                assert [each.address for each in client.info().speculators] == ["in-process"]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+
+
+def test_two_processes_on_one_device_are_told_what_helps() -> None:
+    for flags, is_told in ([], True), (["--drafter", "in-process"], False), (["--no-speculator"], False):
+        command = [*COMMAND, "up", "--device", "cuda:9", "--port", "0", "--no-gateway", "--no-datastore", *flags]
+        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+        assert ("verifier and speculator take turns on cuda:9: --drafter in-process" in run.stderr) == is_told
 
 
 def test_a_service_that_cannot_start_is_explained() -> None:

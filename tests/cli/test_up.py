@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 
 from outrider_cli.app import app
 from outrider_cli.links.direction import LinkSettings
-from outrider_cli.local.stack import StackConfig
+from outrider_cli.local.process import ProcessFailed
+from outrider_cli.local.stack import LocalStack, StackConfig
 from outrider_client import BlockingClient
 from tests.support.waiting import until_true
 
@@ -252,11 +253,21 @@ def test_with_the_draft_model_in_process_one_process_drafts_and_verifies(tmp_pat
             process.kill()
 
 
-def test_two_processes_on_one_device_are_told_what_helps() -> None:
-    for flags, is_told in ([], True), (["--drafter", "in-process"], False), (["--no-speculator"], False):
-        command = [*COMMAND, "up", "--device", "cuda:9", "--port", "0", "--no-gateway", "--no-datastore", *flags]
-        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
-        assert ("verifier and speculator take turns on cuda:9: --drafter in-process" in run.stderr) == is_told
+@pytest.mark.parametrize(
+    ("flags", "is_told"), [([], True), (["--drafter", "in-process"], False), (["--no-speculator"], False)]
+)
+def test_two_processes_on_one_device_are_told_what_helps(
+    flags: list[str], is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ProcessFailed("there is no such device")
+
+    monkeypatch.setattr(LocalStack, "start", fail)
+    arguments = ["up", "--device", "cuda:9", "--port", "0", "--no-gateway", "--no-datastore", *flags]
+    result = CliRunner(env={"TERM": "dumb"}).invoke(app, arguments)
+    advice = "verifier and speculator take turns on cuda:9: --drafter in-process makes them one process"
+    assert (advice in result.stderr) == is_told
+    assert "there is no such device" in result.stderr
 
 
 def test_a_service_that_cannot_start_is_explained() -> None:

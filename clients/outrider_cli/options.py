@@ -53,10 +53,7 @@ Draft = Annotated[str, typer.Option(help="Draft model; its tokenizer must be the
 DraftDtype = Annotated[Dtype, typer.Option(help="Numbers of the draft model.", rich_help_panel=_MODELS)]
 Drafter = Annotated[
     Literal["speculator", "in-process"],
-    typer.Option(
-        help="Where the draft model runs: in speculators, or in each verifier's process, as on one GPU.",
-        rich_help_panel=_MODELS,
-    ),
+    typer.Option(help="Where the draft model runs; in-process: the verifier's.", rich_help_panel=_MODELS),
 ]
 Device = Annotated[str, typer.Option(help="Device of both models, like cpu or cuda:0.", rich_help_panel=_MODELS)]
 NumThreads = Annotated[

@@ -45,7 +45,7 @@ def up(
         DEFAULT_HTTP_PORT, min=0, max=65535, help="Port of OpenAI's API and of the page; 0 = any free one."
     ),
     num_verifiers: int = typer.Option(1, min=1, help="Verifiers: replicas, among which a client chooses."),
-    num_speculators: int = typer.Option(1, min=1, help="Speculators: each verifier shares its sessions among them."),
+    num_speculators: int = typer.Option(1, min=1, help="Speculators, which share the sessions."),
     redis_url: options.RedisUrl = None,
     speculator: bool = typer.Option(True, help="Whether there is a speculator."),
     datastore: bool = typer.Option(True, help="Whether there is a datastore, and a Redis behind it."),
@@ -53,7 +53,7 @@ def up(
     lab: bool = typer.Option(
         False,
         "--lab",
-        help="Lets the page delay the speculator's wire; the proxy for that costs a quarter of the speed.",
+        help="Lets the page delay the speculator's wire; costs a quarter of the speed.",
     ),
     delay_ms: float = typer.Option(0.0, min=0, help="Delays the speculator's wire, each way: a remote node."),
     log_folder: options.LogFolder = None,

@@ -302,3 +302,31 @@ async def test_a_lost_session_is_opened_anew_as_it_was_steered_and_the_lost_ones
     assert listener.num_drafts == 0
     session.close()
     assert drafter.told[-1] == (again, "closed")
+
+
+async def test_a_session_leaves_an_engine_that_has_ended_with_its_next_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_process_speculator, "FIRST_RETRY_S", 0.0)
+    drafters, text, listener = [Recorded(), Recorded()], [1, 2], Listener()
+    made = iter(drafters)
+    speculator = InProcessSpeculator(lambda: cast(Drafter, next(made)))
+    session = speculator.speculate(SPEC, text, listener)
+    drafters[0].has_ended = True
+    text.append(3)
+    session.commit()
+    assert listener.num_detached == 1
+    await until(lambda: listener.num_attached == 2)
+    assert drafters[1].opened == [(f"{SPEC.session_id}/2", (1, 2, 3))]
+    assert speculator.num_restarts == 1
+
+
+async def test_a_session_that_is_closed_while_it_waits_is_not_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_process_speculator, "FIRST_RETRY_S", 0.0)
+    drafter, listener = Recorded(), Listener()
+    session = InProcessSpeculator(lambda: cast(Drafter, drafter)).speculate(SPEC, [1, 2], listener)
+    session.on_failure(drafter.listeners[0])
+    assert listener.num_detached == 1
+    session.close()
+    later = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.0, later.set)  # behind the timer of the session
+    await later.wait()
+    assert len(drafter.opened) == 1

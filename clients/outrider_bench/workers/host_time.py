@@ -66,7 +66,7 @@ class Cost(NamedTuple):
     wall_ms: float
     verifier_cpu_ms: float
     speculator_cpu_ms: float
-    """Of a process of its own; the one in process is part of the verifier's."""
+    """CPU time of a speculator in a process of its own; the one in process is part of the verifier's."""
     tokens: float
     """Tokens of all sessions."""
 

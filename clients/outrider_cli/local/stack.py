@@ -54,7 +54,7 @@ class StackConfig:
     draft_dtype: str = "float32"
     """Number format of the draft model."""
     drafter: Literal["speculator", "in-process"] = "speculator"
-    """Where the draft model runs, if there is no edge: in speculators, or in the process of each verifier."""
+    """The place of the draft model, if there is no edge: in speculators, or in the process of each verifier."""
     num_verifiers: int = 1
     """Verifiers, which are replicas of one another. Several need that there is no edge."""
     num_speculators: int = 1

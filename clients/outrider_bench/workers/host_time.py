@@ -80,10 +80,12 @@ def stub_model(name: str) -> LoadedModel:
 async def measure(way: str, num_sessions: int, num_tokens: int) -> Cost:
     """Run so many generations side by side, after a short one of each."""
     with _speculator(way) as (address, process):
-        settings = VerifierSettings(
-            drafter="in-process" if way == "in-process" else "speculator",
-            speculator=address,
-            max_num_sessions=MAX_NUM_SESSIONS,
+        settings = VerifierSettings.model_validate(
+            {
+                "drafter": "in-process" if way == "in-process" else "speculator",
+                "speculator": address,
+                "max_num_sessions": MAX_NUM_SESSIONS,
+            }
         )
         draft = stub_model("demo/draft") if way == "in-process" else None
         service = VerifierService(settings, stub_model("demo/target"), {1: 5.0}, draft_model=draft)
@@ -99,8 +101,10 @@ async def measure(way: str, num_sessions: int, num_tokens: int) -> Cost:
             num_forwards = counts.forwards.num_observations - num_before
         finally:
             await service.close()
-    spent = (1e3 * (end - begin) / num_forwards for begin, end in zip(before, after, strict=True))
-    return Cost(*spent, num_sessions * num_tokens / num_forwards)
+    wall_ms, verifier_ms, speculator_ms = (
+        1e3 * (end - begin) / num_forwards for begin, end in zip(before, after, strict=True)
+    )
+    return Cost(wall_ms, verifier_ms, speculator_ms, num_sessions * num_tokens / num_forwards)
 
 
 async def _generate_all(service: VerifierService, way: str, num_sessions: int, num_tokens: int) -> None:
@@ -153,7 +157,7 @@ def _cpu_s(process: subprocess.Popen[str] | None) -> float:
 
 async def _serve() -> None:
     """Serve drafts of the stub until the process is killed."""
-    settings = SpeculatorSettings(max_num_sessions=MAX_NUM_SESSIONS, keep_warm_ms=0)
+    settings = SpeculatorSettings.model_validate({"max_num_sessions": MAX_NUM_SESSIONS, "keep_warm_ms": 0})
     service = SpeculatorService(settings, stub_model("demo/draft"))
     await service.load()
     server = grpc.aio.server()

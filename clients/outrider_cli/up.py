@@ -39,7 +39,7 @@ def up(
     device: options.Device = StackConfig.device,
     num_threads: options.NumThreads = StackConfig.num_threads,
     port: int = typer.Option(
-        options.DEFAULT_PORT, min=0, max=65535, help="Port of the first verifier; 0 = any free one, as of all others."
+        options.DEFAULT_PORT, min=0, max=65535, help="Port of the first verifier; 0 = any free one."
     ),
     http_port: int = typer.Option(
         DEFAULT_HTTP_PORT, min=0, max=65535, help="Port of OpenAI's API and of the page; 0 = any free one."

@@ -48,9 +48,13 @@ Target = Annotated[
     str, typer.Option(help="Target model: a demo name, a folder or a Hugging Face name.", rich_help_panel=_MODELS)
 ]
 Dtype = Literal["auto", "bfloat16", "float32"]
-TargetDtype = Annotated[Dtype, typer.Option(help="Numbers of the target model.", rich_help_panel=_MODELS)]
+TargetDtype = Annotated[Dtype, typer.Option(help="Target model's numbers.", rich_help_panel=_MODELS)]
 Draft = Annotated[str, typer.Option(help="Draft model; its tokenizer must be the target's.", rich_help_panel=_MODELS)]
-DraftDtype = Annotated[Dtype, typer.Option(help="Numbers of the draft model.", rich_help_panel=_MODELS)]
+DraftDtype = Annotated[Dtype, typer.Option(help="Draft model's numbers.", rich_help_panel=_MODELS)]
+Drafter = Annotated[
+    Literal["speculator", "in-process"],
+    typer.Option(help="Where the draft model runs; in-process: the verifier's.", rich_help_panel=_MODELS),
+]
 Device = Annotated[str, typer.Option(help="Device of both models, like cpu or cuda:0.", rich_help_panel=_MODELS)]
 NumThreads = Annotated[
     int, typer.Option(help="Threads of each model on a CPU; 0 = one a core.", min=0, rich_help_panel=_MODELS)

@@ -36,16 +36,17 @@ def up(
     target_dtype: options.TargetDtype = "auto",
     draft: options.Draft = "demo/draft",
     draft_dtype: options.DraftDtype = "float32",
+    drafter: options.Drafter = StackConfig.drafter,
     device: options.Device = StackConfig.device,
     num_threads: options.NumThreads = StackConfig.num_threads,
     port: int = typer.Option(
-        options.DEFAULT_PORT, min=0, max=65535, help="Port of the first verifier; 0 = any free one, as of all others."
+        options.DEFAULT_PORT, min=0, max=65535, help="Port of the first verifier; 0 = any free one."
     ),
     http_port: int = typer.Option(
         DEFAULT_HTTP_PORT, min=0, max=65535, help="Port of OpenAI's API and of the page; 0 = any free one."
     ),
     num_verifiers: int = typer.Option(1, min=1, help="Verifiers: replicas, among which a client chooses."),
-    num_speculators: int = typer.Option(1, min=1, help="Speculators: each verifier shares its sessions among them."),
+    num_speculators: int = typer.Option(1, min=1, help="Speculators, which share the sessions."),
     redis_url: options.RedisUrl = None,
     speculator: bool = typer.Option(True, help="Whether there is a speculator."),
     datastore: bool = typer.Option(True, help="Whether there is a datastore, and a Redis behind it."),
@@ -53,7 +54,7 @@ def up(
     lab: bool = typer.Option(
         False,
         "--lab",
-        help="Lets the page delay the speculator's wire; the proxy for that costs a quarter of the speed.",
+        help="Lets the page delay the speculator's wire; costs a quarter of the speed.",
     ),
     delay_ms: float = typer.Option(0.0, min=0, help="Delays the speculator's wire, each way: a remote node."),
     log_folder: options.LogFolder = None,
@@ -66,6 +67,12 @@ def up(
         )
     if not speculator and num_speculators > 1:
         raise typer.BadParameter("must be 1 with --no-speculator", param_hint="--num-speculators")
+    is_in_process = drafter == "in-process"
+    if is_in_process and not speculator:
+        raise typer.BadParameter("must be speculator with --no-speculator", param_hint="--drafter")
+    if is_in_process and (num_speculators > 1 or delay_ms or lab):
+        flag = "--lab" if lab else "--delay-ms" if delay_ms else "--num-speculators"
+        raise typer.BadParameter(f"must be speculator with {flag}", param_hint="--drafter")
     if lab and not (speculator and gateway):
         raise typer.BadParameter("needs a speculator and a gateway", param_hint="--lab")
     with ExitStack() as exits:
@@ -77,6 +84,11 @@ def up(
         steps = exits.enter_context(Steps())
         if datastore and redis_url and (reason := why_unreachable(redis_url)):
             steps.say(f"redis: not reachable ({reason}); retrieval keeps to memory")
+        if speculator and not is_in_process and device != "cpu":
+            steps.say(
+                f"verifier and speculator take turns on {device}: --drafter in-process makes them one process, and of "
+                "several on one NVIDIA GPU its MPS lets them run side by side"
+            )
         # A short path of its own: the operating system allows some 100 letters for one of a socket.
         lab_socket = Path(exits.enter_context(TemporaryDirectory(prefix="outrider-lab-"))) / "lab.sock"
         config = StackConfig(
@@ -84,6 +96,7 @@ def up(
             target_dtype=target_dtype,
             draft=draft if speculator else None,
             draft_dtype=draft_dtype,
+            drafter=drafter,
             num_verifiers=num_verifiers,
             num_speculators=num_speculators,
             datastore=datastore,

@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 
 from outrider_cli.app import app
 from outrider_cli.links.direction import LinkSettings
-from outrider_cli.local.stack import StackConfig
+from outrider_cli.local.process import ProcessFailed
+from outrider_cli.local.stack import LocalStack, StackConfig
 from outrider_client import BlockingClient
 from tests.support.waiting import until_true
 
@@ -205,6 +206,10 @@ def test_a_fleet_prints_all_addresses_and_those_that_clients_dial(tmp_path: Path
         (["--lab", "--num-speculators", "2"], "it needs --num-speculators 1"),
         (["--lab", "--no-gateway"], "needs a speculator and a gateway"),
         (["--no-speculator", "--num-speculators", "2"], "must be 1 with --no-speculator"),
+        (["--drafter", "in-process", "--no-speculator"], "--drafter: must be speculator with --no-speculator"),
+        (["--drafter", "in-process", "--num-speculators", "2"], "--drafter: must be speculator with --num-speculators"),
+        (["--drafter", "in-process", "--delay-ms", "5"], "--drafter: must be speculator with --delay-ms"),
+        (["--drafter", "in-process", "--lab"], "--drafter: must be speculator with --lab"),
         (["--target-dtype", "fp16"], "'fp16' is not one of 'auto', 'bfloat16', 'float32'"),
     ],
 )
@@ -220,11 +225,49 @@ def test_flags_that_do_not_go_together_are_refused(flags: list[str], message: st
         ({"num_verifiers": 0}, "num_verifiers and num_speculators must be at least 1"),
         ({"num_verifiers": 2, "edge": True}, "num_verifiers must be 1 with an edge"),
         ({"num_speculators": 2, "link": LinkSettings()}, "num_speculators must be 1 with a link"),
+        ({"drafter": "in-process", "draft": None}, "draft must be set with drafter in-process"),
+        ({"drafter": "in-process", "link": LinkSettings()}, "drafter must be speculator with an edge, a link"),
+        ({"drafter": "in-process", "speculator_arguments": ("--x",)}, "drafter must be speculator with an edge, a l"),
     ],
 )
 def test_a_stack_that_cannot_be_is_refused(wrong: dict[str, Any], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         StackConfig(**wrong)
+
+
+def test_with_the_draft_model_in_process_one_process_drafts_and_verifies(tmp_path: Path) -> None:
+    flags = ["--drafter", "in-process", "--no-datastore", "--no-gateway", "--log-folder", str(tmp_path)]
+    with subprocess.Popen([*COMMAND, "up", *SMALL, *flags], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            name, address = process.stdout.readline().split()
+            assert name == "verifier"
+            assert len(children_of(process.pid)) == 1
+            with BlockingClient(address) as client:
+                result = client.complete("def add(", method="speculative", max_tokens=32, ignore_eos=True)
+                assert result.summary.num_accepted_tokens > 0
+                assert [each.address for each in client.info().speculators] == ["in-process"]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_told"), [([], True), (["--drafter", "in-process"], False), (["--no-speculator"], False)]
+)
+def test_two_processes_on_one_device_are_told_what_helps(
+    flags: list[str], is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ProcessFailed("there is no such device")
+
+    monkeypatch.setattr(LocalStack, "start", fail)
+    arguments = ["up", "--device", "cuda:9", "--port", "0", "--no-gateway", "--no-datastore", *flags]
+    result = CliRunner(env={"TERM": "dumb"}).invoke(app, arguments)
+    advice = "verifier and speculator take turns on cuda:9: --drafter in-process makes them one process"
+    assert (advice in result.stderr) == is_told
+    assert "there is no such device" in result.stderr
 
 
 def test_a_service_that_cannot_start_is_explained() -> None:

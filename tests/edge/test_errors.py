@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from outrider.core.params import Source
 from outrider.core.tree import Draft
-from outrider.edge.draft_model import Drafter
+from outrider.speculator.drafter import Drafter
 from outrider.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider_client.client import Client
 from outrider_client.errors import (
@@ -79,8 +79,9 @@ async def test_a_drafted_method_needs_no_speculator_in_the_cloud(stub: Any) -> N
 class FloodingDrafter(Drafter):
     """Has always one more draft to send, for as long as the session is open."""
 
-    def open(self, session_id, committed, num_prompt_tokens, sampling, speculation, listener, structure):  # type: ignore[no-untyped-def]
-        super().open(session_id, committed, num_prompt_tokens, sampling, speculation, listener, structure)
+    def open(self, session_id: str, committed: Sequence[int], *others: Any, **options: Any) -> None:
+        super().open(session_id, committed, *others, **options)
+        listener = others[3]
         for number in range(1, 1000):
             listener.send(Draft(len(committed), number, [0], [number], [], Source.DRAFT))
 

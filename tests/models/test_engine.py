@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from structlog.testing import capture_logs
 
 from outrider.models.engine import MAX_FAILED_STEPS, EngineThread
@@ -22,6 +23,7 @@ class FakeRunner:
     def __init__(self) -> None:
         self.is_broken = False
         self.num_forwards = 0
+        self.device = torch.device("cpu")
 
     def new_cache(self) -> SimpleNamespace:
         return SimpleNamespace(clear=lambda: None)
@@ -35,8 +37,8 @@ class FakeRunner:
 class CountingEngine(EngineThread[list[int], list[int]]):
     """A session is a list of numbers. A step takes one number of each that has any, and fails at a negative one."""
 
-    def __init__(self, runner: Any) -> None:
-        super().__init__("counting-engine", runner)
+    def __init__(self, runner: Any, stream_priority: int | None = None) -> None:
+        super().__init__("counting-engine", runner, stream_priority)
         self.steps: queue.Queue[list[int]] = queue.Queue()
         self.removed_sessions: list[list[int]] = []
         self.start()
@@ -221,3 +223,26 @@ def test_a_plan_without_work_says_how_long_to_wait(runner: FakeRunner) -> None:
     for _ in range(3):
         ticks.get(timeout=WAIT_S)
     engine.stop()
+
+
+@pytest.mark.parametrize(("device", "priority"), [("cuda", -1), ("cuda", 0), ("cuda", None), ("cpu", -1)])
+def test_an_engine_works_on_a_stream_of_its_own_where_it_has_a_priority_on_cuda(
+    device: str, priority: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[tuple[int, str]] = []
+
+    @contextmanager
+    def entering(stream: int) -> Iterator[None]:
+        entered.append((stream, threading.current_thread().name))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _, priority: priority)
+    monkeypatch.setattr(torch.cuda, "stream", entering)
+    runner = FakeRunner()
+    runner.device = torch.device(device)
+    engine = CountingEngine(runner, priority)
+    engine.begin_with("a", 1)
+    assert engine.steps.get(timeout=WAIT_S) == [1]
+    engine.stop()
+    has_own = device == "cuda" and priority is not None
+    assert entered == ([(priority, "counting-engine")] if has_own else [])

@@ -111,11 +111,14 @@ async def running_verifier(
     max_draft_nodes_per_s: float = MAX_NODES_PER_S,
     max_prompt_tokens: int = 0,
     model: LoadedModel | None = None,
+    draft: LoadedModel | None = None,
 ) -> AsyncIterator[RunningVerifier]:
-    """A verifier with the demo target or `model`, on a free port. It is not measured, so that tests begin at once."""
+    """A verifier with the demo target or `model`, on a free port, and with the draft model in its process, if one is
+    given. Neither is measured, so that tests begin at once."""
     settings = VerifierSettings.model_validate(
         {
             "speculator": speculator,
+            "drafter": "speculator" if draft is None else "in-process",
             "datastore": datastore,
             "default_method": "off",
             "num_speculative_tokens": 8,
@@ -129,7 +132,7 @@ async def running_verifier(
             "stall_timeout_s": stall_timeout_s,
         }
     )
-    service = VerifierService(settings, model or target_model(), {1: 2.0}, quotas)
+    service = VerifierService(settings, model or target_model(), {1: 2.0}, quotas, draft)
     server = grpc.aio.server(interceptors=[*interceptors, MalformedRequests()])
     service.register(server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -18,7 +18,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -35,7 +35,7 @@ LOAD_TIMEOUT_S = 120.0
 LOOPBACK = "127.0.0.1"
 ANY_PORT = f"{LOOPBACK}:0"
 _FLAG_NAMES = {
-    "verifier": {"--model": "--target", "--dtype": "--target-dtype", "--listen": "--port"},
+    "verifier": {"--model": "--target", "--dtype": "--target-dtype", "--draft-model": "--draft", "--listen": "--port"},
     "speculator": {"--model": "--draft", "--dtype": "--draft-dtype"},
 }
 """Flags of `outrider up` by those of the services, which their errors name."""
@@ -53,6 +53,8 @@ class StackConfig:
     """The draft model, as --model of the speculator or the edge; None means neither."""
     draft_dtype: str = "float32"
     """Number format of the draft model."""
+    drafter: Literal["speculator", "in-process"] = "speculator"
+    """The place of the draft model, if there is no edge: in speculators, or in the process of each verifier."""
     num_verifiers: int = 1
     """Verifiers, which are replicas of one another. Several need that there is no edge."""
     num_speculators: int = 1
@@ -100,6 +102,17 @@ class StackConfig:
             raise ValueError("num_verifiers must be 1 with an edge")
         if (self.link is not None or self.speculator_at is not None) and self.num_speculators > 1:
             raise ValueError("num_speculators must be 1 with a link between verifier and speculator")
+        if self.is_in_process:
+            if self.draft is None:
+                raise ValueError("draft must be set with drafter in-process")
+            has_link = self.link is not None or self.speculator_at is not None
+            if self.edge or has_link or self.num_speculators > 1 or self.speculator_arguments:
+                raise ValueError("drafter must be speculator with an edge, a link, or settings of speculators")
+
+    @property
+    def is_in_process(self) -> bool:
+        """True if the verifiers have the draft model in their own processes."""
+        return self.drafter == "in-process"
 
     @property
     def is_fleet(self) -> bool:
@@ -259,7 +272,7 @@ class LocalStack:
             )
             peers += ("--datastore", self.datastore.address)
         draft_flags = ("--model", config.draft or "", "--dtype", config.draft_dtype, *model_arguments)
-        if config.draft is not None and not config.edge:
+        if config.draft is not None and not config.edge and not config.is_in_process:
             flags = (*draft_flags, *peers, *config.speculator_arguments)
             if config.speculator_at is not None:
                 flags += ("--insecure",)  # another namespace is another machine
@@ -270,6 +283,10 @@ class LocalStack:
             dialled = (self._behind_proxy(speculator.address, other_core) for speculator in self.speculators)
             peers += ("--speculator", ",".join(dialled))
         flags = ("--model", config.target, "--dtype", config.target_dtype, *model_arguments)
+        if config.is_in_process:
+            flags += ("--drafter", config.drafter, "--draft-model", config.draft or "")
+            flags += ("--draft-dtype", config.draft_dtype)
+            verifier_core |= other_core  # both models run there
         flags += peers + config.verifier_arguments
         if config.speculator_at is not None:
             flags += ("--peer-insecure",)

@@ -20,6 +20,7 @@ from outrider.core.noise import choice_seed
 from outrider.core.params import InvalidParameter, Method, SpeculationParams
 from outrider.core.tree import Draft, TokenId
 from outrider.edge.choices import emitted
+from outrider.security.callers import current_tenant
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.wire.convert import draft_to_proto
 from outrider.wire.errors import InvalidArgument, RpcError
@@ -30,7 +31,7 @@ from outrider.wire.steering import check_drafted, steering_from_proto
 from outrider.wire.structure import structure_from_proto
 
 if TYPE_CHECKING:  # it imports torch, see there
-    from outrider.edge.draft_model import Drafter
+    from outrider.speculator.drafter import Drafter
 
 log = structlog.get_logger(__name__)
 
@@ -197,7 +198,16 @@ class Collaboration:
         structure = None
         if self._request.HasField("structured_outputs"):
             structure = structure_from_proto(self._request.structured_outputs)
-        self._drafter.open(self._session_id, committed, num_prompt_tokens, sampling, speculation, self, structure)
+        self._drafter.open(
+            self._session_id,
+            committed,
+            num_prompt_tokens,
+            sampling,
+            speculation,
+            self,
+            structure,
+            prefix_salt=f"caller {current_tenant() or ''}",
+        )
         self._opened = self._current = speculation
 
 

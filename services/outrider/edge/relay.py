@@ -28,7 +28,7 @@ from outrider.wire.resumption import difference
 from outrider.wire.speculation import METHODS
 
 if TYPE_CHECKING:  # it imports torch, see there
-    from outrider.edge.draft_model import Drafter
+    from outrider.speculator.drafter import Drafter
 
 log = structlog.get_logger(__name__)
 

@@ -11,11 +11,12 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Generic, TypeVar
 
 import structlog
+import torch
 
 from outrider.models.packing import Segment
 from outrider.models.runner import Runner
@@ -36,15 +37,17 @@ class EngineThread(ABC, Generic[Session, Work]):
     A subclass defines a step by `plan` and `step`, and calls `start` as the last thing in its constructor.
     """
 
-    def __init__(self, name: str, runner: Runner) -> None:
+    def __init__(self, name: str, runner: Runner, stream_priority: int | None = None) -> None:
         """
         Args:
             name: Name of the thread.
             runner: Runs the forwards, on this thread only.
+            stream_priority: Priority of a CUDA stream of this engine's own, so that two engines of a process can share
+                a GPU; lower numbers go first. None means the device's default stream. Without meaning on other devices.
         """
         self.sessions: dict[str, Session] = {}
         """All sessions, by id. Changed by the engine's thread alone."""
-        self._runner = runner
+        self._runner, self._stream_priority = runner, stream_priority
         self._on_failure: dict[str, Callable[[], object]] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._posted_at = 0.0
@@ -88,9 +91,14 @@ class EngineThread(ABC, Generic[Session, Work]):
         """Sessions that hold keys and values right now."""
         return len(self.sessions)
 
+    @property
+    def has_ended(self) -> bool:
+        """True if the thread has ended, by `stop` or by an error of its own."""
+        return not self._thread.is_alive()
+
     def fault(self) -> str:
         """Reason why this engine can do no step any more; empty means that it can. May be called by any thread."""
-        return self._fault if self._thread.is_alive() else "the engine's thread has ended"
+        return "the engine's thread has ended" if self.has_ended else self._fault
 
     # Called on the engine's thread.
 
@@ -138,6 +146,11 @@ class EngineThread(ABC, Generic[Session, Work]):
             action()
 
     def _run(self) -> None:
+        # Of a thread's own: torch keeps the current stream for each.
+        with _own_stream(self._runner, self._stream_priority):
+            self._run_steps()
+
+    def _run_steps(self) -> None:
         wait_s: float | None = None
         # A step may take posted actions too, and the end among them: asked before every wait, which may have no end.
         while not self._is_over:
@@ -207,3 +220,11 @@ class EngineThread(ABC, Generic[Session, Work]):
             )
         else:
             self._num_failed_steps, self._fault = 0, ""
+
+
+def _own_stream(runner: Runner, priority: int | None) -> AbstractContextManager[object]:
+    """Returns a context in which a CUDA device works on a stream of the caller's own, if a priority is given."""
+    if priority is None or runner.device.type != "cuda":
+        return nullcontext()
+    stream = torch.cuda.Stream(runner.device, priority=priority)  # type: ignore[no-untyped-call]
+    return torch.cuda.stream(stream)

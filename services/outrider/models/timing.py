@@ -152,3 +152,9 @@ def _take_turns(runner: Runner, forwards: dict[int, list[tuple[KVCache, int]]], 
             for (cache, _), length in zip(parts, lengths, strict=True):
                 cache.truncate(length)
     return {n: statistics.median(samples) for n, samples in times.items()}
+
+
+def forward_us_of(runner: Runner) -> int:
+    """Returns the time of a forward of one row behind a short text, in microseconds."""
+    context_len = min(200, runner.max_context_len // 2)
+    return max(1, int(1e3 * measure_forward(runner, [1], context=context_len, num_repeats=7)[1]))

@@ -19,6 +19,7 @@ import structlog
 from outrider.core.statistics import Absence, Traffic
 from outrider.security.peer_channel import PeerChannel, PeerSecurity
 from outrider.telemetry.metrics import Metric, Metrics, counters, gauges
+from outrider.v1 import verifier_pb2
 from outrider.wire.channels import CHANNEL_OPTIONS
 
 log = structlog.get_logger(__name__)
@@ -144,6 +145,15 @@ class PeerState:
     def dial_anew(self) -> None:
         """Makes later calls use another connection, unless the current one is still being made."""
         self._channel.dial_anew()
+
+    def info(self) -> verifier_pb2.PeerInfo:
+        """Describes the peer for a caller of this server."""
+        return verifier_pb2.PeerInfo(
+            address=self.address,
+            connected=self.is_connected,
+            last_error=self.last_error,
+            num_shed_tokens=self.num_shed_tokens,
+        )
 
     async def close(self) -> None:
         """Closes the channel and every stream on it."""

@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import grpc
@@ -20,7 +20,7 @@ import structlog
 from outrider.core.params import Steering
 from outrider.core.statistics import Absence, Traffic
 from outrider.core.tree import Draft, TokenId
-from outrider.peers.channel import addresses_behind
+from outrider.peers.channel import PeerState, addresses_behind
 from outrider.peers.reconnecting import reason_of
 from outrider.peers.speculator import (
     GARBAGE_RETRY_S,
@@ -33,7 +33,7 @@ from outrider.peers.speculator import (
 )
 from outrider.security.peer_channel import PeerSecurity
 from outrider.telemetry.metrics import Metrics, counter, gauges
-from outrider.v1 import speculator_pb2, speculator_pb2_grpc
+from outrider.v1 import speculator_pb2, speculator_pb2_grpc, verifier_pb2
 from outrider.wire.channels import doubled
 from outrider.wire.handshake import Model
 
@@ -87,6 +87,15 @@ class SpeculatorFleet:
         session = FleetSession(self, spec, committed, listener)
         self._sessions.add(session)
         return session
+
+    @property
+    def states(self) -> list[PeerState]:
+        """The speculators as peers."""
+        return [peer.state for peer in self.peers]
+
+    def infos(self) -> list[verifier_pb2.PeerInfo]:
+        """Describes each speculator for a caller of the verifier."""
+        return [peer.info() for peer in self.peers]
 
     def start(self) -> None:
         """Begins to look at names and loads, until `close`."""
@@ -206,16 +215,8 @@ class SpeculatorFleet:
     def metrics(self) -> Metrics:
         """Yields what is known of each speculator, by its address. Safe to call in any thread."""
         label, peers = "address", {peer.state.address: peer for peer in self.peers}
-        yield gauges(
-            "outrider_speculator_up",
-            "Whether the speculator answered when it was last needed.",
-            label,
+        yield from read_speculators(
             {address: peer.state.is_connected for address, peer in peers.items()},
-        )
-        yield gauges(
-            "outrider_speculator_own_sessions",
-            "Sessions of this verifier at the speculator, now.",
-            label,
             {address: peer.load.num_own_sessions for address, peer in peers.items()},
         )
         yield gauges(
@@ -241,6 +242,18 @@ class SpeculatorFleet:
         if self._task is not None:
             self._task.cancel()
         await asyncio.gather(*(peer.close() for peer in (*self.peers, *self._retired)))
+
+
+def read_speculators(are_up: Mapping[str, bool], num_own_sessions: Mapping[str, int]) -> Metrics:
+    """Yields what is known of any speculator, also of one in the verifier's process, by its address."""
+    label = "address"
+    yield gauges("outrider_speculator_up", "Whether the speculator answered when it was last needed.", label, are_up)
+    yield gauges(
+        "outrider_speculator_own_sessions",
+        "Sessions of this verifier at the speculator, now.",
+        label,
+        num_own_sessions,
+    )
 
 
 def _is_worth_a_move(origin: SpeculatorPeer, target: SpeculatorPeer) -> bool:

@@ -32,8 +32,9 @@ from outrider.peers.reconnecting import (
 )
 from outrider.security.peer_channel import PeerSecurity
 from outrider.security.quotas import Clock, TokenBucket
+from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import NO_SPAN, SPECULATE, current_span
-from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
+from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2, verifier_pb2
 from outrider.wire.channels import doubled
 from outrider.wire.convert import draft_from_proto, last_node_id
 from outrider.wire.handshake import Model, handshake
@@ -120,6 +121,44 @@ class SpeculationSpec:
     """Description of the texts that the output must be one of."""
 
 
+class Speculation(Protocol):
+    """Drafts for one session until it is closed, wherever the draft model is. Lives on the event loop."""
+
+    traffic: Traffic
+    """Bytes that were exchanged for this session so far."""
+
+    def commit(self) -> None:
+        """Tells of the tokens that were added to the committed ones."""
+
+    def steer(self, steering: Steering) -> None:
+        """Tells of measurements and decisions. Fields that are not set keep their last value."""
+
+    def close(self) -> None:
+        """Ends the session there."""
+
+
+class Speculators(Protocol):
+    """Draft for a verifier's sessions: peers that it dials, or a draft model in its own process."""
+
+    @property
+    def states(self) -> list[PeerState]:
+        """All that is dialled."""
+
+    def speculate(
+        self, spec: SpeculationSpec, committed: Sequence[TokenId], listener: SpeculationListener
+    ) -> Speculation:
+        """Starts a session; it lives until it is closed. See `SpeculatorPeer.speculate`."""
+
+    def infos(self) -> list[verifier_pb2.PeerInfo]:
+        """Describes each of them for a caller of the verifier."""
+
+    def metrics(self) -> Metrics:
+        """Yields what is known of each. Safe to call in any thread."""
+
+    async def close(self) -> None:
+        """Ends all drafting."""
+
+
 class SpeculatorPeer:
     """Holds the speculator that this verifier dials: its channel, its breaker and its usual answer time."""
 
@@ -191,6 +230,13 @@ class SpeculatorPeer:
         """
         return SpeculationStream(self, spec, committed, listener, traffic)
 
+    def info(self) -> verifier_pb2.PeerInfo:
+        """Describes it, with what it has to do, for a caller of this server."""
+        info, load = self.state.info(), self.load
+        info.num_own_sessions, info.num_sessions = load.num_own_sessions, load.num_sessions
+        info.max_num_sessions, info.busy_percent = load.max_num_sessions, round(100 * load.busy)
+        return info
+
     async def close(self) -> None:
         """Closes the channel and every stream on it."""
         self.breaker.stop()
@@ -221,7 +267,8 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
         """Committed tokens that this stream has sent."""
         self._fresh = asyncio.Event()
         self._steering = Steering()
-        self._is_steered = False
+        self._unsent = Steering()
+        """The part of it that this stream has not sent."""
         self._last_node_id = 0
         """Id of the latest node that has arrived on this stream."""
         self._is_attached = True
@@ -242,7 +289,7 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
     def steer(self, steering: Steering) -> None:
         """Sends measurements and decisions. Fields that are not set keep their last value."""
         self._steering = self._steering.then(steering)
-        self._is_steered = True
+        self._unsent = self._unsent.then(steering)
         self._fresh.set()
 
     def close(self) -> None:
@@ -362,11 +409,12 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
             )
         )
         # A speculator that comes back has forgotten everything.
-        self._is_steered = self._steering != Steering()
+        self._unsent = self._steering
         while True:
-            if self._is_steered:
-                self._is_steered = False  # before the write, during which the next steering may come
-                yield speculator_pb2.SpeculateRequest(steering=steering_to_proto(self._steering))
+            if self._unsent != Steering():
+                # Taken before the write, during which the next steering may come.
+                steering, self._unsent = self._unsent, Steering()
+                yield speculator_pb2.SpeculateRequest(steering=steering_to_proto(steering))
             await self._fresh.wait()
             if self._is_stopped:
                 return  # the call is about to be cancelled, and what was committed since is for nobody

@@ -166,19 +166,28 @@ class ModelSettings(DialingSettings):
     @field_validator("device")
     @classmethod
     def _device_is_one(cls, value: str) -> str:
-        if not _DEVICE.fullmatch(value):
-            raise ValueError("must be cpu, cuda, cuda:NUMBER, xpu, xpu:NUMBER or mps")
-        return value
+        return checked_device(value)
 
     @model_validator(mode="after")
     def _pool_has_blocks(self) -> Self:
-        least = MIN_NUM_BLOCKS * self.kv_block_size
-        if 0 < self.kv_cache_tokens < least:
-            raise ValueError(
-                f"--kv-cache-tokens must be 0 or at least {least}, {MIN_NUM_BLOCKS} blocks of --kv-block-size, got "
-                f"{self.kv_cache_tokens}"
-            )
+        check_pool("--kv-cache-tokens", self.kv_cache_tokens, self.kv_block_size)
         return self
+
+
+def checked_device(value: str) -> str:
+    """Returns the name of a torch device. Raises ValueError if it is none."""
+    if not _DEVICE.fullmatch(value):
+        raise ValueError("must be cpu, cuda, cuda:NUMBER, xpu, xpu:NUMBER or mps")
+    return value
+
+
+def check_pool(flag: str, num_tokens: int, block_size: int) -> None:
+    """Raises ValueError if a pool of so many tokens, as the flag says, is too small; 0 means that it does not say."""
+    least = MIN_NUM_BLOCKS * block_size
+    if 0 < num_tokens < least:
+        raise ValueError(
+            f"{flag} must be 0 or at least {least}, {MIN_NUM_BLOCKS} blocks of --kv-block-size, got {num_tokens}"
+        )
 
 
 def parse_settings(cls: type[Settings], arguments: list[str] | None = None) -> Settings:

@@ -72,6 +72,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
         max_num_sessions: int = 64,
         forward_us: int = 0,
         prefix_scope: PrefixScope = PrefixScope.TENANT,
+        stream_priority: int | None = None,
     ) -> None:
         """
         Args:
@@ -82,8 +83,9 @@ class Engine(EngineThread[_Drafting, _Growth]):
             max_num_sessions: Most sessions that have room in the pool at a time; others wait.
             forward_us: Time of a forward of one row; 0 means not measured.
             prefix_scope: Says who finds the beginning of a text again, among the sessions whose callers share any.
+            stream_priority: See `EngineThread`.
         """
-        super().__init__("speculator-engine", model.runner)
+        super().__init__("speculator-engine", model.runner, stream_priority)
         self.forward_us = forward_us
         """Time of a forward of one row, in microseconds; 0 means not measured."""
         self._sampler = Sampler()

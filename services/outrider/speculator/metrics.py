@@ -10,9 +10,12 @@ from outrider.telemetry.kv_pool_metrics import read_pool
 from outrider.telemetry.metrics import HistogramMetric, Metrics, counter, gauge
 
 
-def read_drafts(counts: DraftCounts, num_sessions: int, pool: PoolState) -> Metrics:
-    """Yields every count; `num_sessions` and `pool` are those of right now. Safe to call in any thread."""
-    yield from read_pool(pool)
+def read_drafts(counts: DraftCounts, num_sessions: int, pool: PoolState, pool_prefix: str = "outrider_") -> Metrics:
+    """Yields every count; `num_sessions` and `pool` are those of right now. Safe to call in any thread.
+
+    The names of the pool's metrics begin with `pool_prefix`: a verifier has a pool of its own besides.
+    """
+    yield from read_pool(pool, pool_prefix)
     yield gauge("outrider_draft_sessions_active", "Sessions that are drafted for, now.", num_sessions)
     yield counter("outrider_draft_sessions_total", "Sessions that were begun.", counts.num_opened)
     yield counter(

@@ -10,7 +10,7 @@ from outrider.core.blocks import PrefixScope
 from outrider.core.params import RetrievalScope
 from outrider.models.loading import CannotLoadModel, LoadedModel, load_for
 from outrider.models.threads import in_own_thread
-from outrider.models.timing import measure_forward
+from outrider.models.timing import forward_us_of
 from outrider.peers.channel import read_peers
 from outrider.peers.datastore import DatastorePeer
 from outrider.security.quotas import Quotas
@@ -104,5 +104,4 @@ class SpeculatorService:
 
 def _measured(model: LoadedModel) -> tuple[LoadedModel, int]:
     """Returns the model, and the time of a forward of one row in microseconds."""
-    context_len = min(200, model.max_context_len // 2)
-    return model, max(1, int(1e3 * measure_forward(model.runner, [1], context=context_len, num_repeats=7)[1]))
+    return model, forward_us_of(model.runner)

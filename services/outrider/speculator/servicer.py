@@ -18,6 +18,7 @@ from outrider.models.structure import BadStructure, Grammars
 from outrider.security.callers import name_of_caller
 from outrider.security.quotas import LimitReached, Quotas
 from outrider.server import streams
+from outrider.speculator.drafter import check_fits
 from outrider.speculator.engine import Engine
 from outrider.speculator.load import LoadReports
 from outrider.speculator.metrics import read_drafts
@@ -318,12 +319,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
         committed = token_ids_from_proto(opening.committed_token_ids, model.vocab_size, "open.committed_token_ids")
         if not committed:
             raise InvalidArgument("open.committed_token_ids", "must hold at least one token")
-        room = min(model.max_context_len, model.runner.pool.num_slots - model.runner.pool.block_size)
-        if len(committed) >= room:
-            raise OutOfRange(
-                f"open.committed_token_ids: {len(committed)} tokens leave no room in the draft model's context of "
-                f"{model.max_context_len} tokens or in its pool of keys and values, {room} tokens at most"
-            )
+        check_fits(len(committed), model, "open.committed_token_ids")
         num_prompt_tokens = opening.num_prompt_tokens
         check(
             1 <= num_prompt_tokens <= len(committed),

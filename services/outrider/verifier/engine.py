@@ -51,6 +51,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         max_num_sessions: int = 64,
         queue_timeout_s: float = 30.0,
         stopwatch: Stopwatch | None = None,
+        stream_priority: int | None = None,
     ) -> None:
         """
         Args:
@@ -63,8 +64,9 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             max_num_sessions: Most sessions that have room in the pool at a time; others wait.
             queue_timeout_s: Longest that a new session waits for room.
             stopwatch: Times the forwards. None means the one for the target's device.
+            stream_priority: See `EngineThread`.
         """
-        super().__init__("verifier-engine", model.runner)
+        super().__init__("verifier-engine", model.runner, stream_priority)
         self.counts = RoundCounts()
         self._timings = EngineTimings(forward_times, max_num_rows)
         self._sampler = Sampler()

@@ -18,8 +18,7 @@ from outrider.core.session import SessionSpec, Verdict, ending_of
 from outrider.core.statistics import Absence, Peer, Statistics, Traffic
 from outrider.core.tree import Draft
 from outrider.peers.datastore import DatastorePeer, RetrievalStream
-from outrider.peers.fleet import FleetSession, SpeculatorFleet
-from outrider.peers.speculator import SpeculationSpec
+from outrider.peers.speculator import Speculation, SpeculationSpec, Speculators
 from outrider.verifier.engine import Engine
 from outrider.verifier.listener import PeerRequests
 from outrider.verifier.session import VerifySession
@@ -49,7 +48,7 @@ class Generation:
         self,
         spec: SessionSpec,
         engine: Engine,
-        speculators: SpeculatorFleet | None,
+        speculators: Speculators | None,
         datastore: DatastorePeer | None,
         tenant: str | None = None,
         *,
@@ -88,7 +87,7 @@ class Generation:
         self._context = contextvars.copy_context()
         # The peers' streams read this list and send what they have not sent yet: only `on_verdict` adds to it.
         self._committed = [*spec.prompt_token_ids, *spec.resume_token_ids]
-        self._speculation: FleetSession | None = None
+        self._speculation: Speculation | None = None
         self._steering = Steering()
         """The drafter is told to go on like this; a stream that is opened later begins with it."""
         self._retrieval: RetrievalStream | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import grpc
 
@@ -16,14 +17,17 @@ from outrider.models.threads import in_own_thread
 from outrider.models.timing import measure_forward
 from outrider.peers.datastore import DatastorePeer
 from outrider.peers.fleet import SpeculatorFleet
+from outrider.peers.speculator import Speculators
 from outrider.security.addresses import addresses_of
 from outrider.security.peer_channel import PeerSecurity
 from outrider.security.quotas import Quotas
 from outrider.server.run import CannotLoad
+from outrider.speculator.drafter import Drafter
 from outrider.telemetry.metrics import Metrics, build_info
 from outrider.v1 import verifier_pb2_grpc
 from outrider.verifier.admission import Limits
 from outrider.verifier.engine import Engine
+from outrider.verifier.in_process_speculator import InProcessSpeculator, check_tokenizer, load_draft_model
 from outrider.verifier.servicer import Serving, VerifierServicer
 from outrider.verifier.settings import VerifierSettings
 from outrider.wire.speculation import SpeculationLimits
@@ -32,6 +36,8 @@ MEASURED_ROWS = (*range(1, 13), 14, 16, 20, 24, 32)
 """Rows of the forwards that are timed at the start: all few of them, as a CPU takes its steps there."""
 ACCELERATOR_ROWS = (48, 64, 96, 128, 192, 256)
 """Rows that are timed besides on an accelerator, where they are nearly free. On a CPU they would take long."""
+TARGET_PRIORITY, DRAFT_PRIORITY = -1, 0
+"""Priorities of the two models' streams on a GPU that they share: the draft model takes what the target leaves."""
 
 
 class VerifierService:
@@ -45,6 +51,7 @@ class VerifierService:
         model: LoadedModel | None = None,
         forward_times_ms: dict[int, float] | None = None,
         quotas: Quotas | None = None,
+        draft_model: LoadedModel | None = None,
     ) -> None:
         """
         Args:
@@ -52,7 +59,10 @@ class VerifierService:
             model: The target. None means that `load` loads the one that the settings name.
             forward_times_ms: Times of its forwards by their rows. None means that `load` measures them.
             quotas: Limits of callers and tenants. None means those of the settings.
+            draft_model: The draft model of --drafter in-process, not measured. None means that `load` loads and
+                measures the one that the settings name.
         """
+        self._draft_model = draft_model
         self._settings, self._model, self._forward_times_ms = settings, model, forward_times_ms
         self.serving: Serving | None = None
         self.servicer = VerifierServicer(
@@ -74,6 +84,7 @@ class VerifierService:
         try:
             # In a thread, because it takes seconds: the loop answers health checks and refuses calls meanwhile.
             model, forward_times_ms = await in_own_thread(self._load_model)
+            draft_model, draft_us = await in_own_thread(lambda: self._load_draft_model(model))
         except CannotLoadModel as error:
             raise CannotLoad(str(error)) from error
         engine = Engine(
@@ -85,19 +96,37 @@ class VerifierService:
             max_num_rows=settings.max_num_rows,
             max_num_sessions=settings.max_num_sessions,
             queue_timeout_s=settings.queue_timeout_s,
+            stream_priority=None if draft_model is None else TARGET_PRIORITY,
         )
+        grammars = Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids)
+        datastore = _datastore(settings, model, security)
+        speculators: Speculators | None = None
+        if draft_model is not None:
+            make_drafter = partial(
+                Drafter,
+                draft_model,
+                settings.draft,
+                grammars=grammars,
+                # The scope of one session has no shared tier, so what is copied is the prior alone.
+                tiers=None if datastore is None else datastore.tiers(RetrievalScope.SESSION),
+                forward_us=draft_us,
+                stream_priority=DRAFT_PRIORITY,
+            )
+            speculators = InProcessSpeculator(make_drafter)
+        elif settings.speculator:
+            addresses = addresses_of(settings.speculator)
+            speculators = fleet = SpeculatorFleet(addresses, model, security, settings.max_draft_nodes_per_s)
+            fleet.start()
         self.serving = Serving(
             model=model,
             codec=TextCodec(model.tokenizer),
-            grammars=Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids),
+            grammars=grammars,
             engine=engine,
             limits=limits_of(settings),
-            speculators=_speculators(settings, model, security),
-            datastore=_datastore(settings, model, security),
+            speculators=speculators,
+            datastore=datastore,
             forward_times_ms=forward_times_ms,
         )
-        if self.serving.speculators is not None:
-            self.serving.speculators.start()
         self.servicer.ready(self.serving)
 
     def _load_model(self) -> tuple[LoadedModel, dict[int, float]]:
@@ -110,6 +139,17 @@ class VerifierService:
             rows = (*MEASURED_ROWS, *ACCELERATOR_ROWS) if is_accelerated else MEASURED_ROWS
             forward_times_ms = measure_forward(model.runner, rows, context=context_len, num_repeats=7)
         return model, forward_times_ms
+
+    def _load_draft_model(self, target: LoadedModel) -> tuple[LoadedModel | None, int]:
+        """Returns the draft model of this process, None if there is none, and the time of its forward in
+        microseconds, 0 if it was not measured."""
+        if self._settings.drafter != "in-process":
+            return None, 0
+        model, forward_us = self._draft_model, 0
+        if model is None:
+            model, forward_us = load_draft_model(self._settings.draft)
+        check_tokenizer(model, target)
+        return model, forward_us
 
     def metrics(self) -> Metrics:
         """Yields the metrics of `outrider.verifier.metrics`."""
@@ -134,12 +174,6 @@ class VerifierService:
         if self.serving.datastore is not None:
             await self.serving.datastore.close()
         await asyncio.to_thread(self.serving.engine.stop)  # waits for the step that is running
-
-
-def _speculators(settings: VerifierSettings, model: LoadedModel, security: PeerSecurity) -> SpeculatorFleet | None:
-    if not settings.speculator:
-        return None
-    return SpeculatorFleet(addresses_of(settings.speculator), model, security, settings.max_draft_nodes_per_s)
 
 
 def _datastore(settings: VerifierSettings, model: LoadedModel, security: PeerSecurity) -> DatastorePeer | None:
@@ -170,7 +204,7 @@ def limits_of(settings: VerifierSettings) -> Limits:
     return Limits(
         defaults,
         limits,
-        has_speculator=bool(settings.speculator),
+        has_speculator=settings.has_drafter,
         has_datastore=bool(settings.datastore),
         max_prompt_tokens=settings.max_prompt_tokens,
         prefix_scope=PrefixScope(settings.prefix_scope),

@@ -19,8 +19,7 @@ from outrider.models.structure import Grammars
 from outrider.models.text import TextCodec
 from outrider.peers.channel import PeerState
 from outrider.peers.datastore import DatastorePeer
-from outrider.peers.fleet import SpeculatorFleet
-from outrider.peers.speculator import MAX_NODES_PER_S, DraftLimit, SpeculatorPeer
+from outrider.peers.speculator import MAX_NODES_PER_S, DraftLimit, Speculators
 from outrider.security.callers import current_caller, current_tenant, name_of_caller
 from outrider.security.quotas import Quotas, TenantQuota
 from outrider.server import streams
@@ -61,14 +60,14 @@ class Serving:
     grammars: Grammars
     engine: Engine
     limits: Limits
-    speculators: SpeculatorFleet | None
+    speculators: Speculators | None
     datastore: DatastorePeer | None
     forward_times_ms: dict[int, float]
 
     @property
     def peers(self) -> list[PeerState]:
         """All that this server dials."""
-        states = [] if self.speculators is None else [peer.state for peer in self.speculators.peers]
+        states = [] if self.speculators is None else self.speculators.states
         return states if self.datastore is None else [*states, self.datastore.state]
 
 
@@ -233,7 +232,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self,
         spec: SessionSpec,
         serving: Serving,
-        speculators: SpeculatorFleet | None,
+        speculators: Speculators | None,
         elder: SessionSpec | None = None,
         *,
         brings_drafts: bool = False,
@@ -291,9 +290,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     def _info(self, serving: Serving) -> verifier_pb2.GetInfoResponse:
         limits = serving.limits
         methods = [method for method in Method if missing_peer(method, limits) is None]
-        speculators = (
-            [] if serving.speculators is None else [_speculator_info(each) for each in serving.speculators.peers]
-        )
+        speculators = [] if serving.speculators is None else serving.speculators.infos()
         return verifier_pb2.GetInfoResponse(
             model=model_info(serving.model),
             methods=[METHODS_TO_PROTO[method] for method in methods],
@@ -302,7 +299,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             max_num_sessions=self._max_num_sessions,
             num_sessions=self.num_sessions,
             speculator=next((each for each in speculators if each.connected), next(iter(speculators), None)),
-            datastore=_peer_info(serving.datastore.state) if serving.datastore else None,
+            datastore=serving.datastore.state.info() if serving.datastore else None,
             version=__version__,
             forward_times=[
                 verifier_pb2.ForwardTime(num_rows=rows, forward_ms=ms)
@@ -377,19 +374,3 @@ def _pool_info(pool: KVPool) -> verifier_pb2.KvPoolInfo:
         num_cached_tokens=pool.blocks.num_cached * pool.block_size,
         block_size=pool.block_size,
     )
-
-
-def _peer_info(state: PeerState) -> verifier_pb2.PeerInfo:
-    return verifier_pb2.PeerInfo(
-        address=state.address,
-        connected=state.is_connected,
-        last_error=state.last_error,
-        num_shed_tokens=state.num_shed_tokens,
-    )
-
-
-def _speculator_info(peer: SpeculatorPeer) -> verifier_pb2.PeerInfo:
-    info, load = _peer_info(peer.state), peer.load
-    info.num_own_sessions, info.num_sessions = load.num_own_sessions, load.num_sessions
-    info.max_num_sessions, info.busy_percent = load.max_num_sessions, round(100 * load.busy)
-    return info

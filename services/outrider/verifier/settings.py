@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from outrider.core.params import MAX_BEAM_WIDTH, MAX_BUDGET, MAX_ROWS, Method
 from outrider.peers.speculator import MAX_NODES_PER_S
 from outrider.security.settings import SESSIONS_PER_CALLER
-from outrider.server.settings import LISTEN, ModelSettings, model_config
+from outrider.server.settings import LISTEN, ModelSettings, check_pool, checked_device, model_config
 
 if TYPE_CHECKING:
     MethodName = str
 else:
     # A type checker cannot read a Literal that is computed. With the enum itself, flags would take its Python names.
     MethodName = Literal[tuple(method.value for method in Method)]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFlags:
+    """Settings of a draft model in the verifier's process, by the names that a speculator has for its own."""
+
+    model: str
+    dtype: str
+    device: str
+    num_threads: int
+    cores: set[int]
+    exact: str
+    kv_cache_tokens: int
+    kv_block_size: int
+    max_num_sessions: int
+    prefill_chunk: int
+    keep_warm_s: float
+    prefix_scope: str
 
 
 class VerifierSettings(ModelSettings):
@@ -30,6 +49,31 @@ class VerifierSettings(ModelSettings):
         "",
         description="Address of the draft-speculator, HOST:PORT; several, with commas between, share the sessions; "
         "empty = none.",
+    )
+    drafter: Literal["speculator", "in-process"] = Field(
+        "speculator",
+        description="Where the draft model runs: behind --speculator, if that names any, or in this process, as on one "
+        "GPU with the target.",
+    )
+    draft_model: str = Field(
+        "demo/draft", description="Draft model of --drafter in-process: a demo name, a folder or a Hugging Face name."
+    )
+    draft_dtype: Literal["auto", "float32", "bfloat16"] | None = Field(
+        None, description="Numbers of that draft model; unset = float32 on a CPU, auto elsewhere."
+    )
+    draft_device: str | None = Field(None, description="Device of that draft model; unset = that of --device.")
+    draft_kv_cache_tokens: int = Field(
+        0,
+        ge=0,
+        description="Tokens whose keys and values that draft model's pool has room for; 0 = what half the memory holds "
+        "that the target has left free.",
+    )
+    draft_prefill_chunk: int = Field(512, ge=1, description="Most rows of a prompt in one forward of that draft model.")
+    draft_keep_warm_ms: float = Field(
+        0.0,
+        ge=0,
+        description="For so long after a commit, idle forwards keep that draft model in a CPU's caches; 0 = never. "
+        "They take time from the target on the same cores.",
     )
     datastore: str = Field("", description="Address of the retrieval-datastore, HOST:PORT; empty = none.")
     corpus: str = Field("", description="Prior corpus to look up in; empty = the datastore's default.")
@@ -82,6 +126,52 @@ class VerifierSettings(ModelSettings):
         if len(set(parts)) < len(parts):
             raise ValueError("must name each speculator once")
         return value
+
+    @field_validator("draft_device")
+    @classmethod
+    def _draft_device_is_one(cls, value: str | None) -> str | None:
+        return value if value is None else checked_device(value)
+
+    @model_validator(mode="after")
+    def _drafts_have_one_origin(self) -> Self:
+        if self.drafter == "in-process":
+            if self.speculator:
+                raise ValueError(
+                    f"--speculator must be empty with --drafter in-process: drafts come from one of them, got "
+                    f"{self.speculator!r}"
+                )
+            check_pool("--draft-kv-cache-tokens", self.draft_kv_cache_tokens, self.kv_block_size)
+            return self
+        # In the order of the class, so that the message is always the same.
+        for name in type(self).model_fields:
+            if name.startswith("draft_") and name in self.model_fields_set:
+                raise ValueError(f"--{name.replace('_', '-')} needs --drafter in-process: a speculator has its own")
+        return self
+
+    @property
+    def has_drafter(self) -> bool:
+        """True if there is a draft model, wherever it runs."""
+        return bool(self.speculator) or self.drafter == "in-process"
+
+    @property
+    def draft(self) -> DraftFlags:
+        """Settings of the draft model in this process."""
+        device = self.draft_device or self.device
+        is_cpu = device == "cpu"
+        return DraftFlags(
+            model=self.draft_model,
+            dtype=self.draft_dtype or ("float32" if is_cpu else "auto"),
+            device=device,
+            num_threads=self.num_threads,
+            cores=self.cores,
+            exact="off",
+            kv_cache_tokens=self.draft_kv_cache_tokens,
+            kv_block_size=self.kv_block_size,
+            max_num_sessions=self.max_num_sessions,
+            prefill_chunk=self.draft_prefill_chunk,
+            keep_warm_s=self.draft_keep_warm_ms / 1e3 if is_cpu else 0.0,
+            prefix_scope=self.prefix_scope,
+        )
 
     @property
     def peers(self) -> dict[str, str]:

@@ -1,0 +1,272 @@
+"""The draft model in the verifier's own process: an engine beside the target's, with a runner and a pool of its own.
+
+To a generation it is what speculators elsewhere are. Commits and drafts pass as they are, with no message between. If
+its engine loses a session, the text goes on without drafts, and drafts come again as soon as the engine takes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from outrider.core.params import Steering
+from outrider.core.statistics import Absence, Traffic
+from outrider.core.tree import Draft, TokenId
+from outrider.models.loading import CannotLoadModel, LoadedModel, load_for
+from outrider.models.timing import forward_us_of
+from outrider.peers.channel import PeerState
+from outrider.peers.fleet import read_speculators
+from outrider.peers.reconnecting import FIRST_RETRY_S
+from outrider.peers.speculator import (
+    MAX_PAUSED_TOKENS,
+    REFUSED_RETRY_S,
+    SpeculationListener,
+    SpeculationSpec,
+)
+from outrider.speculator.drafter import Drafter, check_fits
+from outrider.speculator.metrics import read_drafts
+from outrider.telemetry.metrics import Metrics, counter
+from outrider.v1 import verifier_pb2
+from outrider.verifier.settings import DraftFlags
+from outrider.wire.channels import doubled
+from outrider.wire.errors import OutOfRange
+
+log = structlog.get_logger(__name__)
+
+ADDRESS = "in-process"
+"""Stands in reports where the addresses of other speculators do."""
+
+
+def load_draft_model(flags: DraftFlags) -> tuple[LoadedModel, int]:
+    """Loads the draft model of a verifier. Takes seconds, and belongs in a thread.
+
+    Returns:
+        The model, and the time of a forward of one row in microseconds.
+
+    Raises:
+        CannotLoadModel: See `load_for`.
+    """
+    try:
+        model = load_for(flags)
+    except CannotLoadModel as error:
+        raise CannotLoadModel(re.sub(r"--(model|device)\b", r"--draft-\1", str(error))) from error
+    return model, forward_us_of(model.runner)
+
+
+def check_tokenizer(model: LoadedModel, target: LoadedModel) -> None:
+    """Raises CannotLoadModel if the token ids of a draft model do not mean what those of the target do."""
+    if model.tokenizer_hash != target.tokenizer_hash:
+        raise CannotLoadModel(
+            f"--draft-model {model.model_id}: its tokenizer must be that of --model {target.model_id}: the token ids "
+            "of the two models do not mean the same"
+        )
+
+
+class InProcessSpeculator:
+    """Drafts for a verifier's sessions on an engine of its own process. Lives on the event loop."""
+
+    def __init__(self, make_drafter: Callable[[], Drafter]) -> None:
+        """`make_drafter` starts an engine: one now, and another one whenever the thread of the last has ended."""
+        self._make_drafter = make_drafter
+        self._drafter = make_drafter()
+        self._sessions: set[InProcessSession] = set()
+        self.num_restarts = 0
+        """Engines that were started because the one before had ended."""
+
+    @property
+    def drafter(self) -> Drafter:
+        """The engine that sessions are opened on."""
+        if self._drafter.has_ended:
+            # What it held in the pool comes back when the collector has found it.
+            self._drafter = self._make_drafter()
+            self.num_restarts += 1
+            log.error("speculator.restarted", reason="the engine's thread has ended")
+        return self._drafter
+
+    def speculate(
+        self, spec: SpeculationSpec, committed: Sequence[TokenId], listener: SpeculationListener
+    ) -> InProcessSession:
+        """See `outrider.peers.speculator.Speculators`."""
+        session = InProcessSession(self, spec, committed, listener)
+        self._sessions.add(session)
+        return session
+
+    def forget(self, session: InProcessSession) -> None:
+        """Takes in that a session is over."""
+        self._sessions.discard(session)
+
+    @property
+    def states(self) -> list[PeerState]:
+        """Nothing: it is not dialled."""
+        return []
+
+    def infos(self) -> list[verifier_pb2.PeerInfo]:
+        """Describes it as a speculator for a caller of the verifier."""
+        drafter, num_sessions = self._drafter, len(self._sessions)
+        fault = drafter.fault()
+        return [
+            verifier_pb2.PeerInfo(
+                address=ADDRESS,
+                connected=not fault,
+                last_error=fault,
+                num_own_sessions=num_sessions,
+                num_sessions=num_sessions,
+            )
+        ]
+
+    def metrics(self) -> Metrics:
+        """Yields what its engine has counted, and whether it works. Safe to call in any thread."""
+        drafter = self._drafter
+        yield from read_speculators({ADDRESS: not drafter.fault()}, {ADDRESS: len(self._sessions)})
+        yield counter(
+            "outrider_speculator_restarts_total",
+            "Engines of the draft model in this process that were started because the one before had ended.",
+            self.num_restarts,
+        )
+        yield from read_drafts(drafter.counts, drafter.num_sessions, drafter.pool_state(), "outrider_draft_")
+
+    async def close(self) -> None:
+        """Ends the engine's thread."""
+        # In a thread: it waits for the forward that is running.
+        await asyncio.to_thread(self._drafter.stop)
+
+
+class _Opening:
+    """Brings what one of a session's openings gives from the engine's thread to the event loop."""
+
+    def __init__(self, session: InProcessSession, session_id: str) -> None:
+        self.session_id = session_id
+        self.last_node_id = 0
+        """Id of the latest node that has arrived."""
+        self._session, self._loop = session, asyncio.get_running_loop()
+
+    def send(self, draft: Draft) -> None:
+        """See `DraftListener`."""
+        self._loop.call_soon_threadsafe(self._session.on_draft, self, draft)
+
+    def fail(self) -> None:
+        """See `DraftListener`."""
+        self._loop.call_soon_threadsafe(self._session.on_failure, self)
+
+
+class InProcessSession:
+    """Drafts for one session. Lives on the event loop."""
+
+    def __init__(
+        self,
+        speculator: InProcessSpeculator,
+        spec: SpeculationSpec,
+        committed: Sequence[TokenId],
+        listener: SpeculationListener,
+    ) -> None:
+        """See `InProcessSpeculator.speculate`."""
+        self.traffic = Traffic()
+        """Stays at 0: nothing is sent."""
+        self._speculator, self._spec, self._committed, self._listener = speculator, spec, committed, listener
+        self._loop = asyncio.get_running_loop()
+        self._steering = Steering()
+        self._num_sent = 0
+        """Committed tokens that the engine has been told of."""
+        self._num_openings = 0
+        self._num_failures = 0
+        """Openings that were lost since the last draft."""
+        self._is_attached = True
+        """True until the listener is told otherwise: a session begins in the expectation of drafts."""
+        self._drafter = speculator.drafter
+        self._opening: _Opening | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._open()
+
+    def commit(self) -> None:
+        """Tells the engine of the tokens that were added to the committed ones."""
+        opening, num_fresh = self._opening, len(self._committed) - self._num_sent
+        # While it is paused commits are joined: each would wake its thread for nothing.
+        if opening is None or not num_fresh or (self._steering.is_pause and num_fresh < MAX_PAUSED_TOKENS):
+            return
+        if self._drafter.has_ended:
+            self.on_failure(opening)  # it can say so itself no more
+            return
+        try:
+            check_fits(len(self._committed), self._drafter.model, "committed tokens")
+        except OutOfRange as error:
+            self._give_up(error)
+            return
+        fresh = self._committed[self._num_sent :]
+        self._num_sent += len(fresh)
+        self._drafter.commit(opening.session_id, fresh, opening.last_node_id)
+
+    def steer(self, steering: Steering) -> None:
+        """Tells the engine of measurements and decisions. Fields that are not set keep their last value."""
+        self._steering = self._steering.then(steering)
+        if self._opening is not None:
+            self._drafter.steer(self._opening.session_id, steering)
+            self.commit()  # what a pause has held back
+
+    def close(self) -> None:
+        """Ends the session on the engine. Idempotent."""
+        self._speculator.forget(self)
+        self._drop()
+        if self._retry is not None:
+            self._retry.cancel()
+
+    def on_draft(self, opening: _Opening, draft: Draft) -> None:
+        """Takes in new nodes."""
+        if opening is self._opening:
+            self._num_failures = 0
+            opening.last_node_id = draft.first_node_id + len(draft.token_ids) - 1
+            self._listener.on_draft(draft)
+
+    def on_failure(self, opening: _Opening) -> None:
+        """Takes in that the engine has lost the session: opens it again after a pause."""
+        if opening is not self._opening:
+            return
+        self._drop()
+        self._detach(Absence.LOST)
+        self._retry = self._loop.call_later(doubled(FIRST_RETRY_S, REFUSED_RETRY_S, self._num_failures), self._open)
+        self._num_failures += 1
+
+    def _open(self) -> None:
+        spec, self._drafter = self._spec, self._speculator.drafter
+        self._num_openings += 1
+        # Another one is another session of the engine, which may still have things of the last one to say.
+        opening = _Opening(self, f"{spec.session_id}/{self._num_openings}")
+        forward_us = self._drafter.forward_us
+        try:
+            self._drafter.open(
+                opening.session_id,
+                self._committed,
+                spec.num_prompt_tokens,
+                spec.sampling,
+                spec.speculation,
+                opening,
+                spec.structure,
+                prefix_salt=spec.prefix_salt,
+                begins_paused=0 < spec.max_forward_us < forward_us,
+            )
+        except OutOfRange as error:
+            self._give_up(error)
+            return
+        self._opening, self._num_sent = opening, len(self._committed)
+        if self._steering != Steering():
+            self._drafter.steer(opening.session_id, self._steering)
+        self._is_attached = True
+        self._listener.on_attached(forward_us)
+
+    def _give_up(self, error: OutOfRange) -> None:
+        """Goes on without drafts for good: a text only grows."""
+        log.info("speculator.no_room", session_id=self._spec.session_id, reason=str(error))
+        self._drop()
+        self._detach(Absence.UNUSABLE)
+
+    def _drop(self) -> None:
+        if self._opening is not None:
+            self._drafter.close(self._opening.session_id)
+            self._opening = None
+
+    def _detach(self, absence: Absence) -> None:
+        if self._is_attached:
+            self._is_attached = False
+            self._listener.on_detached(absence)

@@ -1,0 +1,332 @@
+"""A draft model in the verifier's own process: the texts are those of any other drafter, and none is lost with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+
+from outrider.core.params import Method, Source, SpeculationParams, Steering
+from outrider.core.tree import Draft
+from outrider.models.loading import CannotLoadModel
+from outrider.peers.speculator import MAX_PAUSED_TOKENS
+from outrider.server.run import CannotLoad
+from outrider.server.settings import parse_settings
+from outrider.speculator.drafter import Drafter
+from outrider.verifier import in_process_speculator
+from outrider.verifier.in_process_speculator import InProcessSpeculator, load_draft_model
+from outrider.verifier.settings import VerifierSettings
+from outrider_client.client import Client
+from outrider_client.generation import Result
+from tests.support.failing_runner import FailingRunner, with_failing_runner
+from tests.support.metric_values import values_of
+from tests.support.scripted_speculator import SPEC, Listener
+from tests.support.services import RunningVerifier, draft_model, running_verifier
+from tests.support.variants import VARIANTS, options_of
+from tests.support.waiting import until
+
+PROMPT = "class TestQueue(unittest.TestCase):\n    def test_"
+PAUSE = Steering(SpeculationParams(Method.OFF, 8, 32))
+GO_ON = Steering(SpeculationParams(Method.PEARL, 8, 32))
+
+
+async def generate(verifier: RunningVerifier, method: str = "speculative", **options: Any) -> Result:
+    settings = {"seed": 5, "max_tokens": 48, "ignore_eos": True, "temperature": 0.7, "method": method, **options}
+    async with Client(verifier.address) as client:
+        return await client.complete(PROMPT, **settings)
+
+
+def speculator_of(verifier: RunningVerifier) -> InProcessSpeculator:
+    serving = verifier.servicer._serving
+    assert serving is not None
+    assert isinstance(serving.speculators, InProcessSpeculator)
+    return serving.speculators
+
+
+@pytest.fixture
+async def verifier() -> AsyncIterator[RunningVerifier]:
+    async with running_verifier(draft=draft_model()) as running:
+        yield running
+
+
+@pytest.fixture
+async def breakable() -> AsyncIterator[tuple[RunningVerifier, FailingRunner]]:
+    model, runner = with_failing_runner(draft_model())
+    async with running_verifier(draft=model) as running:
+        yield running, runner
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+async def test_the_text_is_the_same_under_every_method(verifier: RunningVerifier, temperature: float) -> None:
+    options = {variant: options_of(variant) for variant in VARIANTS}
+    texts = {
+        variant: (await generate(verifier, temperature=temperature, allow_fallback=True, **chosen)).token_ids
+        for variant, chosen in options.items()
+    }
+    assert {variant for variant, text in texts.items() if text != texts["off"]} == set()
+
+
+async def test_its_drafts_are_verified_and_nothing_is_sent_for_them(verifier: RunningVerifier) -> None:
+    result = await generate(verifier)
+    assert result.summary.accepted_by_source[0].num_tokens == result.summary.num_accepted_tokens > 0
+    assert result.bytes_per_accepted_token == 0
+    assert not result.summary.degraded
+    drafter = speculator_of(verifier).drafter
+    assert drafter.counts.num_opened == 1
+    await until(lambda: drafter.num_sessions == 0)
+
+
+async def test_the_ratio_rule_judges_its_drafts_by_the_rows_that_they_were_drawn_from(
+    verifier: RunningVerifier,
+) -> None:
+    result = await generate(verifier, acceptance_rule="ratio", temperature=1.0)
+    assert len(result.token_ids) == 48
+    assert result.summary.num_accepted_tokens > 0
+
+
+async def test_a_text_goes_on_when_its_engine_loses_the_session_and_is_drafted_for_again(
+    breakable: tuple[RunningVerifier, FailingRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_process_speculator, "FIRST_RETRY_S", 0.0)
+    verifier, runner = breakable
+    plain = await generate(verifier, "off", max_tokens=300)
+    async with Client(verifier.address) as client:
+        generation = client.generate(
+            PROMPT, seed=5, max_tokens=300, ignore_eos=True, temperature=0.7, method="speculative"
+        )
+        num_drafted_since = 0
+        async for chunk in generation:
+            if not runner.num_failed and chunk.num_drafted:
+                runner.fails = lambda segments: not runner.num_failed
+            elif runner.num_failed:
+                num_drafted_since += chunk.num_drafted
+        summary = generation.result.summary
+    assert generation.result.token_ids == plain.token_ids
+    assert (summary.num_speculator_losses, summary.degraded) == (1, True)
+    assert speculator_of(verifier).drafter.counts.num_opened == 2
+    assert num_drafted_since > 0
+
+
+async def test_an_engine_that_fails_every_step_costs_no_text_and_is_reported(
+    breakable: tuple[RunningVerifier, FailingRunner],
+) -> None:
+    verifier, runner = breakable
+    plain = await generate(verifier, "off")
+    runner.fails = lambda segments: True
+    speculator = speculator_of(verifier)
+    for _ in range(3):
+        assert (await generate(verifier)).token_ids == plain.token_ids
+        await until(lambda: speculator.drafter.num_sessions == 0)
+    assert verifier.engine.fault() == ""
+    async with Client(verifier.address) as client:
+        [info] = (await client.info()).speculators
+    assert not info.connected
+    assert "steps in a row have failed" in info.last_error
+    values = values_of(verifier.servicer.metrics())
+    assert values["outrider_speculator_up"] == {"in-process": 0}
+    runner.fails = lambda segments: False
+    assert (await generate(verifier)).summary.num_accepted_tokens > 0
+    assert speculator.infos()[0].connected
+
+
+async def test_an_engine_whose_thread_has_ended_is_started_again(verifier: RunningVerifier) -> None:
+    plain = await generate(verifier, "off")
+    speculator = speculator_of(verifier)
+    await asyncio.to_thread(speculator.drafter.stop)
+    assert not speculator.infos()[0].connected
+    result = await generate(verifier)
+    assert result.token_ids == plain.token_ids
+    assert result.summary.num_accepted_tokens > 0
+    assert speculator.num_restarts == 1
+
+
+async def test_a_text_that_outgrows_the_draft_models_context_goes_on_without_it() -> None:
+    num_prompt_tokens = 24
+    async with running_verifier(draft=replace(draft_model(), max_context_len=num_prompt_tokens + 20)) as verifier:
+        plain = await generate(verifier, "off", max_tokens=60)
+        result = await generate(verifier, max_tokens=60)
+        assert result.token_ids == plain.token_ids
+        assert result.summary.num_speculator_losses == 1
+        assert speculator_of(verifier).drafter.counts.num_opened == 1
+
+
+async def test_the_server_describes_it_and_exports_its_counts(verifier: RunningVerifier) -> None:
+    async with (
+        Client(verifier.address) as client,
+        client.generate(PROMPT, seed=1, max_tokens=200, method="pearl", ignore_eos=True) as generation,
+    ):
+        await anext(aiter(generation))
+        info = await client.info()
+        values = values_of(verifier.servicer.metrics())
+    [described] = info.speculators
+    assert (described.address, described.connected, described.num_own_sessions) == ("in-process", True, 1)
+    assert values["outrider_speculator_own_sessions"] == {"in-process": 1}
+    assert values["outrider_draft_sessions_total"] == {"": 1}
+    names = [metric.name for metric in verifier.servicer.metrics()]
+    assert len(names) == len(set(names))
+    assert {"outrider_kv_cache_tokens", "outrider_draft_kv_cache_tokens"} <= set(names)
+
+
+async def test_a_draft_model_with_another_tokenizer_is_refused_by_the_flag() -> None:
+    with pytest.raises(
+        CannotLoad, match=r"^--draft-model demo/draft: its tokenizer must be that of --model demo/target"
+    ):
+        async with running_verifier(draft=replace(draft_model(), tokenizer_hash="another")):
+            pass
+
+
+def test_a_draft_model_that_cannot_be_had_is_named_by_its_own_flag() -> None:
+    settings = VerifierSettings(drafter="in-process", draft_model="/no/such/folder")
+    with pytest.raises(CannotLoadModel, match=r"^--draft-model /no/such/folder: no such folder"):
+        load_draft_model(settings.draft)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (
+            "--drafter in-process --speculator 127.0.0.1:50052",
+            "--speculator must be empty with --drafter in-process: drafts come from one of them, got '127.0.0.1:50052'",
+        ),
+        ("--draft-model demo/draft", "--draft-model needs --drafter in-process: a speculator has its own"),
+        ("--draft-keep-warm-ms 5", "--draft-keep-warm-ms needs --drafter in-process: a speculator has its own"),
+        (
+            "--drafter in-process --draft-device tpu",
+            "--draft-device (or OUTRIDER_VERIFIER_DRAFT_DEVICE): must be cpu, cuda, cuda:NUMBER, xpu, xpu:NUMBER or "
+            "mps, got 'tpu'",
+        ),
+        (
+            "--drafter in-process --draft-kv-cache-tokens 5",
+            "--draft-kv-cache-tokens must be 0 or at least 512, 8 blocks of --kv-block-size, got 5",
+        ),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(
+    flags: str, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_settings(VerifierSettings, flags.split())
+    assert capsys.readouterr().err == f"error: {complaint}\n"
+
+
+def test_the_draft_model_is_where_the_target_is_and_in_float32_on_a_cpu_unless_flags_say_otherwise() -> None:
+    chosen = {
+        (device, draft_device): (settings.draft.device, settings.draft.dtype)
+        for device, draft_device in [("cpu", None), ("cuda:1", None), ("cuda:1", "cpu"), ("cpu", "cuda:0")]
+        for settings in [VerifierSettings(drafter="in-process", device=device, draft_device=draft_device)]
+    }
+    assert chosen == {
+        ("cpu", None): ("cpu", "float32"),
+        ("cuda:1", None): ("cuda:1", "auto"),
+        ("cuda:1", "cpu"): ("cpu", "float32"),
+        ("cpu", "cuda:0"): ("cuda:0", "auto"),
+    }
+
+
+# What the engine is told.
+
+
+@dataclass
+class Recorded:
+    """Stands for a drafter, and notes what it is told."""
+
+    opened: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    told: list[tuple[Any, ...]] = field(default_factory=list)
+    listeners: list[Any] = field(default_factory=list)
+    has_ended: bool = False
+    forward_us: int = 100
+    model: Any = field(default_factory=draft_model)
+
+    def open(self, session_id: str, committed: list[int], *others: Any, **options: Any) -> None:
+        self.opened.append((session_id, tuple(committed)))
+        self.listeners.append(others[3])
+
+    def commit(self, session_id: str, token_ids: list[int], acknowledged_node_id: int) -> None:
+        self.told.append((session_id, tuple(token_ids), acknowledged_node_id))
+
+    def steer(self, session_id: str, steering: Steering) -> None:
+        self.told.append((session_id, steering))
+
+    def close(self, session_id: str) -> None:
+        self.told.append((session_id, "closed"))
+
+
+def draft(base_len: int, first_node_id: int, *token_ids: int) -> Draft:
+    return Draft(base_len, first_node_id, [1] * len(token_ids), list(token_ids), [], Source.DRAFT)
+
+
+async def test_a_commit_has_the_tokens_since_the_last_one_and_the_latest_node_that_had_arrived() -> None:
+    drafter, text, listener = Recorded(), [1, 2], Listener()
+    session = InProcessSpeculator(lambda: cast(Drafter, drafter)).speculate(SPEC, text, listener)
+    name = f"{SPEC.session_id}/1"
+    assert drafter.opened == [(name, (1, 2))]
+    text.append(3)
+    session.commit()
+    drafter.listeners[0].send(draft(3, 1, 7, 8))
+    await until(lambda: listener.num_drafts == 1)
+    text += [7, 8]
+    session.commit()
+    session.commit()
+    assert drafter.told == [(name, (3,), 0), (name, (7, 8), 2)]
+
+
+async def test_commits_of_a_pause_are_joined_and_told_when_it_goes_on() -> None:
+    drafter, text = Recorded(), [1, 2]
+    session = InProcessSpeculator(lambda: cast(Drafter, drafter)).speculate(SPEC, text, Listener())
+    name = f"{SPEC.session_id}/1"
+    session.steer(PAUSE)
+    for token_id in range(3, 3 + MAX_PAUSED_TOKENS + 1):
+        text.append(token_id)
+        session.commit()
+    session.steer(GO_ON)
+    first, rest = tuple(text[2 : 2 + MAX_PAUSED_TOKENS]), tuple(text[2 + MAX_PAUSED_TOKENS :])
+    assert drafter.told == [(name, PAUSE), (name, first, 0), (name, GO_ON), (name, rest, 0)]
+
+
+async def test_a_lost_session_is_opened_anew_as_it_was_steered_and_the_lost_ones_drafts_are_dropped() -> None:
+    drafter, text, listener = Recorded(), [1, 2], Listener()
+    session = InProcessSpeculator(lambda: cast(Drafter, drafter)).speculate(SPEC, text, listener)
+    session.steer(GO_ON)
+    drafter.listeners[0].fail()
+    drafter.listeners[0].send(draft(2, 1, 7))
+    text.append(3)
+    session.commit()
+    await until(lambda: len(drafter.opened) == 2)
+    again = f"{SPEC.session_id}/2"
+    assert drafter.opened[1] == (again, (1, 2, 3))
+    assert drafter.told[-1] == (again, GO_ON)
+    assert listener.num_drafts == 0
+    session.close()
+    assert drafter.told[-1] == (again, "closed")
+
+
+async def test_a_session_leaves_an_engine_that_has_ended_with_its_next_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_process_speculator, "FIRST_RETRY_S", 0.0)
+    drafters, text, listener = [Recorded(), Recorded()], [1, 2], Listener()
+    made = iter(drafters)
+    speculator = InProcessSpeculator(lambda: cast(Drafter, next(made)))
+    session = speculator.speculate(SPEC, text, listener)
+    drafters[0].has_ended = True
+    text.append(3)
+    session.commit()
+    assert listener.num_detached == 1
+    await until(lambda: listener.num_attached == 2)
+    assert drafters[1].opened == [(f"{SPEC.session_id}/2", (1, 2, 3))]
+    assert speculator.num_restarts == 1
+
+
+async def test_a_session_that_is_closed_while_it_waits_is_not_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_process_speculator, "FIRST_RETRY_S", 0.0)
+    drafter, listener = Recorded(), Listener()
+    session = InProcessSpeculator(lambda: cast(Drafter, drafter)).speculate(SPEC, [1, 2], listener)
+    session.on_failure(drafter.listeners[0])
+    assert listener.num_detached == 1
+    session.close()
+    later = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.0, later.set)  # behind the timer of the session
+    await later.wait()
+    assert len(drafter.opened) == 1

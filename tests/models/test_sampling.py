@@ -133,6 +133,14 @@ def test_the_most_probable_token_always_stays(filters: dict[str, Any]) -> None:
     assert allowed_tokens([0.0, 0.3, 0.1], **filters) == {1}
 
 
+@pytest.mark.parametrize("filters", [{"top_p": 0.9}, {"top_k": 5, "top_p": 0.9}, {"min_p": 0.1}], ids=str)
+def test_a_row_that_is_no_number_gets_some_token(filters: dict[str, Any]) -> None:
+    params = [SamplingParams(seed=1, **filters)] * 2
+    drawn, other = Sampler().draw(torch.tensor([[math.nan] * 300, [0.0] + [-50.0] * 299]), params, [0, 0])
+    assert 0 <= drawn < 300
+    assert other == 0
+
+
 def test_top_k_beyond_the_vocabulary_keeps_all() -> None:
     assert allowed_tokens([0.0, 0.0, 0.0], top_k=99) == {0, 1, 2}
 

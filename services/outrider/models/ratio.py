@@ -26,6 +26,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.structure import Matcher, StructureBroken, StructuredText
 from outrider.core.tree import Node
 from outrider.models.adjustments import adjusted
+from outrider.models.chains import Chain, judge_together
 from outrider.models.sampling import Sampler, tempered_and_filtered
 from outrider.models.structure import draw_allowed, mask_row
 
@@ -165,14 +166,32 @@ def _emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round]) -> list[
         tokens = iter(sampler.draw(rows, params, [i for number in drawn for i in rounds[number].output_indices]))
         for number in drawn:
             found[number] = list(islice(tokens, len(rounds[number].output_indices)))
+    if logits.device.type != "cpu":
+        found.update(_judged_together(sampler, logits, rounds, spans))
     for number, (each, span) in enumerate(zip(rounds, spans, strict=True)):
         rows = logits[slice(*span)]
         if each.structured is not None:
             draws = _likeliest(sampler, rows) if each.redraws_all else found.get(number, [])
             found[number] = _structured(sampler, rows, each, each.structured, draws)
-        elif each.chain is not None:
+        elif each.chain is not None and number not in found:
             found[number] = judge(sampler, rows, each.sampling, each.output_indices[0], each.chain)
     return [found[number] for number in range(len(rounds))]
+
+
+def _judged_together(
+    sampler: Sampler, logits: Tensor, rounds: Sequence[Round], spans: Sequence[tuple[int, int]]
+) -> dict[int, list[int]]:
+    """Judges the rounds that have a chain and no structure. Those that are missing in the result are to be judged
+    alone."""
+    chains = {
+        number: Chain(each.chain, span[0], each.sampling, each.output_indices[0])
+        for number, (each, span) in enumerate(zip(rounds, spans, strict=True))
+        if each.chain and each.structured is None
+    }
+    if not chains:
+        return {}
+    judged = judge_together(sampler, logits, list(chains.values()))
+    return {number: tokens for number, tokens in zip(chains, judged, strict=True) if tokens is not None}
 
 
 def _likeliest(sampler: Sampler, logits: Tensor) -> list[int]:

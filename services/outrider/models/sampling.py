@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,9 @@ from outrider.core.noise import gumbel, row_key
 from outrider.core.params import SamplingParams
 from outrider.models.contenders import Best, Contenders
 from outrider.models.noise import NoiseRows
+
+if TYPE_CHECKING:
+    from outrider.models.cuda.device_draws import DeviceDraws
 
 Logits: TypeAlias = Tensor
 """float32 [rows, vocab]: a name for signatures outside of this package, where torch is not at home."""
@@ -56,6 +61,7 @@ class Sampler:
         self._noise: NoiseRows | None = None
         self._noise_key: tuple[int, torch.device] | None = None
         self._contenders: Contenders | None = None
+        self._device_draws: DeviceDraws | None = None
 
     @torch.inference_mode()
     def draw(self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]) -> list[int]:
@@ -73,6 +79,8 @@ class Sampler:
             return _argmax(logits)
         if _is_lazy(logits):
             return [token_ids[0] for token_ids, _ in self._lazy_best(logits, params, output_indices, 1)]
+        if _has_kernels(logits):
+            return [token_ids[0] for token_ids, _ in self._device_best(logits, params, output_indices, 1)]
         return _argmax(self._perturbed(logits, params, output_indices))
 
     @torch.inference_mode()
@@ -102,7 +110,9 @@ class Sampler:
         is_greedy = [p.is_greedy for p in params]
         # At least as many as `_ranked` normalises over, even where fewer are wanted.
         count = min(max(k, NUM_NORMALISED), logits.shape[-1])
-        if all(is_greedy):
+        if count <= NUM_NORMALISED and _has_kernels(logits):
+            best = self._device_best(logits, params, output_indices, count)
+        elif all(is_greedy):
             best = _topk(logits, count)
         elif _is_lazy(logits):
             best = self._lazy_best(logits, params, output_indices, count)
@@ -165,6 +175,26 @@ class Sampler:
             found[row] if row in found else _best(self._contenders, logits[row : row + 1], p, index, k)
             for row, (p, index) in enumerate(zip(params, output_indices, strict=True))
         ]
+
+    def _device_best(
+        self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int], k: int
+    ) -> list[Best]:
+        """Finds the best tokens of every row, and their scores, by kernels: the best of `_perturbed`, at most k."""
+        if self._device_draws is None:
+            # Here, because only an installation for CUDA has Triton.
+            from outrider.models.cuda.device_draws import DeviceDraws
+
+            self._device_draws = DeviceDraws()
+        keys = [row_key(p.seed, index) for p, index in zip(params, output_indices, strict=True)]
+        found = self._device_draws.best(logits, params, _temperatures(params), keys, k)
+        left = [row for row, of_row in enumerate(found) if of_row is None]
+        if not left:
+            return [of_row for of_row in found if of_row is not None]
+        scores = self._perturbed(logits[left], [params[row] for row in left], [output_indices[row] for row in left])
+        # `argmax` promises the first of equals, `topk` does not.
+        rest = [([token_id], [0.0]) for token_id in _argmax(scores)] if k == 1 else _topk(scores, k)
+        of_left = dict(zip(left, rest, strict=True))
+        return [of_left[row] if of_row is None else of_row for row, of_row in enumerate(found)]
 
     def _perturbed(self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]) -> Tensor:
         """Returns logits / temperature + noise, minus infinity where not allowed; greedy rows as they are."""
@@ -254,6 +284,15 @@ def _temperatures(params: Sequence[SamplingParams]) -> list[list[float]]:
 
 def _is_lazy(logits: Tensor) -> bool:
     return logits.device.type == "cpu" and logits.shape[-1] >= LAZY_VOCAB_SIZE
+
+
+def _has_kernels(logits: Tensor) -> bool:
+    return logits.device.type == "cuda" and _has_triton()
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def _argmax(scores: Tensor) -> list[int]:
@@ -396,8 +435,9 @@ def _count_kept(
     needed = top_p * total
     if num_sorted < (top_k or tempered.shape[-1]) and bool((reached[:, -1:] < needed).any()):
         return None
-    # A token stays if those before it do not reach top_p yet; so the first always does.
-    counts = ((reached - shares) < needed).sum(-1, keepdim=True)
+    # A token stays if those before it do not reach top_p yet; so the first always does. Of a row that is not a number
+    # none would.
+    counts = ((reached - shares) < needed).sum(-1, keepdim=True).clamp_min_(1)
     return counts, values.gather(-1, counts - 1)
 
 

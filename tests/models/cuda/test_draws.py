@@ -1,0 +1,197 @@
+"""Draws by kernels have the bits of the sampler that sorts: whatever the filters, and at the edges of float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.core.noise import gumbel
+from outrider.core.params import SamplingParams
+from outrider.models import sampling
+from outrider.models.sampling import Sampler
+
+pytest.importorskip("triton")
+from outrider.models.cuda import draws
+
+# Of rows that are no finite numbers kernels compute on, and keep nothing of it.
+pytestmark = [pytest.mark.interpret, pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")]
+
+COMBINATIONS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0},
+    {"temperature": 0.7},
+    {"top_k": 5},
+    {"top_k": 1},
+    {"top_p": 0.8},
+    {"top_p": 1e-9},
+    {"min_p": 0.1},
+    {"min_p": 1.0},
+    {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+    {"temperature": 1.3, "top_p": 0.95, "min_p": 0.05},
+    {"temperature": 1.5, "top_k": 12, "top_p": 0.85, "min_p": 0.08},
+    {"temperature": 4.0, "top_k": 150, "top_p": 0.5},
+]
+EXTREMES: list[dict[str, Any]] = [
+    {"temperature": temperature, **filters}
+    for temperature in (5e-324, 1e-30, 1e-9, 3.5e38)
+    for filters in ({}, {"top_p": 5e-324}, {"top_k": 40, "top_p": 0.9}, {"min_p": 5e-324}, {"top_k": 1})
+]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has several stretches, of several blocks, in a small vocabulary."""
+    monkeypatch.setattr(draws, "OFFERING", {"BLOCK": 128, "NUM_BLOCKS": 2, "num_warps": 4})
+    monkeypatch.setattr(draws, "SETTLING", {"BLOCK": 256, "WIDTH": 128, "NUM_STAGES": 3, "num_warps": 4})
+
+
+class KernelSampler:
+    """Draws as a sampler does where the device is CUDA. Counts the rows that kernels left to torch."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_unsettled = 0
+        self._monkeypatch, self._sampler = monkeypatch, Sampler()
+
+    def draw(self, *arguments: Any) -> list[int]:
+        with self._kernels():
+            return self._sampler.draw(*arguments)
+
+    def candidates(self, *arguments: Any) -> Any:
+        with self._kernels():
+            return self._sampler.candidates(*arguments)
+
+    @contextmanager
+    def _kernels(self) -> Iterator[None]:
+        best_tokens = draws.best_tokens
+
+        def counted(*arguments: Any) -> Tensor:
+            found = best_tokens(*arguments)
+            self.num_unsettled += int((found[0, :, 0] == draws.UNSETTLED).sum())
+            return found
+
+        with self._monkeypatch.context() as patch:
+            patch.setattr(sampling, "_has_kernels", lambda _: True)
+            patch.setattr(sampling, "_is_lazy", lambda _: False)
+            patch.setattr("outrider.models.cuda.device_draws.best_tokens", counted)
+            yield
+
+
+@pytest.fixture
+def sampler(monkeypatch: pytest.MonkeyPatch) -> KernelSampler:
+    return KernelSampler(monkeypatch)
+
+
+def random_rows(num_rows: int, vocab_size: int = 300, *, seed: int = 1, is_coarse: bool = False) -> Tensor:
+    rows = 3 * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed))
+    return (2 * rows).round() / 2 if is_coarse else rows
+
+
+def many(filters: list[dict[str, Any]], times: int) -> tuple[list[SamplingParams], list[int]]:
+    params = [SamplingParams(seed=7919 * i, **filters[i % len(filters)]) for i in range(times * len(filters))]
+    return params, [i % 50 for i in range(len(params))]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("is_coarse", [False, True], ids=["all-different", "many-equal"])
+def test_draws_are_the_samplers_own(sampler: KernelSampler, is_coarse: bool) -> None:
+    params, indices = many(COMBINATIONS, 4)
+    logits = random_rows(len(params), is_coarse=is_coarse)
+    assert sampler.draw(logits, params, indices) == Sampler().draw(logits, params, indices)
+    assert not sampler.num_unsettled
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("is_coarse", [False, True], ids=["all-different", "many-equal"])
+def test_candidates_are_the_samplers_own(sampler: KernelSampler, is_coarse: bool) -> None:
+    params, indices = many(COMBINATIONS, 1)
+    logits = random_rows(len(params), is_coarse=is_coarse)
+    found = sampler.candidates(logits, params, indices, 8)
+    for row, p, index, of_row in zip(logits, params, indices, found, strict=True):
+        # `topk` promises no order between equals, nor which of those at the end it takes.
+        scores = row if p.is_greedy else Sampler()._perturbed(row[None], [p], [index])[0]
+        best = np.argsort(-scores.numpy(), kind="stable")[:8]
+        assert [each.token_id for each in of_row] == [int(t) for t in best if scores[t] > -math.inf]
+        if not (p.is_greedy and is_coarse):
+            assert of_row == Sampler().candidates(row[None], [p], [index], 8)[0]
+    assert not sampler.num_unsettled
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_every_valid_temperature_draws_as_the_sampler_does(sampler: KernelSampler) -> None:
+    params, indices = many(EXTREMES, 1)
+    logits = 10 * random_rows(len(params))
+    assert sampler.draw(logits, params, indices) == Sampler().draw(logits, params, indices)
+    assert not sampler.num_unsettled
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_equal_logits_and_tokens_that_are_forbidden_are_drawn_as_the_sampler_does(sampler: KernelSampler) -> None:
+    params, indices = many(COMBINATIONS, 3)
+    logits = random_rows(len(params))
+    third = len(COMBINATIONS)
+    logits[:third] = 1.0
+    logits[third : 2 * third, 10:] = -math.inf
+    logits[2 * third :] = -math.inf
+    logits[2 * third :, 77] = -5.0
+    assert sampler.draw(logits, params, indices) == Sampler().draw(logits, params, indices)
+    assert not sampler.num_unsettled
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_rows_that_are_no_finite_numbers_are_left_to_torch_and_others_are_not(sampler: KernelSampler) -> None:
+    logits = random_rows(5)
+    logits[0] = math.nan
+    logits[1, 200] = math.nan
+    logits[2, 200] = math.inf
+    logits[3] = -math.inf
+    params = [SamplingParams(seed=seed, top_p=0.9) for seed in range(5)]
+    assert sampler.draw(logits, params, range(5)) == Sampler().draw(logits, params, range(5))
+    assert sampler.num_unsettled == 4
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_noise_that_is_lost_in_rounding_leaves_a_row_to_torch(
+    sampler: KernelSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draws, "OFFERING", {"BLOCK": 256, "NUM_BLOCKS": 2, "num_warps": 4})
+    params = [SamplingParams(seed=3, temperature=1e-30), SamplingParams(seed=3)]
+    assert sampler.draw(torch.ones(2, 300), params, [0, 0]) == Sampler().draw(torch.ones(2, 300), params, [0, 0])
+    assert sampler.num_unsettled == 1
+
+
+@pytest.mark.parametrize("filters", [{"temperature": 0.7}, {"temperature": 0.6, "top_k": 20, "top_p": 0.95}], ids=str)
+def test_large_vocabularies_draw_as_the_lazy_sampler_does(
+    sampler: KernelSampler, monkeypatch: pytest.MonkeyPatch, filters: dict[str, Any]
+) -> None:
+    # The interpreter's time is that of steps, not of tokens.
+    monkeypatch.setattr(draws, "OFFERING", {"BLOCK": 8192, "NUM_BLOCKS": 2, "num_warps": 4})
+    monkeypatch.setattr(draws, "SETTLING", {"BLOCK": 32_768, "WIDTH": 32_768, "NUM_STAGES": 3, "num_warps": 4})
+    logits, params = random_rows(1, 151_936), [SamplingParams(seed=4, **filters)]
+    assert sampler.candidates(logits, params, [9], 8) == Sampler().candidates(logits, params, [9], 8)
+    assert not sampler.num_unsettled
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_scores_that_rough_noise_cannot_tell_apart_are_told_apart(sampler: KernelSampler) -> None:
+    params, indices = [SamplingParams(seed=seed) for seed in range(30)], [3] * 30
+    logits = torch.full((30, 300), -30.0)
+    close = np.arange(5, 300, 12)
+    for row, p in zip(logits, params, strict=True):
+        row[close] = torch.from_numpy(np.float32(20) - gumbel(p.seed, 3, close))
+    assert sampler.draw(logits, params, indices) == Sampler().draw(logits, params, indices)
+    assert not sampler.num_unsettled
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_row_is_drawn_the_same_whatever_is_beside_it(sampler: KernelSampler) -> None:
+    params, indices = many(COMBINATIONS, 1)
+    logits = random_rows(len(params))
+    together = sampler.draw(logits, params, indices)
+    assert [sampler.draw(logits[i : i + 1], [p], [indices[i]])[0] for i, p in enumerate(params)] == together

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import structlog
@@ -134,11 +133,10 @@ def numerics_id(runner: Runner, fingerprint: str) -> str:
 
 def _of_a_gpu(runner: Runner) -> list[str]:
     """Returns what the bits depend on besides where a GPU computes: its kernels, what compiles them, its products."""
-    if runner.graphs == "none":
+    if not runner.compiler:
         return []
     sources = sorted(Path(__file__).with_name("cuda").glob("*.py"))
-    compiler: str = version("triton")  # type: ignore[no-untyped-call]
-    return [compiler, str(torch.version.cuda), *(source.read_text() for source in sources)]
+    return [runner.compiler, str(torch.version.cuda), *(source.read_text() for source in sources)]
 
 
 def _processor(device: torch.device) -> str:

@@ -150,13 +150,18 @@ class Runner:
 
     @property
     def graphs(self) -> str:
-        """How forwards reach the device: `one-shape`, `buckets`, `eager` (one kernel after the other), or `none`,
-        where there are no graphs for the device or for the model."""
+        """The way in which forwards reach a GPU: `one-shape`, `buckets`, `eager` (one kernel after the other), or
+        `none`, where there are no graphs for the device or for the model."""
         if self._forwards is None:
             return "none"
         if not self._forwards.has_graphs:
             return "eager"
         return "one-shape" if self.has_one_shape else "buckets"
+
+    @property
+    def compiler(self) -> str:
+        """Version of what compiled a GPU's kernels; empty where none are used."""
+        return self._acceleration.kernels.compiler if self._acceleration else ""
 
     def new_cache(self, salt: str | None = None) -> KVCache:
         """Makes an empty cache; see `KVPool.new_cache`."""

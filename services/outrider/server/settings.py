@@ -149,6 +149,9 @@ class ModelSettings(DialingSettings):
     exact: Literal["auto", "off", "require"] = Field(
         "off", description="Whether the bits of a row may depend on what runs beside it."
     )
+    graphs: bool = Field(
+        True, description="Captures forwards on a GPU as graphs; without, its kernels are launched one by one."
+    )
     kv_cache_tokens: int = Field(
         0,
         ge=0,

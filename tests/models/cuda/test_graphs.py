@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from outrider.core.params import Source
 from outrider.core.tree import DraftTree
 from outrider.models.cuda.graphs import Acceleration
+from outrider.models.cuda.steps import Kernels
 from outrider.models.exactness import NotExact, check_rows, make_exact
 from outrider.models.kv_cache import KVCache
 from outrider.models.runner import Runner, Segment
@@ -129,6 +130,7 @@ def test_rows_of_one_shape_are_exact_where_those_of_many_are_not(*, is_exact: bo
     runner._forwards._head = partial(of_shape, weight=head)
     with nullcontext() if is_exact else pytest.raises(NotExact):
         check_rows(runner)
+    assert make_exact(runner, "").is_exact == is_exact
 
 
 def test_a_runner_that_is_not_exact_goes_on_with_forwards_of_many_sizes() -> None:
@@ -221,3 +223,24 @@ def test_a_forward_makes_at_most_nine_launches_a_layer_and_twelve_besides() -> N
     # One copy brings all inputs.
     assert total["copy_"] == 1
     assert total.total() <= 9 * runner.cache_shape.num_layers + 12, total
+
+
+@pytest.mark.interpret
+def test_the_kernels_themselves_give_the_logits_of_any_other_runner() -> None:
+    pytest.importorskip("triton")
+    runner, other = a_runner("qwen3", Acceleration(Kernels.load(), None)), Runner(build("qwen3"), use_kernels=False)
+    ids = text(70)
+    found = []
+    for each in (runner, other):
+        cache = each.new_cache()
+        logits = [each.forward([Segment(cache, ids, 1)])]
+        tree = DraftTree([*ids, 5], VOCAB_SIZE)
+        nodes = [tree.add(tree.root, token_id, -1.0, Source.DRAFT) for token_id in (7, 8)]
+        nodes += [tree.add(node, 9, -2.0, Source.DRAFT) for node in nodes if node is not None]
+        tree_nodes = [node for node in nodes if node is not None]
+        logits.append(each.forward([Segment.of_tree(cache, [5], tree_nodes, num_logits=5)]))
+        # The second child and its child stay.
+        cache.keep(71, [72, 74])
+        logits.append(each.forward([Segment(cache, [3], 1), Segment(each.new_cache(), [1, 2], 2)]))
+        found.append(torch.cat(logits))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)

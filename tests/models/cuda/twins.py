@@ -105,6 +105,7 @@ TWINS = Kernels(
     attend=attend,
     make_scratch=lambda *_sizes: None,
     move_rows=move_rows,
+    compiler="torch",
 )
 TWIN_GPU = Acceleration(TWINS, fake_graph)
 EAGER_TWIN = Acceleration(TWINS, None)

@@ -37,7 +37,7 @@ class Acceleration:
     """Says how a runner uses a GPU."""
 
     kernels: Kernels
-    """What it launches."""
+    """Functions that launch kernels."""
     capture: Capture | None
     """Captures graphs. None runs the same functions one kernel after the other."""
 

@@ -262,15 +262,14 @@ class Packer:
         parts, to = self._parts, slice(self.num_rows, self.num_rows + count)
         parts["token_ids"][to] = segment.token_ids[first:last]
         parts["positions"][to] = positions
-        parts["places"][to] = cache.places(np.arange(start, start + count))
+        # In one go for the rows and all paths, which have few slots each.
+        places = cache.places(np.concatenate([np.arange(start, start + count), *(path.slots for path in paths)]))
+        parts["places"][to] = places[:count]
         order = [row for path in paths for row in path.rows] if len(paths) > 1 else paths[0].rows
         parts["row_list"][self._num_listed : num_listed] = np.asarray(order) + self.num_rows
-        self._array[first_block : first_block + len(table)] = table
-        at = first_block + len(table)
-        for path in paths:
-            if len(path.slots):
-                self._array[at : at + len(path.slots)] = cache.places(path.slots)
-                at += len(path.slots)
+        first_tail = first_block + len(table)
+        self._array[first_block:first_tail] = table
+        self._array[first_tail:end] = places[count:]
         self._tiles += tiles
         self._num_items, self._end, self._num_listed = num_items, end, num_listed
         self.num_rows += count

@@ -32,10 +32,14 @@ class Kernels:
     make_scratch: Callable[[int, int, int, int, torch.device], Any]
     move_rows: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     """See `outrider.models.cuda.moves`."""
+    compiler: str
+    """Version of what compiles the kernels."""
 
     @classmethod
     def load(cls) -> Kernels:
         """Returns the kernels of this package. Raises ImportError if there is no Triton."""
+        import triton
+
         from outrider.models.cuda import attention, heads, layer, moves
 
         return cls(
@@ -46,6 +50,7 @@ class Kernels:
             attend=attention.attend,
             make_scratch=attention.Scratch.make,
             move_rows=moves.move_rows,
+            compiler=triton.__version__,
         )
 
 

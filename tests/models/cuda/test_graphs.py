@@ -226,9 +226,13 @@ def test_a_forward_makes_at_most_nine_launches_a_layer_and_twelve_besides() -> N
 
 
 @pytest.mark.interpret
+@pytest.mark.filterwarnings("ignore:invalid value")  # of lanes that are not stored
 def test_the_kernels_themselves_give_the_logits_of_any_other_runner() -> None:
     pytest.importorskip("triton")
-    runner, other = a_runner("qwen3", Acceleration(Kernels.load(), None)), Runner(build("qwen3"), use_kernels=False)
+    runner, other = (
+        a_runner("qwen3", Acceleration(Kernels.load(), None), is_exact=False),
+        Runner(build("qwen3"), use_kernels=False),
+    )
     ids = text(70)
     found = []
     for each in (runner, other):

@@ -147,6 +147,24 @@ def test_a_runner_that_is_not_exact_goes_on_with_forwards_of_many_sizes() -> Non
     assert runner.forward([Segment(runner.new_cache(), [1, 2], 2)]).shape == (2, VOCAB_SIZE)
 
 
+def test_the_size_of_the_pool_is_asked_for_when_a_forward_has_run() -> None:
+    rows: list[int] = []
+
+    def attend(queries: Tensor, *arguments: Any) -> None:
+        rows.append(len(queries))
+        TWINS.attend(queries, *arguments)
+
+    def size() -> int:
+        assert max(rows) == 2048
+        return 7
+
+    acceleration = Acceleration(replace(TWINS, attend=attend), fake_graph)
+    runner = Runner(build("llama"), is_exact=False, num_blocks=size, acceleration=acceleration)
+    assert runner.pool.blocks.num_blocks == 7
+    assert runner.pool.num_slots == runner.pool.data.shape[3] - 1
+    assert runner.forward([Segment(runner.new_cache(), [1, 2], 1)]).shape == (1, VOCAB_SIZE)
+
+
 def test_graphs_that_cannot_be_captured_are_done_without() -> None:
     def fail(_compute: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import structlog
@@ -53,6 +55,9 @@ class Acceleration:
                 "kernels.not_used", reason=str(error), advice="install triton: forwards are several times slower"
             )
             return None
+        # Sums in bfloat16 would depend on how a library splits them; with this workspace it always splits them alike.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         return cls(kernels, capture_cuda() if use_graphs else None)
 
     def suits(self, queries_per_key: int, head_dim: int, max_context_len: int) -> bool:
@@ -99,12 +104,18 @@ class Forwards:
         pool.defers_moves = True
         self._replays: dict[Shape, Callable[[], Results]] = {}
         if capture is not None:
-            self._capture_all(capture)
+            with self._on_device():
+                self._capture_all(capture)
 
     @property
     def has_graphs(self) -> bool:
         """True if the forwards are replayed graphs."""
         return bool(self._replays)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Launches go to the thread's current device, which is the first one where nobody has said."""
+        device = self._pool.data.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     def _capture_all(self, capture: Capture) -> None:
         started = time.perf_counter()
@@ -116,16 +127,18 @@ class Forwards:
                 self._replays[shape] = capture(lambda shape=shape: self._compute(shape, None))  # type: ignore[misc]
             except RuntimeError as error:
                 self._replays.clear()
-                log.warning("graphs.not_captured", rows=shape.rows, error=str(error).splitlines()[0])
+                log.warning("graphs.not_captured", rows=shape.rows, error=(str(error) or repr(error)).splitlines()[0])
                 return
             took_s = round(time.perf_counter() - started, 1)
             log.info("graphs.captured", rows=shape.rows, graph=f"{number} of {len(self._shapes)}", took_s=took_s)
 
+    @torch.inference_mode()
     def warm(self) -> None:
         """Runs a forward of the largest shape without a row: what it takes of the device's memory is taken then."""
-        self._packer.begin(self._shapes[-1])
-        self._packer.finish([])
-        self._compute(self._shapes[-1], None)
+        with self._on_device():
+            self._packer.begin(self._shapes[-1])
+            self._packer.finish([])
+            self._compute(self._shapes[-1], None)
 
     def _compute(self, shape: Shape, num_layers: int | None) -> Results:
         inputs = self._inputs[shape]
@@ -148,8 +161,9 @@ class Forwards:
         number = first = 0
         while left:
             shape = next((each for each in self._shapes if each.rows >= left), self._shapes[-1])
-            number, first, wanted = self._lay_out(shape, segments, positions, number, first)
-            logits += self._run(shape, wanted, num_layers)
+            with self._on_device():
+                number, first, wanted = self._lay_out(shape, segments, positions, number, first)
+                logits += self._run(shape, wanted, num_layers)
             left -= self._packer.num_rows
         for segment, position_ids in zip(segments, positions, strict=True):
             segment.cache.append(position_ids)

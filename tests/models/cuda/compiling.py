@@ -13,6 +13,9 @@ from typing import Any
 TARGETS = (80, 90, 100)
 """Compute capabilities, times ten: A100, H100 and H200, B200."""
 
+SPILL = re.compile(r"\b(?:STL|LDL)\b")
+"""Instructions that write and read what does not fit into registers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
@@ -25,6 +28,8 @@ class Compiled:
     """Bytes of a thread that did not fit into registers."""
     num_shared: int
     """Bytes of shared memory of a program."""
+    is_spilled_by_products: bool
+    """True if what did not fit into registers is read or written anywhere between the first product and the last."""
 
 
 def compiled(
@@ -67,10 +72,11 @@ def compiled(
         code = _cuobjdump("-sass", file.name)
     assert "Function" in code
     numbers = {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
-    spilled = len(re.findall(r"\b(?:STL|LDL)\b", code))
     # A stack without any access to it is no spill.
-    num_spilled = max(numbers["STACK"], numbers["LOCAL"], 1) if spilled else 0
-    return Compiled(found.asm["ptx"], numbers["REG"], num_spilled, found.metadata.shared)
+    num_spilled = max(numbers["STACK"], numbers["LOCAL"], 1) if SPILL.search(code) else 0
+    products = [match.start() for match in re.finditer(r"\b(?:HMMA|HGMMA|UTCHMMA)\b", code)]
+    is_spilled = bool(products and SPILL.search(code[products[0] : products[-1]]))
+    return Compiled(found.asm["ptx"], numbers["REG"], num_spilled, found.metadata.shared, is_spilled)
 
 
 def _cuobjdump(option: str, path: str) -> str:

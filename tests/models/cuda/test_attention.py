@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.core.params import Source
@@ -187,6 +189,29 @@ def test_a_tree_equals_the_cpus_and_goes_on_from_its_nodes() -> None:
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
+@settings(max_examples=8)
+@given(data=st.data())
+def test_forests_equal_the_cpus(data: st.DataObject) -> None:
+    shapes = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        parents: list[int] = []
+        for node in range(data.draw(st.integers(0, 9))):
+            parents.append(data.draw(st.integers(-1, node - 1)))
+        shapes.append((data.draw(st.sampled_from([0, 5, 63, 64, 250])), data.draw(st.integers(1, 9)), parents))
+    results = []
+    for way in (run, expected):
+        pool = pool_of(2, 32)
+        if way is expected:
+            pool.data.zero_()
+        segments = []
+        for length, num_pending, parents in shapes:
+            cache = cache_of(pool, length, seed=length, room=num_pending + len(parents))
+            _, nodes = tree_of(length + num_pending, parents)
+            segments.append(Segment.of_tree(cache, [1] * num_pending, nodes, num_logits=1))
+        results.append(way(segments, *rows_of(pool, 4, sum(len(segment.token_ids) for segment in segments))))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
 def test_neighbours_and_programs_change_no_bit() -> None:
     pool = pool_of(2, 32, 80)
     queries, keys_values = rows_of(pool, 4, 2)
@@ -197,6 +222,23 @@ def test_neighbours_and_programs_change_no_bit() -> None:
     packed = torch.cat((more_queries[:18], queries, more_queries[18:]))
     found = run(segments, packed, torch.cat((more[:18], keys_values, more[18:])), num_programs=7)
     assert torch.equal(found[18:20], alone)
+
+
+def test_all_splits_of_a_tile_in_one_program_have_the_bits_of_several() -> None:
+    num_rows = 30
+    pool = pool_of(2, 32)
+    queries, keys_values = rows_of(pool, 4, num_rows)
+    apart = run([Segment(cache_of(pool, 500, room=num_rows), [1] * num_rows, 1)], queries, keys_values)
+    paths = paths_of([Segment(cache_of(pool, 500, room=num_rows), [1] * num_rows, 1)], 4)
+    pool.data[0].index_copy_(2, paths.places.long(), keys_values.permute(1, 2, 0, 3))
+    num_tiles = len(paths.tiles)
+    paths.work = torch.tensor([(tile, -1) for tile in range(num_tiles)], dtype=torch.int32)
+    paths.num_work = torch.tensor([num_tiles], dtype=torch.int32)
+    out = torch.full_like(apart, float("nan"))
+    scratch = scratch_of(num_tiles, num_tiles, pool, 3)
+    attend(queries, pool.data[0], paths, 64, SCALE, out, scratch)
+    assert torch.equal(out, apart)
+    assert scratch.sums.isnan().all()
 
 
 def test_rows_in_no_tile_are_left_as_they_are() -> None:

@@ -6,8 +6,8 @@ no mask but that.
 
 Rows of one path are computed in *tiles* of 64 query rows, keys in tiles of 64 positions, and positions in *splits* of
 256 that several programs share among them. The last program of a tile to finish adds the results of its splits in
-ascending order. All of these sizes are fixed, and all limits are those of positions: a row's bits depend on its own
-path alone.
+ascending order, as a program that computes all of them does. All of these sizes are fixed, and all limits are those of
+positions: a row's bits depend on its own path alone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ class Paths(Protocol):
     tiles: Tensor
     """[tiles, 6]: first row in `row_list`, number of rows, first of the table, root, first of the tail, end."""
     work: Tensor
-    """[items, 2]: tile and split. The items of a tile stand together, in ascending order."""
+    """[items, 2]: tile and split. The items of a tile stand together, in ascending order.
+
+    A single item with split -1 stands for all splits of its tile: one program computes them, with the same bits. That
+    is for prompts, of which there are tiles enough for all programs: results of splits need not go through memory then.
+    """
     num_work: Tensor
     """[1]: how many items there are; what lies behind them is not read."""
     first_work: Tensor
@@ -206,13 +210,21 @@ def attend_kernel(
         offsets = (rows * (NUM_HEADS * GROUP) + head * GROUP + lanes % GROUP)[:, None] * HEAD_DIM + dims
         q = tl.load(queries + offsets, is_used[:, None], 0.0)
         keys = data + head * head_stride
-        start = split * SPLIT
-        peak, total, sum_ = _attend_split(
-            q, own, keys, keys + half_stride, tables + first_block, tails + first_tail, root, end, start,
-            tl.minimum(start + SPLIT, end), scale, HEAD_DIM, BLOCK_SIZE, TILE
-        )  # fmt: skip
         num_splits = tl.cdiv(end, SPLIT)
-        if num_splits == 1:
+        has_all = (split < 0) | (num_splits == 1)
+        first_split = tl.maximum(split, 0)
+        last_split = tl.where(has_all, num_splits, first_split + 1)
+        peak = tl.full((TILE,), float("-inf"), tl.float32)
+        total = tl.zeros((TILE,), tl.float32)
+        sum_ = tl.zeros((TILE, HEAD_DIM), tl.float32)
+        for its_split in range(first_split, last_split):
+            start = its_split * SPLIT
+            its_peak, its_total, its_sum = _attend_split(
+                q, own, keys, keys + half_stride, tables + first_block, tails + first_tail, root, end, start,
+                tl.minimum(start + SPLIT, end), scale, HEAD_DIM, BLOCK_SIZE, TILE
+            )  # fmt: skip
+            peak, total, sum_ = _added(peak, total, sum_, its_peak, its_total, its_sum)
+        if has_all:
             tl.store(out + offsets, (sum_ / total[:, None]).to(out.dtype.element_ty), is_used[:, None])
         else:
             line = lanes.to(tl.int64) + (index * NUM_HEADS + head) * TILE
@@ -275,6 +287,20 @@ def _attend_split(
 
 
 @triton.jit
+def _added(
+    peak: tl.tensor, total: tl.tensor, sum_: tl.tensor, its_peak: tl.tensor, its_total: tl.tensor, its_sum: tl.tensor
+) -> tl.tensor:
+    """Adds the results of a split to those of all splits before it. To nothing it adds without rounding."""
+    new_peak = tl.maximum(peak, its_peak)
+    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    shrink, its_shrink = tl.exp2(peak - base), tl.exp2(its_peak - base)
+    # Where the compiler chose which product is rounded, it might choose another one at each of the two calls.
+    total = tl.fma(total, shrink, its_total * its_shrink)
+    shrink, its_shrink = tl.broadcast_to(shrink[:, None], sum_.shape), its_shrink[:, None]
+    return new_peak, total, tl.fma(sum_, shrink, its_sum * its_shrink)
+
+
+@triton.jit
 def _combine(
     out: tl.tensor,
     is_used: tl.tensor,
@@ -295,12 +321,7 @@ def _combine(
         its_peak = tl.load(peaks, is_used, 0.0, cache_modifier=".cg")
         its_total = tl.load(totals, is_used, 1.0, cache_modifier=".cg")
         its_sum = tl.load(sums, is_used[:, None], 0.0, cache_modifier=".cg")
-        # The first split has a peak for every row: each sees position 0.
-        new_peak = tl.maximum(peak, its_peak)
-        shrink, its_shrink = tl.exp2(peak - new_peak), tl.exp2(its_peak - new_peak)
-        total = total * shrink + its_total * its_shrink
-        sum_ = sum_ * shrink[:, None] + its_sum * its_shrink[:, None]
-        peak = new_peak
+        peak, total, sum_ = _added(peak, total, sum_, its_peak, its_total, its_sum)
         peaks += STRIDE
         totals += STRIDE
         sums += STRIDE * HEAD_DIM

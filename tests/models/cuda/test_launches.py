@@ -1,0 +1,81 @@
+"""The functions that launch kernels of a GPU, up to the launch itself: each kernel is compiled once for a model."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from outrider.models.cuda.attention import Scratch, attend
+from outrider.models.cuda.heads import store_heads
+from outrider.models.cuda.layer import add_and_norm, gate_silu
+from outrider.models.cuda.moves import move_rows
+
+pytestmark = pytest.mark.compile
+
+HIDDEN, INNER, NUM_QUERIES, NUM_KEYS, HEAD_DIM = 4096, 12288, 32, 8, 128
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, set[str]]:
+    """For each kernel that is launched, the hashes of what it was compiled to, for an H100 that is not there."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    device = SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_stream=lambda _device: 0,
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    )
+    monkeypatch.setattr(driver, "_active", device)
+    found: dict[str, set[str]] = defaultdict(set)
+    run = JITFunction.run
+
+    def compile_alone(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        assert not warmup
+        assert all(isinstance(size, int) and size > 0 for size in grid)
+        found[self.fn.__name__].add(run(self, *arguments, grid=grid, warmup=True, **options).hash)
+
+    monkeypatch.setattr(JITFunction, "run", compile_alone)
+    return found
+
+
+def empty(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(sizes, dtype=dtype, device="meta")
+
+
+def launch_layer(num_rows: int, num_slots: int, num_tiles: int) -> None:
+    """Launches every kernel once, with the shapes of Qwen3-8B."""
+    hidden = empty(num_rows, HIDDEN, dtype=torch.float32)
+    add_and_norm(hidden, empty(num_rows, HIDDEN), empty(HIDDEN), 1e-6, empty(num_rows, HIDDEN))
+    gate_silu(empty(num_rows, 2 * INNER), empty(num_rows, INNER))
+    data = empty(2, 2, NUM_KEYS, num_slots, HEAD_DIM)
+    rows, item = (empty(count, dtype=torch.int32) for count in (num_rows, num_tiles))
+    queries = empty(num_rows, NUM_QUERIES, HEAD_DIM)
+    norms = empty(NUM_QUERIES + NUM_KEYS, HEAD_DIM)
+    heads = empty(num_rows, (NUM_QUERIES + 2 * NUM_KEYS) * HEAD_DIM)
+    turns = empty(num_slots, HEAD_DIM // 2, 2, dtype=torch.float32)
+    store_heads(heads, turns, rows, rows, norms, 1e-6, queries, data[1])
+    names = ("tables", "tails", "tiles", "work", "num_work", "first_work")
+    paths: Any = SimpleNamespace(positions=rows, row_list=rows, **dict.fromkeys(names, item))
+    scratch = Scratch.make(num_tiles, num_tiles, NUM_KEYS, HEAD_DIM, torch.device("meta"))
+    attend(queries, data[1], paths, 64, HEAD_DIM**-0.5, empty(num_rows, NUM_QUERIES * HEAD_DIM), scratch)
+    move_rows(data, item, item, item)
+
+
+def test_a_kernel_is_compiled_once_whatever_the_rows_and_the_pool(launched: Mapping[str, set[str]]) -> None:
+    launch_layer(1, 64, 1)
+    # A pool with more elements than 32 bits count.
+    for num_rows, num_slots, num_tiles in ((16, 640, 3), (128, 64 * 40_000, 40), (2048, 640, 4096)):
+        launch_layer(num_rows, num_slots, num_tiles)
+    assert {name: len(hashes) for name, hashes in launched.items()} == dict.fromkeys(
+        ["add_and_norm_kernel", "gate_silu_kernel", "store_heads_kernel", "attend_kernel", "move_rows_kernel"], 1
+    )

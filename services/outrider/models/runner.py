@@ -81,9 +81,7 @@ class Runner:
         self._use_kernels = use_kernels and self.device.type == "cpu"
         acceleration = acceleration or Acceleration.on(self.device, use_graphs=use_graphs)
         shape = self.cache_shape
-        if acceleration and not (
-            self.is_fused and acceleration.suits(self._queries_per_key, shape.head_dim, self.max_context_len)
-        ):
+        if acceleration and not (self.is_fused and acceleration.suits(self._queries_per_key, shape.head_dim)):
             acceleration = None
         self._acceleration = acceleration
         self._use_kernels = self._use_kernels and acceleration is None

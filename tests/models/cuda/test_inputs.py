@@ -105,3 +105,20 @@ def test_what_does_not_fit_changes_nothing() -> None:
     assert not packer.add(segment, range(17), 0, 17)
     assert packer.num_rows == 0
     assert packer.add(segment, range(17), 0, 16)
+
+
+@pytest.mark.parametrize(("num_rows", "splits"), [(63, [0, 1]), (64, [-1])])
+def test_splits_of_many_tiles_are_not_shared_among_programs(num_rows: int, splits: list[int]) -> None:
+    pool = KVPool(SHAPE, 8, num_scratch_slots=1)
+    cache, shape = pool.new_cache(), Shape(64)
+    cache.reserve(264 + num_rows)
+    cache.append(range(264))
+    packer = Packer(pool, 64, [shape], 512)
+    inputs = Inputs(packer.buffer, shape)
+    packer.begin(shape)
+    # With 64 query heads to a key-value head each row is a tile.
+    assert packer.add(Segment(cache, [0] * num_rows, 0), range(264, 264 + num_rows), 0, num_rows)
+    packer.finish([])
+    expected = [[tile, split] for tile in range(num_rows) for split in splits]
+    assert inputs.work[: int(inputs.num_work[0])].tolist() == expected
+    assert inputs.first_work[:num_rows].tolist() == [len(splits) * tile for tile in range(num_rows)]

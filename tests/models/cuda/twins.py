@@ -61,7 +61,8 @@ def attend(
         assert count <= TILE // group
         first_item = int(inputs.first_work[tile])
         num_splits = -(-end // SPLIT)
-        assert items[first_item : first_item + num_splits] == [[tile, split] for split in range(num_splits)]
+        expected = [[tile, split] for split in range(num_splits)]
+        assert items[first_item] == [tile, -1] or items[first_item : first_item + num_splits] == expected
         rows = inputs.row_list[first : first + count].long()
         places = [
             int(inputs.tables[table + p // block_size]) * block_size + p % block_size

@@ -13,7 +13,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from outrider.models.cuda.inputs import MAX_ITEMS, MAX_PAIRS, MAX_SPANS, SPLIT, Inputs, Packer, Shape
+from outrider.models.cuda.inputs import MAX_PAIRS, MAX_SPANS, Inputs, Packer, Shape
 from outrider.models.cuda.steps import CudaSteps, Kernels
 from outrider.models.kv_cache import KVPool
 from outrider.models.packing import Segment, check_segments
@@ -60,14 +60,14 @@ class Acceleration:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         return cls(kernels, capture_cuda() if use_graphs else None)
 
-    def suits(self, queries_per_key: int, head_dim: int, max_context_len: int) -> bool:
-        """Returns True if there are kernels for a model's heads and the lengths of its texts."""
+    def suits(self, queries_per_key: int, head_dim: int) -> bool:
+        """Returns True if there are kernels for a model's heads."""
         try:
             self.kernels.check_shape(queries_per_key, head_dim)
         except ValueError as error:
             log.warning("kernels.not_used", reason=str(error))
             return False
-        return max_context_len <= MAX_ITEMS * SPLIT
+        return True
 
 
 class Forwards:

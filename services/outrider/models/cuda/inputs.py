@@ -24,7 +24,9 @@ SPLIT = 256
 MAX_WANTED = 256
 """Most rows of a forward of whose logits the graph makes room. What is wanted beyond is computed behind it."""
 MAX_ITEMS = 2048
-"""Most items of work of a forward: of so many splits the results have room. More are left to a second forward."""
+"""Most items of work of a forward: of so many splits the results have room."""
+MANY_TILES = 64
+"""Tiles from which on one program computes all splits of a tile: there are enough of them for all programs."""
 MAX_PAIRS = 1024
 """Most rows that a forward moves first."""
 MAX_SPANS = 256
@@ -98,7 +100,7 @@ class Inputs:
         self.spans, self.moves = views["spans"], views["moves"]
         """[sessions, 2], first pair and the one behind the last; and [pairs, 2], from which place to which."""
         self.work = views["work"]
-        """[items, 2]: tile and split."""
+        """[items, 2]: tile and split, where -1 stands for all of a tile's."""
         # Where a table or a tail begins is a number of a tile, counted from the beginning of the buffer.
         self.tables = self.tails = buffer
         """[numbers]: tables of sessions and places behind the roots of paths, somewhere in the buffer."""
@@ -202,7 +204,6 @@ class Packer:
         self._end = shape.num_fixed
         self._num_listed = 0
         self._tiles: list[tuple[int, int, int, int, int, int]] = []
-        self._num_items = 0
         for name in ("num_moved", "token_ids", "positions", "wanted"):
             self._parts[name].fill(0)
         self._parts["places"].fill(self._pool.num_slots)
@@ -244,7 +245,7 @@ class Packer:
             if not np.array_equal(visible.sum(1), positions + 1):
                 raise ValueError("a row must see exactly one slot for every position up to its own")
             root, paths = tree_paths(visible, cache.length, first)
-        tiles, num_items, end = [], self._num_items, self._end
+        tiles, end = [], self._end
         table = cache.table[: -(-root // self._pool.block_size)]
         first_block, end = end, end + len(table)
         num_listed = self._num_listed
@@ -255,9 +256,8 @@ class Packer:
                 stop = int(positions[rows[-1]]) + 1
                 tiles.append((num_listed, len(rows), first_block, root, end, stop))
                 num_listed += len(rows)
-                num_items += -(-stop // SPLIT)
             end += len(path.slots)
-        if self.num_rows + count > self._shape.rows or num_items > MAX_ITEMS or end > len(self._array):
+        if self.num_rows + count > self._shape.rows or end > len(self._array):
             return False
         parts, to = self._parts, slice(self.num_rows, self.num_rows + count)
         parts["token_ids"][to] = segment.token_ids[first:last]
@@ -271,7 +271,7 @@ class Packer:
         self._array[first_block:first_tail] = table
         self._array[first_tail:end] = places[count:]
         self._tiles += tiles
-        self._num_items, self._end, self._num_listed = num_items, end, num_listed
+        self._end, self._num_listed = end, num_listed
         self.num_rows += count
         return True
 
@@ -282,15 +282,19 @@ class Packer:
             wanted: Rows whose logits are computed: at most as many as the shape has room for.
         """
         parts = self._parts
-        num_tiles = len(self._tiles)
+        num_tiles, num_items = len(self._tiles), 0
         if num_tiles:
             parts["tiles"][:num_tiles] = self._tiles
             splits = -(-parts["tiles"][:num_tiles, 5] // SPLIT)
-            first_work = np.cumsum(splits) - splits
+            # The bits are the same: kernels add up splits in the same order.
+            is_whole = num_tiles >= MANY_TILES or splits.sum() > MAX_ITEMS
+            items = np.ones_like(splits) if is_whole else splits
+            first_work = np.cumsum(items) - items
+            num_items = int(items.sum())
             parts["first_work"][:num_tiles] = first_work
-            parts["work"][: self._num_items, 0] = np.repeat(np.arange(num_tiles), splits)
-            parts["work"][: self._num_items, 1] = np.arange(self._num_items) - np.repeat(first_work, splits)
-        parts["num_work"][0] = self._num_items
+            parts["work"][:num_items, 0] = np.repeat(np.arange(num_tiles), items)
+            parts["work"][:num_items, 1] = -1 if is_whole else np.arange(num_items) - np.repeat(first_work, items)
+        parts["num_work"][0] = num_items
         parts["wanted"][: len(wanted)] = wanted
         self.buffer[: self._end].copy_(self._hosts[self._turn][: self._end], non_blocking=True)
         if self.buffer.device.type == "cuda":

@@ -155,7 +155,8 @@ class ModelSettings(DialingSettings):
     kv_cache_tokens: int = Field(
         0,
         ge=0,
-        description="Tokens whose keys and values the pool has room for; 0 = what half the free memory holds; of a GPU's, most.",
+        description="Tokens whose keys and values the pool has room for; 0 = what half the free memory holds, or most "
+        "of a GPU's.",
     )
     kv_block_size: int = Field(
         64, ge=64, multiple_of=64, description="Tokens of a block of the pool, the unit in which prefixes are shared."

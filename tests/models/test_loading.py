@@ -12,10 +12,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider.models import loading
+from outrider.models.kv_cache import CacheShape
 from outrider.models.loading import (
     CannotLoadModel,
     UnknownModel,
     build_hf_model,
+    check_pool_memory,
     check_reachable,
     load_for,
     load_model,
@@ -232,3 +234,18 @@ def test_a_service_runs_a_forward_on_its_threads() -> None:
         assert (model.model_id, model.dtype) == ("demo/draft", "float32")
     finally:
         torch.set_num_threads(threads_before)
+
+
+def test_a_pool_that_a_gpu_has_no_memory_for_is_refused_with_what_is_missing() -> None:
+    shape = CacheShape(num_layers=32, num_heads=8, head_dim=128, dtype=torch.bfloat16, device=torch.device("cuda:0"))
+    assert shape.bytes_per_slot == 128 << 10
+    # 0.85 of 10 GiB are 69 632 tokens.
+    check_pool_memory(shape, 69_632, 10 << 30, is_chosen=True)
+    with pytest.raises(CannotLoadModel) as chosen:
+        check_pool_memory(shape, 77_824, 10 << 30, is_chosen=True)
+    assert str(chosen.value) == (
+        "--kv-cache-tokens 77824 tokens take 9.50 GiB of cuda:0, and 1.00 GiB of that are missing: there is room for "
+        "69632 tokens"
+    )
+    with pytest.raises(CannotLoadModel, match="one whole context, 77824 tokens"):
+        check_pool_memory(shape, 77_824, 10 << 30, is_chosen=False)

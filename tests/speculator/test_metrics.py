@@ -78,6 +78,6 @@ def test_a_session_that_begins_with_output_is_a_resync() -> None:
 async def test_there_is_nothing_to_say_of_an_engine_that_loads() -> None:
     values = values_of(SpeculatorService(SpeculatorSettings(model="demo/draft")).metrics())
     assert list(values["outrider_build_info"]) == [
-        ",".join(("speculator", __version__, "demo/draft", "float32", "cpu"))
+        ",".join(("speculator", __version__, "demo/draft", "float32", "cpu", "none"))
     ]
     assert not any(name.startswith("outrider_draft_") for name in values)

@@ -27,7 +27,7 @@ class _Buffers(threading.local):
         self.by_size: dict[tuple[str, int], tuple[Tensor, Array]] = {}
 
 
-class CpuSteps(Steps):
+class CpuSteps(Steps[Plan]):
     """Makes the steps by the kernels of a CPU. The residual stream is float32.
 
     What a step returns is overwritten by the next layer's: at a few rows a new tensor costs as much as its arithmetic.

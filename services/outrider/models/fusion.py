@@ -71,12 +71,20 @@ class FusedStack:
     """Runs embedding, layers and last norm. Takes the layers out of the model one by one, so that no weights are held
     twice."""
 
-    def __init__(self, model: Any, *, is_exact: bool = True, use_kernels: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        is_exact: bool = True,
+        use_kernels: bool = False,
+        make_steps: Callable[[RotaryTable], Steps[Any]] | None = None,
+    ) -> None:
         """
         Args:
             model: One that `is_fusable`.
             is_exact: See `make_product`.
             use_kernels: Runs what is between the products by the kernels of a CPU.
+            make_steps: Makes the steps of the layers. None takes those of a CPU or of torch.
         """
         inner = model.base_model
         weight = inner.embed_tokens.weight
@@ -85,7 +93,13 @@ class FusedStack:
         self._stream = torch.float32 if weight.device.type == "cpu" else weight.dtype
         self._embedding: Tensor = weight
         rotary = RotaryTable(inner.rotary_emb.inv_freq, inner.rotary_emb.attention_scaling)
-        steps: Steps = CpuSteps(rotary, weight.dtype) if use_kernels else TorchSteps(rotary, weight.dtype, self._stream)
+        steps: Steps[Any]
+        if make_steps is not None:
+            steps = make_steps(rotary)
+        elif use_kernels:
+            steps = CpuSteps(rotary, weight.dtype)
+        else:
+            steps = TorchSteps(rotary, weight.dtype, self._stream)
         make = partial(make_product, is_exact=is_exact, use_kernels=use_kernels)
         # From here on the list alone holds the layers: `pop` lets each one's weights go as soon as it is fused.
         layers = list(inner.layers)
@@ -104,21 +118,35 @@ class FusedStack:
 
     def __call__(self, plan: Plan, num_layers: int | None = None) -> Tensor:
         """Computes the normed hidden states of the wanted rows: [num wanted rows, hidden], in the weights' type."""
-        hidden = self._embedding.index_select(0, plan.token_ids).to(self._stream)
-        summand: Tensor | None = None
-        for layer in self._layers[:num_layers]:
-            summand = layer(hidden, summand, plan)
+        hidden, summand = self._below_norm(plan.token_ids, plan, num_layers)
         # The other rows have done their part: their keys and values are in the caches.
         if not plan.wants_all_rows:
             hidden = hidden[plan.wanted_rows]
             summand = None if summand is None else summand[plan.wanted_rows]
         return self._norm(hidden, summand)
 
+    def all_rows(self, token_ids: Tensor, layout: Any, num_layers: int | None = None) -> Tensor:
+        """Computes the normed hidden states of all rows: [rows, hidden], in the weights' type.
+
+        Args:
+            token_ids: [rows].
+            layout: What the attention of its steps takes.
+            num_layers: Runs the first layers alone; None means all.
+        """
+        return self._norm(*self._below_norm(token_ids, layout, num_layers))
+
+    def _below_norm(self, token_ids: Tensor, layout: Any, num_layers: int | None) -> tuple[Tensor, Tensor | None]:
+        hidden = self._embedding.index_select(0, token_ids).to(self._stream)
+        summand: Tensor | None = None
+        for layer in self._layers[:num_layers]:
+            summand = layer(hidden, summand, layout)
+        return hidden, summand
+
 
 class FusedLayer:
     """Runs a decoder layer: attention and gated MLP, each behind a norm and added to the residual stream."""
 
-    def __init__(self, index: int, layer: Any, steps: Steps, make: Callable[..., Product]) -> None:
+    def __init__(self, index: int, layer: Any, steps: Steps[Any], make: Callable[..., Product]) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         qkv = _make_qkv(attention, make)
         output = make(attention.o_proj.weight, attention.o_proj.bias)
@@ -136,18 +164,18 @@ class FusedLayer:
         ]
         """Products of the layer, each with its inputs and outputs, for measurements."""
 
-    def __call__(self, hidden: Tensor, summand: Tensor | None, plan: Plan) -> Tensor:
+    def __call__(self, hidden: Tensor, summand: Tensor | None, layout: Any) -> Tensor:
         """Runs the layer.
 
         Args:
             hidden: [rows, hidden]: the residual stream, written.
             summand: [rows, hidden]: what the layer before has still to add to it.
-            plan: The rows.
+            layout: What the attention of its steps takes: a `Plan`, for most.
 
         Returns:
             [rows, hidden]: what this layer has still to add to it.
         """
-        return self._mlp(hidden, self._attend(self._heads(hidden, summand), plan))
+        return self._mlp(hidden, self._attend(self._heads(hidden, summand), layout))
 
 
 def _make_qkv(attention: Any, make: Callable[..., Product]) -> Product:

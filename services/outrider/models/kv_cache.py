@@ -23,6 +23,10 @@ TILE = 64
 """Positions over which attention sums in one go (`outrider.models.attention`). Blocks consist of whole tiles."""
 
 
+Move = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""Places in the pool, and as many others to which their rows go. Ascending: each pair's source is no earlier target."""
+
+
 @dataclass(frozen=True, slots=True)
 class CacheShape:
     """Describes a slot of a cache, which holds a key and a value for every layer and every key-value head."""
@@ -42,12 +46,15 @@ class CacheShape:
 class KVPool:
     """Holds the keys and values of all sessions of one model."""
 
-    def __init__(self, shape: CacheShape, num_blocks: int, block_size: int = TILE) -> None:
+    def __init__(
+        self, shape: CacheShape, num_blocks: int, block_size: int = TILE, *, num_scratch_slots: int = 0
+    ) -> None:
         """
         Args:
             shape: A slot.
             num_blocks: Blocks in all.
             block_size: Slots of a block.
+            num_scratch_slots: Slots behind those of all blocks, for rows that are nobody's.
 
         Raises:
             ValueError: There is no block, or `block_size` is not a positive multiple of 64.
@@ -62,7 +69,7 @@ class KVPool:
             shape.num_layers,
             2,
             shape.num_heads,
-            num_blocks * block_size,
+            num_blocks * block_size + num_scratch_slots,
             shape.head_dim,
             dtype=shape.dtype,
             device=shape.device,
@@ -70,6 +77,23 @@ class KVPool:
         """[layers, 2, heads, slots, head_dim]: for each layer its keys, then its values."""
         self.dropped: deque[list[int]] = deque()
         """Tables of caches that were dropped with blocks in them."""
+        self.defers_moves = False
+        """True if the next forward moves the rows that caches keep, before all else. Otherwise they do so at once."""
+        self.moves: dict[int, Move] = {}
+        """Moves that were deferred, by the identity of the cache. No two share a place."""
+
+    @torch.inference_mode()
+    def move_now(self) -> None:
+        """Does the moves that were deferred."""
+        for old, new in self.moves.values():
+            self.move(old, new)
+        self.moves.clear()
+
+    def move(self, old: npt.NDArray[np.int64], new: npt.NDArray[np.int64]) -> None:
+        """Copies the rows at some places to others, which may overlap with them."""
+        # Indexing by a tensor copies.
+        rows = self.data.index_select(3, torch.from_numpy(old).to(self.data.device))
+        self.data.index_copy_(3, torch.from_numpy(new).to(self.data.device), rows)
 
     def take_back(self) -> None:
         """Gives the blocks of dropped caches back. For whoever takes blocks: the garbage collector drops caches in any
@@ -79,7 +103,7 @@ class KVPool:
 
     @property
     def num_slots(self) -> int:
-        """Slots in all."""
+        """Slots of all blocks."""
         return self.blocks.num_blocks * self.block_size
 
     def num_blocks_for(self, num_slots: int) -> int:
@@ -122,6 +146,11 @@ class KVCache:
         return len(self._table) * self.pool.block_size
 
     @property
+    def table(self) -> Sequence[int]:
+        """Blocks held, in the order of slots."""
+        return self._table
+
+    @property
     def num_blocks(self) -> int:
         """Blocks held."""
         return len(self._table)
@@ -155,6 +184,8 @@ class KVCache:
     def _copy_block(self, index: int, *, may_evict: bool) -> None:
         size, old = self.pool.block_size, self._table[index]
         new = self.pool.blocks.allocate(may_evict=may_evict)
+        # Some of its rows may still be on their way there.
+        self.pool.move_now()
         data = self.pool.data
         with torch.inference_mode():
             data[:, :, :, new * size : (new + 1) * size] = data[:, :, :, old * size : (old + 1) * size]
@@ -242,12 +273,14 @@ class KVCache:
         # A path that begins with the first rows of the tree, as the best one often does, is in its place already.
         first = next((i for i, slot in enumerate(slots) if slot != start + i), len(slots))
         if first < len(slots):
-            data = self.pool.data
             old = self.places(np.asarray(slots[first:], dtype=np.int64))
             new = self.places(np.arange(start + first, start + len(slots), dtype=np.int64))
-            # Indexing by a tensor copies, so the two ranges may overlap.
-            rows = data.index_select(3, torch.from_numpy(old).to(data.device))
-            data.index_copy_(3, torch.from_numpy(new).to(data.device), rows)
+            if self.pool.defers_moves:
+                if id(self) in self.pool.moves:
+                    self.pool.move_now()  # one after the other
+                self.pool.moves[id(self)] = old, new
+            else:
+                self.pool.move(old, new)
         if self.tail_positions or start < self.length:
             chain_len, tail = self.chain_len, self.tail_positions
             positions = [slot if slot < chain_len else tail[slot - chain_len] for slot in slots]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,6 +77,10 @@ class ModelFlags(Protocol):
     def max_num_sessions(self) -> int:
         """Most sessions at a time."""
 
+    @property
+    def graphs(self) -> bool:
+        """True if forwards on a GPU are captured as graphs."""
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -115,6 +120,7 @@ def load_model(
     num_tokens: int = 0,
     block_size: int = TILE,
     num_sessions: int = 64,
+    use_graphs: bool = True,
 ) -> LoadedModel:
     """Loads a model into a runner.
 
@@ -130,8 +136,10 @@ def load_model(
         num_tokens: Tokens whose keys and values fit into the pool; 0 means `default_num_tokens`.
         block_size: Tokens of a block of the pool.
         num_sessions: Most sessions at a time.
+        use_graphs: Captures forwards as graphs, on a GPU.
 
     Raises:
+        CannotLoadModel: A GPU has no memory for the pool.
         NotExact: Rows are not exact, and `exact` requires it.
         ValueError: The pool has no block, or a block that is no multiple of 64.
         UnknownModel: There is no such demo model, or the type has no such name.
@@ -142,11 +150,17 @@ def load_model(
     fingerprint = weights_fingerprint(model)
     shape = cache_shape(model)
     context_len = max_context_len(model.config.get_text_config())
-    num_tokens = num_tokens or default_num_tokens(shape, context_len, num_sessions)
     is_exact = exact != "off"
-    # Rounded down: what does not fill a block is not memory that anybody may have asked to be spent.
-    num_blocks = num_tokens // block_size if block_size > 0 else 0
-    runner = Runner(model, fuse=fuse, is_exact=is_exact, num_blocks=num_blocks, block_size=block_size)
+    size_pool = partial(_num_blocks, shape, context_len, num_tokens, block_size, num_sessions)
+    runner = Runner(
+        model,
+        fuse=fuse,
+        is_exact=is_exact,
+        # On a GPU what is free is known when a forward has taken what it needs.
+        num_blocks=size_pool if shape.device.type == "cuda" else size_pool(),
+        block_size=block_size,
+        use_graphs=use_graphs,
+    )
     exactness = make_exact(runner, fingerprint) if is_exact else Exactness(reason="it was switched off")
     if is_exact and not exactness.is_exact:
         if exact == "require":
@@ -184,6 +198,7 @@ def load_for(settings: ModelFlags) -> LoadedModel:
             num_tokens=settings.kv_cache_tokens,
             block_size=settings.kv_block_size,
             num_sessions=settings.max_num_sessions,
+            use_graphs=settings.graphs,
         )
     except NotExact as error:
         raise CannotLoadModel(f"--exact require: {settings.model} is not exact here: {error}") from error
@@ -295,6 +310,36 @@ MEMORY_SHARE = 0.5
 """Most of the free memory that the pool takes where nobody says: a CPU's services share it with others."""
 DEVICE_MEMORY_SHARE = 0.85
 """The same on an accelerator, which has it for this alone; the rest is for the activations."""
+
+
+def _num_blocks(shape: CacheShape, context_len: int, num_tokens: int, block_size: int, num_sessions: int) -> int:
+    """Returns the blocks of the pool. Raises CannotLoadModel if a GPU has no memory for them."""
+    if shape.device.type == "cuda":
+        free_bytes = torch.cuda.mem_get_info(shape.device)[0]
+        check_pool_memory(shape, num_tokens or context_len + TILE, free_bytes, is_chosen=bool(num_tokens))
+    num_tokens = num_tokens or default_num_tokens(shape, context_len, num_sessions)
+    # Rounded down: what does not fill a block is not memory that anybody may have asked to be spent.
+    return num_tokens // block_size if block_size > 0 else 0
+
+
+def check_pool_memory(shape: CacheShape, num_tokens: int, free_bytes: int, *, is_chosen: bool) -> None:
+    """Raises CannotLoadModel if the pool of an accelerator does not fit into its memory.
+
+    Args:
+        shape: A slot of the pool.
+        num_tokens: Tokens that must fit.
+        free_bytes: Memory that is free, in bytes.
+        is_chosen: True if the number of tokens was asked for, False if it is that of one whole context.
+    """
+    room = int(DEVICE_MEMORY_SHARE * free_bytes) // shape.bytes_per_slot
+    if num_tokens <= room:
+        return
+    needed, missing = (tokens * shape.bytes_per_slot / 2**30 for tokens in (num_tokens, num_tokens - room))
+    what = f"--kv-cache-tokens {num_tokens}" if is_chosen else f"--kv-cache-tokens: one whole context, {num_tokens}"
+    raise CannotLoadModel(
+        f"{what} tokens take {needed:.2f} GiB of {shape.device}, and {missing:.2f} GiB of that are missing: there is "
+        f"room for {room} tokens"
+    )
 
 
 def default_num_tokens(shape: CacheShape, context_len: int, num_sessions: int) -> int:

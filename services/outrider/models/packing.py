@@ -100,6 +100,15 @@ class Segment:
             raise ValueError(f"visible must be {(rows, self.cache.length + rows)}, got {self.visible.shape}")
 
 
+def check_segments(segments: Sequence[Segment]) -> None:
+    """Raises ValueError if a segment of a forward is malformed, or two of them share a cache."""
+    # Both would be given the same slots.
+    if len({id(segment.cache) for segment in segments}) < len(segments):
+        raise ValueError("two segments of a forward share a cache")
+    for segment in segments:
+        segment.check()
+
+
 def _path_slots(node: Node | None, slots: Mapping[Node, int]) -> list[int]:
     """Slots of a node and of those of its ancestors that have one."""
     path = []
@@ -127,9 +136,7 @@ class Plan:
             OutOfBlocks: The pool has no room for a segment that did not reserve it before.
         """
         self._segments = segments
-        # Both would be given the same slots.
-        if len({id(segment.cache) for segment in segments}) < len(segments):
-            raise ValueError("two segments of a forward share a cache")
+        check_segments(segments)
         pool = segments[0].cache.pool
         self._data = pool.data
         self.cache_dtype = pool.shape.dtype
@@ -140,7 +147,6 @@ class Plan:
         self.wanted_rows: list[int] = []
         """Rows whose logits are computed: those that are wanted, and behind them as many as `min_rows` asks for."""
         for segment in segments:
-            segment.check()
             length, num_rows = segment.cache.length, len(segment.token_ids)
             token_ids.extend(segment.token_ids)
             # `check` lets no empty list pass: only None is false here.

@@ -50,6 +50,22 @@ def make_product(
     return plain
 
 
+def make_head(weight: Tensor, bias: Tensor | None, *, is_exact: bool, use_kernels: bool) -> Product:
+    """Makes the product that gives the logits: in float32 where the device can, which rounds them less.
+
+    Args: see `make_product`.
+    """
+    if weight.device.type != "cuda" or weight.dtype is torch.float32 or bias is not None:
+        return make_product(weight, bias, is_exact=is_exact, use_kernels=use_kernels)
+    transposed = weight.t()
+
+    def head(x: Tensor) -> Tensor:
+        # Logits near 20 lie an eighth apart in bfloat16.
+        return torch.mm(x, transposed, out_dtype=torch.float32)
+
+    return head
+
+
 def concatenate(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """Puts together weight and bias of one product that gives the outputs of all `linears` side by side."""
     weight = torch.cat(tuple(linear.weight for linear in linears))

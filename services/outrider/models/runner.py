@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -11,10 +12,13 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
+from outrider.models.cuda.graphs import BUCKETS, EXACT_ROWS, Acceleration, Capture, Forwards
+from outrider.models.cuda.steps import CudaSteps
 from outrider.models.fusion import FusedStack, is_fusable
 from outrider.models.kv_cache import TILE, CacheShape, KVCache, KVPool
 from outrider.models.packing import Plan, Segment
-from outrider.models.products import Product, make_product
+from outrider.models.products import Product, make_head
+from outrider.models.rotary import RotaryTable
 
 __all__ = ["KVCache", "Runner", "Segment", "UnsupportedModel"]
 
@@ -40,8 +44,10 @@ class Runner:
         fuse: bool = True,
         use_kernels: bool = True,
         is_exact: bool = True,
-        num_blocks: int = DEFAULT_NUM_BLOCKS,
+        num_blocks: int | Callable[[], int] = DEFAULT_NUM_BLOCKS,
         block_size: int = TILE,
+        use_graphs: bool = True,
+        acceleration: Acceleration | None = None,
     ) -> None:
         """
         Args:
@@ -50,8 +56,10 @@ class Runner:
             use_kernels: Runs attention, and what is between the products of known layers, by the kernels of a CPU, if
                 the model is on one (`outrider.models.kernels`).
             is_exact: Uses products whose rows have the same bits whatever their number, where there are such.
-            num_blocks: Blocks of the pool of keys and values.
+            num_blocks: Blocks of the pool of keys and values; or what says so, called when all else has its memory.
             block_size: Slots of a block.
+            use_graphs: Captures CUDA graphs, if the model is on such a device.
+            acceleration: How a GPU is used. None means as the model's device can be.
 
         Raises:
             UnsupportedModel: A layer does not attend through the library's attention interface, or with extras.
@@ -71,18 +79,87 @@ class Runner:
         self._queries_per_key = config.num_attention_heads // self.cache_shape.num_heads
         self.is_fused = fuse and is_fusable(model)
         self._use_kernels = use_kernels and self.device.type == "cpu"
+        acceleration = acceleration or Acceleration.on(self.device, use_graphs=use_graphs)
+        shape = self.cache_shape
+        if acceleration and not (self.is_fused and acceleration.suits(self._queries_per_key, shape.head_dim)):
+            acceleration = None
+        self._acceleration = acceleration
+        self._use_kernels = self._use_kernels and acceleration is None
         with torch.inference_mode():
-            self._head = make_product(head.weight, head.bias, is_exact=is_exact, use_kernels=self._use_kernels)
+            self._head = make_head(head.weight, head.bias, is_exact=is_exact, use_kernels=self._use_kernels)
             self._stack: Stack
             if self.is_fused:
-                self._stack = FusedStack(model, is_exact=is_exact, use_kernels=self._use_kernels)
+                make_steps = partial(self._make_steps, acceleration) if acceleration else None
+                self._stack = FusedStack(model, is_exact=is_exact, use_kernels=self._use_kernels, make_steps=make_steps)
             else:
                 self._stack = PlainStack(model)
-        self.pool = KVPool(self.cache_shape, num_blocks, block_size)
+        self.has_one_shape = acceleration is not None and is_exact
+        """True if all forwards have the same number of rows, so that libraries compute each row alike."""
+        self._forwards: Forwards | None = None
+        if acceleration and callable(num_blocks):
+            # Tried with a pool of one block: what is free then is free for the pool.
+            self._forwards = self._make_forwards(KVPool(shape, 1, block_size, num_scratch_slots=1), None)
+            self._forwards.warm()
+        self.pool = KVPool(
+            shape,
+            num_blocks() if callable(num_blocks) else num_blocks,
+            block_size,
+            num_scratch_slots=1 if acceleration else 0,
+        )
         """Keys and values of all sessions."""
         self.min_rows = 1
         """Least rows of a forward; fewer are filled up."""
-        self._check_attention()
+        if acceleration:
+            self._capture(acceleration)
+        else:
+            self._check_attention()
+
+    def _make_steps(self, acceleration: Acceleration, rotary: RotaryTable) -> CudaSteps:
+        self._steps = CudaSteps(rotary, self.dtype, acceleration.kernels, self.max_context_len)
+        return self._steps
+
+    @torch.inference_mode()
+    def _make_forwards(self, pool: KVPool, capture: Capture | None) -> Forwards:
+        stack = self._stack
+        assert isinstance(stack, FusedStack), "no other model is accelerated"
+        return Forwards(
+            lambda inputs, num_layers: stack.all_rows(inputs.token_ids, inputs, num_layers),
+            self._head,
+            self._steps,
+            pool,
+            queries_per_key=self._queries_per_key,
+            max_context_len=self.max_context_len,
+            buckets=(EXACT_ROWS,) if self.has_one_shape else BUCKETS,
+            capture=capture,
+        )
+
+    def _capture(self, acceleration: Acceleration) -> None:
+        self._forwards = None
+        if self.device.type == "cuda":
+            # What was taken to try it goes to the pool of the graphs.
+            torch.cuda.empty_cache()
+        self._forwards = self._make_forwards(self.pool, acceleration.capture)
+
+    def give_up_exactness(self) -> None:
+        """Runs forwards of the fewest rows from here on, where all had the same number to be exact."""
+        if self.has_one_shape and self._acceleration is not None:
+            self.has_one_shape = False
+            self._capture(self._acceleration)
+
+    @property
+    def graphs(self) -> str:
+        """The way in which forwards reach a GPU: `one-shape`, `buckets`, `eager` (one kernel after the other), or
+        `none`, where there are no graphs for the device or for the model."""
+        if self._forwards is None:
+            return "none"
+        if not self._forwards.has_graphs:
+            return "eager"
+        return "one-shape" if self.has_one_shape else "buckets"
+
+    @property
+    def compiler(self) -> str:
+        """Version of what compiled a GPU's kernels; empty where none are used."""
+        return self._acceleration.kernels.compiler if self._acceleration else ""
 
     def new_cache(self, salt: str | None = None) -> KVCache:
         """Makes an empty cache; see `KVPool.new_cache`."""
@@ -105,6 +182,8 @@ class Runner:
         """
         if not segments:
             return torch.empty(0, self.vocab_size, device=self.device)
+        if self._forwards is not None:
+            return self._forwards.forward(segments, num_layers)
         plan = Plan(segments, self._queries_per_key, self.min_rows, use_kernels=self._use_kernels)
         hidden = self._stack(plan, num_layers)
         plan.commit()

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
-from outrider.models.packing import Plan
 from outrider.models.products import Product
 
 AddAndNorm = Callable[[Tensor, Tensor | None], Tensor]
 """Maps the residual stream [rows, hidden], to which it adds what it is given, to its norm in the weights' type."""
 
 
-class Steps(ABC):
+Layout = TypeVar("Layout")
+"""Lays out the rows of a forward for the attention of one kind of steps: a `Plan` for those of most devices."""
+
+
+class Steps(ABC, Generic[Layout]):
     """Makes the steps of a layer."""
 
     @abstractmethod
@@ -23,7 +26,7 @@ class Steps(ABC):
         """Makes the function that adds to the residual stream, in place, and returns its norm in the weights' type."""
 
     @abstractmethod
-    def attention(self, index: int, module: Any) -> Callable[[Tensor, Plan], Tensor]:
+    def attention(self, index: int, module: Any) -> Callable[[Tensor, Layout], Tensor]:
         """Makes the function of [rows, heads * head_dim], queries, keys and values, to [rows, query heads * head_dim].
 
         Queries and keys come with the halves that turn together interleaved.

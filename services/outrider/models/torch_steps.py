@@ -18,7 +18,7 @@ SILU_TYPES = (nn.SiLU, SiLUActivation)
 """Modules that compute x * sigmoid(x): torch's, and the library's."""
 
 
-class TorchSteps(Steps):
+class TorchSteps(Steps[Plan]):
     """Makes the steps by torch's operators."""
 
     def __init__(self, rotary: RotaryTable, dtype: torch.dtype, stream: torch.dtype) -> None:

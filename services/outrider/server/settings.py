@@ -150,10 +150,14 @@ class ModelSettings(DialingSettings):
     exact: Literal["auto", "off", "require"] = Field(
         "off", description="Whether the bits of a row may depend on what runs beside it."
     )
+    graphs: bool = Field(
+        True, description="Captures forwards on a GPU as graphs; without, its kernels are launched one by one."
+    )
     kv_cache_tokens: int = Field(
         0,
         ge=0,
-        description="Tokens whose keys and values the pool has room for; 0 = what half the free memory holds.",
+        description="Tokens whose keys and values the pool has room for; 0 = what half the free memory holds, or most "
+        "of a GPU's.",
     )
     kv_block_size: int = Field(
         64, ge=64, multiple_of=64, description="Tokens of a block of the pool, the unit in which prefixes are shared."

@@ -43,6 +43,7 @@ class SpeculatorService:
         self.engine: Engine | None = None
         """None until the model is loaded."""
         self._datastore: DatastorePeer | None = None
+        self._graphs = "none"
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the servicer."""
@@ -66,6 +67,7 @@ class SpeculatorService:
                 settings.tenant,
                 security,
             )
+        self._graphs = model.runner.graphs
         self.engine = Engine(
             model,
             prefill_chunk=settings.prefill_chunk,
@@ -81,7 +83,8 @@ class SpeculatorService:
     def metrics(self) -> Metrics:
         """Yields what was counted (`outrider.speculator.metrics`) and how the datastore does."""
         settings = self._settings
-        yield build_info("speculator", model=settings.model, dtype=settings.dtype, device=settings.device)
+        about = {"model": settings.model, "dtype": settings.dtype, "device": settings.device}
+        yield build_info("speculator", **about, graphs=self._graphs)
         yield from self.servicer.metrics()
         yield from read_peers([] if self._datastore is None else [self._datastore.state])
 

@@ -154,7 +154,8 @@ class VerifierService:
     def metrics(self) -> Metrics:
         """Yields the metrics of `outrider.verifier.metrics`."""
         settings = self._settings
-        yield build_info("verifier", model=settings.model, dtype=settings.dtype, device=settings.device)
+        graphs = "none" if self.serving is None else self.serving.model.runner.graphs
+        yield build_info("verifier", model=settings.model, dtype=settings.dtype, device=settings.device, graphs=graphs)
         yield from self.servicer.metrics()
 
     def drain(self) -> None:

@@ -1,0 +1,240 @@
+"""Forwards on a GPU: of a few fixed shapes, each captured once as a graph and replayed for any mix of sessions."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import structlog
+import torch
+from torch import Tensor
+
+from outrider.models.cuda.inputs import MAX_PAIRS, MAX_SPANS, Inputs, Packer, Shape
+from outrider.models.cuda.steps import CudaSteps, Kernels
+from outrider.models.kv_cache import KVPool
+from outrider.models.packing import Segment, check_segments
+from outrider.models.products import Product
+
+log = structlog.get_logger(__name__)
+
+BUCKETS = (16, 32, 64, 128, 256, 512, 2048)
+"""Rows of forwards that need not be exact: the smallest that fits is taken."""
+EXACT_ROWS = 128
+"""Rows of every forward where they are exact. So libraries see one shape, and compute each row alike."""
+
+Results = tuple[Tensor, Tensor]
+"""Normed hidden states of all rows, [rows, hidden], and float32 logits of the wanted ones, [wanted, vocab_size]."""
+Body = Callable[[Inputs, int | None], Tensor]
+"""Computes the normed hidden states of all rows, by the first layers or, with None, by all."""
+Capture = Callable[[Callable[[], Results]], Callable[[], Results]]
+"""Makes of a function one that does the same again, to the same tensors."""
+
+
+@dataclass(frozen=True)
+class Acceleration:
+    """Says how a runner uses a GPU."""
+
+    kernels: Kernels
+    """Functions that launch kernels."""
+    capture: Capture | None
+    """Captures graphs. None runs the same functions one kernel after the other."""
+
+    @classmethod
+    def on(cls, device: torch.device, *, use_graphs: bool) -> Acceleration | None:
+        """Returns what a device has: None where it is no CUDA device, or without Triton."""
+        if device.type != "cuda":
+            return None
+        try:
+            kernels = Kernels.load()
+        except ImportError as error:
+            log.warning(
+                "kernels.not_used", reason=str(error), advice="install triton: forwards are several times slower"
+            )
+            return None
+        # Sums in bfloat16 would depend on how a library splits them; with this workspace it always splits them alike.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        return cls(kernels, capture_cuda() if use_graphs else None)
+
+    def suits(self, queries_per_key: int, head_dim: int) -> bool:
+        """Returns True if there are kernels for a model's heads."""
+        try:
+            self.kernels.check_shape(queries_per_key, head_dim)
+        except ValueError as error:
+            log.warning("kernels.not_used", reason=str(error))
+            return False
+        return True
+
+
+class Forwards:
+    """Runs forwards whose shapes are fixed. All calls come from one thread."""
+
+    def __init__(
+        self,
+        body: Body,
+        head: Product,
+        steps: CudaSteps,
+        pool: KVPool,
+        *,
+        queries_per_key: int,
+        max_context_len: int,
+        buckets: Sequence[int],
+        capture: Capture | None,
+    ) -> None:
+        """
+        Args:
+            body: Computes everything below the head.
+            head: Computes the logits.
+            steps: Those of the body's layers.
+            pool: Keys and values, with scratch slots.
+            queries_per_key: Query heads that share a key-value head.
+            max_context_len: Most slots of a chain.
+            buckets: Rows of the forwards, ascending.
+            capture: Captures graphs. None runs the same functions one kernel after the other.
+        """
+        self._body, self._head, self._steps, self._pool = body, head, steps, pool
+        self._shapes = [Shape(rows) for rows in buckets]
+        self._packer = Packer(pool, queries_per_key, self._shapes, max_context_len)
+        self._inputs = {shape: Inputs(self._packer.buffer, shape) for shape in self._shapes}
+        steps.use(pool, self._shapes[-1].rows, pool.shape.num_heads * queries_per_key)
+        pool.defers_moves = True
+        self._replays: dict[Shape, Callable[[], Results]] = {}
+        if capture is not None:
+            with self._on_device():
+                self._capture_all(capture)
+
+    @property
+    def has_graphs(self) -> bool:
+        """True if the forwards are replayed graphs."""
+        return bool(self._replays)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Launches go to the thread's current device, which is the first one where nobody has said."""
+        device = self._pool.data.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+    def _capture_all(self, capture: Capture) -> None:
+        started = time.perf_counter()
+        # The largest first: the others use its memory.
+        for number, shape in enumerate(reversed(self._shapes), 1):
+            self._packer.begin(shape)
+            self._packer.finish([])
+            try:
+                self._replays[shape] = capture(lambda shape=shape: self._compute(shape, None))  # type: ignore[misc]
+            except RuntimeError as error:
+                self._replays.clear()
+                log.warning("graphs.not_captured", rows=shape.rows, error=(str(error) or repr(error)).splitlines()[0])
+                return
+            took_s = round(time.perf_counter() - started, 1)
+            log.info("graphs.captured", rows=shape.rows, graph=f"{number} of {len(self._shapes)}", took_s=took_s)
+
+    @torch.inference_mode()
+    def warm(self) -> None:
+        """Runs a forward of the largest shape without a row: what it takes of the device's memory is taken then."""
+        with self._on_device():
+            self._packer.begin(self._shapes[-1])
+            self._packer.finish([])
+            self._compute(self._shapes[-1], None)
+
+    def _compute(self, shape: Shape, num_layers: int | None) -> Results:
+        inputs = self._inputs[shape]
+        self._steps.move(inputs)
+        hidden = self._body(inputs, num_layers)
+        return hidden, self._head(hidden.index_select(0, inputs.wanted)).float()
+
+    def forward(self, segments: Sequence[Segment], num_layers: int | None = None) -> Tensor:
+        """Appends the rows of every segment to its cache, and returns the wanted logits; see `Runner.forward`. A
+        forward that has no room for all rows leaves some to others behind it."""
+        check_segments(segments)
+        for segment in segments:
+            segment.cache.reserve(segment.cache.length + len(segment.token_ids))
+        positions = [
+            segment.position_ids or range(segment.cache.length, segment.cache.length + len(segment.token_ids))
+            for segment in segments
+        ]
+        logits: list[Tensor] = []
+        left = sum(len(segment.token_ids) for segment in segments)
+        number = first = 0
+        while left:
+            shape = next((each for each in self._shapes if each.rows >= left), self._shapes[-1])
+            with self._on_device():
+                number, first, wanted = self._lay_out(shape, segments, positions, number, first)
+                logits += self._run(shape, wanted, num_layers)
+            left -= self._packer.num_rows
+        for segment, position_ids in zip(segments, positions, strict=True):
+            segment.cache.append(position_ids)
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    def _lay_out(
+        self,
+        shape: Shape,
+        segments: Sequence[Segment],
+        positions: Sequence[Sequence[int]],
+        number: int,
+        first: int,
+    ) -> tuple[int, int, list[int]]:
+        """Fills one forward from row `first` of segment `number` on; returns where the next one begins, and the rows
+        whose logits are wanted."""
+        packer = self._packer
+        wanted: list[int] = []
+        packer.begin(shape)
+        moves = self._pool.moves
+        if len(moves) > MAX_SPANS or sum(len(old) for old, _ in moves.values()) > MAX_PAIRS:
+            self._pool.move_now()
+        packer.move(list(moves.values()))
+        while number < len(segments):
+            segment = segments[number]
+            num_rows = len(segment.token_ids)
+            last = min(num_rows, first + shape.rows - packer.num_rows)
+            start = packer.num_rows
+            while last > first and not packer.add(segment, positions[number], first, last):
+                # Alone it may be cut to pieces of few rows, as those of long contexts are.
+                last = first + (last - first) // 2 if start == 0 else first
+            wanted += range(start + max(0, num_rows - segment.num_logits - first), start + last - first)
+            first = last
+            if last < num_rows:
+                break
+            number, first = number + 1, 0
+        return number, first, wanted
+
+    def _run(self, shape: Shape, wanted: list[int], num_layers: int | None) -> list[Tensor]:
+        """Runs what was laid out; returns the logits of the wanted rows, in pieces."""
+        at_once = wanted[: shape.wanted]
+        self._packer.finish(at_once)
+        replay = self._replays.get(shape) if num_layers is None else None
+        hidden, logits = self._compute(shape, num_layers) if replay is None else replay()
+        self._pool.moves.clear()
+        # A copy: the next forward writes its own there.
+        found = [logits[: len(at_once)].clone()]
+        for first in range(shape.wanted, len(wanted), shape.wanted):
+            rows = wanted[first : first + shape.wanted]
+            # As many as in the graph: in exact mode, libraries see one shape.
+            filled = torch.tensor([*rows, *[0] * (shape.wanted - len(rows))], device=hidden.device)
+            found.append(self._head(hidden.index_select(0, filled)).float()[: len(rows)])
+        return found
+
+
+def capture_cuda() -> Capture:
+    """Returns what captures CUDA graphs that share one pool of memory."""
+    memory = torch.cuda.graph_pool_handle()
+
+    def capture(compute: Callable[[], Results]) -> Callable[[], Results]:
+        # Once outside a graph: kernels are compiled, and libraries take their memory.
+        compute()
+        torch.cuda.synchronize()
+        gc.collect()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=memory):
+            results = compute()
+
+        def replay() -> Results:
+            graph.replay()
+            return results
+
+        return replay
+
+    return capture

@@ -1,0 +1,303 @@
+"""The inputs of a forward on a GPU: one buffer of whole numbers that one copy fills, and how rows are laid out in it.
+
+A forward reads nothing else that changes from call to call, so a graph that was captured once serves any mix of chains,
+trees and prompts: their number and length are data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from outrider.models.kv_cache import KVPool, Move
+from outrider.models.packing import Segment
+
+TILE = 64
+"""Query rows of a tile: rows times the query heads of a key-value head."""
+SPLIT = 256
+"""Positions of a split."""
+MAX_WANTED = 256
+"""Most rows of a forward of whose logits the graph makes room. What is wanted beyond is computed behind it."""
+MAX_ITEMS = 2048
+"""Most items of work of a forward: of so many splits the results have room."""
+MANY_TILES = 64
+"""Tiles from which on one program computes all splits of a tile: there are enough of them for all programs."""
+MAX_PAIRS = 1024
+"""Most rows that a forward moves first."""
+MAX_SPANS = 256
+"""Most sessions whose rows a forward moves first."""
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Describes a forward of a fixed number of rows."""
+
+    rows: int
+
+    @property
+    def wanted(self) -> int:
+        """Rows whose logits are computed."""
+        return min(self.rows, MAX_WANTED)
+
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """Returns the parts of the buffer in their order, without the places at its end."""
+        return {
+            "num_work": (1,),
+            "num_moved": (1,),
+            "token_ids": (self.rows,),
+            "positions": (self.rows,),
+            "places": (self.rows,),
+            "row_list": (self.rows,),
+            "tiles": (self.rows, 6),
+            "first_work": (self.rows,),
+            "wanted": (self.wanted,),
+            "spans": (MAX_SPANS, 2),
+            "moves": (MAX_PAIRS, 2),
+            "work": (MAX_ITEMS, 2),
+        }
+
+    @property
+    def num_fixed(self) -> int:
+        """Numbers in front of the places, whose number is data."""
+        return sum(int(np.prod(size)) for size in self.sizes.values())
+
+
+class Inputs:
+    """Holds the parts of the device's buffer for forwards of one shape, as views: all int32."""
+
+    def __init__(self, buffer: Tensor, shape: Shape) -> None:
+        """
+        Args:
+            buffer: int32 [numbers]: that of all shapes, one at a time.
+            shape: That of the forwards.
+        """
+        self.shape = shape
+        sizes = shape.sizes
+        counts = [int(np.prod(size)) for size in sizes.values()]
+        parts = dict(zip(sizes, buffer[: sum(counts)].split_with_sizes(counts), strict=True))
+        views = {name: parts[name].view(size) for name, size in sizes.items()}
+        self.num_work, self.num_moved = views["num_work"], views["num_moved"]
+        """[1] each: items of `work`, and sessions in `spans`."""
+        self.token_ids, self.positions = views["token_ids"], views["positions"]
+        """[rows] each. Those of rows that are nobody's are 0."""
+        self.places = views["places"]
+        """[rows]: where in the pool the keys and values of each row go; those of nobody's into scratch slots."""
+        self.row_list = views["row_list"]
+        """[rows]: rows by path, and by position within a path."""
+        self.tiles = views["tiles"]
+        """[tiles, 6]: first row in `row_list`, number of rows, first of the table, root, first of the tail, end."""
+        self.first_work = views["first_work"]
+        """[tiles]: first item of each tile."""
+        self.wanted = views["wanted"]
+        """[wanted]: rows whose logits are computed, filled up with row 0."""
+        self.spans, self.moves = views["spans"], views["moves"]
+        """[sessions, 2], first pair and the one behind the last; and [pairs, 2], from which place to which."""
+        self.work = views["work"]
+        """[items, 2]: tile and split, where -1 stands for all of a tile's."""
+        # Where a table or a tail begins is a number of a tile, counted from the beginning of the buffer.
+        self.tables = self.tails = buffer
+        """[numbers]: tables of sessions and places behind the roots of paths, somewhere in the buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """Holds rows of one path in a forward, and the places of what they see behind its root."""
+
+    rows: Sequence[int]
+    """Rows of the segment, ascending by position: those that no earlier path has."""
+    slots: npt.NDArray[np.int64]
+    """Slots by position, from the root's on, up to that of the last row."""
+
+
+def tree_paths(visible: npt.NDArray[np.bool_], length: int, first: int) -> tuple[int, list[Path]]:
+    """Takes a tree apart into paths, the heaviest child first.
+
+    Args:
+        visible: bool [rows, slots]: what each row sees.
+        length: Slots of the cache in front of the segment.
+        first: Number of the first of these rows in its segment.
+
+    Returns:
+        Slots that all rows see without a gap: they hold their own positions. And the paths.
+    """
+    num_rows = len(visible)
+    leads = np.where(visible.all(1), visible.shape[1], visible.argmin(1))
+    root = int(leads.min())
+    lines, slots = np.nonzero(visible[:, root:])
+    slots += root
+    stops = np.cumsum(np.bincount(lines, minlength=num_rows)).tolist()
+    starts = [0, *stops[:-1]]
+    own = length + first
+    parents = []
+    for start, stop in zip(starts, stops, strict=True):
+        # The slot before its own. A row that sees nothing behind the root stands right before it, and comes first.
+        parent = int(slots[stop - 2]) if stop - start > 1 else root - 1
+        parents.append(parent - own if stop > start else -1)
+    heavy, weights = [-1] * num_rows, [1] * num_rows
+    for row in reversed(range(num_rows)):
+        if (parent := parents[row]) >= 0:
+            weights[parent] += weights[row]
+            if heavy[parent] < 0 or weights[row] >= weights[heavy[parent]]:
+                heavy[parent] = row
+    paths = []
+    for row in range(num_rows):
+        if parents[row] >= 0 and heavy[parents[row]] == row:
+            continue  # on the path of its parent
+        rows = [row]
+        while (row := heavy[rows[-1]]) >= 0:
+            rows.append(row)
+        paths.append(Path(rows, slots[starts[rows[-1]] : stops[rows[-1]]]))
+    return root, paths
+
+
+class Packer:
+    """Lays out the rows of one forward after the other in host memory, and copies them to the device in one go.
+
+    Two buffers take turns: one is filled while the other may still be on its way.
+    """
+
+    def __init__(self, pool: KVPool, queries_per_key: int, shapes: Sequence[Shape], max_context_len: int) -> None:
+        """
+        Args:
+            pool: Keys and values, with scratch slots behind those that sessions have.
+            queries_per_key: Query heads that share a key-value head.
+            shapes: Those of the forwards.
+            max_context_len: Most slots of a chain.
+        """
+        self._pool = pool
+        self._rows_per_tile = TILE // queries_per_key
+        # One session of any length fits, its table and all of it behind a root; and so do many short ones.
+        num_numbers = max(shape.num_fixed for shape in shapes) + max(1 << 16, 3 * max_context_len)
+        device = pool.data.device
+        is_pinned = device.type == "cuda"
+        self.buffer = torch.zeros(num_numbers, dtype=torch.int32, device=device)
+        """int32 [numbers]: the device's, always at the same address."""
+        self._hosts = [torch.zeros(num_numbers, dtype=torch.int32, pin_memory=is_pinned) for _ in range(2)]
+        self._copied: list[Callable[[], object]] = [lambda: None] * 2
+        self._turn = 0
+        self._arrays: dict[tuple[int, Shape], dict[str, Ints]] = {}
+
+    def begin(self, shape: Shape) -> None:
+        """Begins a forward."""
+        self._turn = 1 - self._turn
+        self._copied[self._turn]()
+        self._shape = shape
+        self._array: Ints = self._hosts[self._turn].numpy()
+        key = self._turn, shape
+        if key not in self._arrays:
+            parts, start = {}, 0
+            for name, size in shape.sizes.items():
+                stop = start + int(np.prod(size))
+                parts[name] = self._array[start:stop].reshape(size)
+                start = stop
+            self._arrays[key] = parts
+        self._parts = self._arrays[key]
+        self.num_rows = 0
+        """Rows that were added."""
+        self._end = shape.num_fixed
+        self._num_listed = 0
+        self._tiles: list[tuple[int, int, int, int, int, int]] = []
+        for name in ("num_moved", "token_ids", "positions", "wanted"):
+            self._parts[name].fill(0)
+        self._parts["places"].fill(self._pool.num_slots)
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Adds rows that are moved before all else, by the session: at most `MAX_SPANS`, and `MAX_PAIRS` in all."""
+        start = 0
+        for number, (old, new) in enumerate(moves):
+            stop = start + len(old)
+            self._parts["moves"][start:stop, 0] = old
+            self._parts["moves"][start:stop, 1] = new
+            self._parts["spans"][number] = start, stop
+            start = stop
+        self._parts["num_moved"][0] = len(moves)
+
+    def add(self, segment: Segment, position_ids: Sequence[int], first: int, last: int) -> bool:
+        """Adds rows of a segment, whose slots are reserved.
+
+        Args:
+            segment: That of a session.
+            position_ids: Positions of all of its rows.
+            first: Number of the first row in the segment.
+            last: Number behind the last one.
+
+        Returns:
+            False if there is no room for them; nothing has changed then.
+
+        Raises:
+            ValueError: A row does not see exactly one slot for every position before its own.
+        """
+        cache, count = segment.cache, last - first
+        start = cache.length + first
+        positions = np.asarray(position_ids[first:last], dtype=np.int64)
+        if segment.is_chain:
+            root = start + count
+            paths = [Path(range(count), np.empty(0, dtype=np.int64))]
+        else:
+            visible = segment.seen()[first:last]
+            if not np.array_equal(visible.sum(1), positions + 1):
+                raise ValueError("a row must see exactly one slot for every position up to its own")
+            root, paths = tree_paths(visible, cache.length, first)
+        tiles, end = [], self._end
+        table = cache.table[: -(-root // self._pool.block_size)]
+        first_block, end = end, end + len(table)
+        num_listed = self._num_listed
+        for path in paths:
+            # A tile ends behind its last row, wherever its path goes on to.
+            for begin in range(0, len(path.rows), self._rows_per_tile):
+                rows = path.rows[begin : begin + self._rows_per_tile]
+                stop = int(positions[rows[-1]]) + 1
+                tiles.append((num_listed, len(rows), first_block, root, end, stop))
+                num_listed += len(rows)
+            end += len(path.slots)
+        if self.num_rows + count > self._shape.rows or end > len(self._array):
+            return False
+        parts, to = self._parts, slice(self.num_rows, self.num_rows + count)
+        parts["token_ids"][to] = segment.token_ids[first:last]
+        parts["positions"][to] = positions
+        # In one go for the rows and all paths, which have few slots each.
+        places = cache.places(np.concatenate([np.arange(start, start + count), *(path.slots for path in paths)]))
+        parts["places"][to] = places[:count]
+        order = [row for path in paths for row in path.rows] if len(paths) > 1 else paths[0].rows
+        parts["row_list"][self._num_listed : num_listed] = np.asarray(order) + self.num_rows
+        first_tail = first_block + len(table)
+        self._array[first_block:first_tail] = table
+        self._array[first_tail:end] = places[count:]
+        self._tiles += tiles
+        self._end, self._num_listed = end, num_listed
+        self.num_rows += count
+        return True
+
+    def finish(self, wanted: Sequence[int]) -> None:
+        """Copies the forward's inputs to the device.
+
+        Args:
+            wanted: Rows whose logits are computed: at most as many as the shape has room for.
+        """
+        parts = self._parts
+        num_tiles, num_items = len(self._tiles), 0
+        if num_tiles:
+            parts["tiles"][:num_tiles] = self._tiles
+            splits = -(-parts["tiles"][:num_tiles, 5] // SPLIT)
+            # The bits are the same: kernels add up splits in the same order.
+            is_whole = num_tiles >= MANY_TILES or splits.sum() > MAX_ITEMS
+            items = np.ones_like(splits) if is_whole else splits
+            first_work = np.cumsum(items) - items
+            num_items = int(items.sum())
+            parts["first_work"][:num_tiles] = first_work
+            parts["work"][:num_items, 0] = np.repeat(np.arange(num_tiles), items)
+            parts["work"][:num_items, 1] = -1 if is_whole else np.arange(num_items) - np.repeat(first_work, items)
+        parts["num_work"][0] = num_items
+        parts["wanted"][: len(wanted)] = wanted
+        self.buffer[: self._end].copy_(self._hosts[self._turn][: self._end], non_blocking=True)
+        if self.buffer.device.type == "cuda":
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self._copied[self._turn] = event.synchronize

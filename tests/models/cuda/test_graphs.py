@@ -1,0 +1,268 @@
+"""Forwards of fixed shapes: the same logits as any other runner's, whatever runs beside what, and from graphs."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import structlog
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from outrider.core.params import Source
+from outrider.core.tree import DraftTree
+from outrider.models.cuda.graphs import Acceleration
+from outrider.models.cuda.steps import Kernels
+from outrider.models.exactness import NotExact, check_rows, make_exact
+from outrider.models.kv_cache import KVCache
+from outrider.models.runner import Runner, Segment
+from tests.models.cuda.twins import EAGER_TWIN, GARBAGE, TWIN_GPU, TWINS, fake_graph
+from tests.support.tiny_models import VOCAB_SIZE, build, text
+
+
+def a_runner(family: str, acceleration: Acceleration | None = TWIN_GPU, **arguments: Any) -> Runner:
+    return Runner(build(family), use_kernels=False, num_blocks=64, acceleration=acceleration, **arguments)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def runners(request: pytest.FixtureRequest) -> tuple[Runner, Runner]:
+    """One that replays graphs of many sizes, and one that runs as on any device."""
+    return a_runner(request.param, is_exact=False), Runner(build(request.param), use_kernels=False, num_blocks=64)
+
+
+@torch.inference_mode()
+def spoil(runner: Runner) -> None:
+    """Writes over what is left of the last forward's inputs, which the next one may not read."""
+    assert runner._forwards is not None
+    packer = runner._forwards._packer
+    for buffer in (packer.buffer, *packer._hosts):
+        buffer.fill_(GARBAGE)
+
+
+def a_forward(rng: random.Random, runner: Runner, cache: KVCache, token_ids: list[int]) -> tuple[Segment, list[int]]:
+    """Rows that follow a text, with what is kept of them: pieces of a prompt, chains, or trees."""
+    kind = rng.choice(["chain", "tree", "prompt"])
+    if kind != "tree":
+        rows = text(rng.randint(1, 5) if kind == "chain" else rng.randint(20, 90), rng.randrange(99))
+        return Segment(cache, rows, rng.randint(0, min(4, len(rows)))), [-1] * len(rows)
+    root = rng.randrange(VOCAB_SIZE)
+    tree = DraftTree([*token_ids, root], VOCAB_SIZE)
+    nodes = [tree.root]
+    for _ in range(rng.randint(1, 9)):
+        node = tree.add(rng.choice(nodes), rng.randrange(VOCAB_SIZE), -rng.random(), Source.DRAFT)
+        nodes += [node] if node is not None and node not in nodes else []
+    chosen = nodes[1:]
+    kept, node = [], rng.choice(chosen)
+    while node is not tree.root:
+        kept.insert(0, chosen.index(node))
+        assert node.parent is not None
+        node = node.parent
+    return Segment.of_tree(cache, [root], chosen, num_logits=1 + len(chosen)), kept
+
+
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 2**32), num_sessions=st.integers(1, 4))
+def test_random_forests_have_the_logits_of_any_other_runner(
+    runners: tuple[Runner, Runner], seed: int, num_sessions: int
+) -> None:
+    found = []
+    for runner in runners:
+        rng = random.Random(seed)
+        caches = [runner.new_cache() for _ in range(num_sessions)]
+        texts: list[list[int]] = [[] for _ in caches]
+        logits = []
+        for _ in range(4):
+            chosen = rng.sample(range(num_sessions), rng.randint(1, num_sessions))
+            made = [a_forward(rng, runner, caches[i], texts[i]) for i in chosen]
+            if runner is runners[0]:
+                spoil(runner)
+            logits.append(runner.forward([segment for segment, _ in made]))
+            for i, (segment, kept) in zip(chosen, made, strict=True):
+                start = len(texts[i])
+                if kept and kept[0] < 0:
+                    texts[i] += segment.token_ids
+                    continue
+                texts[i] += [segment.token_ids[0], *(segment.token_ids[1 + row] for row in kept)]
+                caches[i].keep(start + 1, [start + 1 + row for row in kept])
+        for cache in caches:
+            cache.clear()
+        found.append(torch.cat(logits))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+
+
+def test_more_rows_than_a_forward_has_are_run_in_several() -> None:
+    runner, other = a_runner("qwen3"), Runner(build("qwen3"), use_kernels=False)
+    ids = text(300)
+    found, expected = (each.forward([Segment(each.new_cache(), ids, 200)]) for each in (runner, other))
+    assert runner.graphs == "one-shape"
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_more_wanted_rows_than_a_graph_has_room_for_get_their_logits() -> None:
+    runner, other = a_runner("qwen2", is_exact=False), Runner(build("qwen2"), use_kernels=False)
+    ids = text(400)
+    found, expected = (each.forward([Segment(each.new_cache(), ids, 400)]) for each in (runner, other))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def of_shape(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiplies as libraries do: in another order for other numbers of rows."""
+    half = weight.shape[1] // 2
+    if len(x) <= 16:
+        return x @ weight.t()
+    return x[:, :half] @ weight[:, :half].t() + x[:, half:] @ weight[:, half:].t()
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_rows_of_one_shape_are_exact_where_those_of_many_are_not(*, is_exact: bool) -> None:
+    runner = a_runner("llama", EAGER_TWIN, is_exact=is_exact)
+    assert runner._forwards is not None
+    head = build("llama").get_output_embeddings().weight.detach()  # type: ignore[no-untyped-call]
+    runner._forwards._head = partial(of_shape, weight=head)
+    with nullcontext() if is_exact else pytest.raises(NotExact):
+        check_rows(runner)
+    assert make_exact(runner, "").is_exact == is_exact
+
+
+def test_a_runner_that_is_not_exact_goes_on_with_forwards_of_many_sizes() -> None:
+    def attend(queries: Tensor, *arguments: Any) -> None:
+        TWINS.attend(queries, *arguments)
+        out = arguments[4]
+        # As rows beside it say: exactly what may not be.
+        out.add_(out[:, 0].abs().max() * 1e-3)
+
+    runner = a_runner("llama", Acceleration(replace(TWINS, attend=attend), fake_graph))
+    assert runner.graphs == "one-shape"
+    assert not make_exact(runner, "").is_exact
+    assert runner.graphs == "buckets"
+    assert runner.forward([Segment(runner.new_cache(), [1, 2], 2)]).shape == (2, VOCAB_SIZE)
+
+
+def test_the_size_of_the_pool_is_asked_for_when_a_forward_has_run() -> None:
+    rows: list[int] = []
+
+    def attend(queries: Tensor, *arguments: Any) -> None:
+        rows.append(len(queries))
+        TWINS.attend(queries, *arguments)
+
+    def size() -> int:
+        assert max(rows) == 2048
+        return 7
+
+    acceleration = Acceleration(replace(TWINS, attend=attend), fake_graph)
+    runner = Runner(build("llama"), is_exact=False, num_blocks=size, acceleration=acceleration)
+    assert runner.pool.blocks.num_blocks == 7
+    assert runner.pool.num_slots == runner.pool.data.shape[3] - 1
+    assert runner.forward([Segment(runner.new_cache(), [1, 2], 1)]).shape == (1, VOCAB_SIZE)
+
+
+def test_graphs_that_cannot_be_captured_are_done_without() -> None:
+    def fail(_compute: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    with structlog.testing.capture_logs() as lines:
+        runner = a_runner("llama", Acceleration(TWINS, fail))
+    assert [line["event"] for line in lines] == ["graphs.not_captured"]
+    assert runner.graphs == "eager"
+    assert runner.forward([Segment(runner.new_cache(), [1, 2], 1)]).shape == (1, VOCAB_SIZE)
+
+
+def test_a_block_is_copied_after_the_rows_on_their_way_to_it(runners: tuple[Runner, Runner]) -> None:
+    runner = runners[0]
+    one, other = runner.new_cache(), runner.new_cache()
+    tree = DraftTree([1, 2, 3], VOCAB_SIZE)
+    nodes = [tree.add(tree.root, token_id, -1.0, Source.DRAFT) for token_id in (7, 8, 9)]
+    siblings = [node for node in nodes if node is not None]
+    runner.forward([Segment.of_tree(one, [1, 2, 3], siblings, num_logits=0)])
+    expected = runner.pool.data[:, :, :, one.places(np.array([5]))].clone()
+    one.keep(3, [5])
+    assert runner.pool.moves
+    other.join(one, 4)
+    other.reserve(5)
+    assert not runner.pool.moves
+    assert torch.equal(runner.pool.data[:, :, :, other.places(np.array([3]))], expected)
+
+
+class Counted(TorchDispatchMode):
+    """Counts what would be launched on a device: all but views."""
+
+    VIEWS = (
+        "view",
+        "t",
+        "split_with_sizes",
+        "select",
+        "slice",
+        "as_strided",
+        "detach",
+        "empty",
+        "empty_like",
+        "new_empty",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket._qualified_op_name.removeprefix("aten::")
+        if name.removeprefix("_").removeprefix("unsafe_") not in self.VIEWS:
+            self.calls[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_forward_makes_at_most_nine_launches_a_layer_and_twelve_besides() -> None:
+    launched: Counter[str] = Counter()
+
+    def kernel(name: str) -> Any:
+        def launch(*_arguments: Any) -> None:
+            launched[name] += 1
+
+        return launch
+
+    names = ("add_and_norm", "gate_silu", "store_heads", "attend", "move_rows")
+    kernels = replace(TWINS, **{name: kernel(name) for name in names})
+    runner = a_runner("qwen3", Acceleration(kernels, None))
+    cache = runner.new_cache()
+    segments = [Segment(cache, [1, 2, 3], 2), Segment(runner.new_cache(), text(40), 1)]
+    launched.clear()
+    with Counted() as counted:
+        runner.forward(segments)
+    total = counted.calls + launched
+    assert total["_local_scalar_dense"] == 0
+    # One copy brings all inputs.
+    assert total["copy_"] == 1
+    assert total.total() <= 9 * runner.cache_shape.num_layers + 12, total
+
+
+@pytest.mark.interpret
+@pytest.mark.filterwarnings("ignore:invalid value")  # of lanes that are not stored
+def test_the_kernels_themselves_give_the_logits_of_any_other_runner() -> None:
+    pytest.importorskip("triton")
+    runner, other = (
+        a_runner("qwen3", Acceleration(Kernels.load(), None), is_exact=False),
+        Runner(build("qwen3"), use_kernels=False),
+    )
+    ids = text(70)
+    found = []
+    for each in (runner, other):
+        cache = each.new_cache()
+        logits = [each.forward([Segment(cache, ids, 1)])]
+        tree = DraftTree([*ids, 5], VOCAB_SIZE)
+        nodes = [tree.add(tree.root, token_id, -1.0, Source.DRAFT) for token_id in (7, 8)]
+        nodes += [tree.add(node, 9, -2.0, Source.DRAFT) for node in nodes if node is not None]
+        tree_nodes = [node for node in nodes if node is not None]
+        logits.append(each.forward([Segment.of_tree(cache, [5], tree_nodes, num_logits=5)]))
+        # The second child and its child stay.
+        cache.keep(71, [72, 74])
+        logits.append(each.forward([Segment(cache, [3], 1), Segment(each.new_cache(), [1, 2], 2)]))
+        found.append(torch.cat(logits))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)

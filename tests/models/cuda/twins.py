@@ -1,0 +1,112 @@
+"""Twins of a GPU's kernels, by torch: they read the same tensors, and no others, so a runner can be tried on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.models.cuda.graphs import Acceleration, Results
+from outrider.models.cuda.inputs import SPLIT, TILE, Inputs
+from outrider.models.cuda.steps import Kernels
+
+GARBAGE = 2**30
+"""What stands where nothing may be read."""
+
+
+def add_and_norm(hidden: Tensor, summand: Tensor | None, weight: Tensor, epsilon: float, out: Tensor) -> None:
+    if summand is not None:
+        hidden.add_(summand)
+    out.copy_(functional.rms_norm(hidden, weight.shape, weight, epsilon))
+
+
+def gate_silu(gate_up: Tensor, out: Tensor) -> None:
+    gated, up = gate_up.chunk(2, 1)
+    out.copy_(functional.silu(gated) * up)
+
+
+def store_heads(
+    heads: Tensor,
+    turns: Tensor,
+    positions: Tensor,
+    places: Tensor,
+    norms: Tensor | None,
+    epsilon: float,
+    queries: Tensor,
+    layer_data: Tensor,
+) -> None:
+    num_queries, num_keys, head_dim = queries.shape[1], layer_data.shape[1], queries.shape[2]
+    rows = heads.view(len(heads), -1, head_dim)
+    turned, values = rows.split([num_queries + num_keys, num_keys], 1)
+    if norms is not None:
+        turned = functional.rms_norm(turned, (head_dim,), None, epsilon) * norms
+    pairs = torch.view_as_complex(turned.reshape(*turned.shape[:2], -1, 2).contiguous())
+    turn = torch.view_as_complex(turns)[positions.long()].unsqueeze(1)
+    found = torch.view_as_real(pairs * turn).flatten(-2)
+    queries.copy_(found[:, :num_queries])
+    layer_data[0, :, places.long()] = found[:, num_queries:].transpose(0, 1)
+    layer_data[1, :, places.long()] = values.transpose(0, 1)
+
+
+def attend(
+    queries: Tensor, layer_data: Tensor, inputs: Inputs, block_size: int, scale: float, out: Tensor, _scratch: Any
+) -> None:
+    group = queries.shape[1] // layer_data.shape[1]
+    items = inputs.work[: int(inputs.num_work[0])].tolist()
+    for tile in sorted({tile for tile, _ in items}):
+        first, count, table, root, tail, end = inputs.tiles[tile].tolist()
+        assert count <= TILE // group
+        first_item = int(inputs.first_work[tile])
+        num_splits = -(-end // SPLIT)
+        expected = [[tile, split] for split in range(num_splits)]
+        assert items[first_item] == [tile, -1] or items[first_item : first_item + num_splits] == expected
+        rows = inputs.row_list[first : first + count].long()
+        places = [
+            int(inputs.tables[table + p // block_size]) * block_size + p % block_size
+            if p < root
+            else int(inputs.tails[tail + p - root])
+            for p in range(end)
+        ]
+        keys, values = (layer_data[half][:, places].repeat_interleave(group, 0) for half in (0, 1))
+        # One by one: the bits of a row may depend on nothing but what it sees.
+        for row in rows.tolist():
+            count = int(inputs.positions[row]) + 1
+            scores = (queries[row, :, None] * keys[:, :count]).sum(-1) * scale
+            out[row] = (scores.softmax(-1)[..., None] * values[:, :count]).sum(1).flatten()
+
+
+def move_rows(data: Tensor, moves: Tensor, spans: Tensor, num: Tensor) -> None:
+    for first, last in spans[: int(num[0])].tolist():
+        for old, new in moves[first:last].tolist():
+            data[:, :, :, new] = data[:, :, :, old]
+
+
+def fake_graph(compute: Callable[[], Results]) -> Callable[[], Results]:
+    """Does the same again into the same tensors, as a graph does."""
+    results = compute()
+
+    def replay() -> Results:
+        for result in results:
+            result.fill_(float("nan"))
+        for result, found in zip(results, compute(), strict=True):
+            result.copy_(found)
+        return results
+
+    return replay
+
+
+TWINS = Kernels(
+    check_shape=lambda _group, _head_dim: None,
+    add_and_norm=add_and_norm,
+    gate_silu=gate_silu,
+    store_heads=store_heads,
+    attend=attend,
+    make_scratch=lambda *_sizes: None,
+    move_rows=move_rows,
+    compiler="torch",
+)
+TWIN_GPU = Acceleration(TWINS, fake_graph)
+EAGER_TWIN = Acceleration(TWINS, None)

@@ -1,4 +1,4 @@
-"""`outrider bench`: ten subcommands, each with exactly its own flags; reads them, checks them, and runs the suite."""
+"""`outrider bench`: eleven subcommands, each with exactly its own flags; reads them, checks them, and runs the suite."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from outrider_bench.config import (
     BASELINES,
     DTYPE_ALIASES,
     GOODPUT_METRICS,
+    GPU_PARTS,
     METHODS,
     NETWORK_PARTS,
     PARTS,
@@ -30,6 +31,7 @@ from outrider_bench.config import (
     DatastoreConfig,
     FaultsConfig,
     GatewayConfig,
+    GpuConfig,
     MethodsConfig,
     NetworkConfig,
     ObservabilityConfig,
@@ -53,7 +55,7 @@ from outrider_client.requests import GenerateOptions
 
 DEFAULT_SUITE = "generation"
 _GENERATION, _SUITE, _FAULTS, _PAIR, _SERVE = BenchConfig(), SuiteConfig(), FaultsConfig(), PairConfig(), ServeConfig()
-_STRUCTURED = StructuredConfig()
+_STRUCTURED, _GPU = StructuredConfig(), GpuConfig()
 _WIDTH = 118
 """Columns of a report that is not written to a terminal."""
 
@@ -438,6 +440,68 @@ def gateway(
     with _checked():
         config = GatewayConfig(repeats, seed, _cores(cores), quick)
     _run("gateway", config, out)
+
+
+@app.command()
+def gpu(
+    *,
+    device: Annotated[str, typer.Option(help="Device of both models, like cuda:0.")] = _GPU.device,
+    size: Annotated[
+        str, typer.Option(help="Sizes of the pair: 8b (those of Qwen3-8B and Qwen3-0.6B), or tiny, for a CPU.")
+    ] = _GPU.size,
+    weights: Annotated[
+        str, typer.Option(help="widened (what the demo pair says, at that cost) or random (the cost alone).")
+    ] = _GPU.weights,
+    drafter: Annotated[
+        str, typer.Option(help="Process of the draft model: speculator (its own) or in-process (the verifier's).")
+    ] = _GPU.drafter,
+    parts: Annotated[str, typer.Option(help=f"Some of {','.join(GPU_PARTS)}. Default: all.")] = ",".join(GPU_PARTS),
+    methods: Annotated[str, typer.Option(help="Methods, with commas between.")] = ",".join(_GPU.methods),
+    sessions: Annotated[
+        str, typer.Option(help="Numbers of generations at once. Default: 1,8,32; with --size tiny 1,4.")
+    ] = "",
+    temperatures: Annotated[str, typer.Option(help="Sampling temperatures; 0 = greedy.")] = "0,0.7",
+    contexts: Annotated[str, typer.Option(help="Tokens of a prompt. Default: 1024,8192; with --size tiny 96.")] = "",
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Tokens to generate for each prompt. Default: 128; with --size tiny 16.")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="How often everything is measured. Default: 2; with --size tiny 1.")
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="Budget; what does not fit in it is left out.")] = _GPU.minutes,
+    models: Annotated[
+        Path | None, typer.Option(help="Folder that keeps the models, 19 GB. Default: in the user's cache.")
+    ] = None,
+    seed: Seed = _GPU.seed,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for results.json, a report, a picture, and a file for each cell: again with the same "
+            "folder, a run goes on with what is missing."
+        ),
+    ] = None,
+) -> None:
+    """Measures a GPU: our services with every method, other programs with the same weights, and single parts."""
+    with _checked():
+        is_tiny = size == "tiny"
+        config = GpuConfig(
+            device,
+            size,
+            weights,
+            drafter,
+            parse_names("--parts", parts, GPU_PARTS),
+            parse_names("--methods", methods, METHODS),
+            parse_counts("--sessions", sessions or ("1,4" if is_tiny else "1,8,32")),
+            parse_numbers("--temperatures", temperatures, "a number >= 0", lambda value: value >= 0),
+            parse_counts("--contexts", contexts or ("96" if is_tiny else "1024,8192")),
+            max_tokens if max_tokens is not None else (16 if is_tiny else _GPU.max_tokens),
+            repeats if repeats is not None else (1 if is_tiny else _GPU.repeats),
+            minutes,
+            seed,
+            models or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "outrider" / "bench-models",
+            out and out / "cells",
+        )
+    _run("gpu", config, out)
 
 
 @app.command()

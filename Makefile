@@ -10,7 +10,7 @@ TORCH_WHEELS := $(if $(TORCH_INDEX),--extra-index-url https://download.pytorch.o
 PROTOS := $(wildcard protos/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-suites test-all test-deploy coverage checkov check lint fmt proto demo-models clean
+.PHONY: help demo bench test test-suites test-all test-deploy gpu coverage checkov check lint fmt proto demo-models clean
 
 help:  ## Shows this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,10 @@ test-suites: $(VENV)/.dev  ## Runs what takes minutes: image builds, rollouts, b
 	$(BIN)/pytest -m suite $(ARGS)
 
 test-all: test test-suites  ## Runs every test, as CI does
+
+gpu: $(VENV)/.dev  ## Tests what needs a GPU, then measures it, in 10 minutes
+	$(BIN)/pytest -m gpu $(ARGS)
+	$(BIN)/outrider bench gpu --out bench-results/gpu
 
 test-deploy: $(VENV)/.dev  ## Checks deploy/: rendering, schemas, policies, images, a rollout
 	$(BIN)/pytest tests/deploy tests/kubernetes $(ARGS)

@@ -1,4 +1,4 @@
-"""`outrider bench`: eleven subcommands, each with exactly its own flags; reads them, checks them, and runs the suite."""
+"""`outrider bench`: eleven subcommands, each with exactly its own flags; reads and checks them, and runs the suite."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ MAX_CHAIN_LEN = 32
 GPU_SIZES = ("8b", "tiny")
 GPU_WEIGHTS = ("widened", "random")
 GPU_DRAFTERS = ("speculator", "in-process")
+_GPU_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 PAIR_MODELS = ("demo/target-100m", "demo/draft", "auto", "auto")
 """Target and draft of the suites `pair` and `serve` where no flag names others, and their number formats."""
 ARRIVALS = ("poisson", "constant")
@@ -233,7 +235,7 @@ class GpuConfig:
 
     device: str = "cuda:0"
     size: str = "8b"
-    """Sizes of the pair: `8b`, those of Qwen3-8B and Qwen3-0.6B, or `tiny`, which shows on a CPU that everything works."""
+    """Sizes of the pair: `8b`, those of Qwen3-8B and Qwen3-0.6B, or `tiny`, which shows on a CPU that it works."""
     weights: str = "widened"
     """`widened`, the demo pair in these sizes, or `random`, which says nothing and costs as much."""
     drafter: str = "speculator"
@@ -256,6 +258,7 @@ class GpuConfig:
     """The folder of what is measured, a file a cell, where a run goes on with what it finds; None means no files."""
 
     def __post_init__(self) -> None:
+        _require(bool(_GPU_DEVICE.fullmatch(self.device)), "--device", "cuda, cuda:NUMBER or cpu", self.device)
         _require(self.size in GPU_SIZES, "--size", _one_of(GPU_SIZES), self.size)
         _require(self.weights in GPU_WEIGHTS, "--weights", _one_of(GPU_WEIGHTS), self.weights)
         _require(self.drafter in GPU_DRAFTERS, "--drafter", _one_of(GPU_DRAFTERS), self.drafter)

@@ -89,7 +89,7 @@ class GpuWorker:
             if weights == "random":
                 randomise(shape, DEMO_FOLDER / role, path, device=self._device, dtype=dtype)
             else:
-                model, _ = build_hf_model(f"demo/{role}", "float32", device=self._device)
+                model: Any = build_hf_model(f"demo/{role}", "float32", device=self._device)[0]
                 widen(model, DEMO_FOLDER / role, shape, path, dtype=dtype)
             (path / COMPLETE).write_text(json.dumps({"shape": repr(shape)}), encoding="utf-8")
         return {"folders": folders, "took_s": time.perf_counter() - started, "dtype": str(dtype).removeprefix("torch.")}
@@ -116,7 +116,7 @@ class GpuWorker:
                 while len(ids) < length:
                     ids = [*tokens[(first - behind) % len(tokens)], *ids]
                     behind += 1
-                found[str(length)].append(tokenizer.decode(ids[-length:]))
+                found[str(length)].append(str(tokenizer.decode(ids[-length:])))
         return {"prompts": found}
 
     def open(self, target: str, draft: str, max_len: int) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class PlainLoop:
             max_len: Most tokens of a prompt and its text together.
         """
         config, inner = model.config, model.base_model
+        max_len = -(-max_len // 8) * 8  # the mask of fast kernels is aligned
         self._layers, self._inner, self._head = inner.layers, inner, model.lm_head
         self._head_dim, self._device = config.head_dim, model.device
         shape = (2, config.num_hidden_layers, config.num_key_value_heads, max_len, config.head_dim)
@@ -58,7 +59,7 @@ class PlainLoop:
 
     def _captured(self) -> torch.cuda.CUDAGraph:
         # Libraries choose their kernels in the first calls, beside which nothing may be captured.
-        stream = torch.cuda.Stream(self._device)
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             for _ in range(3):
                 self._step()
@@ -85,7 +86,8 @@ class PlainLoop:
             hidden = hidden + layer.self_attn.o_proj(heads)
             mlp, normed = layer.mlp, _norm(layer.post_attention_layernorm, hidden)
             hidden = hidden + mlp.down_proj(functional.silu(mlp.gate_proj(normed)) * mlp.up_proj(normed))
-        return self._head(_norm(self._inner.norm, hidden[-1:])).argmax(-1)
+        logits: Tensor = self._head(_norm(self._inner.norm, hidden[-1:]))
+        return logits.argmax(-1)
 
     def _attended(
         self, index: int, attention: Any, normed: Tensor, positions: Tensor, turns: Tensor, is_seen: Tensor
@@ -99,14 +101,17 @@ class PlainLoop:
         self._cache[0, index].index_copy_(1, positions, _turned(keys, turns).transpose(0, 1))
         self._cache[1, index].index_copy_(1, positions, values.transpose(0, 1))
         seen_keys, seen_values = self._cache[:, index]
+        # Queries of one group are rows of one head: kernels with a mask know no groups.
+        num_rows, num_keys = len(normed), len(seen_keys)
+        grouped = _turned(queries, turns).view(num_rows, num_keys, -1, self._head_dim).permute(1, 2, 0, 3)
+        num_grouped = grouped.shape[1]
         heads = functional.scaled_dot_product_attention(
-            _turned(queries, turns).transpose(0, 1)[None],
+            grouped.reshape(1, num_keys, -1, self._head_dim),
             seen_keys[None],
             seen_values[None],
-            attn_mask=is_seen,
-            enable_gqa=True,
+            attn_mask=is_seen.repeat(num_grouped, 1),
         )
-        return heads[0].transpose(0, 1).reshape(len(normed), -1)
+        return heads.view(num_keys, num_grouped, num_rows, -1).permute(2, 0, 1, 3).reshape(num_rows, -1)
 
 
 def _norm(norm: Any, hidden: Tensor) -> Tensor:
@@ -116,4 +121,5 @@ def _norm(norm: Any, hidden: Tensor) -> Tensor:
 def _turned(heads: Tensor, turns: Tensor) -> Tensor:
     cosines, sines = turns[:, :, None]
     first, second = heads.chunk(2, -1)
-    return heads * cosines + torch.cat([-second, first], -1) * sines
+    turned: Tensor = heads * cosines + torch.cat([-second, first], -1) * sines
+    return turned

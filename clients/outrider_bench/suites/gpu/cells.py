@@ -83,7 +83,7 @@ class Kept:
         """
         Args:
             folder: The folder of the files; None means none.
-            identity: What a result depends on, machine and versions included: a file with another one counts for nothing.
+            identity: What a result depends on, machine and versions included: a file with another one does not count.
         """
         self._folder, self._identity = folder, dict(identity)
         self.values: dict[Cell, dict[str, Any]] = {}

@@ -6,29 +6,32 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from outrider_bench.config import GPU_PARTS
 from outrider_bench.report import Chapter, Report, Table, environment_lines, notes_of, number_cell
 from outrider_bench.suites.gpu.generations import sources_in_words
 
 CPU_NOTE = "Measured on a CPU: this shows that everything works, not how fast a GPU is."
 WEIGHTS = {
-    "widened": "Weights: the demo pair in the corner of models of these sizes. Texts and acceptance are those of the small "
-    "pair, up to 2048 tokens; the cost is that of the large one.",
-    "random": "Weights: random. What a token costs is right, what a draft brings is not: rates of methods that draft mean "
-    "nothing.",
+    "widened": "Weights: the demo pair in the corner of models of these sizes. Texts and acceptance are those of the "
+    "small pair, up to 2048 tokens; the cost is that of the large one.",
+    "random": "Weights: random. What a token costs is right, what a draft brings is not: rates of methods that draft "
+    "mean nothing.",
 }
 SERVICES_CAPTION = (
     "tok/s: of all sessions together, decoding alone; x off: beside `off` with as many sessions. round, forward, wait, "
-    "overhead: ms of a round, as the verifier reports them; draft: of a forward of the draft model. tok/round: the target's "
-    "own included. TTFT: ms. equal: texts that are those of `off` alone, of those compared. Medians over repeats."
+    "overhead: ms of a round, as the verifier reports them; draft: of a forward of the draft model. tok/round: the "
+    "target's own included. TTFT: ms. equal: texts that are those of `off` alone, of those compared. Medians over "
+    "repeats."
 )
 PEERS_CAPTION = (
-    "The same weights and prompts in one process, greedy, one text at a time. equal: texts that are those of our `off`; in "
-    "bfloat16 other programs round elsewhere, so that near ties fall otherwise. On a GPU transformers compiles the model "
-    "where its cache is static, and the plain loop is a CUDA graph."
+    "The same weights and prompts in one process, greedy, one text at a time. equal: texts that are those of our "
+    "`off`; in bfloat16 other programs round elsewhere, so that near ties fall otherwise. On a GPU transformers "
+    "compiles the model where its cache is static, and the plain loop is a CUDA graph."
 )
-MICRO_CAPTION = "Products: those of all layers, back to back, and the weights that they read. The draw takes its copy to the host along."
-SESSIONS_CAPTION = (
-    "A forward of one row for each session; KV: keys and values read beyond those of a context of 64 tokens."
+MICRO_SENTENCES = (
+    "Products: those of all layers, back to back, and the weights that they read. A draw takes its copy to the host "
+    "along.",
+    "Sessions: a forward of one row for each. KV: keys and values that are read beyond those of 64 tokens.",
 )
 
 
@@ -49,9 +52,7 @@ def report_of(results: Mapping[str, Any]) -> Report:
         notes.append(
             f"Beyond the budget of {config['minutes']:g} minutes, and left out: {', '.join(results['left_out'])}"
         )
-    by_part = {
-        part: [one for one in results["cells"] if one["part"] == part] for part in ("services", "peers", "micro")
-    }
+    by_part = {part: [one for one in results["cells"] if one["part"] == part] for part in GPU_PARTS}
     chapters = []
     if by_part["services"]:
         sentences = [WEIGHTS[config["weights"]], f"Retrieval: from the session itself ({sources_in_words()})."]
@@ -62,7 +63,7 @@ def report_of(results: Mapping[str, Any]) -> Report:
         chapters.append(Chapter("Other programs", [peers_table(by_part["peers"])]))
     if by_part["micro"]:
         tables = [table for one in by_part["micro"] for table in micro_tables(one)]
-        chapters.append(Chapter("Single parts", tables))
+        chapters.append(Chapter("Single parts", tables, MICRO_SENTENCES))
     return Report(f"A pair on {results['device']}", environment_lines(results, run), notes, chapters)
 
 
@@ -126,8 +127,8 @@ def micro_tables(cell: Mapping[str, Any]) -> list[Table]:
     ]
     columns = ("rows", "forward ms", "products ms", "products GB/s", *draws)
     return [
-        Table(f"{title}: rows of one session", columns, rows, MICRO_CAPTION),
-        Table(f"{title}: sessions", ("sessions", "forward ms", "KV GB/s"), sessions, SESSIONS_CAPTION),
+        Table(f"{title}: rows of one session", columns, rows),
+        Table(f"{title}: sessions", ("sessions", "forward ms", "KV GB/s"), sessions),
     ]
 
 
@@ -164,6 +165,6 @@ def _drift(anchors: Sequence[Mapping[str, Any]]) -> list[str]:
     if len(rates) < 2:
         return []
     return [
-        f"`off` alone, again and again during the run: {min(rates):.1f} to {max(rates):.1f} tokens/s ({len(rates)} times); "
-        "far apart, the machine had other work or got warm."
+        f"`off` alone, {len(rates)} times during the run: {min(rates):.1f} to {max(rates):.1f} tokens/s; far apart, "
+        "the machine had other work or got warm."
     ]

@@ -126,7 +126,7 @@ class GpuSuite(Suite):
         num_tokens = max(config.sessions) * (max(config.contexts) + config.max_tokens + ROOM)
         pool = ("--kv-cache-tokens", str(-(-num_tokens // 64) * 64))
         # Every prompt is read anew: repeats would find it in the pool.
-        flags = (*pool, "--prefix-scope", "off")
+        flags: tuple[str, ...] = (*pool, "--prefix-scope", "off")
         if config.drafter == "in-process":
             drafter = ("--drafter", "in-process", "--draft-model", self._folders["draft"])
             flags += (*drafter, "--draft-dtype", self._dtype, "--draft-kv-cache-tokens", pool[1])
@@ -144,7 +144,8 @@ class GpuSuite(Suite):
         )
 
     async def _run_peers(self, cells: list[Cell], log: Log) -> None:
-        longest = max(self.config.contexts) + self.config.max_tokens
+        # A prompt may be read as a few tokens more than it was made of. A plain loop reads all places at each step.
+        longest = self.config.contexts[0] + self.config.max_tokens + 64
         async with self._worker() as worker:
             log("loading the models for other programs")
             await worker.call("open", **self._folders, max_len=longest)

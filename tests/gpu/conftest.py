@@ -1,4 +1,4 @@
-"""The device of these tests: `OUTRIDER_TEST_DEVICE`, or the first GPU. On `cpu` they show that they are right themselves."""
+"""The device of these tests: `OUTRIDER_TEST_DEVICE`, or the first GPU. `cpu` tries the tests themselves."""
 
 from __future__ import annotations
 

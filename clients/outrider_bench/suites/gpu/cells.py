@@ -87,7 +87,7 @@ class Kept:
         """
         self._folder, self._identity = folder, dict(identity)
         self.values: dict[Cell, dict[str, Any]] = {}
-        """What is known, in the order in which it was measured or found."""
+        """Results by cell, in the order in which it was measured or found."""
         self.anchors: list[dict[str, Any]] = []
         """Rates of `off` alone during the run."""
         if folder is not None:

@@ -36,7 +36,7 @@ CONSTANT = 2.0**-20
 """The constant channel. Its square is nothing beside the others', whose mean a norm divides by; a power of two is exact
 in every number format."""
 IMPOSSIBLE = -(2.0**14)
-"""What the head gives an id behind the vocabulary for a stream whose mean square is 1."""
+"""The logit of an id behind the vocabulary, for a stream whose mean square is 1."""
 TOKENIZER_FILES = ("chat_template.jinja", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 

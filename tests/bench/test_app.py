@@ -156,7 +156,7 @@ MISPLACED = [
     ("--minutes 3", "--minutes is a flag of outrider bench gpu, faults, not of generation"),
     (
         "generation --quick",
-        "--quick is a flag of outrider bench methods, pair, structured, gateway, gpu, network, datastore, faults, "
+        "--quick is a flag of outrider bench methods, pair, structured, gateway, network, datastore, faults, "
         "observability",
     ),
 ]

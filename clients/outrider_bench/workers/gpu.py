@@ -24,6 +24,7 @@ from outrider.models.loading import DEMO_FOLDER, CannotLoadModel, build_hf_model
 from outrider.models.sampling import Sampler
 from outrider.models.timing import measure_forward, measure_products, measure_sessions
 from outrider_bench.workers.hf import HfBaseline
+from outrider_bench.workers.memory import NUM_BYTES, bytes_per_token, num_parameters
 from outrider_bench.workers.plain_loop import PlainLoop
 from outrider_bench.workers.worker import Handler, serve
 
@@ -55,6 +56,8 @@ class GpuWorker:
         self._device = device
         self._hf: HfBaseline | None = None
         self._loop: PlainLoop | None = None
+        self._model: Any = None
+        self._max_len = 0
         self._tokenizer: Any = None
 
     def handlers(self) -> Mapping[str, Handler]:
@@ -76,7 +79,7 @@ class GpuWorker:
             folder: Takes a folder for each model.
 
         Returns:
-            The folders by role, and the seconds that it took.
+            The folders by role, the seconds that it took, and the memory that the pair takes.
         """
         shapes, dtype = SIZES[size]
         started = time.perf_counter()
@@ -92,7 +95,13 @@ class GpuWorker:
                 model: Any = build_hf_model(f"demo/{role}", "float32", device=self._device)[0]
                 widen(model, DEMO_FOLDER / role, shape, path, dtype=dtype)
             (path / COMPLETE).write_text(json.dumps({"shape": repr(shape)}), encoding="utf-8")
-        return {"folders": folders, "took_s": time.perf_counter() - started, "dtype": str(dtype).removeprefix("torch.")}
+        return {
+            "folders": folders,
+            "took_s": time.perf_counter() - started,
+            "dtype": str(dtype).removeprefix("torch."),
+            "weights_bytes": sum(dtype.itemsize * num_parameters(shape) for shape in shapes),
+            "bytes_per_token": sum(bytes_per_token(shape) * dtype.itemsize // NUM_BYTES for shape in shapes),
+        }
 
     def prompts(self, folder: str, texts: Sequence[str], lengths: Sequence[int], count: int) -> dict[str, Any]:
         """Make prompts of about so many tokens, each with another beginning and another end.
@@ -124,15 +133,17 @@ class GpuWorker:
         model, self._tokenizer = build_hf_model(target, device=self._device)
         assistant, _ = build_hf_model(draft, device=self._device)
         self._hf = HfBaseline(model, assistant, self._tokenizer)
-        self._loop = PlainLoop(model, max_len)
+        self._model, self._max_len = model, max_len
         return {}
 
     def generate(self, request: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """Run one generation: with `graph` in the options by the plain loop, else as `HfBaseline` does."""
         assert self._hf is not None
-        assert self._loop is not None
         if not options.get("graph"):
             return self._hf.generate(request, options)
+        # Made when it is asked for: a graph that cannot be captured here must not take the others with it.
+        if self._loop is None:
+            self._loop = PlainLoop(self._model, self._max_len)
         token_ids = self._tokenizer(request["prompt"])["input_ids"]
         started = time.perf_counter()
         found = self._loop.generate(token_ids, request["max_tokens"])

@@ -19,7 +19,10 @@ PEERS: dict[str, dict[str, Any]] = {
 }
 """Options of the worker by the name of each way of another program to decode. With a static cache, transformers
 compiles the model where the device is a GPU; the plain loop is a CUDA graph there."""
-ANCHOR = "anchor"
+ROOM = 256
+"""Tokens of a session beyond prompt and output: drafts, and what does not fill a block."""
+POOLS_SHARE = 0.8
+"""Share of the memory beside the weights that the pools may take: the rest is for graphs and activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,22 @@ def _cells_of_part(part: str, config: GpuConfig) -> Iterator[Cell]:
                 yield cell
 
 
+def tokens_of(cell: Cell, config: GpuConfig) -> int:
+    """Return the tokens of which a pool must hold keys and values for a cell; a multiple of 64."""
+    return cell.sessions * -(-(cell.context + config.max_tokens + ROOM) // 64) * 64
+
+
+def room_in(memory_gib: float, weights_bytes: int, bytes_per_token: int) -> int:
+    """Return the tokens of which the pools of a pair can hold keys and values; a multiple of 64.
+
+    Args:
+        memory_gib: Memory of the device, in GiB.
+        weights_bytes: Bytes of the weights of both models.
+        bytes_per_token: Bytes of a token in both pools together.
+    """
+    return max(0, int(POOLS_SHARE * (memory_gib * 2**30 - weights_bytes) / bytes_per_token) // 64 * 64)
+
+
 class Kept:
     """Keeps what is measured, a file for each cell, and finds again what a run before has measured."""
 
@@ -87,7 +106,7 @@ class Kept:
         """
         self._folder, self._identity = folder, dict(identity)
         self.values: dict[Cell, dict[str, Any]] = {}
-        """Results by cell, in the order in which it was measured or found."""
+        """Results by cell, in the order in which they were measured or found."""
         self.anchors: list[dict[str, Any]] = []
         """Rates of `off` alone during the run."""
         if folder is not None:

@@ -17,7 +17,7 @@ from outrider_bench.suites.gpu.cells import Cell
 NUM_ALONE = 4
 """Prompts of a cell with one generation at a time, which follow one another."""
 _OWN_SOURCES = (types_pb2.SOURCE_RECYCLED, types_pb2.SOURCE_POOL)
-"""What a session retrieves from itself: a datastore would remember the texts of the cells before."""
+"""Sources in the session itself: a datastore would remember the texts of the cells before."""
 
 
 def requests_of(cell: Cell, prompts: Sequence[str], config: GpuConfig) -> list[Request]:

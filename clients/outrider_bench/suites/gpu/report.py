@@ -49,9 +49,8 @@ def report_of(results: Mapping[str, Any]) -> Report:
     if results["exact_off_reason"]:
         notes.append(f"Texts may differ between methods in near ties: {results['exact_off_reason']}")
     if results["left_out"]:
-        notes.append(
-            f"Beyond the budget of {config['minutes']:g} minutes, and left out: {', '.join(results['left_out'])}"
-        )
+        budget, names = f"{config['minutes']:g} minutes", ", ".join(results["left_out"])
+        notes.append(f"Left out, for the budget of {budget} where nothing else is said: {names}")
     by_part = {part: [one for one in results["cells"] if one["part"] == part] for part in GPU_PARTS}
     chapters = []
     if by_part["services"]:

@@ -17,7 +17,7 @@ from outrider_bench.drivers import Driver, running_services
 from outrider_bench.environment import describe_environment
 from outrider_bench.samples import Request
 from outrider_bench.suite import Log, Suite
-from outrider_bench.suites.gpu.cells import PEERS, Cell, Kept, cells_of
+from outrider_bench.suites.gpu.cells import PEERS, Cell, Kept, cells_of, room_in, tokens_of
 from outrider_bench.suites.gpu.generations import options_of, requests_of, run_cell, value_of
 from outrider_bench.suites.gpu.report import report_of
 from outrider_bench.workers.client import Worker
@@ -31,8 +31,6 @@ SHARES = {"services": 0.6, "peers": 0.9, "micro": 1.0}
 ANCHOR_EVERY_S = 60.0
 LOAD_TIMEOUT_S = 300.0
 """Loading 16 GB, trying whether rows are exact, and capturing graphs."""
-ROOM = 256
-"""Tokens of a session beyond prompt and output: drafts, and what does not fill a block."""
 MICRO_ROWS = {"8b": (1, 16, 32, 64, 128, 256, 512), "tiny": (1, 16)}
 
 
@@ -57,12 +55,17 @@ class GpuSuite(Suite):
         self._folders: dict[str, str] = {}
         self._prompts: dict[int, list[str]] = {}
         self._dtype, self._exact_off_reason = "", ""
+        self._num_tokens = 0
+        """Tokens whose keys and values each of the two pools holds."""
         self._anchored_at = 0.0
 
     def run(self, out: Path | None, console: Console) -> int:
         """See Suite. A device that is not there is wrong usage, and one line."""
         try:
-            return super().run(out, console)
+            status = super().run(out, console)
+            if "models" in self.failures:  # then there is no report to say it
+                print(f"error: the models could not be made: {self.failures['models']}", file=sys.stderr)
+            return status
         except DeviceRefused as error:
             print(f"error: {error}", file=sys.stderr)
             return WRONG_USAGE
@@ -91,6 +94,10 @@ class GpuSuite(Suite):
             log(f"{self._hello['device']}; making the models in {config.models}, where they are not there already")
             made = await worker.call("make", size=config.size, weights=config.weights, folder=str(config.models))
             self._folders, self._dtype = made["folders"], made["dtype"]
+            wanted = max(tokens_of(cell, config) for cell in cells_of(config))
+            memory_gib = self._hello["memory_gib"]
+            room = wanted if memory_gib is None else room_in(memory_gib, made["weights_bytes"], made["bytes_per_token"])
+            self._num_tokens = min(wanted, room)
             texts = [prompt.text for prompt in default_prompts()]
             asked = {"lengths": config.contexts, "count": max(*config.sessions, 4)}
             found = await worker.call("prompts", folder=self._folders["target"], texts=texts, **asked)
@@ -116,6 +123,10 @@ class GpuSuite(Suite):
                 request = Request(self._prompts[cells[0].context][0], 0.7, self.config.seed, 16)
                 await services.driver.generate(request, options_of(method))
             for cell in cells:
+                # Sessions that wait for each other's room would measure the waiting.
+                if tokens_of(cell, self.config) > self._num_tokens:
+                    self._left_out.append(f"{cell.key} (no room in the memory)")
+                    continue
                 await self._anchor(services.driver)
                 await self._run_cell(cell, services.driver, options_of(cell.label), log)
             await self._anchor(services.driver, is_last=True)
@@ -123,8 +134,7 @@ class GpuSuite(Suite):
     def _stack_config(self) -> StackConfig:
         config = self.config
         # Sized here: two processes that each take what they find free would leave the second one nothing.
-        num_tokens = max(config.sessions) * (max(config.contexts) + config.max_tokens + ROOM)
-        pool = ("--kv-cache-tokens", str(-(-num_tokens // 64) * 64))
+        pool = ("--kv-cache-tokens", str(self._num_tokens))
         # Every prompt is read anew: repeats would find it in the pool.
         flags: tuple[str, ...] = (*pool, "--prefix-scope", "off")
         if config.drafter == "in-process":
@@ -164,17 +174,18 @@ class GpuSuite(Suite):
 
     async def _run_micro(self, cells: list[Cell], log: Log) -> None:
         config = self.config
-        sizes = {"rows": MICRO_ROWS[config.size], "sessions": sorted(config.sessions)}
+        sizes: dict[str, Any] = {"rows": MICRO_ROWS[config.size], "sessions": sorted(config.sessions)}
         for cell in cells:
             if self._is_over(cell):
                 continue
             log(f"single parts: {cell.label}, context {cell.context}")
-            async with self._worker() as worker:
-                asked = {"context": cell.context, "num_repeats": 15 if config.size == "8b" else 3}
-                found = await worker.call(
-                    "measure", model=self._folders[cell.label], dtype=self._dtype, **sizes, **asked
-                )
-            self._kept.keep(cell, found)
+            asked = {"context": cell.context, "num_repeats": 15 if config.size == "8b" else 3}
+            await self.attempt(cell.key, partial(self._measure_parts, cell, sizes | asked))
+
+    async def _measure_parts(self, cell: Cell, asked: dict[str, Any]) -> None:
+        async with self._worker() as worker:
+            found = await worker.call("measure", model=self._folders[cell.label], dtype=self._dtype, **asked)
+        self._kept.keep(cell, found)
 
     async def _run_cell(self, cell: Cell, driver: Driver, options: dict[str, Any], log: Log) -> None:
         if self._is_over(cell):

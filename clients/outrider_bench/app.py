@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
 
 from outrider.security.addresses import addresses_of
 from outrider_bench.config import (
@@ -47,13 +43,12 @@ from outrider_bench.config import (
     parse_numbers,
     read_prompts,
 )
-from outrider_cli.failures import WRONG_USAGE, FlagError, in_flags
+from outrider_bench.suite_group import SuiteGroup, checked
+from outrider_cli.failures import FlagError
 from outrider_cli.options import METHOD_PARAMS_EPILOG, NEED_JSON, generating, secured
-from outrider_cli.prompts import PromptError
-from outrider_client.channel import ChannelSecurity, PlaintextRefused, SecurityOptions
+from outrider_client.channel import ChannelSecurity, SecurityOptions
 from outrider_client.requests import GenerateOptions
 
-DEFAULT_SUITE = "generation"
 _GENERATION, _SUITE, _FAULTS, _PAIR, _SERVE = BenchConfig(), SuiteConfig(), FaultsConfig(), PairConfig(), ServeConfig()
 _STRUCTURED, _GPU = StructuredConfig(), GpuConfig()
 _WIDTH = 118
@@ -70,54 +65,6 @@ LlamaServer = Annotated[
     str, typer.Option(help="Path of llama.cpp's llama-server, which takes part then: same weights, prompts and cores.")
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder for results.json, a report and pictures.")]
-
-
-class SuiteGroup(TyperGroup):
-    """Finds the subcommand: `generation` if none is named, and that of `--suite`, as older releases had it."""
-
-    def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
-        """See TyperGroup; what is wrong about a suite or a flag is one line."""
-        with _checked():
-            arguments = self._with_suite(list(arguments))
-            if arguments and not arguments[0].startswith("-"):
-                self._check_flags(arguments[0], arguments[1:])
-            arguments = _with_flag_before_each("--goodput", arguments)
-        return list(super().parse_args(context, arguments))
-
-    def _with_suite(self, arguments: list[str]) -> list[str]:
-        """Return the arguments with the subcommand in front. Raises ValueError for an unknown one."""
-        for index, argument in enumerate(arguments):
-            flag, has_value, suite = argument.partition("=")
-            if flag == "--suite":
-                end = index + 1 if has_value else index + 2
-                suite = suite if has_value else "".join(arguments[index + 1 : end])
-                self._check_suite("--suite", suite)
-                rest = arguments[:index] + arguments[end:]
-                typed = " ".join(["outrider bench", suite, *rest])
-                print(f"--suite goes away with the next release; type: {typed}", file=sys.stderr)
-                return [suite, *rest]
-        # Only in front: behind a flag, --help is that of the suite which is run by default.
-        if any(argument == "--help" for argument in arguments[:1]):
-            return arguments
-        if not arguments or arguments[0].startswith("-"):
-            return [DEFAULT_SUITE, *arguments]
-        self._check_suite("the suite", arguments[0])
-        return arguments
-
-    def _check_suite(self, name: str, suite: str) -> None:
-        if suite not in self.commands:
-            nearest = difflib.get_close_matches(suite, self.commands, 1)
-            meant = f"; did you mean {nearest[0]}?" if nearest else ""
-            raise ValueError(f"{name} must be one of {', '.join(self.commands)}, got {suite!r}{meant}")
-
-    def _check_flags(self, suite: str, arguments: Sequence[str]) -> None:
-        """Raises ValueError for a flag of another suite: it says where the flag belongs, as the parser cannot."""
-        flags = {name: {flag for one in command.params for flag in one.opts} for name, command in self.commands.items()}
-        for argument in arguments:
-            flag = argument.partition("=")[0]
-            owners = [name for name, known in flags.items() if flag in known]
-            if flag.startswith("--") and owners and suite not in owners:
-                raise ValueError(f"{flag} is a flag of outrider bench {', '.join(owners)}, not of {suite}")
 
 
 app = typer.Typer(
@@ -187,7 +134,7 @@ def generation(
     security: SecurityOptions,
 ) -> None:
     """Measures how fast each method is on this machine, beside what the machine could do."""
-    with _checked():
+    with checked():
         config = BenchConfig(
             target=target,
             draft=draft,
@@ -233,7 +180,7 @@ def methods(
     out: Out = None,
 ) -> None:
     """Measures all methods, and what each paper claims for its own, on the demo pair."""
-    with _checked():
+    with checked():
         chosen = parse_names("--parts", parts, (*PARTS, *SIMULATED_PARTS))
         config = MethodsConfig(repeats, seed, _cores(cores), quick, chosen, llama_server)
     _run("methods", config, out)
@@ -281,7 +228,7 @@ def pair(
     security: SecurityOptions,
 ) -> None:
     """Measures whether a draft model is worth it for a target: with which method, and which settings to type."""
-    with _checked():
+    with checked():
         usual_temperatures = "0.7" if family or quick else "0,0.7,1"
         usual_counts = "6" if address else "2,8" if quick else "2,4,8" if family else "1,2,3,4,5,6,7,8,12"
         # The family is there for its claims, which are decided by intervals over prompts.
@@ -363,7 +310,7 @@ def serve(
 
     Flags and results have the names of `vllm bench serve`.
     """
-    with _checked():
+    with checked():
         chosen = read_prompts(prompts, categories, None)
         config = ServeConfig(
             address=address,
@@ -411,7 +358,7 @@ def structured(
     security: SecurityOptions,
 ) -> None:
     """Measures what it costs that an output obeys a schema, and what drafts bring then; and other parameters."""
-    with _checked():
+    with checked():
         config = StructuredConfig(
             repeats,
             seed,
@@ -437,7 +384,7 @@ def gateway(
     out: Out = None,
 ) -> None:
     """Measures what HTTP costs beside gRPC: speed, CPU time, the first text, the end of a closed connection."""
-    with _checked():
+    with checked():
         config = GatewayConfig(repeats, seed, _cores(cores), quick)
     _run("gateway", config, out)
 
@@ -482,7 +429,7 @@ def gpu(
     ] = None,
 ) -> None:
     """Measures a GPU: our services with every method, other programs with the same weights, and single parts."""
-    with _checked():
+    with checked():
         is_tiny = size == "tiny"
         config = GpuConfig(
             device,
@@ -520,7 +467,7 @@ def network(
 
     The lossy network needs a user who may make network namespaces; others get a proxy without loss in its place.
     """
-    with _checked():
+    with checked():
         config = NetworkConfig(repeats, seed, _cores(cores), quick, parse_names("--parts", parts, NETWORK_PARTS))
     _run("network", config, out)
 
@@ -535,7 +482,7 @@ def datastore(
     out: Out = None,
 ) -> None:
     """Measures how fast the retrieval datastore is, and what it loses when something fails, beside its targets."""
-    with _checked():
+    with checked():
         config = DatastoreConfig(repeats, seed, _cores(cores), quick)
     _run("datastore", config, out)
 
@@ -551,7 +498,7 @@ def faults(
     out: Out = None,
 ) -> None:
     """Measures what callers notice while Redis, datastore, speculator and verifiers are killed, stopped and cut off."""
-    with _checked():
+    with checked():
         config = FaultsConfig(minutes, faults, sessions, seed, quick)
     _run("faults", config, out)
 
@@ -566,27 +513,14 @@ def observability(
     out: Out = None,
 ) -> None:
     """Measures what reading metrics and recording traces cost, in turns with neither."""
-    with _checked():
+    with checked():
         config = ObservabilityConfig(repeats, seed, _cores(cores), quick)
     _run("observability", config, out)
 
 
-def _with_flag_before_each(flag: str, arguments: Sequence[str]) -> list[str]:
-    """Put a flag before each of the words behind it: the parser takes one word a flag, `vllm bench serve` several."""
-    found: list[str] = []
-    is_behind = False
-    for argument in arguments:
-        if argument.startswith("-"):
-            is_behind = argument.partition("=")[0] == flag
-        elif is_behind and found[-1] != flag:
-            found.append(flag)
-        found.append(argument)
-    return found
-
-
 def _run(suite: str, config: object, out: Path | None, *more: object) -> None:
     """Runs a suite; ends the command with its exit status."""
-    with _checked():
+    with checked():
         _check_folder(out)
     # Tables wrap badly; what is not a terminal has no width, so it gets enough.
     console = Console()
@@ -595,17 +529,6 @@ def _run(suite: str, config: object, out: Path | None, *more: object) -> None:
     module = import_module(f"outrider_bench.suites.{suite}.suite")
     if status := getattr(module, f"{suite.title()}Suite")(config, *more).run(out, console):
         sys.exit(status)
-
-
-@contextmanager
-def _checked() -> Iterator[None]:
-    """Ends the command with one line if what it was given is wrong."""
-    try:
-        yield
-    except (PromptError, ValueError, OSError) as error:
-        message = in_flags(error) if isinstance(error, PlaintextRefused) else str(error)
-        print(f"error: {message}", file=sys.stderr)
-        sys.exit(WRONG_USAGE)
 
 
 def _cores(text: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ TORCH_WHEELS := $(if $(TORCH_INDEX),--extra-index-url https://download.pytorch.o
 PROTOS := $(wildcard protos/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-suites test-all kernels test-deploy coverage checkov check lint fmt proto demo-models clean
+.PHONY: help demo bench test test-suites test-all kernels gpu test-deploy coverage checkov check lint fmt proto demo-models clean
 
 help:  ## Shows this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,10 @@ test-all: test test-suites  ## Runs every test, as CI does
 kernels: $(VENV)/.dev $(VENV)/.triton  ## Tests the kernels of a GPU without one: interpreted, and compiled for three GPUs
 	TRITON_INTERPRET=1 $(BIN)/pytest tests/models/cuda -m interpret $(ARGS)
 	TRITON_INTERPRET=0 $(BIN)/pytest tests/models/cuda -m compile $(ARGS)
+
+gpu: $(VENV)/.dev  ## Tests what needs a GPU, then measures it, in 10 minutes
+	$(BIN)/pytest -m gpu $(ARGS)
+	$(BIN)/outrider bench gpu --out bench-results/gpu
 
 test-deploy: $(VENV)/.dev  ## Checks deploy/: rendering, schemas, policies, images, a rollout
 	$(BIN)/pytest tests/deploy tests/kubernetes $(ARGS)

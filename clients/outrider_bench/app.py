@@ -1,19 +1,15 @@
-"""`outrider bench`: ten subcommands, each with exactly its own flags; reads them, checks them, and runs the suite."""
+"""`outrider bench`: a subcommand for each suite, with exactly its own flags; reads and checks them, and runs the suite."""
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from outrider.security.addresses import addresses_of
 from outrider_bench.config import (
@@ -21,6 +17,7 @@ from outrider_bench.config import (
     BASELINES,
     DTYPE_ALIASES,
     GOODPUT_METRICS,
+    GPU_PARTS,
     METHODS,
     NETWORK_PARTS,
     PARTS,
@@ -30,6 +27,7 @@ from outrider_bench.config import (
     DatastoreConfig,
     FaultsConfig,
     GatewayConfig,
+    GpuConfig,
     MethodsConfig,
     NetworkConfig,
     ObservabilityConfig,
@@ -46,16 +44,14 @@ from outrider_bench.config import (
     read_prompts,
 )
 from outrider_bench.output import RUN, Output, with_output
-from outrider_cli.failures import WRONG_USAGE, in_flags
+from outrider_bench.suite_group import SuiteGroup, checked
 from outrider_cli.help import BriefCommand
 from outrider_cli.options import METHOD_PARAMS_EPILOG, NEED_JSON, generating, secured
-from outrider_cli.prompts import PromptError
-from outrider_client.channel import ChannelSecurity, PlaintextRefused, SecurityOptions
+from outrider_client.channel import ChannelSecurity, SecurityOptions
 from outrider_client.requests import GenerateOptions
 
-DEFAULT_SUITE = "generation"
 _GENERATION, _SUITE, _FAULTS, _PAIR, _SERVE = BenchConfig(), SuiteConfig(), FaultsConfig(), PairConfig(), ServeConfig()
-_STRUCTURED = StructuredConfig()
+_STRUCTURED, _GPU = StructuredConfig(), GpuConfig()
 _MODELS = "Models"
 """Group of the flags that name them."""
 
@@ -82,60 +78,6 @@ Quick = Annotated[
 LlamaServer = Annotated[
     str, typer.Option(help="Path of llama.cpp's llama-server, which takes part then: same weights, prompts and cores.")
 ]
-
-
-class SuiteGroup(TyperGroup):
-    """Finds the subcommand: `generation` if none is named, and that of `--suite`, as older releases had it."""
-
-    def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
-        """See TyperGroup; what is wrong about a suite or a flag is one line."""
-        with _checked():
-            arguments = self._with_suite(list(arguments))
-            if arguments and not arguments[0].startswith("-"):
-                self._check_flags(arguments[0], arguments[1:])
-            arguments = _with_flag_before_each("--goodput", arguments)
-        return list(super().parse_args(context, arguments))
-
-    def format_commands(self, context: Any, formatter: Any) -> None:
-        """Writes what each suite measures, not cut short."""
-        with formatter.section("Commands"):
-            rows = [(name, (command.help or "").partition("\n\n")[0]) for name, command in self.commands.items()]
-            formatter.write_dl(rows)
-
-    def _with_suite(self, arguments: list[str]) -> list[str]:
-        """Return the arguments with the subcommand in front. Raises ValueError for an unknown one."""
-        for index, argument in enumerate(arguments):
-            flag, has_value, suite = argument.partition("=")
-            if flag == "--suite":
-                end = index + 1 if has_value else index + 2
-                suite = suite if has_value else "".join(arguments[index + 1 : end])
-                self._check_suite("--suite", suite)
-                rest = arguments[:index] + arguments[end:]
-                typed = " ".join(["outrider bench", suite, *rest])
-                print(f"--suite goes away with the next release; type: {typed}", file=sys.stderr)
-                return [suite, *rest]
-        # Only in front: behind a flag, --help is that of the suite which is run by default.
-        if any(argument == "--help" for argument in arguments[:1]):
-            return arguments
-        if not arguments or arguments[0].startswith("-"):
-            return [DEFAULT_SUITE, *arguments]
-        self._check_suite("the suite", arguments[0])
-        return arguments
-
-    def _check_suite(self, name: str, suite: str) -> None:
-        if suite not in self.commands:
-            nearest = difflib.get_close_matches(suite, self.commands, 1)
-            meant = f"; did you mean {nearest[0]}?" if nearest else ""
-            raise ValueError(f"{name} must be one of {', '.join(self.commands)}, got {suite!r}{meant}")
-
-    def _check_flags(self, suite: str, arguments: Sequence[str]) -> None:
-        """Raises ValueError for a flag of another suite: it says where the flag belongs, as the parser cannot."""
-        flags = {name: {flag for one in command.params for flag in one.opts} for name, command in self.commands.items()}
-        for argument in arguments:
-            flag = argument.partition("=")[0]
-            owners = [name for name, known in flags.items() if flag in known]
-            if flag.startswith("--") and owners and suite not in owners:
-                raise ValueError(f"{flag} is a flag of outrider bench {', '.join(owners)}, not of {suite}")
 
 
 app = typer.Typer(
@@ -209,7 +151,7 @@ def generation(
     security: SecurityOptions,
 ) -> None:
     """Measures how fast each method is on this machine, beside what the machine could do."""
-    with _checked():
+    with checked():
         config = BenchConfig(
             target=target,
             draft=draft,
@@ -256,7 +198,7 @@ def methods(
     output: Output,
 ) -> None:
     """Measures all methods, and what each paper claims for its own, on the demo pair."""
-    with _checked():
+    with checked():
         chosen = parse_names("--parts", parts, (*PARTS, *SIMULATED_PARTS))
         config = MethodsConfig(repeats, seed, _cores(cores), quick, chosen, llama_server)
     _run("methods", config, output)
@@ -307,7 +249,7 @@ def pair(
     security: SecurityOptions,
 ) -> None:
     """Measures whether a draft model is worth it for a target: with which method, and which settings to type."""
-    with _checked():
+    with checked():
         usual_temperatures = "0.7" if family or quick else "0,0.7,1"
         usual_counts = "6" if address else "2,8" if quick else "2,4,8" if family else "1,2,3,4,5,6,7,8,12"
         # The family is there for its claims, which are decided by intervals over prompts.
@@ -390,7 +332,7 @@ def serve(
 
     Flags and results have the names of `vllm bench serve`.
     """
-    with _checked():
+    with checked():
         chosen = read_prompts(prompts, categories, None)
         config = ServeConfig(
             address=address,
@@ -439,7 +381,7 @@ def structured(
     security: SecurityOptions,
 ) -> None:
     """Measures what it costs that an output obeys a schema, and what drafts bring then; and other parameters."""
-    with _checked():
+    with checked():
         config = StructuredConfig(
             repeats,
             seed,
@@ -466,9 +408,69 @@ def gateway(
     output: Output,
 ) -> None:
     """Measures what HTTP costs beside gRPC: speed, CPU time, the first text, the end of a closed connection."""
-    with _checked():
+    with checked():
         config = GatewayConfig(repeats, seed, _cores(cores), quick)
     _run("gateway", config, output)
+
+
+@command()
+@with_output
+def gpu(
+    *,
+    device: Annotated[str, typer.Option(help="Device of both models, like cuda:0.")] = _GPU.device,
+    size: Annotated[
+        str, typer.Option(help="Sizes of the pair: 8b (those of Qwen3-8B and Qwen3-0.6B), or tiny, for a CPU.")
+    ] = _GPU.size,
+    weights: Annotated[
+        str, typer.Option(help="widened (what the demo pair says, at that cost) or random (the cost alone).")
+    ] = _GPU.weights,
+    drafter: Annotated[
+        str, typer.Option(help="Process of the draft model: speculator (its own) or in-process (the verifier's).")
+    ] = _GPU.drafter,
+    parts: Annotated[str, typer.Option(help=f"Some of {','.join(GPU_PARTS)}. Default: all.")] = ",".join(GPU_PARTS),
+    methods: Annotated[str, typer.Option(help="Methods, with commas between.")] = ",".join(_GPU.methods),
+    sessions: Annotated[
+        str, typer.Option(help="Numbers of generations at once. Default: 1,8,32; with --size tiny 1,4.")
+    ] = "",
+    temperatures: Annotated[str, typer.Option(help="Sampling temperatures; 0 = greedy.")] = "0,0.7",
+    contexts: Annotated[str, typer.Option(help="Tokens of a prompt. Default: 1024,8192; with --size tiny 96.")] = "",
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Tokens to generate for each prompt. Default: 128; with --size tiny 16.")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="How often everything is measured. Default: 2; with --size tiny 1.")
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="Budget; what does not fit in it is left out.")] = _GPU.minutes,
+    models: Annotated[
+        Path | None, typer.Option(help="Folder that keeps the models, 19 GB. Default: in the user's cache.")
+    ] = None,
+    seed: Seed = _GPU.seed,
+    output: Output,
+) -> None:
+    """Measures a GPU: our services with every method, other programs with the same weights, and single parts.
+
+    With the folder of an earlier run as --out it goes on with what is missing.
+    """
+    with checked():
+        is_tiny = size == "tiny"
+        config = GpuConfig(
+            device,
+            size,
+            weights,
+            drafter,
+            parse_names("--parts", parts, GPU_PARTS),
+            parse_names("--methods", methods, METHODS),
+            parse_counts("--sessions", sessions or ("1,4" if is_tiny else "1,8,32")),
+            parse_numbers("--temperatures", temperatures, "a number >= 0", lambda value: value >= 0),
+            parse_counts("--contexts", contexts or ("96" if is_tiny else "1024,8192")),
+            max_tokens if max_tokens is not None else (16 if is_tiny else _GPU.max_tokens),
+            repeats if repeats is not None else (1 if is_tiny else _GPU.repeats),
+            minutes,
+            seed,
+            models or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "outrider" / "bench-models",
+            output.folder and output.folder / "cells",
+        )
+    _run("gpu", config, output)
 
 
 @command()
@@ -488,7 +490,7 @@ def network(
 
     The lossy network needs a user who may make network namespaces; others get a proxy without loss in its place.
     """
-    with _checked():
+    with checked():
         config = NetworkConfig(repeats, seed, _cores(cores), quick, parse_names("--parts", parts, NETWORK_PARTS))
     _run("network", config, output)
 
@@ -504,7 +506,7 @@ def datastore(
     output: Output,
 ) -> None:
     """Measures how fast the retrieval datastore is, and what it loses when something fails, beside its targets."""
-    with _checked():
+    with checked():
         config = DatastoreConfig(repeats, seed, _cores(cores), quick)
     _run("datastore", config, output)
 
@@ -521,7 +523,7 @@ def faults(
     output: Output,
 ) -> None:
     """Measures what callers notice while Redis, datastore, speculator and verifiers are killed, stopped and cut off."""
-    with _checked():
+    with checked():
         config = FaultsConfig(minutes, faults, sessions, seed, quick)
     _run("faults", config, output)
 
@@ -537,43 +539,19 @@ def observability(
     output: Output,
 ) -> None:
     """Measures what reading metrics and recording traces cost, in turns with neither."""
-    with _checked():
+    with checked():
         config = ObservabilityConfig(repeats, seed, _cores(cores), quick)
     _run("observability", config, output)
 
 
-def _with_flag_before_each(flag: str, arguments: Sequence[str]) -> list[str]:
-    """Put a flag before each of the words behind it: the parser takes one word a flag, `vllm bench serve` several."""
-    found: list[str] = []
-    is_behind = False
-    for argument in arguments:
-        if argument.startswith("-"):
-            is_behind = argument.partition("=")[0] == flag
-        elif is_behind and found[-1] != flag:
-            found.append(flag)
-        found.append(argument)
-    return found
-
-
 def _run(suite: str, config: object, output: Output, *more: object) -> None:
     """Runs a suite; ends the command with its exit status."""
-    with _checked():
+    with checked():
         output.check()
     # Imported only here: --help and wrong flags need none of it, and each suite only its own.
     module = import_module(f"outrider_bench.suites.{suite}.suite")
     if status := output.of(getattr(module, f"{suite.title()}Suite")(config, *more)):
         sys.exit(status)
-
-
-@contextmanager
-def _checked() -> Iterator[None]:
-    """Ends the command with one line if what it was given is wrong."""
-    try:
-        yield
-    except (PromptError, ValueError, OSError) as error:
-        message = in_flags(error) if isinstance(error, PlaintextRefused) else str(error)
-        print(f"error: {message}", file=sys.stderr)
-        sys.exit(WRONG_USAGE)
 
 
 def _cores(text: str) -> tuple[int, ...]:

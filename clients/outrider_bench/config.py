@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,8 +37,14 @@ NETWORK_PARTS = ("rtt", "simulation", "bytes", "wan", "edge")
 """Parts of the network's suite."""
 STRUCTURED_PARTS = ("mask", "forced", "schemas", "texts", "parameters")
 """Parts of the suite of structured output."""
+GPU_PARTS = ("services", "peers", "micro")
+"""Parts of the GPU suite: our services, other programs with the same weights, and single parts of a forward."""
 MAX_CHAIN_LEN = 32
 """Limit of num_speculative_tokens of a verifier that nobody has set another for."""
+GPU_SIZES = ("8b", "tiny")
+GPU_WEIGHTS = ("widened", "random")
+GPU_DRAFTERS = ("speculator", "in-process")
+_GPU_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 PAIR_MODELS = ("demo/target-100m", "demo/draft", "auto", "auto")
 """Target and draft of the suites `pair` and `serve` where no flag names others, and their number formats."""
 ARRIVALS = ("poisson", "constant")
@@ -220,6 +227,51 @@ class StructuredConfig(PartsConfig):
 
     def __post_init__(self) -> None:
         self.check(STRUCTURED_PARTS)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuConfig:
+    """A run of the GPU suite, fully decided."""
+
+    device: str = "cuda:0"
+    size: str = "8b"
+    """Sizes of the pair: `8b`, those of Qwen3-8B and Qwen3-0.6B, or `tiny`, which shows on a CPU that it works."""
+    weights: str = "widened"
+    """`widened`, the demo pair in these sizes, or `random`, which says nothing and costs as much."""
+    drafter: str = "speculator"
+    """`in-process` runs the draft model in the verifier's process."""
+    parts: tuple[str, ...] = GPU_PARTS
+    methods: tuple[str, ...] = ("off", "speculative", "best-first", "retrieval", "auto")
+    sessions: tuple[int, ...] = (1, 8, 32)
+    """Numbers of generations at once."""
+    temperatures: tuple[float, ...] = (0.0, 0.7)
+    contexts: tuple[int, ...] = (1024, 8192)
+    """Lengths of the prompts, in tokens."""
+    max_tokens: int = 128
+    repeats: int = 2
+    minutes: float = 10.0
+    """The budget: what would go beyond it is left out, and named."""
+    seed: int = 0
+    models: Path = Path("models")
+    """The folder where the models are kept."""
+    cells: Path | None = None
+    """The folder of what is measured, a file a cell, where a run goes on with what it finds; None means no files."""
+
+    def __post_init__(self) -> None:
+        _require(bool(_GPU_DEVICE.fullmatch(self.device)), "--device", "cuda, cuda:NUMBER or cpu", self.device)
+        _require(self.size in GPU_SIZES, "--size", _one_of(GPU_SIZES), self.size)
+        _require(self.weights in GPU_WEIGHTS, "--weights", _one_of(GPU_WEIGHTS), self.weights)
+        _require(self.drafter in GPU_DRAFTERS, "--drafter", _one_of(GPU_DRAFTERS), self.drafter)
+        _require(bool(self.parts), "--parts", f"some of {', '.join(GPU_PARTS)}", _joined(self.parts))
+        _require(bool(self.methods), "--methods", f"some of {', '.join(METHODS)}", _joined(self.methods))
+        _require(self.max_tokens >= 2, "--max-tokens", ">= 2 (a rate needs two tokens)", self.max_tokens)
+        longest = 16_384 if self.size == "8b" else 2048
+        fits = max(self.contexts) + self.max_tokens <= longest
+        rule = f"at most {longest - self.max_tokens} with --size {self.size} and --max-tokens {self.max_tokens}"
+        _require(fits, "--contexts", rule, _joined(self.contexts))
+        _require(self.repeats >= 1, "--repeats", ">= 1", self.repeats)
+        _require(0 < self.minutes <= 24 * 60, "--minutes", "in (0, 1440]", self.minutes)
+        _require(0 <= self.seed < 2**32, "--seed", "in [0, 2**32)", self.seed)
 
 
 @dataclass(frozen=True, slots=True)

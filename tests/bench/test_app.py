@@ -89,6 +89,16 @@ OTHERS = [
     ("datastore --seed -1", "--seed must be in [0, 2**32), got '-1'"),
     ("datastore --cores zero", "--cores must be auto, none, or one or two of the cores"),
     ("datastore --out /proc/nothing", "--out must be a folder that can be written to"),
+    ("gpu --device tpu", "--device must be cuda, cuda:NUMBER or cpu, got 'tpu'"),
+    ("gpu --size 70b", "--size must be one of 8b, tiny, got '70b'"),
+    ("gpu --weights mine", "--weights must be one of widened, random, got 'mine'"),
+    ("gpu --drafter edge", "--drafter must be one of speculator, in-process, got 'edge'"),
+    ("gpu --parts=", "--parts must be some of services, peers, micro, got ''"),
+    ("gpu --methods=", "--methods must be some of off, speculative"),
+    ("gpu --contexts 16384", "--contexts must be at most 16256 with --size 8b and --max-tokens 128, got '16384'"),
+    ("gpu --size tiny --contexts 2048", "--contexts must be at most 2032 with --size tiny and --max-tokens 16"),
+    ("gpu --max-tokens 1", "--max-tokens must be >= 2"),
+    ("gpu --minutes 0", "--minutes must be in (0, 1440], got '0.0'"),
     ("faults --minutes 0", "--minutes must be in (0, 1440], got '0.0'"),
     ("faults --faults 0", "--faults must be >= 1, got '0'"),
     ("faults --sessions 0", "--sessions must be >= 1, got '0'"),
@@ -121,10 +131,13 @@ OTHERS = [
     ("serve --out /proc/nothing", "--out must be a folder that can be written to"),
 ]
 MISPLACED = [
-    ("methods --methods off", "--methods is a flag of outrider bench generation, structured, not of methods"),
+    ("methods --methods off", "--methods is a flag of outrider bench generation, structured, gpu, not of methods"),
     ("methods --rtt-ms 0", "--rtt-ms is a flag of outrider bench generation, not of methods"),
     ("network --rtt-ms=10", "--rtt-ms is a flag of outrider bench generation, not of network"),
-    ("datastore --parts card", "--parts is a flag of outrider bench methods, structured, network, not of datastore"),
+    (
+        "datastore --parts card",
+        "--parts is a flag of outrider bench methods, structured, gpu, network, not of datastore",
+    ),
     ("datastore --target-dtype bf16", "--target-dtype is a flag of outrider bench generation, not of datastore"),
     ("datastore --faults 3", "--faults is a flag of outrider bench faults, not of datastore"),
     (
@@ -138,10 +151,10 @@ MISPLACED = [
         "--cores is a flag of outrider bench generation, methods, pair, serve, structured, gateway, network, "
         "datastore, observability",
     ),
-    ("--parts card", "--parts is a flag of outrider bench methods, structured, network, not of generation"),
+    ("--parts card", "--parts is a flag of outrider bench methods, structured, gpu, network, not of generation"),
     ("--request-rate 3", "--request-rate is a flag of outrider bench serve, not of generation"),
-    ("serve --methods off", "--methods is a flag of outrider bench generation, structured, not of serve"),
-    ("--minutes 3", "--minutes is a flag of outrider bench faults, not of generation"),
+    ("serve --methods off", "--methods is a flag of outrider bench generation, structured, gpu, not of serve"),
+    ("--minutes 3", "--minutes is a flag of outrider bench gpu, faults, not of generation"),
     (
         "generation --quick",
         "--quick is a flag of outrider bench methods, pair, structured, gateway, network, datastore, faults, "
@@ -178,7 +191,7 @@ def test_a_flag_of_another_suite_says_where_it_belongs(line: str, message: str) 
 @pytest.mark.parametrize("line", ["fault", "--suite fault", "--suite=fault --quick", "fault --seed 3"])
 def test_an_unknown_suite_names_the_nearest_one(line: str) -> None:
     message = complaint(*line.split())
-    suites = "generation, methods, pair, serve, structured, gateway, network, datastore, faults, observability"
+    suites = "generation, methods, pair, serve, structured, gateway, gpu, network, datastore, faults, observability"
     assert f"must be one of {suites}, got 'fault'" in message
     assert message.endswith("did you mean faults?\n")
 
@@ -271,6 +284,7 @@ def test_every_suite_has_a_help_with_all_its_flags() -> None:
         "serve",
         "structured",
         "gateway",
+        "gpu",
         "network",
         "datastore",
         "faults",

@@ -94,6 +94,8 @@ class StackConfig:
     """Address of the gateway."""
     gateway_arguments: tuple[str, ...] = ()
     """More flags for the gateway."""
+    load_timeout_s: float = LOAD_TIMEOUT_S
+    """Seconds that a service may take to load its model."""
 
     def __post_init__(self) -> None:
         if self.num_verifiers < 1 or self.num_speculators < 1:
@@ -310,7 +312,7 @@ class LocalStack:
             self.gateway = self._spawn_gateway(other_core)
         for service in services:
             self._on_step(f"loading the {service.name}")
-            service.wait_serving()
+            service.wait_serving(config.load_timeout_s)
         if self.edge is not None:
             wait_drafting(self.edge)
         if self.gateway is not None:

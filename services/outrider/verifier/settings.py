@@ -29,6 +29,7 @@ class DraftFlags:
     num_threads: int
     cores: set[int]
     exact: str
+    graphs: bool
     kv_cache_tokens: int
     kv_block_size: int
     max_num_sessions: int
@@ -164,6 +165,7 @@ class VerifierSettings(ModelSettings):
             device=device,
             num_threads=self.num_threads,
             cores=self.cores,
+            graphs=self.graphs,
             exact="off",
             kv_cache_tokens=self.draft_kv_cache_tokens,
             kv_block_size=self.kv_block_size,

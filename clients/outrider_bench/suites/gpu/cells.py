@@ -1,0 +1,144 @@
+"""Cells: the things that are measured, each once a repeat, and the folder that keeps what is known of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider_bench.config import GpuConfig
+
+PEERS: dict[str, dict[str, Any]] = {
+    "transformers": {},
+    "transformers, static cache": {"cache_implementation": "static"},
+    "transformers, assisted": {"assistant": {}},
+    "plain loop": {"graph": True},
+}
+"""Options of the worker by the name of each way of another program to decode. With a static cache, transformers
+compiles the model where the device is a GPU; the plain loop is a CUDA graph there."""
+ROOM = 256
+"""Tokens of a session beyond prompt and output: drafts, and what does not fill a block."""
+POOLS_SHARE = 0.8
+"""Share of the memory beside the weights that the pools may take: the rest is for graphs and activations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Names one measurement."""
+
+    part: str
+    """A name of GPU_PARTS."""
+    label: str
+    """A method; another program; or a role, of which single parts are measured."""
+    temperature: float = 0.0
+    sessions: int = 1
+    context: int = 0
+    repeat: int = 0
+
+    @property
+    def key(self) -> str:
+        """Return a name that no other cell has, for a file."""
+        words = self.label.replace(", ", "-").replace(" ", "-")
+        return f"{self.part}-{words}-t{self.temperature:g}-s{self.sessions}-c{self.context}-r{self.repeat}"
+
+    @property
+    def is_alone(self) -> bool:
+        """Return True for `off` with one generation at a time, whose texts those of all others must equal."""
+        return self.part == "services" and self.label == "off" and self.sessions == 1
+
+
+def cells_of(config: GpuConfig) -> list[Cell]:
+    """Return all cells of a run in their order: repeats outermost, what matters most first.
+
+    A machine that gets slower slows all of a repeat down; and a budget that ends cuts the last repeat short.
+    """
+    return [cell for part in config.parts for cell in _cells_of_part(part, config)]
+
+
+def _cells_of_part(part: str, config: GpuConfig) -> Iterator[Cell]:
+    if part == "micro":
+        for context in config.contexts:
+            yield from (Cell(part, role, context=context) for role in ("target", "draft"))
+        return
+    if part == "peers":
+        for repeat, name in itertools.product(range(config.repeats), PEERS):
+            yield Cell(part, name, context=config.contexts[0], repeat=repeat)
+        return
+    # `off` alone is always there: it is what texts are compared with.
+    methods = ("off", *(method for method in config.methods if method != "off"))
+    for repeat, context in itertools.product(range(config.repeats), config.contexts):
+        for sessions, temperature, method in itertools.product(
+            (1, *(count for count in config.sessions if count != 1)), config.temperatures, methods
+        ):
+            cell = Cell(part, method, temperature, sessions, context, repeat)
+            is_asked_for = method in config.methods and sessions in config.sessions
+            if is_asked_for or (cell.is_alone and repeat == 0):
+                yield cell
+
+
+def tokens_of(cell: Cell, config: GpuConfig) -> int:
+    """Return the tokens of which a pool must hold keys and values for a cell; a multiple of 64."""
+    return cell.sessions * -(-(cell.context + config.max_tokens + ROOM) // 64) * 64
+
+
+def room_in(memory_gib: float, weights_bytes: int, bytes_per_token: int) -> int:
+    """Return the tokens of which the pools of a pair can hold keys and values; a multiple of 64.
+
+    Args:
+        memory_gib: Memory of the device, in GiB.
+        weights_bytes: Bytes of the weights of both models.
+        bytes_per_token: Bytes of a token in both pools together.
+    """
+    return max(0, int(POOLS_SHARE * (memory_gib * 2**30 - weights_bytes) / bytes_per_token) // 64 * 64)
+
+
+class Kept:
+    """Keeps what is measured, a file for each cell, and finds again what a run before has measured."""
+
+    def __init__(self, folder: Path | None, identity: Mapping[str, Any]) -> None:
+        """
+        Args:
+            folder: The folder of the files; None means none.
+            identity: What a result depends on, machine and versions included: a file with another one does not count.
+        """
+        self._folder, self._identity = folder, dict(identity)
+        self.values: dict[Cell, dict[str, Any]] = {}
+        """Results by cell, in the order in which they were measured or found."""
+        self.anchors: list[dict[str, Any]] = []
+        """Rates of `off` alone during the run."""
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def find(self, cell: Cell) -> bool:
+        """Read a cell's file; return False if there is none of this identity."""
+        found = self._read(cell.key)
+        if found is not None:
+            self.values[cell] = found["value"]
+        return found is not None
+
+    def keep(self, cell: Cell, value: dict[str, Any]) -> None:
+        """Keep what a cell has brought, at once: nothing of it is lost when the run ends."""
+        self.values[cell] = value
+        self._write(cell.key, value, asdict(cell))
+
+    def keep_anchor(self, value: dict[str, Any]) -> None:
+        """Keep one more rate of `off` alone."""
+        self.anchors.append(value)
+
+    def _read(self, key: str) -> dict[str, Any] | None:
+        path = None if self._folder is None else self._folder / f"{key}.json"
+        if path is None or not path.is_file():
+            return None
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            return None  # cut short when a run was killed
+        return found if found.get("identity") == self._identity else None
+
+    def _write(self, key: str, value: dict[str, Any], cell: dict[str, Any]) -> None:
+        if self._folder is not None:
+            text = json.dumps({"cell": cell, "identity": self._identity, "value": value}, indent=1, allow_nan=False)
+            (self._folder / f"{key}.json").write_text(text + "\n", encoding="utf-8")

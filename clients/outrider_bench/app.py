@@ -1,4 +1,4 @@
-"""`outrider bench`: a subcommand for each suite, with exactly its own flags; reads and checks them, and runs the suite."""
+"""`outrider bench`: a subcommand for each suite, with exactly its own flags; checks them, and runs the suite."""
 
 from __future__ import annotations
 

@@ -238,8 +238,8 @@ class GpuConfig:
     """Sizes of the pair: `8b`, those of Qwen3-8B and Qwen3-0.6B, or `tiny`, which shows on a CPU that it works."""
     weights: str = "widened"
     """`widened`, the demo pair in these sizes, or `random`, which says nothing and costs as much."""
-    drafter: str = "speculator"
-    """`in-process` runs the draft model in the verifier's process."""
+    drafter: str = "in-process"
+    """`in-process` runs the draft model in the verifier's process, as is best on one GPU; `speculator` in its own."""
     parts: tuple[str, ...] = GPU_PARTS
     methods: tuple[str, ...] = ("off", "speculative", "best-first", "retrieval", "auto")
     sessions: tuple[int, ...] = (1, 8, 32)

@@ -350,6 +350,6 @@ async def test_anthropics_client_reads_messages_whole_and_streamed(gateway: Runn
         turns = [HELLO, {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
         assert (await client.messages.create(**{**options, "messages": turns})).stop_reason == "tool_use"
         counted = await client.messages.count_tokens(model="demo/target", messages=[HELLO], tools=[NOW])
-        assert counted.input_tokens == called.usage.input_tokens
+        assert counted.input_tokens == called.usage.input_tokens + called.usage.cache_read_input_tokens
         with pytest.raises(anthropic.BadRequestError, match="what a model thinks is part of its text"):
             await client.messages.create(**options, thinking={"type": "enabled", "budget_tokens": 2048})

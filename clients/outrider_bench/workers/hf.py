@@ -71,7 +71,8 @@ class HfBaseline:
             arguments |= {"do_sample": True, "temperature": request["temperature"], "top_k": 0, "top_p": 1.0}
         torch.manual_seed(request["seed"])
         watch = Stopwatch()
-        prompt = self._tokenizer(request["prompt"], return_tensors="pt").to(self._target.device)
+        tokens = self._tokenizer(request["prompt"], return_tensors="pt")
+        prompt = {name: each.to(self._target.device) for name, each in tokens.items()}
         with _counted_rows(self._target) as rows:
             output = self._target.generate(
                 input_ids=prompt["input_ids"],

@@ -251,35 +251,36 @@ def _read_qwen3_coder(schemas: Schemas, text: GrowingText, told: CallEvents) -> 
 def _read_function(schemas: Schemas, text: GrowingText, told: CallEvents) -> Reading[None]:
     name = yield from _read_name(text)
     yield from text.expect(">")
-    opener = "{"
+    num_parameters = 0
     while True:
         yield from text.spaces()
-        if (yield from text.skips("</function>")):
-            if opener == "{":
-                told.begin(name)
-                told.grow(opener)
+        is_over = yield from text.skips("</function>")
+        if not is_over:
+            yield from text.expect("<parameter=")
+            parameter = yield from _read_name(text)
+            yield from text.expect(">")
+        if not num_parameters:
+            told.begin(name)
+            told.grow("{")
+        if is_over:
             told.grow("}")
             told.end()
             return
-        yield from text.expect("<parameter=")
-        parameter = yield from _read_name(text)
-        yield from text.expect(">")
-        if opener == "{":
-            told.begin(name)
-        yield from _read_parameter(text, told, opener, parameter, schemas.get(name, {}).get(parameter, {}))
-        opener = ", "
+        told.grow(f"{', ' if num_parameters else ''}{_json_text(parameter)}: ")
+        yield from _read_parameter(text, told, _kinds(schemas.get(name, {}).get(parameter, {})))
+        num_parameters += 1
 
 
-def _read_parameter(text: GrowingText, told: CallEvents, opener: str, name: str, schema: object) -> Reading[None]:
-    """Reads the value of a parameter. `opener`: what stands before it in JSON."""
+def _read_parameter(text: GrowingText, told: CallEvents, kinds: Collection[str]) -> Reading[None]:
+    """Reads the value of a parameter, which is of one of these types; any, if there are none."""
     # One line break on either side belongs to the format.
     yield from text.skips("\n")
-    if "string" not in (kinds := _kinds(schema) or {"string"}) or "null" in kinds:
+    if kinds and ("string" not in kinds or "null" in kinds):
         # Of which type it is, the whole of it says.
         value = yield from text.until("</parameter>")
-        told.grow(opener + _json_text({name: _typed(value.removesuffix("\n"), kinds)})[1:-1])
+        told.grow(_json_text(_typed(value.removesuffix("\n"), kinds)))
         return
-    told.grow(f'{opener}{_json_text(name)}: "')
+    told.grow('"')
     if not (end := (yield from text.before(_PARAMETER_ENDS, lambda piece: told.grow(_json_text(piece)[1:-1])))):
         raise Unreadable("the value does not end")
     yield from text.expect(end)

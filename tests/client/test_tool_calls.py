@@ -199,6 +199,7 @@ NESTED = '{"a":' * MAX_JSON_DEPTH
         ("deepseek_v3", DEEPSEEK[: DEEPSEEK.index("\n```<")] + "<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>", [F]),
         ("qwen3_coder", "<tool_call><function=f><parameter=a>1\n</parameter", "", cut('{"a": "1\\n</parameter')),
         ("qwen3_coder", "<function=f><parameter=a>1</parameter> and", " and", cut('{"a": "1"')),
+        ("qwen3_coder", "<function=f><parameter=a>1</parameter><parameter=b", "<parameter=b", cut('{"a": "1"')),
     ],
 )  # fmt: skip
 def test_a_call_that_has_begun_stays_one_and_the_rest_is_text(
@@ -404,9 +405,12 @@ def test_what_can_be_no_call_is_told_before_the_text_ends() -> None:
 
 def test_arguments_come_parameter_by_parameter_where_types_say_how() -> None:
     stream = ToolCallStream("qwen3_coder", tools=[WEATHER])
-    assert stream.feed("<tool_call><function=weather><parameter=days>") == [CallBegun("weather")]
+    assert stream.feed("<tool_call><function=weather><parameter=days>") == [
+        CallBegun("weather"),
+        CallGrown('{"days": '),
+    ]
     assert stream.feed("\n1") == []
-    assert stream.feed("2\n</parameter>") == [CallGrown('{"days": 12')]
+    assert stream.feed("2\n</parameter>") == [CallGrown("12")]
     assert stream.feed("<parameter=city>\nRo") == [CallGrown(', "city": "Ro')]
     assert stream.feed('"me\n</parameter>\n</func') == [CallGrown('\\"me"')]
     assert stream.feed("tion>") == [CallGrown("}"), ToolCall("weather", '{"days": 12, "city": "Ro\\"me"}')]

@@ -139,6 +139,14 @@ async def test_a_call_that_is_cut_off_is_a_block_with_what_can_be_read_of_it(
     assert whole["stop_reason"] == "max_tokens"
 
 
+async def test_half_of_a_surrogate_pair_in_an_argument_is_told_as_a_question_mark(
+    verifier: FakeVerifier, scripted: RunningGateway
+) -> None:
+    verifier.script = saying('<tool_call>{"name": "now", "arguments": {"zone": "\\ud83d"}}</tool_call>')
+    whole = (await scripted.post(MESSAGES, messages=[HELLO], tools=[NOW], max_tokens=2)).json()
+    assert whole["content"][0]["input"] == {"zone": "?"}
+
+
 async def test_the_reason_of_the_end_is_told(gateway: RunningGateway) -> None:
     text = (await gateway.post(MESSAGES, messages=[HELLO], **OPTIONS)).json()["content"][0]["text"]
     cut = (await gateway.post(MESSAGES, messages=[HELLO], stop_sequences=[text[-3:], "zzz"], **OPTIONS)).json()

@@ -6,8 +6,9 @@ Every method that reads is a generator: it yields where it needs more text, and 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Collection, Generator
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 _T = TypeVar("_T")
@@ -15,7 +16,16 @@ _T = TypeVar("_T")
 Reading: TypeAlias = Generator[None, None, _T]
 """Yields while the text is too short to tell; returns the rest."""
 
+MAX_JSON_DEPTH = 100
+"""Most brackets within each other in JSON that is handed on as it comes: any parser takes so many."""
+
 _SPACES = re.compile(r"\s*")
+_JSON_SPACES = re.compile(r"[ \t\r\n]*")
+_JSON_SCALAR = re.compile(r"[\w+.-]*")
+_JSON_PLAIN = re.compile(r'[^"\\]*')
+_JSON_HEX = re.compile(r"[0-9a-fA-F]{4}")
+_NO_JSON = re.compile(r"[\x00-\x1f\ud800-\udfff]")
+"""Characters that JSON, or UTF-8, cannot have in a string as they are."""
 _JSON_STRING_STOP = re.compile(r'["\\]')
 _PYTHON_STOP = re.compile(r"""['"\\\[\](){}]""")
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
@@ -75,6 +85,36 @@ class GrowingText:
         """Reads white space, if any."""
         return (yield from self.run(_SPACES))
 
+    def json_spaces(self) -> Reading[str]:
+        """Reads the white space that JSON may have between its parts, if any."""
+        return (yield from self.run(_JSON_SPACES))
+
+    def before(self, markers: Collection[str], take: Callable[[str], None]) -> Reading[str]:
+        """Reads up to the first of some markers, and hands the text before it to `take` as it comes. Returns the
+        marker, which is not read yet; "" if the text ends without one."""
+        pattern = re.compile("|".join(map(re.escape, markers)))
+        while True:
+            match = pattern.search(self.text, self.position)
+            start, end = self.position, len(self.text)
+            if match:
+                end = match.start()
+            elif not self.is_over:
+                end -= self._num_undecided(markers)
+            self.position = end
+            # Last: it may forget what was read.
+            take(self.text[start:end])
+            if match or self.is_over:
+                return match[0] if match else ""
+            yield
+
+    def _num_undecided(self, markers: Collection[str]) -> int:
+        """Counts the characters at the end of the text that may be the beginning of a marker."""
+        longest = min(max(map(len, markers)) - 1, len(self.text) - self.position)
+        for length in range(longest, 0, -1):
+            if any(marker.startswith(self.text[-length:]) for marker in markers):
+                return length
+        return 0
+
     def until(self, marker: str) -> Reading[str]:
         """Reads up to a marker and the marker itself; returns what stood before it. Raises Unreadable without one."""
         start = searched = self.position
@@ -99,6 +139,75 @@ class GrowingText:
             return json.loads(self.text[start : self.position], strict=False, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise Unreadable(str(error)) from error
+
+    def json_string(self) -> Reading[str]:
+        """Reads a JSON string without escapes and returns what is in it. Raises Unreadable if another text comes."""
+        yield from self.expect('"')
+        content = yield from self.run(_JSON_PLAIN)
+        yield from self.expect('"')
+        if _NO_JSON.search(content):
+            raise Unreadable("a plain string must come next")
+        return content
+
+    def json_pieces(self, take: Callable[[str], None]) -> Reading[None]:
+        """Reads a JSON object or array, and hands its text to `take` as it comes.
+
+        At any time that is the beginning of JSON that UTF-8 can hold. `position` stands behind what `take` gets.
+
+        Raises:
+            Unreadable: The JSON cannot go on as the text does. What is wrong was not handed on, but may be read.
+        """
+        scan = _JsonScan()
+        while not scan.is_complete:
+            sign = yield from self.ahead()
+            if not sign:
+                raise Unreadable("the JSON value does not end")
+            if scan.is_in_string:
+                piece = yield from self._string_piece(sign)
+            elif sign.isalnum() or sign == "-":
+                piece = yield from self._scalar()
+            else:
+                piece = sign
+                self.position += 1
+            scan.advance(piece, 0)
+            if scan.depth > MAX_JSON_DEPTH:
+                raise Unreadable(f"JSON must not nest deeper than {MAX_JSON_DEPTH}")
+            # Models write line breaks in strings as they are.
+            take(_NO_JSON.sub(lambda one: json.dumps(one[0])[1:-1], piece) if scan.is_in_string else piece)
+
+    def _string_piece(self, sign: str) -> Reading[str]:
+        """Reads what comes next in a JSON string, from a sign on: its end, an escape sequence, or all that is there."""
+        if sign not in '"\\':
+            match = _JSON_PLAIN.match(self.text, self.position)
+            assert match is not None, "any number is also none"
+            self.position = match.end()
+            return match[0]
+        start = self.position
+        self.position += 1
+        if sign == '"':
+            return sign
+        escaped = yield from self.ahead()
+        self.position += 1
+        if escaped == "u":
+            while len(self.text) < self.position + 4 and not self.is_over:
+                yield
+            if not _JSON_HEX.match(self.text, self.position):
+                raise Unreadable("four hexadecimal digits must come next")
+            self.position += 4
+        elif not escaped or escaped not in '"\\/bfnrt':
+            raise Unreadable(f"{escaped!r} cannot be escaped in JSON")
+        return self.text[start : self.position]
+
+    def _scalar(self) -> Reading[str]:
+        """Reads a number, or a name like `true`, to its end."""
+        scalar = yield from self.run(_JSON_SCALAR)
+        try:
+            value = json.loads(scalar, parse_constant=_refuse_constant)
+        except ValueError as error:
+            raise Unreadable(str(error)) from error
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Unreadable(f"{scalar} is no number that JSON can hold")
+        return scalar
 
     def brackets(self) -> Reading[str]:
         """Reads from a bracket to its partner, as Python counts them: not in strings. Raises Unreadable where a wrong
@@ -137,12 +246,17 @@ class _JsonScan:
         self._closers: list[str] = []
         # What may come next: v a value, k a key, e the end of what is open, : and , themselves. s: within a scalar.
         self._next = "v"
-        self._is_in_string = self._is_escaped = False
+        self.is_in_string = self._is_escaped = False
+
+    @property
+    def depth(self) -> int:
+        """The number of brackets that are open."""
+        return len(self._closers)
 
     def advance(self, text: str, position: int) -> int:
         """Returns the position behind the value, or the end of the text. Raises Unreadable."""
         while position < len(text) and not self.is_complete:
-            if self._is_in_string:
+            if self.is_in_string:
                 position = self._advance_in_string(text, position)
             else:
                 self._take(text[position])
@@ -157,7 +271,7 @@ class _JsonScan:
         if match is None:
             return len(text)
         self._is_escaped = match[0] == "\\"
-        self._is_in_string = self._is_escaped
+        self.is_in_string = self._is_escaped
         return match.end()
 
     def _take(self, sign: str) -> None:
@@ -171,7 +285,7 @@ class _JsonScan:
             self._closers.append(_CLOSERS[sign])
             self._next = "ke" if sign == "{" else "ve"
         elif sign == '"' and self._closers and ("v" in self._next or "k" in self._next):
-            self._is_in_string = True
+            self.is_in_string = True
             self._next = ":" if "k" in self._next else ",e"
         elif sign == ":" and self._next == ":":
             self._next = "v"

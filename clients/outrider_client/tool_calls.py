@@ -1,24 +1,28 @@
 """Tool calls in the text that a model writes: each family of models marks them in its own way.
 
-A call that is not well-formed stays part of the text. White space behind a call is dropped unless text comes after it,
-and so is white space with which a text begins, if a call follows.
+A call begins where its name and the beginning of its arguments have been read. From there on it stays one: if the text
+ends, or goes on as no call can, the arguments end there, and the rest is text. Where a call is no call before it has
+begun, it stays part of the text. White space behind a call is dropped unless text comes after it, and so is white space
+with which a text begins, if a call follows.
 
 >>> parse_tool_calls('Let me see.<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>')
-('Let me see.', [ToolCall(name='weather', arguments='{"city": "Rome"}', id='')])
+('Let me see.', [ToolCall(name='weather', arguments='{"city": "Rome"}', id='', is_complete=True)])
 """
 
 from __future__ import annotations
 
-import ast
 import json
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any, TypeAlias
 
+from outrider_client.call_events import CallBegun, CallEvents, CallGrown, Event, ToolCall
 from outrider_client.growing_text import GrowingText, Reading, Unreadable
+from outrider_client.python_calls import NAME, python_calls
+
+__all__ = ["CallBegun", "CallGrown", "Event", "ToolCall", "ToolCallFormat", "ToolCallStream", "parse_tool_calls"]
 
 
 class ToolCallFormat(Enum):
@@ -41,22 +45,6 @@ class ToolCallFormat(Enum):
     """DeepSeek V3 and V3.1: `<｜tool▁call▁begin｜>`, a name, `<｜tool▁sep｜>`, arguments, and an end for each."""
     QWEN3_CODER = "qwen3_coder"
     """Qwen3-Coder: `<tool_call><function=f><parameter=a>1</parameter></function></tool_call>`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """Holds a call that a model has written."""
-
-    name: str
-    """The function to call. It need not be one that the model was offered."""
-    arguments: str
-    """A JSON object as text. It need not fit the function's schema."""
-    id: str = ""
-    """The model's own name for the call. Empty with models that give none."""
-
-
-Event: TypeAlias = str | ToolCall
-"""A piece of the text around the calls, or a call."""
 
 
 def parse_tool_calls(
@@ -82,13 +70,17 @@ def parse_tool_calls(
 class ToolCallStream:
     """Splits a growing text. Joined, its events are what `parse_tool_calls` returns, however the text is cut.
 
-    Text comes as soon as it cannot be the beginning of a call, a call when it is complete.
+    Text comes as soon as it cannot be the beginning of a call, and arguments as they are written. A call comes at once,
+    when it is complete, where its arguments stand before its name, with "pythonic", and in a list of Mistral's, where
+    the id comes last.
 
     >>> stream = ToolCallStream("hermes")
     >>> stream.feed("One moment.<tool")
     ['One moment.']
-    >>> stream.feed('_call>{"name": "now", "arguments": {}}</tool_call>')
-    [ToolCall(name='now', arguments='{}', id='')]
+    >>> stream.feed('_call>{"name": "now", "arguments": {"zone": "C')
+    [CallBegun(name='now', id=''), CallGrown(arguments='{"zone": "C')]
+    >>> stream.feed('ET"}}</tool_call>')
+    [CallGrown(arguments='ET"}'), ToolCall(name='now', arguments='{"zone": "CET"}', id='', is_complete=True)]
     >>> stream.finish()
     []
     """
@@ -98,9 +90,8 @@ class ToolCallStream:
     ) -> None:
         """The arguments are those of `parse_tool_calls`."""
         self._grammar = _grammar(_format(format), _schemas(tools))
-        self._markers = re.compile("|".join(map(re.escape, self._grammar.marked)))
         self._text = GrowingText()
-        self._events: list[Event] = []
+        self._told = CallEvents(self._text)
         self._space = ""  # white space that is part of the text only if text comes behind it
         self._reading = self._read()
 
@@ -110,8 +101,7 @@ class ToolCallStream:
             raise RuntimeError("the text is finished: a new one needs a new stream")
         self._text.text += piece
         next(self._reading)
-        events, self._events = self._events, []
-        return events
+        return self._told.take()
 
     def finish(self) -> list[Event]:
         """Returns what is left of the text. No more may follow."""
@@ -119,57 +109,34 @@ class ToolCallStream:
         # Without more text to wait for it reads to the end.
         for _ in self._reading:
             raise AssertionError("nothing may wait for text that never comes")
-        events, self._events = self._events, []
-        return events
+        return self._told.take()
 
     def _read(self) -> Reading[None]:
-        self._space = yield from self._text.spaces()
+        text, marked = self._text, self._grammar.marked
+        self._space = yield from text.spaces()
         has_calls = False
-        if (sign := (yield from self._text.ahead())) in self._grammar.bare:
+        if (sign := (yield from text.ahead())) in self._grammar.bare:
             has_calls = yield from self._read_calls(self._grammar.bare[sign], sign)
-        while marker := (yield from self._read_content()):
-            self._text.position += len(marker)
-            has_calls |= yield from self._read_calls(self._grammar.marked[marker], marker)
+        while marker := (yield from text.before(marked, self._emit)):
+            text.position += len(marker)
+            has_calls |= yield from self._read_calls(marked[marker], marker)
         if self._space and not has_calls:
-            self._events.append(self._space)
-
-    def _read_content(self) -> Reading[str]:
-        """Reads up to the next marker and returns it; "" at the end of the text."""
-        text = self._text
-        while True:
-            if match := self._markers.search(text.text, text.position):
-                self._emit(text.text[text.position : match.start()])
-                text.position = match.start()
-                return match[0]
-            end = len(text.text) - (0 if text.is_over else self._num_undecided())
-            self._emit(text.text[text.position : end])
-            text.position = end
-            if text.is_over:
-                return ""
-            text.forget()
-            yield
-
-    def _num_undecided(self) -> int:
-        """Counts the characters at the end of the text that may be the beginning of a marker."""
-        rest = self._text.text[self._text.position :]
-        longest = max(map(len, self._grammar.marked)) - 1
-        for length in range(min(longest, len(rest)), 0, -1):
-            if any(marker.startswith(rest[-length:]) for marker in self._grammar.marked):
-                return length
-        return 0
+            self._told.add(self._space)
 
     def _read_calls(self, form: _Form, opener: str) -> Reading[bool]:
         """Reads the calls of one form. Returns False if there are none; then the opener alone was read, as text."""
-        text, start = self._text, self._text.position
+        text, told, start = self._text, self._told, self._text.position
+        told.open()
         try:
-            calls = yield from form.read(text)
+            yield from form.read(text, told)
+            told.accept()
         # ValueError, of which Unreadable is one: a value that cannot be written as JSON.
         except (ValueError, RecursionError):
-            # A bare form begins at its opener, a marked one behind it.
-            text.position = start + (len(opener) if form.is_bare else 0)
-            self._emit(opener)
-            return False
-        self._events += calls
+            if not told.close():
+                # A bare form begins at its opener, a marked one behind it.
+                text.position = start + (len(opener) if form.is_bare else 0)
+                self._emit(opener)
+                return False
         self._space = yield from text.spaces()
         if form.trailer and (yield from text.skips(form.trailer)):
             self._space = yield from text.spaces()
@@ -177,13 +144,15 @@ class ToolCallStream:
 
     def _emit(self, content: str) -> None:
         if content:
-            self._events.append(self._space + content)
+            self._told.add(self._space + content)
             self._space = ""
+        if self._text.position > len(self._text.text) // 2:
+            self._text.forget()
 
 
 # What the forms are.
 
-Read: TypeAlias = Callable[[GrowingText], Reading[list[ToolCall]]]
+Read: TypeAlias = Callable[[GrowingText, CallEvents], Reading[None]]
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 """Types of parameters: by function, by parameter, its JSON schema."""
 
@@ -256,47 +225,66 @@ def _grammar(format: ToolCallFormat, schemas: Schemas) -> _Grammar:
 # How each is read, from behind its opener.
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_PARAMETER_ENDS = ("\n</parameter>", "</parameter>")
 CALL_BEGIN, CALL_SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 
-_NAME = re.compile(r"[\w.:/-]*")
 
-
-def _read_tool_call(coder: Read, text: GrowingText) -> Reading[list[ToolCall]]:
+def _read_tool_call(coder: Read, text: GrowingText, told: CallEvents) -> Reading[None]:
     yield from text.spaces()
     is_json = (yield from text.ahead()) == "{"
-    return (yield from (_read_hermes if is_json else coder)(text))
+    yield from (_read_hermes if is_json else coder)(text, told)
 
 
-def _read_hermes(text: GrowingText) -> Reading[list[ToolCall]]:
+def _read_hermes(text: GrowingText, told: CallEvents) -> Reading[None]:
     yield from text.spaces()
-    call = _call((yield from text.json()), "arguments")
+    yield from _read_object(text, told, "arguments")
     yield from _read_end(text)
-    return [call]
 
 
-def _read_qwen3_coder(schemas: Schemas, text: GrowingText) -> Reading[list[ToolCall]]:
+def _read_qwen3_coder(schemas: Schemas, text: GrowingText, told: CallEvents) -> Reading[None]:
     yield from text.spaces()
     yield from text.expect("<function=")
-    calls = yield from _read_function(schemas, text)
+    yield from _read_function(schemas, text, told)
     yield from _read_end(text)
-    return calls
 
 
-def _read_function(schemas: Schemas, text: GrowingText) -> Reading[list[ToolCall]]:
+def _read_function(schemas: Schemas, text: GrowingText, told: CallEvents) -> Reading[None]:
     name = yield from _read_name(text)
     yield from text.expect(">")
-    arguments: dict[str, Any] = {}
+    num_parameters = 0
     while True:
         yield from text.spaces()
-        if (yield from text.skips("</function>")):
-            return [ToolCall(name, _as_json(arguments))]
-        yield from text.expect("<parameter=")
-        parameter = yield from _read_name(text)
-        yield from text.expect(">")
+        is_over = yield from text.skips("</function>")
+        if not is_over:
+            yield from text.expect("<parameter=")
+            parameter = yield from _read_name(text)
+            yield from text.expect(">")
+        if not num_parameters:
+            told.begin(name)
+            told.grow("{")
+        if is_over:
+            told.grow("}")
+            told.end()
+            return
+        told.grow(f"{', ' if num_parameters else ''}{_json_text(parameter)}: ")
+        yield from _read_parameter(text, told, _kinds(schemas.get(name, {}).get(parameter, {})))
+        num_parameters += 1
+
+
+def _read_parameter(text: GrowingText, told: CallEvents, kinds: Collection[str]) -> Reading[None]:
+    """Reads the value of a parameter, which is of one of these types; any, if there are none."""
+    # One line break on either side belongs to the format.
+    yield from text.skips("\n")
+    if kinds and ("string" not in kinds or "null" in kinds):
+        # Of which type it is, the whole of it says.
         value = yield from text.until("</parameter>")
-        # One line break on either side belongs to the format.
-        value = value.removeprefix("\n").removesuffix("\n")
-        arguments[parameter] = _typed(value, schemas.get(name, {}).get(parameter, {}))
+        told.grow(_json_text(_typed(value.removesuffix("\n"), kinds)))
+        return
+    told.grow('"')
+    if not (end := (yield from text.before(_PARAMETER_ENDS, lambda piece: told.grow(_json_text(piece)[1:-1])))):
+        raise Unreadable("the value does not end")
+    yield from text.expect(end)
+    told.grow('"')
 
 
 def _read_end(text: GrowingText) -> Reading[None]:
@@ -306,34 +294,37 @@ def _read_end(text: GrowingText) -> Reading[None]:
         yield from text.expect("</tool_call>")
 
 
-def _read_mistral(text: GrowingText) -> Reading[list[ToolCall]]:
+def _read_mistral(text: GrowingText, told: CallEvents) -> Reading[None]:
     yield from text.spaces()
     if (yield from text.ahead()) == "[":
+        # The id, which the model's own chat template asks for, comes last: so no call is told before its end.
         values = yield from text.json()
         if not values:
             raise Unreadable("there must be a call")
-        return [_call(value, "arguments") for value in values]
+        for value in values:
+            told.wait(_call(value, "arguments"))
+        return
     name, call_id = (yield from _read_name(text)), ""
     if (yield from text.skips("[CALL_ID]")):
         call_id = yield from _read_name(text)
     yield from text.skips("[ARGS]")
     yield from text.spaces()
-    return [ToolCall(name, _as_json((yield from text.json())), call_id)]
+    yield from _read_arguments(text, told, name, call_id)
 
 
-def _read_llama3_json(text: GrowingText) -> Reading[list[ToolCall]]:
-    calls: list[ToolCall] = []
-    while not calls or (yield from text.skips(";")):
+def _read_llama3_json(text: GrowingText, told: CallEvents) -> Reading[None]:
+    is_first = True
+    while is_first or (yield from text.skips(";")):
         yield from text.spaces()
-        if calls and not (yield from text.ahead()):
+        if not is_first and not (yield from text.ahead()):
             break
-        calls.append(_call((yield from text.json()), "parameters", "arguments", is_marked=False))
+        yield from _read_object(text, told, "parameters", "arguments", is_marked=False)
+        is_first = False
         yield from text.spaces()
     yield from _read_nothing(text)
-    return calls
 
 
-def _read_pythonic(text: GrowingText) -> Reading[list[ToolCall]]:
+def _read_pythonic(text: GrowingText, told: CallEvents) -> Reading[None]:
     yield from text.spaces()
     start = text.position
     # The brackets alone would hold back every text that begins with one.
@@ -343,20 +334,20 @@ def _read_pythonic(text: GrowingText) -> Reading[list[ToolCall]]:
     yield from text.spaces()
     yield from text.expect("(")
     text.position = start
-    calls = _python_calls((yield from text.brackets()))
+    for name, arguments in python_calls((yield from text.brackets())):
+        told.wait(ToolCall(name, _as_json(arguments)))
     yield from text.skips("<|python_end|>")
     yield from text.spaces()
     yield from _read_nothing(text)
-    return calls
 
 
-def _read_deepseek_calls(text: GrowingText) -> Reading[list[ToolCall]]:
+def _read_deepseek_calls(text: GrowingText, told: CallEvents) -> Reading[None]:
     yield from text.spaces()
     yield from text.expect(CALL_BEGIN)
-    return (yield from _read_deepseek_call(text))
+    yield from _read_deepseek_call(text, told)
 
 
-def _read_deepseek_call(text: GrowingText) -> Reading[list[ToolCall]]:
+def _read_deepseek_call(text: GrowingText, told: CallEvents) -> Reading[None]:
     name = yield from _read_name(text)
     yield from text.expect(CALL_SEPARATOR)
     yield from text.spaces()
@@ -367,17 +358,71 @@ def _read_deepseek_call(text: GrowingText) -> Reading[list[ToolCall]]:
         yield from text.spaces()
         yield from text.expect("```json")
         yield from text.spaces()
-    arguments = _as_json((yield from text.json()))
+    yield from _read_arguments(text, told, name)
     yield from text.spaces()
     if is_v3:
         yield from text.expect("```")
         yield from text.spaces()
     yield from text.expect(CALL_END)
-    return [ToolCall(name, arguments)]
+
+
+def _read_object(text: GrowingText, told: CallEvents, *keys: str, is_marked: bool = True) -> Reading[None]:
+    """Reads a call that is a JSON object. Takes what `_call` takes."""
+    start = text.position
+    try:
+        given = yield from _read_head(text, keys)
+    except Unreadable:
+        # Its parts may stand in another order: then the whole of it says which call it is.
+        text.position = start
+        told.wait(_call((yield from text.json()), *keys, is_marked=is_marked))
+        return
+    yield from _read_arguments(text, told, given["name"], given.get("id", ""))
+    yield from text.json_spaces()
+    rest = {"id", "type"} - given.keys()
+    while (yield from text.skips(",")):
+        rest.remove((yield from _read_key(text, rest)))
+        yield from text.json_string()
+        yield from text.json_spaces()
+    yield from text.expect("}")
+    told.accept()
+
+
+def _read_head(text: GrowingText, keys: Sequence[str]) -> Reading[dict[str, str]]:
+    """Reads a JSON object up to its arguments, under one of these keys. Returns what stands before them, the name at
+    least. Raises Unreadable if it is written in another way."""
+    given: dict[str, str] = {}
+    yield from text.expect("{")
+    while (key := (yield from _read_key(text, {"name", "id", "type", *keys} - given.keys()))) not in keys:
+        given[key] = yield from text.json_string()
+        yield from text.json_spaces()
+        yield from text.expect(",")
+    if not given.get("name") or (yield from text.ahead()) != "{":
+        raise Unreadable("a name must stand before the arguments, which are an object")
+    return given
+
+
+def _read_key(text: GrowingText, keys: Collection[str]) -> Reading[str]:
+    """Reads the next key of a JSON object, which must be among some, up to its value."""
+    yield from text.json_spaces()
+    if (key := (yield from text.json_string())) not in keys:
+        raise Unreadable(f"one of {', '.join(sorted(keys))} must come next")
+    yield from text.json_spaces()
+    yield from text.expect(":")
+    yield from text.json_spaces()
+    return key
+
+
+def _read_arguments(text: GrowingText, told: CallEvents, name: str, call_id: str = "") -> Reading[None]:
+    """Reads the arguments of a call, which begins with them."""
+    if (yield from text.ahead()) != "{":
+        raise Unreadable("arguments must be an object")
+    told.begin(name, call_id)
+    yield from text.json_pieces(told.grow)
+    told.end()
 
 
 def _read_name(text: GrowingText) -> Reading[str]:
-    name = yield from text.run(_NAME)
+    name = yield from text.run(NAME)
     if not name:
         raise Unreadable("a name must come next")
     return name
@@ -414,18 +459,22 @@ def _as_json(arguments: object) -> str:
     """Returns arguments as JSON text. Raises Unreadable if they are no object; ValueError for infinite numbers."""
     if not isinstance(arguments, dict):
         raise Unreadable("arguments must be an object")
-    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    return _json_text(arguments)
+
+
+def _json_text(value: object) -> str:
+    """Returns a value as JSON text. Raises ValueError for infinite numbers."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair: no UTF-8 can hold it, an escape sequence can
-        return json.dumps(arguments)
+        return json.dumps(value)
     return text
 
 
-def _typed(value: str, schema: object) -> Any:
-    """Returns a value that was written as text, in the type of its schema; the text where it does not fit."""
-    kinds = _kinds(schema)
-    if not kinds or "string" in kinds:
+def _typed(value: str, kinds: Collection[str]) -> Any:
+    """Returns a value that was written as text, in one of these types of JSON schemas; the text where it has none."""
+    if "string" in kinds:
         return None if value == "null" and "null" in kinds else value
     try:
         return json.loads(value, parse_constant=str)
@@ -443,58 +492,3 @@ def _kinds(schema: object) -> set[str]:
     if isinstance(schema, Mapping):
         return {kind for key in ("type", "anyOf", "oneOf") for kind in _kinds(schema.get(key))}
     return set()
-
-
-_STRING = re.compile(r"""([a-zA-Z]*)("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')""", re.DOTALL)
-_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-_ESCAPED = "\n\\'\"abfnrtv01234567xNuU"
-_CONSTANTS = {"true": True, "false": False, "null": None}
-"""JSON's names, which models mix up with Python's."""
-
-
-def _python_calls(source: str) -> list[ToolCall]:
-    """Returns the calls in a list of Python's. Raises Unreadable if it has something else."""
-    try:
-        tree = ast.parse(_STRING.sub(_with_plain_backslashes, source), mode="eval").body
-    except (SyntaxError, MemoryError) as error:
-        raise Unreadable(str(error)) from error
-    if not isinstance(tree, ast.List) or not tree.elts:
-        raise Unreadable("there must be a call")
-    return [_python_call(node) for node in tree.elts]
-
-
-def _with_plain_backslashes(string: re.Match[str]) -> str:
-    r"""Doubles the backslashes of a string that escape nothing, like that of "\d": Python means the same, but warns."""
-    if "r" in string[1].lower():
-        return string[0]
-    return string[1] + _ESCAPE.sub(lambda pair: pair[0] if pair[1] in _ESCAPED else "\\" + pair[0], string[2])
-
-
-def _python_call(node: ast.expr) -> ToolCall:
-    if not isinstance(node, ast.Call) or node.args or any(keyword.arg is None for keyword in node.keywords):
-        raise Unreadable("a call must name all its arguments")
-    name = ast.unparse(node.func)
-    if not _NAME.fullmatch(name):
-        raise Unreadable("a call must have a name")
-    return ToolCall(name, _as_json({keyword.arg: _literal(keyword.value) for keyword in node.keywords}))
-
-
-def _literal(node: ast.expr) -> Any:
-    match node:
-        case ast.Constant(value=str() | int() | float() | None as value):
-            return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return -value
-        case ast.Name(id=name) if name in _CONSTANTS:
-            return _CONSTANTS[name]
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_literal(item) for item in items]
-        case ast.Dict(keys=keys, values=values):
-            return {_key(key): _literal(value) for key, value in zip(keys, values, strict=True)}
-    raise Unreadable("an argument must be a literal that JSON has too")
-
-
-def _key(node: ast.expr | None) -> str:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    raise Unreadable("a key must be a text")

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import from_json
 
-from outrider_client.tool_calls import ToolCall, ToolCallFormat, ToolCallStream, parse_tool_calls
+from outrider_client.growing_text import MAX_JSON_DEPTH
+from outrider_client.tool_calls import (
+    CALL_BEGIN,
+    CallBegun,
+    CallGrown,
+    Event,
+    ToolCall,
+    ToolCallFormat,
+    ToolCallStream,
+    parse_tool_calls,
+)
 
 WEATHER = {
     "type": "function",
@@ -97,19 +109,20 @@ def test_auto_takes_what_begins_with_a_marker_and_nothing_else(format: str, text
         ("hermes", " \n"),
         ("hermes", "<tool_call>"),
         ("hermes", "<tool_call> f(a=1) </tool_call>"),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1,}}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "1}}</tool_call>'),
         ("hermes", '<tool_call>{"name": "f", "arguments": "a"}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {}, "why": "because"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": '),
+        ("hermes", '<tool_call>{"name": "f", "arguments"; {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "why": "because", "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "name": "g", "why": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"arguments": {}, "name": "f"} and </tool_call>'),
+        ("hermes", '<tool_call>{"arguments": {"a": NaN}, "name": "f"}</tool_call>'),
+        ("hermes", '<tool_call>{"arguments": {}, "name": "f"'),
         ("hermes", '<tool_call>{"name": ["f"], "arguments": {}}</tool_call>'),
         ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {}} and </tool_call>'),
         ("hermes", '<tool_call>["f"]</tool_call>'),
         ("hermes", '<tool_call>"f", "g"</tool_call>'),
         ("hermes", "<tool_call>" + '{"a":' * 5000 + "1" + "}" * 5000 + "</tool_call>"),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "f", "arguments": {'),
         ("mistral", "[TOOL_CALLS] []"),
         ("mistral", "[TOOL_CALLS] [1]"),
         ("mistral", "[TOOL_CALLS]f"),
@@ -118,9 +131,6 @@ def test_auto_takes_what_begins_with_a_marker_and_nothing_else(format: str, text
         ("mistral", "[TOOL_CALLS]f[CALL_ID][ARGS]{}"),
         ("llama3_json", '{"name": "Ada", "age": 36}'),
         ("llama3_json", '{"name": "Ada"}'),
-        ("llama3_json", '{"name": "f", "parameters": {}, "arguments": {}}'),
-        ("llama3_json", '{"name": "f", "parameters": {}} is a call'),
-        ("llama3_json", '{"name": "f", "parameters": {}}; {'),
         ("llama3_json", 'So: {"name": "f", "parameters": {}}'),
         ("llama3_json", '<|python_tag|>search.call(query="a")'),
         ("pythonic", "[a link](http://example.com)"),
@@ -143,10 +153,8 @@ def test_auto_takes_what_begins_with_a_marker_and_nothing_else(format: str, text
         ("pythonic", "[f(a=" + "(" * 300 + ")" * 300 + ")]"),
         ("pythonic", "[f(a=" + "-" * 99999 + "1)]"),
         ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>"),
-        ("deepseek_v3", DEEPSEEK_31[: DEEPSEEK_31.index("<｜tool▁call▁end｜>")]),
-        ("deepseek_v3", DEEPSEEK[: DEEPSEEK.index("\n```<")] + "<｜tool▁call▁end｜>"),
         ("qwen3_coder", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
-        ("qwen3_coder", "<tool_call><function=f><parameter=a>1</function></tool_call>"),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a"),
         ("qwen3_coder", "<tool_call><function=></function></tool_call>"),
         ("qwen3_coder", "<tool_call><function=f>text</function></tool_call>"),
     ],
@@ -154,6 +162,51 @@ def test_auto_takes_what_begins_with_a_marker_and_nothing_else(format: str, text
 def test_what_is_no_call_stays_text(format: str, text: str) -> None:
     assert parse_tool_calls(text, format) == (text, [])
     assert one_by_one(text, format) == (text, [])
+
+
+def cut(arguments: str) -> list[ToolCall]:
+    return [ToolCall("f", arguments, is_complete=False)]
+
+
+NESTED = '{"a":' * MAX_JSON_DEPTH
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "content", "calls"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": {', "", cut("{")),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "1', "", cut('{"a": "1')),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1', "", cut('{"a": 1')),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": tru', "tru", cut('{"a": ')),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\u00', "\\u00", cut('{"a": "')),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}', "", [F]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>', "</tool_call>", [F]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1,}}</tool_call>', "}}</tool_call>", cut('{"a": 1,')),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', "NaN}}</tool_call>", cut('{"a": ')),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": -1e999}}', "-1e999}}", cut('{"a": ')),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\d"}}', '\\d"}}', cut('{"a": "')),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "why": ""}', ', "why": ""}', [F]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "id": "1"} </tool_call>', "", [F]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}} and </tool_call>', " and </tool_call>", [F]),
+        ("hermes", f'<tool_call>{{"name": "f", "arguments": {NESTED}{{}}', "{}", cut(NESTED)),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1', "", cut('{"a": 1')),
+        ("llama3_json", '{"name": "f", "parameters": {"a": 1}, "arguments": {}}', ', "arguments": {}}', [F]),
+        ("llama3_json", '{"name": "f", "parameters": {"a": 1}} is a call', " is a call", [F]),
+        ("llama3_json", '{"name": "f", "parameters": {"a": 1}}; {', "; {", [F]),
+        ("llama3_json", f'{F_AS_JSON}; {{"arguments": {{}}, "name": "g"}}; {F_AS_JSON} .', " .", [F, G, F]),
+        ("llama3_json", F_AS_JSON + '; {"arguments": {}, "name": "g"} .', '; {"arguments": {}, "name": "g"} .', [F]),
+        ("deepseek_v3", DEEPSEEK_31[: DEEPSEEK_31.index("<｜tool▁call▁end｜>")], "", [F]),
+        ("deepseek_v3", DEEPSEEK[: DEEPSEEK.index("\n```<")] + "<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>", [F]),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>1\n</parameter", "", cut('{"a": "1\\n</parameter')),
+        ("qwen3_coder", "<function=f><parameter=a>1</parameter> and", " and", cut('{"a": "1"')),
+        ("qwen3_coder", "<function=f><parameter=a>1</parameter><parameter=b", "<parameter=b", cut('{"a": "1"')),
+    ],
+)  # fmt: skip
+def test_a_call_that_has_begun_stays_one_and_the_rest_is_text(
+    format: str, text: str, content: str, calls: list[ToolCall]
+) -> None:
+    assert parse_tool_calls(text, format) == (content, calls)
+    assert one_by_one(text, format) == (content, calls)
 
 
 def test_a_broken_call_takes_no_good_one_with_it() -> None:
@@ -173,6 +226,10 @@ def test_a_marker_within_an_argument_ends_nothing() -> None:
 
 def test_arguments_are_json_that_utf_8_can_hold() -> None:
     _, [call] = parse_tool_calls('<tool_call>{"name": "f", "arguments": {"a": "\\ud83d é"}}</tool_call>', "hermes")
+    assert call.arguments == '{"a": "\\ud83d é"}'
+    _, [call] = parse_tool_calls('<tool_call>{"name": "f", "arguments": {"a": "\ud83d\t"}}</tool_call>', "hermes")
+    assert call.arguments == '{"a": "\\ud83d\\t"}'
+    _, [call] = parse_tool_calls('<tool_call>{"arguments": {"a": "\\ud83d é"}, "name": "f"}</tool_call>', "hermes")
     assert call.arguments == '{"a": "\\ud83d \\u00e9"}'
     _, [call] = parse_tool_calls('<tool_call>{"name": "f", "arguments": {"a": "é"}}</tool_call>', "hermes")
     assert call.arguments == '{"a": "é"}'
@@ -228,15 +285,38 @@ def one_by_one(text: str, format: str) -> tuple[str, list[ToolCall]]:
 
 def streamed(pieces: list[str], format: str) -> tuple[str, list[ToolCall]]:
     stream = ToolCallStream(format, tools=[WEATHER])
-    events = [event for piece in pieces for event in stream.feed(piece)] + stream.finish()
-    assert all(events), "no event is an empty text"
-    return "".join(e for e in events if isinstance(e, str)), [e for e in events if isinstance(e, ToolCall)]
+    return joined([event for piece in pieces for event in stream.feed(piece)] + stream.finish())
+
+
+def joined(events: list[Event]) -> tuple[str, list[ToolCall]]:
+    """Puts a text and its calls together from their pieces, which must be those of the whole calls beside them."""
+    content, calls, begun = "", list[ToolCall](), list[str]()
+    for event in events:
+        match event:
+            case CallBegun():
+                assert not begun
+                begun = [event.name, event.id, ""]
+            case CallGrown():
+                assert event.arguments
+                begun[2] += event.arguments
+            case ToolCall():
+                assert begun == [event.name, event.id, event.arguments]
+                calls.append(event)
+                begun = []
+            case _:
+                assert event
+                assert not begun
+                content += event
+    assert not begun
+    return content, calls
 
 
 PIECES = [
     *(text for _, text, _ in WRITTEN), "Hello", " ", "\n", "<", "<tool_call>", "</tool_call>", "{", "}", "[", "]", '"',
     "\\", "é", "[TOOL_CALLS]", "<|python_tag|>", "<function=", "<parameter=a>", '{"name": "f", "parameters": {}}', ";",
-    "(", '{"name": "f", "arguments": {', "f(a='", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
+    "(", '{"name": "f", "arguments": {', '<tool_call>{"name": "f", "arguments": {"a": ', '{"b": [tru', "e, 1.5e", "}}",
+    "[TOOL_CALLS]f{", "\\u00", "e9", "<function=f><parameter=a>\n", "\n</parameter>", "</function>",
+    "f(a='", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
 ]  # fmt: skip
 """Whole calls and pieces of calls."""
 
@@ -252,6 +332,50 @@ def test_cuts_change_nothing(text: str, format: str, cuts: list[int]) -> None:
     whole = parse_tool_calls(text, format, tools=[WEATHER])
     assert streamed(pieces, format) == whole
     assert one_by_one(text, format) == whole
+    for call in whole[1]:
+        # A call that is not complete is the beginning of one.
+        assert isinstance(from_json(call.arguments, allow_partial=not call.is_complete), dict)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+HEADS = {
+    "hermes": '<tool_call>{"name": "f", "arguments": ', "mistral": "[TOOL_CALLS]f[ARGS]",
+    "llama3_json": '{"name": "f", "parameters": ', "deepseek_v3": f"{CALL_BEGIN}f<｜tool▁sep｜>",
+}  # fmt: skip
+
+
+@given(st.dictionaries(st.text(max_size=3), JSON), st.sampled_from(list(HEADS)), st.booleans(), st.data())
+def test_any_arguments_come_as_they_are_written_as_soon_as_they_are(
+    arguments: dict[str, Any], format: str, is_ascii: bool, data: st.DataObject
+) -> None:
+    written = json.dumps(arguments, ensure_ascii=is_ascii)
+    edge = data.draw(st.integers(1, len(written)))
+    stream = ToolCallStream(format)
+    assert stream.feed(HEADS[format]) == []
+    begun, *grown = stream.feed(written[:edge])
+    assert begun == CallBegun("f")
+    told = "".join(event.arguments for event in grown if isinstance(event, CallGrown))
+    # A number or a name, and an escape sequence, wait for their ends.
+    assert written.startswith(told)
+    assert re.fullmatch(r"[-+.\w]*|\\(u[0-9a-f]{0,3})?", written[len(told) : edge])
+    *_, call = grown + stream.feed(written[edge:])
+    assert call == ToolCall("f", written)
+
+
+@given(st.text(), st.data())
+def test_a_text_between_tags_comes_while_it_is_written(value: str, data: st.DataObject) -> None:
+    edge = data.draw(st.integers(0, len(value)))
+    stream = ToolCallStream("qwen3_coder", tools=[WEATHER])
+    events = stream.feed("<function=weather><parameter=city>\n" + value[:edge])
+    told = "".join(event.arguments for event in events if isinstance(event, CallGrown))
+    # A line break, and what may be the beginning of the end, wait.
+    assert re.fullmatch(r"\n?(</?[a-z]*)?", value[:edge].removeprefix(json.loads(told + '"}')["city"]))
+    events += stream.feed(value[edge:] + "\n</parameter></function>")
+    assert json.loads(joined(events)[1][0].arguments) == {"city": value}
 
 
 @given(st.text(), st.sampled_from([each.value for each in ToolCallFormat]))
@@ -265,7 +389,7 @@ def test_text_comes_at_once_and_a_beginning_marker_never() -> None:
     assert stream.feed("tool_") == []
     assert stream.feed("box> <tool_call") == ["<tool_box> "]
     assert stream.feed('>{"name": "g"}') == []
-    assert stream.feed("</tool_call>") == [G]
+    assert stream.feed("</tool_call>") == [CallBegun("g"), CallGrown("{}"), G]
     assert stream.feed("\n") == []
     assert stream.feed("Done") == ["\nDone"]
     assert stream.finish() == []
@@ -277,6 +401,20 @@ def test_what_can_be_no_call_is_told_before_the_text_ends() -> None:
     assert "".join(map(str, stream.feed('<tool_call>{"name": oops, '))) == ""
     stream = ToolCallStream("pythonic")
     assert "".join(map(str, stream.feed("[a link]"))) == "[a link]"
+
+
+def test_arguments_come_parameter_by_parameter_where_types_say_how() -> None:
+    stream = ToolCallStream("qwen3_coder", tools=[WEATHER])
+    assert stream.feed("<tool_call><function=weather><parameter=days>") == [
+        CallBegun("weather"),
+        CallGrown('{"days": '),
+    ]
+    assert stream.feed("\n1") == []
+    assert stream.feed("2\n</parameter>") == [CallGrown("12")]
+    assert stream.feed("<parameter=city>\nRo") == [CallGrown(', "city": "Ro')]
+    assert stream.feed('"me\n</parameter>\n</func') == [CallGrown('\\"me"')]
+    assert stream.feed("tion>") == [CallGrown("}"), ToolCall("weather", '{"days": 12, "city": "Ro\\"me"}')]
+    assert stream.feed("</tool_call>") + stream.finish() == []
 
 
 def test_a_finished_stream_takes_no_more() -> None:

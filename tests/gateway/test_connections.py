@@ -19,7 +19,7 @@ from outrider.gateway import bodies, run, streams
 from outrider.gateway.bodies import ClientGone
 from outrider.gateway.outputs import unless_gone
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
-from tests.support.fake_verifier import FakeVerifier, chunk, finished, started, until_cancelled
+from tests.support.fake_verifier import FakeVerifier, chunk, finished, saying, started, until_cancelled
 from tests.support.gateways import RunningGateway, events_of, running_gateway
 from tests.support.waiting import until
 
@@ -213,13 +213,15 @@ async def test_the_bearer_of_the_caller_goes_on_and_the_gateways_own_does_not(
     assert refused.status_code == 401
 
 
-async def test_a_tool_call_is_told_when_it_is_complete(verifier: FakeVerifier, gateway: RunningGateway) -> None:
+async def test_a_tool_call_is_told_as_it_is_written(verifier: FakeVerifier, gateway: RunningGateway) -> None:
     def script(request: GenerateRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
         yield started()
         yield chunk(5, text="Let me see. <tool_")
         yield chunk(6, text='call>{"name": "now", "argum')
-        yield chunk(7, text='ents": {"zone": "CET"}}</tool_call>')
-        yield finished(3)
+        yield chunk(7, text='ents": {"zone": "C')
+        yield chunk(8, text='ET"}')
+        yield chunk(9, text="}</tool_call>")
+        yield finished(5)
 
     verifier.script = script
     tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
@@ -232,11 +234,27 @@ async def test_a_tool_call_is_told_when_it_is_complete(verifier: FakeVerifier, g
     *events, _ = events_of((await gateway.post(CHAT, **body, stream=True)).text)
     deltas = [json.loads(event)["choices"][0] for event in events]
     assert "".join(each["delta"].get("content") or "" for each in deltas) == "Let me see. "
-    (told,) = [each["delta"]["tool_calls"] for each in deltas if "tool_calls" in each["delta"]]
-    assert told[0]["index"] == 0
-    assert told[0]["function"] == call["function"]
+    (begun,), (grown,) = [each["delta"]["tool_calls"] for each in deltas if "tool_calls" in each["delta"]]
+    assert begun.pop("id").startswith("call_")
+    assert begun == {"index": 0, "type": "function", "function": {"name": "now", "arguments": '{"zone": "C'}}
+    assert grown == {"index": 0, "function": {"arguments": 'ET"}'}}
     assert deltas[-1]["finish_reason"] == "tool_calls"
     assert not verifier.requests[-1].skip_special_tokens
+
+
+async def test_a_tool_call_that_is_cut_off_is_told_as_far_as_it_came(
+    verifier: FakeVerifier, gateway: RunningGateway
+) -> None:
+    verifier.script = saying('<tool_call>{"name": "now", "arguments": {"zone": "C', is_cut=True)
+    tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+    body = {"messages": HELLO, "tools": [tool]}
+    (choice,) = (await gateway.post(CHAT, **body)).json()["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", None)
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "now", "arguments": '{"zone": "C'}
+    *events, _ = events_of((await gateway.post(CHAT, **body, stream=True)).text)
+    _, told, end = [json.loads(event)["choices"][0] for event in events]
+    assert told["delta"]["tool_calls"][0]["function"] == choice["message"]["tool_calls"][0]["function"]
+    assert end["finish_reason"] == "length"
 
 
 async def test_counts_are_those_of_what_was_answered(gateway: RunningGateway) -> None:

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic_core import from_json
 
 from outrider.gateway import streams
 from outrider_client.client import Client
@@ -39,13 +40,18 @@ def assembled(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         match event["type"]:
             case "content_block_start":
                 assert event["index"] == len(content)
-                content.append(dict(event["content_block"]))
+                content.append(
+                    {**event["content_block"], **({"input": ""} if "input" in event["content_block"] else {})}
+                )
             case "content_block_delta" if event["delta"]["type"] == "text_delta":
                 content[event["index"]]["text"] += event["delta"]["text"]
             case "content_block_delta":
-                content[event["index"]]["input"] = json.loads(event["delta"]["partial_json"])
+                content[event["index"]]["input"] += event["delta"]["partial_json"]
             case "content_block_stop":
                 assert event["index"] == len(content) - 1
+                if "input" in content[-1]:
+                    # As Anthropic's own client does it.
+                    content[-1]["input"] = from_json(content[-1]["input"], allow_partial=True)
     return content
 
 
@@ -110,6 +116,35 @@ async def test_text_and_calls_are_blocks_in_their_order_however_they_come(
             {"type": "text", "text": "That was it."},
         ]
     assert whole["stop_reason"] == events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+async def test_the_input_of_a_call_comes_as_it_is_written(verifier: FakeVerifier, scripted: RunningGateway) -> None:
+    verifier.script = saying('<tool_call>{"name": "now", "arguments": {', '"zone": "C', 'ET"}', "}</tool_call>")
+    _, begun, *events = await streamed(scripted, messages=[HELLO], tools=[NOW])
+    assert (begun["content_block"]["name"], begun["content_block"]["input"]) == ("now", {})
+    pieces = [event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta"]
+    assert pieces == ["{", '"zone": "C', 'ET"}']
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [('{"zone": "CET", "day": "Mon', {"zone": "CET"}), ("{", {}), ('{"zone": "\\ud83d", "day": 1', {})],
+)
+async def test_a_call_that_is_cut_off_is_a_block_with_what_can_be_read_of_it(
+    verifier: FakeVerifier, scripted: RunningGateway, arguments: str, told: dict[str, Any]
+) -> None:
+    verifier.script = saying('<tool_call>{"name": "now", "arguments": ', arguments, is_cut=True)
+    whole = (await scripted.post(MESSAGES, messages=[HELLO], tools=[NOW], max_tokens=2)).json()
+    assert [(block["type"], block["name"], block["input"]) for block in whole["content"]] == [("tool_use", "now", told)]
+    assert whole["stop_reason"] == "max_tokens"
+
+
+async def test_half_of_a_surrogate_pair_in_an_argument_is_told_as_a_question_mark(
+    verifier: FakeVerifier, scripted: RunningGateway
+) -> None:
+    verifier.script = saying('<tool_call>{"name": "now", "arguments": {"zone": "\\ud83d"}}</tool_call>')
+    whole = (await scripted.post(MESSAGES, messages=[HELLO], tools=[NOW], max_tokens=2)).json()
+    assert whole["content"][0]["input"] == {"zone": "?"}
 
 
 async def test_the_reason_of_the_end_is_told(gateway: RunningGateway) -> None:

@@ -102,8 +102,23 @@ async def test_text_and_calls_are_items_in_their_order_however_they_come(
     assert len({call["call_id"] for call in calls}) == len({item["id"] for item in output}) - 2 == 2
     assert [event["item"] for event in events if event["type"].endswith("item.done")] == output
     of_first = [event["type"].removeprefix("response.") for event in events if event.get("output_index") == 1]
-    names = ["function_call_arguments.delta", "function_call_arguments.done"]
+    num_deltas = len(of_first) - 3
+    assert num_deltas >= (4 if size < 1000 else 1)
+    names = [*["function_call_arguments.delta"] * num_deltas, "function_call_arguments.done"]
     assert of_first == ["output_item.added", *names, "output_item.done"]
+    deltas = [event["delta"] for event in events if event.get("output_index") == 1 and "delta" in event]
+    assert "".join(deltas) == '{"zone": "CET"}'
+
+
+async def test_a_call_that_is_cut_off_is_an_incomplete_item(verifier: FakeVerifier, scripted: RunningGateway) -> None:
+    verifier.script = saying('<tool_call>{"name": "now", "arguments": {"zo', 'ne": "C', is_cut=True)
+    *events, last = await streamed(scripted, input="hello", tools=[NOW])
+    whole = (await scripted.post(RESPONSES, input="hello", tools=[NOW])).json()
+    for response in (last["response"], whole):
+        (item,) = response["output"]
+        assert (item["status"], item["arguments"]) == ("incomplete", '{"zone": "C')
+        assert response["status"] == "incomplete"
+    assert [event["delta"] for event in events if "delta" in event] == ['{"zo', 'ne": "C']
 
 
 async def test_a_text_of_no_tokens_is_an_empty_message(verifier: FakeVerifier, scripted: RunningGateway) -> None:

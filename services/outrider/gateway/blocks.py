@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from outrider.gateway.asks import ToolUse
 from outrider.gateway.outputs import Outputs
-from outrider.gateway.replies import Ended, NumberedCall, replies
+from outrider.gateway.replies import BegunCall, Ended, GrownCall, NumberedCall, replies
 from outrider_client.generation import Chunk
 
 
@@ -45,16 +46,34 @@ class TextDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
-    """Holds a block that is a call."""
+class CallBegun:
+    """Holds the beginning of a block that is a call."""
+
+    index: int
+    call: BegunCall
+
+
+@dataclass(frozen=True, slots=True)
+class CallGrown:
+    """Holds the next piece of the arguments of the call that has begun."""
+
+    index: int
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallDone:
+    """Holds the end of a block that is a call."""
 
     index: int
     call: NumberedCall
 
 
-async def blocks(
-    outputs: Outputs, tool_use: ToolUse | None
-) -> AsyncIterator[TextBegun | TextGrown | TextDone | Called | Ended]:
+Block: TypeAlias = TextBegun | TextGrown | TextDone | CallBegun | CallGrown | CallDone
+"""A part of a block."""
+
+
+async def blocks(outputs: Outputs, tool_use: ToolUse | None) -> AsyncIterator[Block | Ended]:
     """Yields the blocks of one text as they come, and last that it has ended. Raises OutriderError."""
     index, pieces = 0, list[str]()
     is_open = False
@@ -73,11 +92,15 @@ async def blocks(
         if said.chunk is not None:
             waiting.append(said.chunk)
         for part in said.parts:
-            if isinstance(part, NumberedCall):
+            if isinstance(part, BegunCall):
                 if is_open:
                     yield TextDone(index, "".join(pieces))
                     index, is_open = index + 1, False
-                yield Called(index, part)
+                yield CallBegun(index, part)
+            elif isinstance(part, GrownCall):
+                yield CallGrown(index, part.arguments)
+            elif isinstance(part, NumberedCall):
+                yield CallDone(index, part)
                 index += 1
             else:
                 if not is_open:

@@ -11,7 +11,18 @@ from outrider.gateway.asks import chat_ask
 from outrider.gateway.exchange import Exchange
 from outrider.gateway.outputs import Outputs
 from outrider.gateway.parameters import ChatParameters, checked
-from outrider.gateway.replies import Ended, NumberedCall, Reply, Said, calls_of, replies, text_of
+from outrider.gateway.replies import (
+    BegunCall,
+    Ended,
+    GrownCall,
+    NumberedCall,
+    Part,
+    Reply,
+    Said,
+    calls_of,
+    replies,
+    text_of,
+)
 from outrider.gateway.streams import DONE, EventStream, TextEvents, event_of
 from outrider_client.generation import Chunk, Result
 
@@ -45,7 +56,7 @@ class ChatAnswer(ChoicesAnswer):
         text, calls = text_of(parts), calls_of(parts)
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
         if calls:
-            message["tool_calls"] = [_call(call) for call in calls]
+            message["tool_calls"] = [_call(call, call.arguments) for call in calls]
         choice = {
             "index": index,
             "message": message,
@@ -81,18 +92,20 @@ class ChatAnswer(ChoicesAnswer):
             async for said in replies(outputs, ask.tool_use):
                 if isinstance(said, Ended):
                     await stream.send(self._end(said, results))
-                elif said.parts or (self.has_details and said.chunk is not None):
+                elif any(not isinstance(part, NumberedCall) for part in said.parts) or (
+                    self.has_details and said.chunk is not None
+                ):
                     await stream.send(await self._piece(outputs, said))
         await self.end(stream, results)
         await stream.send(DONE)
 
     async def _piece(self, outputs: Outputs, said: Said) -> bytes:
         delta: dict[str, Any] = {}
-        text, calls = text_of(said.parts), calls_of(said.parts)
+        text, calls = text_of(said.parts), _call_deltas(said.parts)
         if text or not calls:
             delta["content"] = text
         if calls:
-            delta["tool_calls"] = [{"index": call.index, **_call(call)} for call in calls]
+            delta["tool_calls"] = calls
         choice, chunk = _delta(said.choice, delta), said.chunk
         if chunk is not None:
             choice["logprobs"] = await self._logprobs(chunk)
@@ -119,5 +132,18 @@ def _delta(index: int, delta: Mapping[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _call(call: NumberedCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+def _call(call: BegunCall | NumberedCall, arguments: str) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _call_deltas(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """Returns what the parts of calls add to each call: clients take one entry for each."""
+    deltas: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        match part:
+            case BegunCall():
+                deltas[part.index] = {"index": part.index, **_call(part, "")}
+            case GrownCall():
+                delta = deltas.setdefault(part.index, {"index": part.index, "function": {"arguments": ""}})
+                delta["function"]["arguments"] += part.arguments
+    return list(deltas.values())

@@ -7,16 +7,18 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
+from pydantic_core import from_json
+
 from outrider.gateway import usage
 from outrider.gateway.answers import Answer
-from outrider.gateway.blocks import Called, TextBegun, TextDone, TextGrown, blocks
+from outrider.gateway.blocks import CallBegun, CallDone, CallGrown, TextBegun, TextDone, TextGrown, blocks
 from outrider.gateway.errors import ApiError
 from outrider.gateway.exchange import Exchange
 from outrider.gateway.message_asks import message_ask, message_prompt
 from outrider.gateway.models import token_ids_of
 from outrider.gateway.outputs import Outputs
 from outrider.gateway.parameters import MessageChat, MessageParameters, checked
-from outrider.gateway.replies import Ended
+from outrider.gateway.replies import BegunCall, Ended, NumberedCall
 from outrider.gateway.streams import EventStream, event_of
 
 Event = dict[str, Any]
@@ -90,12 +92,13 @@ class MessageAnswer(Answer):
                 case TextDone():
                     self._content.append({"type": "text", "text": block.text})
                     yield {"type": "content_block_stop", "index": block.index}
-                case Called():
-                    used = {"type": "tool_use", "id": block.call.id, "name": block.call.name}
-                    self._content.append({**used, "input": json.loads(block.call.arguments)})
-                    yield _block_start(block.index, {**used, "input": {}})
-                    told = {"type": "input_json_delta", "partial_json": block.call.arguments}
+                case CallBegun():
+                    yield _block_start(block.index, {**_tool_use(block.call), "input": {}})
+                case CallGrown():
+                    told = {"type": "input_json_delta", "partial_json": block.arguments}
                     yield _block_delta(block.index, told)
+                case CallDone():
+                    self._content.append({**_tool_use(block.call), "input": _input(block.call)})
                     yield {"type": "content_block_stop", "index": block.index}
                 case Ended():
                     yield self._ended(block)
@@ -125,6 +128,20 @@ class MessageAnswer(Answer):
 
 def _encoded(event: Event) -> bytes:
     return event_of(event, event["type"])
+
+
+def _tool_use(call: BegunCall | NumberedCall) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name}
+
+
+def _input(call: NumberedCall) -> Any:
+    """Returns the arguments of a call as an object; what can be read of one that is not complete."""
+    if call.is_complete:
+        return json.loads(call.arguments)
+    try:
+        return from_json(call.arguments, allow_partial=True)
+    except ValueError:  # half of a surrogate pair, which this parser does not read
+        return {}
 
 
 def _block_start(index: int, block: dict[str, Any]) -> Event:

@@ -13,22 +13,40 @@ from typing import TypeAlias
 from outrider.gateway.asks import ToolUse
 from outrider.gateway.outputs import Outputs
 from outrider_client.generation import Chunk, FinishReason, Result
-from outrider_client.tool_calls import Event, ToolCall, ToolCallStream
+from outrider_client.tool_calls import CallBegun, CallGrown, Event, ToolCall, ToolCallStream
+
+
+@dataclass(frozen=True, slots=True)
+class BegunCall:
+    """Holds the beginning of a call of a tool, with its number among those of its text."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GrownCall:
+    """Holds the next piece of the arguments of a call that has begun."""
+
+    index: int
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
 class NumberedCall:
-    """Holds a call of a tool, with its number among those of its text."""
+    """Holds a whole call of a tool, all of which has been told before."""
 
     index: int
     id: str
     name: str
     arguments: str
-    """A JSON object as text."""
+    """A JSON object as text; the beginning of one, if the call is not complete."""
+    is_complete: bool
 
 
-Part: TypeAlias = str | NumberedCall
-"""A piece of the text around the calls, or a call."""
+Part: TypeAlias = str | BegunCall | GrownCall | NumberedCall
+"""A piece of the text around the calls, or a part of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +56,7 @@ class Said:
     choice: int
     """The number of the text."""
     parts: tuple[Part, ...]
-    """Pieces of the text and calls, in their order."""
+    """Pieces of the text, and parts of calls, in their order."""
     chunk: Chunk | None
     """The chunk that it was in; None for what was decided only by the end."""
 
@@ -60,13 +78,14 @@ class Reply:
     tool_use: ToolUse | None
     num_calls: int = 0
     _stream: ToolCallStream | None = field(init=False, default=None)
+    _begun: BegunCall | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.tool_use is not None:
             self._stream = ToolCallStream(self.tool_use.format, tools=self.tool_use.tools)
 
     def feed(self, piece: str) -> tuple[Part, ...]:
-        """Takes the next piece; returns the text and the calls that are decided by it."""
+        """Takes the next piece; returns the text, and the parts of calls, that are decided by it."""
         return ((piece,) if piece else ()) if self._stream is None else self._told(self._stream.feed(piece))
 
     def finish(self) -> tuple[Part, ...]:
@@ -80,12 +99,19 @@ class Reply:
         return result.finish_reason.value
 
     def _told(self, events: list[Event]) -> tuple[Part, ...]:
-        return tuple(self._numbered(event) if isinstance(event, ToolCall) else event for event in events)
+        return tuple(event if isinstance(event, str) else self._of_call(event) for event in events)
 
-    def _numbered(self, call: ToolCall) -> NumberedCall:
-        name = call.id or f"call_{uuid.uuid4().hex[:24]}"
-        self.num_calls += 1
-        return NumberedCall(self.num_calls - 1, name, call.name, call.arguments)
+    def _of_call(self, event: CallBegun | CallGrown | ToolCall) -> Part:
+        match event:
+            case CallBegun():
+                self._begun = BegunCall(self.num_calls, event.id or f"call_{uuid.uuid4().hex[:24]}", event.name)
+                self.num_calls += 1
+                return self._begun
+            case CallGrown():
+                return GrownCall(self.num_calls - 1, event.arguments)
+        begun = self._begun
+        assert begun is not None
+        return NumberedCall(begun.index, begun.id, begun.name, event.arguments, event.is_complete)
 
 
 def text_of(parts: Iterable[Part]) -> str:
@@ -94,7 +120,7 @@ def text_of(parts: Iterable[Part]) -> str:
 
 
 def calls_of(parts: Iterable[Part]) -> list[NumberedCall]:
-    """Returns the calls."""
+    """Returns the whole calls."""
     return [part for part in parts if isinstance(part, NumberedCall)]
 
 

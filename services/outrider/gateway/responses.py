@@ -9,12 +9,12 @@ from typing import Any
 
 from outrider.gateway import logprobs, usage
 from outrider.gateway.answers import Answer
-from outrider.gateway.blocks import Called, TextBegun, TextDone, TextGrown, blocks
+from outrider.gateway.blocks import CallBegun, CallDone, CallGrown, TextBegun, TextDone, TextGrown, blocks
 from outrider.gateway.errors import ApiError
 from outrider.gateway.exchange import Exchange
 from outrider.gateway.outputs import Outputs
 from outrider.gateway.parameters import ResponseParameters, checked
-from outrider.gateway.replies import Ended
+from outrider.gateway.replies import BegunCall, Ended, NumberedCall
 from outrider.gateway.response_asks import response_ask
 from outrider.gateway.streams import EventStream, event_of
 from outrider_client.generation import Chunk, Result
@@ -90,8 +90,14 @@ class ResponseAnswer(Answer):
                 case TextDone():
                     for event in self._text_done(block):
                         yield event
-                case Called():
-                    for event in self._called(block):
+                case CallBegun():
+                    item = self._call(block.index, block.call, "in_progress", "")
+                    yield _event("response.output_item.added", output_index=block.index, item=item)
+                case CallGrown():
+                    place = self._call_place(block.index)
+                    yield _event("response.function_call_arguments.delta", **place, delta=block.arguments)
+                case CallDone():
+                    for event in self._call_done(block):
                         yield event
                 case Ended():
                     yield self._ended(block)
@@ -106,24 +112,13 @@ class ResponseAnswer(Answer):
             _event("response.output_item.done", output_index=block.index, item=item),
         ]
 
-    def _called(self, block: Called) -> list[Event]:
+    def _call_done(self, block: CallDone) -> list[Event]:
         call, index = block.call, block.index
-        item = {
-            "id": f"fc_{self.session_id}_{index}",
-            "type": "function_call",
-            "status": "completed",
-            "call_id": call.id,
-            "name": call.name,
-            "arguments": call.arguments,
-        }
+        item = self._call(index, call, "completed" if call.is_complete else "incomplete", call.arguments)
         self._items.append(item)
-        place = {"item_id": item["id"], "output_index": index}
-        begun = {**item, "status": "in_progress", "arguments": ""}
+        told = {"name": call.name, "arguments": call.arguments}
         return [
-            _event("response.output_item.added", output_index=index, item=begun),
-            # A call is told when it is complete: until then it may still turn out to be text.
-            _event("response.function_call_arguments.delta", **place, delta=call.arguments),
-            _event("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments),
+            _event("response.function_call_arguments.done", **self._call_place(index), **told),
             _event("response.output_item.done", output_index=index, item=item),
         ]
 
@@ -140,6 +135,19 @@ class ResponseAnswer(Answer):
     def _message(self, index: int, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
         name = self._place(index)["item_id"]
         return {"id": name, "type": "message", "status": status, "role": "assistant", "content": content}
+
+    def _call(self, index: int, call: BegunCall | NumberedCall, status: str, arguments: str) -> dict[str, Any]:
+        return {
+            "id": self._call_place(index)["item_id"],
+            "type": "function_call",
+            "status": status,
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": arguments,
+        }
+
+    def _call_place(self, index: int) -> dict[str, Any]:
+        return {"item_id": f"fc_{self.session_id}_{index}", "output_index": index}
 
     def _place(self, index: int) -> dict[str, Any]:
         """Returns the place of the one part that a message has."""

@@ -121,8 +121,10 @@ _PLACE_JSON = json.dumps(_PLACE).encode()
 
 async def answer(send: Send, status: int, value: object, headers: Mapping[str, str] | None = None) -> None:
     """Sends a whole answer as JSON; bytes are JSON already."""
-    body = value if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-    told = {"content-type": "application/json", "content-length": str(len(body)), **NO_STORE, **(headers or {})}
+    if not isinstance(value, bytes):
+        # A model may write half of a surrogate pair, which UTF-8 cannot hold.
+        value = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    told = {"content-type": "application/json", "content-length": str(len(value)), **NO_STORE, **(headers or {})}
     fields = [(name.encode(), text.encode("latin-1", "replace")) for name, text in told.items()]
     await send({"type": "http.response.start", "status": status, "headers": fields})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    await send({"type": "http.response.body", "body": value, "more_body": False})

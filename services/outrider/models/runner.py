@@ -147,6 +147,12 @@ class Runner:
             self._capture(self._acceleration)
 
     @property
+    def buckets(self) -> tuple[int, ...]:
+        """Numbers of rows, ascending, that forwards are filled up to: those within one cost the same. More rows than
+        the last one has are run in several forwards. Empty if a forward has as many rows as it is asked for."""
+        return () if self._forwards is None else self._forwards.buckets
+
+    @property
     def graphs(self) -> str:
         """The way in which forwards reach a GPU: `one-shape`, `buckets`, `eager` (one kernel after the other), or
         `none`, where there are no graphs for the device or for the model."""

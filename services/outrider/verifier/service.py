@@ -14,7 +14,7 @@ from outrider.models.loading import CannotLoadModel, LoadedModel, load_for
 from outrider.models.structure import Grammars
 from outrider.models.text import TextCodec
 from outrider.models.threads import in_own_thread
-from outrider.models.timing import measure_forward
+from outrider.models.timing import measure_buckets, measure_forward
 from outrider.peers.datastore import DatastorePeer
 from outrider.peers.fleet import SpeculatorFleet
 from outrider.peers.speculator import Speculators
@@ -83,14 +83,14 @@ class VerifierService:
         security = settings.peer_security()
         try:
             # In a thread, because it takes seconds: the loop answers health checks and refuses calls meanwhile.
-            model, forward_times_ms = await in_own_thread(self._load_model)
+            model, forward_times_ms, forward_times = await in_own_thread(self._load_model)
             draft_model, draft_us = await in_own_thread(lambda: self._load_draft_model(model))
         except CannotLoadModel as error:
             raise CannotLoad(str(error)) from error
         engine = Engine(
             model,
             asyncio.get_running_loop(),
-            forward_times=ForwardTimes(forward_times_ms),
+            forward_times=forward_times,
             prefill_chunk=settings.prefill_chunk,
             max_rows=settings.max_rows,
             max_num_rows=settings.max_num_rows,
@@ -129,16 +129,22 @@ class VerifierService:
         )
         self.servicer.ready(self.serving)
 
-    def _load_model(self) -> tuple[LoadedModel, dict[int, float]]:
+    def _load_model(self) -> tuple[LoadedModel, dict[int, float], ForwardTimes]:
+        """Returns the target, the times of its forwards as they are told to callers, and as the engine has them."""
         model, forward_times_ms = self._model, self._forward_times_ms
         if model is None:
             model = load_for(self._settings)
-        if forward_times_ms is None:
-            context_len = min(200, model.max_context_len // 2)
-            is_accelerated = model.runner.device.type != "cpu"
-            rows = (*MEASURED_ROWS, *ACCELERATOR_ROWS) if is_accelerated else MEASURED_ROWS
-            forward_times_ms = measure_forward(model.runner, rows, context=context_len, num_repeats=7)
-        return model, forward_times_ms
+        if forward_times_ms is not None:
+            return model, forward_times_ms, ForwardTimes(forward_times_ms)
+        context_len = min(200, model.max_context_len // 2)
+        if model.runner.buckets:
+            bucket_ms = measure_buckets(model.runner, self._settings.max_rows, context_len, num_repeats=7)
+            # Callers ask what a plain round takes.
+            return model, {1: bucket_ms[min(bucket_ms)], **bucket_ms}, ForwardTimes(bucket_ms, is_filled_up=True)
+        is_accelerated = model.runner.device.type != "cpu"
+        rows = (*MEASURED_ROWS, *ACCELERATOR_ROWS) if is_accelerated else MEASURED_ROWS
+        forward_times_ms = measure_forward(model.runner, rows, context=context_len, num_repeats=7)
+        return model, forward_times_ms, ForwardTimes(forward_times_ms)
 
     def _load_draft_model(self, target: LoadedModel) -> tuple[LoadedModel | None, int]:
         """Returns the draft model of this process, None if there is none, and the time of its forward in

@@ -108,6 +108,11 @@ class Forwards:
                 self._capture_all(capture)
 
     @property
+    def buckets(self) -> tuple[int, ...]:
+        """Rows of the forwards, ascending."""
+        return tuple(shape.rows for shape in self._shapes)
+
+    @property
     def has_graphs(self) -> bool:
         """True if the forwards are replayed graphs."""
         return bool(self._replays)

@@ -189,7 +189,8 @@ class Runner:
         if not segments:
             return torch.empty(0, self.vocab_size, device=self.device)
         if self._forwards is not None:
-            return self._forwards.forward(segments, num_layers)
+            found = self._forwards.forward(segments, num_layers)
+            return torch.empty(0, self.vocab_size, device=self.device) if found is None else found
         plan = Plan(segments, self._queries_per_key, self.min_rows, use_kernels=self._use_kernels)
         hidden = self._stack(plan, num_layers)
         plan.commit()

@@ -25,8 +25,9 @@ SPLIT = 256
 """Positions of a split."""
 MAX_WANTED = 256
 """Most rows of a forward of whose logits the graph makes room. What is wanted beyond is computed behind it."""
-MAX_ITEMS = 2048
-"""Most items of work of a forward: of so many splits the results have room."""
+MAX_ITEMS = 1024
+"""Most items of work of a forward whose splits are shared among programs: of so many the results have room. With 8
+key-value heads of 128 that is a quarter of a GiB, and enough for 256 000 positions in fewer than `MANY_TILES` tiles."""
 MANY_TILES = 64
 """Tiles from which on one program computes all splits of a tile: there are enough of them for all programs."""
 MAX_PAIRS = 1024
@@ -62,7 +63,8 @@ class Shape:
             "wanted": (self.wanted,),
             "spans": (MAX_SPANS, 2),
             "moves": (MAX_PAIRS, 2),
-            "work": (MAX_ITEMS, 2),
+            # Where the splits of tiles are not shared, there are as many items as tiles.
+            "work": (max(self.rows, MAX_ITEMS), 2),
         }
 
     @property

@@ -86,8 +86,9 @@ def up(
             steps.say(f"redis: not reachable ({reason}); retrieval keeps to memory")
         if speculator and not is_in_process and device != "cpu":
             steps.say(
-                f"verifier and speculator take turns on {device}: --drafter in-process makes them one process, and of "
-                "several on one NVIDIA GPU its MPS lets them run side by side"
+                f"verifier and speculator take turns on {device}, and each takes of its memory what it finds free: "
+                "--drafter in-process makes them one process, which divides it, and of several on one NVIDIA GPU its "
+                "MPS lets them run side by side"
             )
         # A short path of its own: the operating system allows some 100 letters for one of a socket.
         lab_socket = Path(exits.enter_context(TemporaryDirectory(prefix="outrider-lab-"))) / "lab.sock"

@@ -265,7 +265,7 @@ def test_two_processes_on_one_device_are_told_what_helps(
     monkeypatch.setattr(LocalStack, "start", fail)
     arguments = ["up", "--device", "cuda:9", "--port", "0", "--no-gateway", "--no-datastore", *flags]
     result = CliRunner(env={"TERM": "dumb"}).invoke(app, arguments)
-    advice = "verifier and speculator take turns on cuda:9: --drafter in-process makes them one process"
+    advice = "verifier and speculator take turns on cuda:9, and each takes of its memory what it finds free: "
     assert (advice in result.stderr) == is_told
     assert "there is no such device" in result.stderr
 

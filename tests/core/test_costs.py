@@ -110,6 +110,25 @@ def test_a_step_is_climbed_where_enough_waits_behind_it() -> None:
     assert num_worth(improbable, FLAT, overhead_ms=0.0) == 7
 
 
+def test_rows_that_a_forward_is_filled_up_with_cost_nothing() -> None:
+    times = ForwardTimes({16: 5.0, 32: 5.5, 64: 8.0}, is_filled_up=True)
+    assert [times.of(rows) for rows in (1, 16, 17, 32, 33, 64)] == [5.0, 5.0, 5.5, 5.5, 8.0, 8.0]
+    # More than the largest one has take several.
+    assert [times.of(rows) for rows in (65, 80, 128, 129, 160)] == [13.0, 13.0, 16.0, 21.0, 21.5]
+    assert num_worth([0.9] * 5 + [1e-6] * 30, times, overhead_ms=0.0) == 15
+    assert num_worth([0.9] * 5 + [1e-6] * 30, times, num_sharing=4, overhead_ms=0.0) == 7
+
+
+def test_a_forward_of_one_size_is_learnt_for_all_rows_that_are_filled_up_to_it() -> None:
+    times = ForwardTimes({128: 4.0}, is_filled_up=True)
+    for _ in range(200):
+        times.observe(3, 5.0)
+    assert [times.of(rows) for rows in (1, 128, 129)] == pytest.approx([5.0, 5.0, 10.0], rel=0.01)
+    for _ in range(200):
+        times.observe(200, 8.0)
+    assert times.of(1) == pytest.approx(4.0, rel=0.01)
+
+
 def test_sessions_that_share_a_forward_take_fewer_rows_each() -> None:
     probabilities = [0.6, 0.4, 0.25, 0.15, 0.1, 0.06]
     times = ForwardTimes({1: 20.0, 8: 21.0, 64: 100.0})

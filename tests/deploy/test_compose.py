@@ -186,3 +186,43 @@ def test_redis_understands_its_command(compose: dict[str, Any], tmp_path: Path) 
         "maxmemory-policy": "volatile-lfu",  # priors have no expiry and stay
         "save": "",
     }
+
+
+def merged(below: Any, above: Any) -> Any:
+    """Merges two files as compose does: mappings by their keys, lists one behind the other."""
+    if isinstance(below, dict) and isinstance(above, dict):
+        return {key: merged(below.get(key), above.get(key)) for key in {**below, **above}}
+    if isinstance(below, list) and isinstance(above, list):
+        return [*below, *above]
+    return below if above is None else above
+
+
+@pytest.fixture(scope="module")
+def on_a_gpu(compose: dict[str, Any]) -> dict[str, Any]:
+    """What both files say together."""
+    parsed = PyOptions().from_yaml((COMPOSE.parent / "compose.gpu.yaml").read_text(encoding="utf-8"))
+    parsed.validate()
+    both: dict[str, Any] = merged(compose, parsed.to_dict())
+    return both
+
+
+def test_on_a_gpu_one_process_has_both_models(on_a_gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(on_a_gpu, "target-verifier", monkeypatch)
+    assert (settings.drafter, settings.speculator) == ("in-process", "")
+    assert settings.draft.device == settings.device == "cuda:0"
+    services = on_a_gpu["services"]
+    assert [name for name, service in services.items() if service.get("profiles")] == ["draft-speculator"]
+    assert not any("draft-speculator" in service.get("depends_on", {}) for service in services.values())
+    (device,) = services["target-verifier"]["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["capabilities"], device["count"]) == (["gpu"], 1)
+    # Torch for CPUs, which the image has else, finds no GPU, and images that differ have names that differ.
+    assert "cpu" not in services["target-verifier"]["build"]["args"]["TORCH_INDEX_URL"]
+    assert services["target-verifier"]["image"] == f"outrider/verifier:{__version__}-demo-gpu"
+
+
+def test_what_is_compiled_for_a_gpu_can_be_run_where_it_goes(on_a_gpu: dict[str, Any]) -> None:
+    verifier = on_a_gpu["services"]["target-verifier"]
+    options = dict(entry.split(":", 1) for entry in verifier["tmpfs"])
+    assert "noexec" not in options[verifier["environment"]["HOME"]].split(",")
+    assert "noexec" in options["/tmp"].split(",")
+    assert verifier["read_only"] is True

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from outrider.models import loading
 from outrider.models.kv_cache import CacheShape
 from outrider.models.loading import (
+    Beside,
     CannotLoadModel,
     UnknownModel,
     build_hf_model,
@@ -21,6 +22,7 @@ from outrider.models.loading import (
     check_reachable,
     load_for,
     load_model,
+    room_on_gpu,
     tokenizer_hash,
 )
 from outrider.models.runner import Segment
@@ -239,13 +241,27 @@ def test_a_service_runs_a_forward_on_its_threads() -> None:
 def test_a_pool_that_a_gpu_has_no_memory_for_is_refused_with_what_is_missing() -> None:
     shape = CacheShape(num_layers=32, num_heads=8, head_dim=128, dtype=torch.bfloat16, device=torch.device("cuda:0"))
     assert shape.bytes_per_slot == 128 << 10
-    # 0.85 of 10 GiB are 69 632 tokens.
-    check_pool_memory(shape, 69_632, 10 << 30, is_chosen=True)
+    room = room_on_gpu(shape, 10 << 30)
+    assert room == 69_632
+    check_pool_memory(shape, room, room, is_chosen=True)
     with pytest.raises(CannotLoadModel) as chosen:
-        check_pool_memory(shape, 77_824, 10 << 30, is_chosen=True)
+        check_pool_memory(shape, 77_824, room, is_chosen=True)
     assert str(chosen.value) == (
         "--kv-cache-tokens 77824 tokens take 9.50 GiB of cuda:0, and 1.00 GiB of that are missing: there is room for "
         "69632 tokens"
     )
     with pytest.raises(CannotLoadModel, match="one whole context, 77824 tokens"):
-        check_pool_memory(shape, 77_824, 10 << 30, is_chosen=False)
+        check_pool_memory(shape, 77_824, room, is_chosen=False)
+
+
+def test_pools_of_two_models_on_a_gpu_have_room_for_as_many_tokens() -> None:
+    shape = CacheShape(num_layers=36, num_heads=8, head_dim=128, dtype=torch.bfloat16, device=torch.device("cuda:0"))
+    draft_bytes, free_bytes = 112 << 10, 60 << 30
+    room = room_on_gpu(shape, free_bytes, Beside(draft_bytes, 0))
+    assert room == int(0.85 * free_bytes) // (shape.bytes_per_slot + draft_bytes)
+    # What the first one leaves is enough for the second by its own rule.
+    left = free_bytes - room * shape.bytes_per_slot
+    assert int(0.85 * left) // draft_bytes >= room
+    # A number that was asked for is kept free, and one that was asked for here is not cut for one that was not.
+    assert room_on_gpu(shape, free_bytes, Beside(draft_bytes, 1000)) == room_on_gpu(shape, free_bytes) - 778
+    assert room_on_gpu(shape, free_bytes, Beside(draft_bytes, 0), num_chosen=5) == room_on_gpu(shape, free_bytes)

@@ -7,7 +7,8 @@ import torch
 
 from outrider.models import fusion
 from outrider.models.runner import Runner
-from outrider.models.timing import EventStopwatch, HostStopwatch, measure_products, stopwatch_for
+from outrider.models.timing import EventStopwatch, HostStopwatch, measure_buckets, measure_products, stopwatch_for
+from tests.models.cuda.twins import EAGER_TWIN
 from tests.support.tiny_models import build
 
 
@@ -32,8 +33,8 @@ class Event:
         self._device = device
         self._at_s = 0.0
 
-    def record(self) -> None:
-        self._at_s = self._device.now_s + self._device.queued_s
+    def record(self, device: Device) -> None:
+        self._at_s = device.now_s + device.queued_s
 
     def synchronize(self) -> None:
         self._device.wait()
@@ -56,12 +57,25 @@ def test_a_host_that_waits_measures_the_work_and_not_the_asking() -> None:
 
 def test_events_measure_the_work_without_a_wait() -> None:
     device = Device()
-    stopwatch = EventStopwatch(lambda: Event(device))
+    stopwatch = EventStopwatch(lambda: Event(device), lambda: device)
     device.ask(5.0)
     stopwatch.start()
     device.ask(0.02)
     stopwatch.stop()
     assert device.now_s == 0.0, "the host has gone on at once"
+    assert round(stopwatch.elapsed_ms(), 6) == 20.0
+
+
+def test_events_are_told_of_the_stream_of_the_models_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = {torch.device("cuda:0"): Device(), torch.device("cuda:1"): Device()}
+    second = devices[torch.device("cuda:1")]
+    monkeypatch.setattr(torch.cuda, "Event", lambda *, enable_timing: Event(second))
+    monkeypatch.setattr(torch.cuda, "current_stream", devices.get)
+    stopwatch = stopwatch_for(torch.device("cuda:1"))
+    stopwatch.start()
+    devices[torch.device("cuda:0")].ask(5.0)
+    second.ask(0.02)
+    stopwatch.stop()
     assert round(stopwatch.elapsed_ms(), 6) == 20.0
 
 
@@ -71,6 +85,17 @@ def test_a_cpu_needs_no_more_than_the_hosts_clock() -> None:
     stopwatch.start()
     stopwatch.stop()
     assert stopwatch.elapsed_ms() >= 0
+
+
+def test_forwards_that_are_filled_up_are_measured_by_what_they_are_filled_up_to() -> None:
+    runner = Runner(build("llama"), use_kernels=False, is_exact=False, num_blocks=16, acceleration=EAGER_TWIN)
+    context = runner.max_context_len - 100
+    # Behind that context the bucket of 128 is reached with 100 rows, and none of 256 is.
+    times_ms = measure_buckets(runner, 1000, context, num_repeats=1)
+    assert list(times_ms) == [16, 32, 64, 128]
+    assert min(times_ms.values()) > 0
+    assert list(measure_buckets(runner, 17, context, num_repeats=1)) == [16, 32]
+    assert Runner(build("llama")).buckets == ()
 
 
 def test_large_products_are_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,16 @@ import pytest
 
 from outrider.core.params import Method, Source, SpeculationParams, Steering
 from outrider.core.tree import Draft
-from outrider.models.loading import CannotLoadModel
+from outrider.models.loading import Beside, CannotLoadModel, build_hf_model, is_same_gpu
+from outrider.models.runner import cache_shape
 from outrider.peers.speculator import MAX_PAUSED_TOKENS
 from outrider.server.run import CannotLoad
 from outrider.server.settings import parse_settings
 from outrider.speculator.drafter import Drafter
 from outrider.verifier import in_process_speculator
-from outrider.verifier.in_process_speculator import InProcessSpeculator, load_draft_model
+from outrider.verifier import service as service_module
+from outrider.verifier.in_process_speculator import InProcessSpeculator, load_draft_model, read_draft_weights
+from outrider.verifier.service import VerifierService
 from outrider.verifier.settings import VerifierSettings
 from outrider_client.client import Client
 from outrider_client.generation import Result
@@ -330,3 +333,46 @@ async def test_a_session_that_is_closed_while_it_waits_is_not_opened_anew(monkey
     asyncio.get_running_loop().call_later(0.0, later.set)  # behind the timer of the session
     await later.wait()
     assert len(drafter.opened) == 1
+
+
+@pytest.mark.parametrize(("device", "draft_device"), [("cuda:0", None), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")])
+async def test_on_a_shared_gpu_the_targets_pool_leaves_room_for_the_drafts(
+    device: str, draft_device: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = build_hf_model("demo/draft")
+    found: list[Any] = []
+
+    def load_target(_settings: Any, beside: Any) -> Any:
+        found.append(beside)
+        raise CannotLoadModel("stop here")
+
+    monkeypatch.setattr(service_module, "read_draft_weights", lambda flags: found.append(flags.device) or weights)
+    monkeypatch.setattr(service_module, "load_for", load_target)
+    chosen = {} if draft_device is None else {"draft_device": draft_device}
+    settings = VerifierSettings.model_validate(
+        {"drafter": "in-process", "device": device, "draft_kv_cache_tokens": 640, **chosen}
+    )
+    with pytest.raises(CannotLoad, match="stop here"):
+        await VerifierService(settings).load()
+    assert found == [draft_device or device, Beside(cache_shape(weights.model).bytes_per_slot, 640)]
+
+
+def test_models_on_devices_of_their_own_divide_nothing() -> None:
+    for pair in (("cpu", "cpu"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1"), ("cuda", "cuda:1"), ("mps", "mps")):
+        assert not is_same_gpu(*pair)
+
+
+def test_weights_that_were_read_before_are_those_that_are_loaded() -> None:
+    flags = VerifierSettings(drafter="in-process", draft_model="demo/draft", num_threads=1).draft
+    weights = read_draft_weights(flags)
+    model, _ = load_draft_model(flags, weights)
+    assert model.tokenizer is weights.tokenizer
+
+
+def test_a_pool_that_has_no_room_is_named_by_the_draft_models_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_arguments: Any) -> None:
+        raise CannotLoadModel("--kv-cache-tokens 640 tokens take 1.00 GiB")
+
+    monkeypatch.setattr(in_process_speculator, "load_for", load)
+    with pytest.raises(CannotLoadModel, match=r"^--draft-kv-cache-tokens 640"):
+        load_draft_model(VerifierSettings(drafter="in-process").draft)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 import torch
@@ -110,6 +112,21 @@ class LoadedModel:
         return str(self.runner.dtype).removeprefix("torch.")
 
 
+class Weights(NamedTuple):
+    """Holds the library's own model and tokenizer, on their device. A runner takes the model over."""
+
+    model: PreTrainedModel
+    tokenizer: Any
+
+
+class Beside(NamedTuple):
+    """Describes the pool of another model that will be made on the same GPU. Its weights are there already."""
+
+    bytes_per_slot: int
+    num_tokens: int
+    """Tokens that were asked for; 0 means as many as the first pool has."""
+
+
 def load_model(
     model_id: str,
     *,
@@ -121,6 +138,8 @@ def load_model(
     block_size: int = TILE,
     num_sessions: int = 64,
     use_graphs: bool = True,
+    weights: Weights | None = None,
+    beside: Beside | None = None,
 ) -> LoadedModel:
     """Loads a model into a runner.
 
@@ -137,6 +156,8 @@ def load_model(
         block_size: Tokens of a block of the pool.
         num_sessions: Most sessions at a time.
         use_graphs: Captures forwards as graphs, on a GPU.
+        weights: Those of the model, as `build_hf_model` has built them. None means that they are built here.
+        beside: A pool that must have room on the same GPU.
 
     Raises:
         CannotLoadModel: A GPU has no memory for the pool.
@@ -145,13 +166,13 @@ def load_model(
         UnknownModel: There is no such demo model, or the type has no such name.
         UnsupportedModel: The model's attention is not of the standard kind.
     """
-    model, tokenizer = build_hf_model(model_id, dtype, device=device)
+    model, tokenizer = weights or build_hf_model(model_id, dtype, device=device)
     eos_token_ids = _eos_token_ids(model, tokenizer)
     fingerprint = weights_fingerprint(model)
     shape = cache_shape(model)
     context_len = max_context_len(model.config.get_text_config())
     is_exact = exact != "off"
-    size_pool = partial(_num_blocks, shape, context_len, num_tokens, block_size, num_sessions)
+    size_pool = partial(_num_blocks, shape, context_len, num_tokens, block_size, num_sessions, beside)
     runner = Runner(
         model,
         fuse=fuse,
@@ -178,18 +199,22 @@ def load_model(
     )
 
 
-def load_for(settings: ModelFlags) -> LoadedModel:
+def load_for(settings: ModelFlags, weights: Weights | None = None, beside: Beside | None = None) -> LoadedModel:
     """Loads the model of a service and sets the threads of its process. Takes seconds, and belongs in a thread.
+
+    Args:
+        settings: Flags of the service.
+        weights: What `read_weights` has read for it. None means that they are read here.
+        beside: A pool that must have room on the same GPU.
 
     Raises:
         CannotLoadModel: There is no such model, none that the runner can run, no such device, or its files could not be
             read or fetched, which may pass.
     """
-    check_device(settings.device)
-    check_reachable(settings.model)
     # Comes to 0 where neither is given: torch chooses.
     set_num_threads(settings.num_threads or len(settings.cores))
-    try:
+    weights = weights or read_weights(settings)
+    with _named_by_flags(settings):
         return load_model(
             settings.model,
             dtype=settings.dtype,
@@ -199,7 +224,24 @@ def load_for(settings: ModelFlags) -> LoadedModel:
             block_size=settings.kv_block_size,
             num_sessions=settings.max_num_sessions,
             use_graphs=settings.graphs,
+            weights=weights,
+            beside=beside,
         )
+
+
+def read_weights(settings: ModelFlags) -> Weights:
+    """Reads the weights of a service's model to its device. Raises CannotLoadModel as `load_for` does."""
+    check_device(settings.device)
+    check_reachable(settings.model)
+    with _named_by_flags(settings):
+        return build_hf_model(settings.model, settings.dtype, device=settings.device)
+
+
+@contextmanager
+def _named_by_flags(settings: ModelFlags) -> Iterator[None]:
+    """Raises CannotLoadModel, with the flag, for what the body raises."""
+    try:
+        yield
     except NotExact as error:
         raise CannotLoadModel(f"--exact require: {settings.model} is not exact here: {error}") from error
     except (UnknownModel, UnsupportedModel, OSError) as error:
@@ -229,6 +271,12 @@ def check_device(device: str) -> None:
             raise CannotLoadModel(f"--device {device}: there are {num_devices} CUDA devices here, the first is cuda:0")
 
 
+def is_same_gpu(one: str, other: str) -> bool:
+    """Returns True if two names of torch devices are those of one CUDA device."""
+    first, second = torch.device(one), torch.device(other)
+    return first.type == second.type == "cuda" and (first.index or 0) == (second.index or 0)
+
+
 def check_reachable(model_id: str) -> None:
     """Raises CannotLoadModel if a model is neither here nor to be had from the hub, which does not answer.
 
@@ -251,7 +299,7 @@ def check_reachable(model_id: str) -> None:
         raise CannotLoadModel(f"--model {model_id}: the hub cannot be reached ({why}); {advice}")
 
 
-def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -> tuple[PreTrainedModel, Any]:
+def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -> Weights:
     """Builds the library's own model and tokenizer, as `load_model` loads them; for baselines and tests too."""
     folder, inflation = model_id, None
     is_untrained = model_id == DEMO_PREFIX + UNTRAINED
@@ -276,7 +324,7 @@ def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -
         cast(model, _automatic_dtype(torch.bfloat16 if inflation is not None else model.dtype, device))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = model.to(device).eval()
-    return model, tokenizer
+    return Weights(model, tokenizer)
 
 
 def _automatic_dtype(preferred: torch.dtype, device: str) -> torch.dtype:
@@ -312,26 +360,47 @@ DEVICE_MEMORY_SHARE = 0.85
 """The same on an accelerator, which has it for this alone; the rest is for the activations."""
 
 
-def _num_blocks(shape: CacheShape, context_len: int, num_tokens: int, block_size: int, num_sessions: int) -> int:
+def _num_blocks(
+    shape: CacheShape, context_len: int, num_tokens: int, block_size: int, num_sessions: int, beside: Beside | None
+) -> int:
     """Returns the blocks of the pool. Raises CannotLoadModel if a GPU has no memory for them."""
     if shape.device.type == "cuda":
-        free_bytes = torch.cuda.mem_get_info(shape.device)[0]
-        check_pool_memory(shape, num_tokens or context_len + TILE, free_bytes, is_chosen=bool(num_tokens))
-    num_tokens = num_tokens or default_num_tokens(shape, context_len, num_sessions)
+        room = room_on_gpu(shape, torch.cuda.mem_get_info(shape.device)[0], beside, num_tokens)
+        check_pool_memory(shape, num_tokens or context_len + TILE, room, is_chosen=bool(num_tokens))
+    else:
+        room = int(MEMORY_SHARE * free_memory()) // shape.bytes_per_slot
+    num_tokens = num_tokens or default_num_tokens(context_len, num_sessions, room)
     # Rounded down: what does not fill a block is not memory that anybody may have asked to be spent.
     return num_tokens // block_size if block_size > 0 else 0
 
 
-def check_pool_memory(shape: CacheShape, num_tokens: int, free_bytes: int, *, is_chosen: bool) -> None:
+def room_on_gpu(shape: CacheShape, free_bytes: int, beside: Beside | None = None, num_chosen: int = 0) -> int:
+    """Returns the tokens that a GPU has room for in a pool. Where two models share it, both pools have room for as many
+    tokens: a session holds about the same of them in each.
+
+    Args:
+        shape: A slot of the pool.
+        free_bytes: Memory that is free, in bytes.
+        beside: The pool that will be made after this one.
+        num_chosen: Tokens that were asked for in this pool: the other one makes do with what is left. 0 means none.
+    """
+    usable = int(DEVICE_MEMORY_SHARE * free_bytes)
+    if beside is not None and beside.num_tokens:
+        usable = max(0, usable - beside.num_tokens * beside.bytes_per_slot)
+    elif beside is not None and not num_chosen:
+        return usable // (shape.bytes_per_slot + beside.bytes_per_slot)
+    return usable // shape.bytes_per_slot
+
+
+def check_pool_memory(shape: CacheShape, num_tokens: int, room: int, *, is_chosen: bool) -> None:
     """Raises CannotLoadModel if the pool of an accelerator does not fit into its memory.
 
     Args:
         shape: A slot of the pool.
         num_tokens: Tokens that must fit.
-        free_bytes: Memory that is free, in bytes.
+        room: Tokens that there is room for (`room_on_gpu`).
         is_chosen: True if the number of tokens was asked for, False if it is that of one whole context.
     """
-    room = int(DEVICE_MEMORY_SHARE * free_bytes) // shape.bytes_per_slot
     if num_tokens <= room:
         return
     needed, missing = (tokens * shape.bytes_per_slot / 2**30 for tokens in (num_tokens, num_tokens - room))
@@ -342,16 +411,11 @@ def check_pool_memory(shape: CacheShape, num_tokens: int, free_bytes: int, *, is
     )
 
 
-def default_num_tokens(shape: CacheShape, context_len: int, num_sessions: int) -> int:
-    """Returns how many tokens' keys and values the pool has room for: all that the sessions can say, if there is memory
-    for it; in any case one whole context."""
-    if shape.device.type == "cuda":
-        free_bytes = int(DEVICE_MEMORY_SHARE * torch.cuda.mem_get_info(shape.device)[0])
-    else:
-        free_bytes = int(MEMORY_SHARE * free_memory())
-    fitting = free_bytes // shape.bytes_per_slot
+def default_num_tokens(context_len: int, num_sessions: int, room: int) -> int:
+    """Returns how many tokens' keys and values the pool is made for: all that the sessions can say, if there is room
+    for so many tokens; in any case one whole context."""
     # One block more for each session: its last one is seldom full.
-    return max(context_len + TILE, min(fitting, num_sessions * (context_len + TILE))) // TILE * TILE
+    return max(context_len + TILE, min(room, num_sessions * (context_len + TILE))) // TILE * TILE
 
 
 def free_memory() -> int:

@@ -70,8 +70,13 @@ class Segment:
         visible[: len(pending)] = np.tri(len(pending), visible.shape[1], cache.length, dtype=np.bool_)
         visible[len(pending) :, :num_committed] = True
         # Ancestors, and neither siblings nor cousins: the two principles of CARD, section 2.3.
+        rows: list[int] = []
+        columns: list[int] = []
         for row, node in enumerate(nodes, len(pending)):
-            visible[row, _path_slots(node, slots)] = True
+            path = _path_slots(node, slots)
+            columns += path
+            rows += [row] * len(path)
+        visible[rows, columns] = True
         positions = [*range(cache.length, first), *(node.position for node in nodes)]
         return cls(cache, token_ids, num_logits, positions, visible)
 

@@ -147,6 +147,12 @@ class Runner:
             self._capture(self._acceleration)
 
     @property
+    def buckets(self) -> tuple[int, ...]:
+        """Numbers of rows, ascending, that forwards are filled up to: those within one cost the same. More rows than
+        the last one has are run in several forwards. Empty if a forward has as many rows as it is asked for."""
+        return () if self._forwards is None else self._forwards.buckets
+
+    @property
     def graphs(self) -> str:
         """The way in which forwards reach a GPU: `one-shape`, `buckets`, `eager` (one kernel after the other), or
         `none`, where there are no graphs for the device or for the model."""
@@ -183,7 +189,8 @@ class Runner:
         if not segments:
             return torch.empty(0, self.vocab_size, device=self.device)
         if self._forwards is not None:
-            return self._forwards.forward(segments, num_layers)
+            found = self._forwards.forward(segments, num_layers)
+            return torch.empty(0, self.vocab_size, device=self.device) if found is None else found
         plan = Plan(segments, self._queries_per_key, self.min_rows, use_kernels=self._use_kernels)
         hidden = self._stack(plan, num_layers)
         plan.commit()

@@ -64,20 +64,23 @@ class HostStopwatch:
 class EventStopwatch:
     """Has the device note the times itself, in the order of its work: the host need not wait for it."""
 
-    def __init__(self, make_event: Callable[[], Any]) -> None:
+    def __init__(self, make_event: Callable[[], Any], current_stream: Callable[[], Any]) -> None:
         """
         Args:
             make_event: Makes an event as `torch.cuda.Event(enable_timing=True)` is one.
+            current_stream: Returns the stream that forwards of the calling thread go to: an event that is told of none
+                takes that of the thread's current device, which need not be the model's.
         """
         self._first, self._last = make_event(), make_event()
+        self._current_stream = current_stream
 
     def start(self) -> None:
         """See `Stopwatch`."""
-        self._first.record()
+        self._first.record(self._current_stream())
 
     def stop(self) -> None:
         """See `Stopwatch`."""
-        self._last.record()
+        self._last.record(self._current_stream())
 
     def elapsed_ms(self) -> float:
         """See `Stopwatch`."""
@@ -88,7 +91,8 @@ class EventStopwatch:
 def stopwatch_for(device: torch.device) -> Stopwatch:
     """Returns the stopwatch for the forwards of a device."""
     if device.type == "cuda":
-        return EventStopwatch(partial(torch.cuda.Event, enable_timing=True))
+        make_event = partial(torch.cuda.Event, enable_timing=True)
+        return EventStopwatch(make_event, partial(torch.cuda.current_stream, device))
     if device.type == "cpu":
         return HostStopwatch()
     return HostStopwatch(torch.get_device_module(device).synchronize)
@@ -106,6 +110,32 @@ def measure_forward(
     times_ms = _take_turns(runner, {n: [(cache, n)] for n in rows}, num_repeats)
     cache.clear()
     return times_ms
+
+
+def measure_buckets(runner: Runner, max_rows: int, context: int = 200, *, num_repeats: int = 15) -> dict[int, float]:
+    """Measures the median time of a forward by the rows that it is filled up to, in milliseconds.
+
+    Args:
+        runner: One that fills forwards up (`Runner.buckets`).
+        max_rows: Most rows that anybody will ask about; the bucket that has room for them is the last one.
+        context: Slots in front of the rows.
+        num_repeats: Forwards of each bucket.
+
+    Returns:
+        Times by bucket, of those that one session can have rows for.
+    """
+    rows: dict[int, int] = {}
+    smaller = 0
+    for bucket in runner.buckets:
+        # One row more than the smaller bucket has is enough to be filled up to this one.
+        num_rows = min(bucket, runner.max_context_len - context)
+        if num_rows <= smaller or smaller >= max_rows:
+            break
+        rows[num_rows] = smaller = bucket
+    return {
+        rows[num_rows]: time_ms
+        for num_rows, time_ms in measure_forward(runner, list(rows), context, num_repeats=num_repeats).items()
+    }
 
 
 @torch.inference_mode()

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import structlog
 
 from outrider.core.params import Steering
 from outrider.core.statistics import Absence, Traffic
 from outrider.core.tree import Draft, TokenId
-from outrider.models.loading import CannotLoadModel, LoadedModel, load_for
+from outrider.models.loading import CannotLoadModel, LoadedModel, Weights, load_for, read_weights
 from outrider.models.timing import forward_us_of
 from outrider.peers.channel import PeerState
 from outrider.peers.fleet import read_speculators
@@ -40,8 +41,12 @@ ADDRESS = "in-process"
 """Stands in reports where the addresses of other speculators do."""
 
 
-def load_draft_model(flags: DraftFlags) -> tuple[LoadedModel, int]:
+def load_draft_model(flags: DraftFlags, weights: Weights | None = None) -> tuple[LoadedModel, int]:
     """Loads the draft model of a verifier. Takes seconds, and belongs in a thread.
+
+    Args:
+        flags: Its settings.
+        weights: What `read_draft_weights` has read. None means that they are read here.
 
     Returns:
         The model, and the time of a forward of one row in microseconds.
@@ -49,11 +54,23 @@ def load_draft_model(flags: DraftFlags) -> tuple[LoadedModel, int]:
     Raises:
         CannotLoadModel: See `load_for`.
     """
-    try:
-        model = load_for(flags)
-    except CannotLoadModel as error:
-        raise CannotLoadModel(re.sub(r"--(model|device)\b", r"--draft-\1", str(error))) from error
+    with _named_by_draft_flags():
+        model = load_for(flags, weights)
     return model, forward_us_of(model.runner)
+
+
+def read_draft_weights(flags: DraftFlags) -> Weights:
+    """Reads the weights of the draft model to its device. Raises CannotLoadModel, see `load_for`."""
+    with _named_by_draft_flags():
+        return read_weights(flags)
+
+
+@contextmanager
+def _named_by_draft_flags() -> Iterator[None]:
+    try:
+        yield
+    except CannotLoadModel as error:
+        raise CannotLoadModel(re.sub(r"--(model|device|kv-cache-tokens)\b", r"--draft-\1", str(error))) from error
 
 
 def check_tokenizer(model: LoadedModel, target: LoadedModel) -> None:

@@ -10,11 +10,12 @@ import grpc
 from outrider.core.blocks import PrefixScope
 from outrider.core.costs import ForwardTimes
 from outrider.core.params import Method, RetrievalScope, SpeculationParams
-from outrider.models.loading import CannotLoadModel, LoadedModel, load_for
+from outrider.models.loading import Beside, CannotLoadModel, LoadedModel, Weights, is_same_gpu, load_for
+from outrider.models.runner import cache_shape
 from outrider.models.structure import Grammars
 from outrider.models.text import TextCodec
 from outrider.models.threads import in_own_thread
-from outrider.models.timing import measure_forward
+from outrider.models.timing import measure_buckets, measure_forward
 from outrider.peers.datastore import DatastorePeer
 from outrider.peers.fleet import SpeculatorFleet
 from outrider.peers.speculator import Speculators
@@ -27,7 +28,12 @@ from outrider.telemetry.metrics import Metrics, build_info
 from outrider.v1 import verifier_pb2_grpc
 from outrider.verifier.admission import Limits
 from outrider.verifier.engine import Engine
-from outrider.verifier.in_process_speculator import InProcessSpeculator, check_tokenizer, load_draft_model
+from outrider.verifier.in_process_speculator import (
+    InProcessSpeculator,
+    check_tokenizer,
+    load_draft_model,
+    read_draft_weights,
+)
 from outrider.verifier.servicer import Serving, VerifierServicer
 from outrider.verifier.settings import VerifierSettings
 from outrider.wire.speculation import SpeculationLimits
@@ -83,14 +89,16 @@ class VerifierService:
         security = settings.peer_security()
         try:
             # In a thread, because it takes seconds: the loop answers health checks and refuses calls meanwhile.
-            model, forward_times_ms = await in_own_thread(self._load_model)
-            draft_model, draft_us = await in_own_thread(lambda: self._load_draft_model(model))
+            draft_weights = await in_own_thread(self._weights_beside)
+            beside = None if draft_weights is None else _pool_beside(draft_weights, settings)
+            model, forward_times_ms, forward_times = await in_own_thread(lambda: self._load_model(beside))
+            draft_model, draft_us = await in_own_thread(lambda: self._load_draft_model(model, draft_weights))
         except CannotLoadModel as error:
             raise CannotLoad(str(error)) from error
         engine = Engine(
             model,
             asyncio.get_running_loop(),
-            forward_times=ForwardTimes(forward_times_ms),
+            forward_times=forward_times,
             prefill_chunk=settings.prefill_chunk,
             max_rows=settings.max_rows,
             max_num_rows=settings.max_num_rows,
@@ -129,25 +137,39 @@ class VerifierService:
         )
         self.servicer.ready(self.serving)
 
-    def _load_model(self) -> tuple[LoadedModel, dict[int, float]]:
+    def _weights_beside(self) -> Weights | None:
+        """Reads the draft model's weights before all else, if it shares a GPU with the target: what the target's pool
+        may take of the memory is known then. None means that it does not."""
+        settings = self._settings
+        if settings.drafter != "in-process" or self._draft_model is not None or self._model is not None:
+            return None
+        return read_draft_weights(settings.draft) if is_same_gpu(settings.device, settings.draft.device) else None
+
+    def _load_model(self, beside: Beside | None) -> tuple[LoadedModel, dict[int, float], ForwardTimes]:
+        """Returns the target, the times of its forwards as they are told to callers, and as the engine has them."""
         model, forward_times_ms = self._model, self._forward_times_ms
         if model is None:
-            model = load_for(self._settings)
-        if forward_times_ms is None:
-            context_len = min(200, model.max_context_len // 2)
-            is_accelerated = model.runner.device.type != "cpu"
-            rows = (*MEASURED_ROWS, *ACCELERATOR_ROWS) if is_accelerated else MEASURED_ROWS
-            forward_times_ms = measure_forward(model.runner, rows, context=context_len, num_repeats=7)
-        return model, forward_times_ms
+            model = load_for(self._settings, beside=beside)
+        if forward_times_ms is not None:
+            return model, forward_times_ms, ForwardTimes(forward_times_ms)
+        context_len = min(200, model.max_context_len // 2)
+        if model.runner.buckets:
+            bucket_ms = measure_buckets(model.runner, self._settings.max_rows, context_len, num_repeats=7)
+            # Callers ask what a plain round takes.
+            return model, {1: bucket_ms[min(bucket_ms)], **bucket_ms}, ForwardTimes(bucket_ms, is_filled_up=True)
+        is_accelerated = model.runner.device.type != "cpu"
+        rows = (*MEASURED_ROWS, *ACCELERATOR_ROWS) if is_accelerated else MEASURED_ROWS
+        forward_times_ms = measure_forward(model.runner, rows, context=context_len, num_repeats=7)
+        return model, forward_times_ms, ForwardTimes(forward_times_ms)
 
-    def _load_draft_model(self, target: LoadedModel) -> tuple[LoadedModel | None, int]:
+    def _load_draft_model(self, target: LoadedModel, weights: Weights | None) -> tuple[LoadedModel | None, int]:
         """Returns the draft model of this process, None if there is none, and the time of its forward in
         microseconds, 0 if it was not measured."""
         if self._settings.drafter != "in-process":
             return None, 0
         model, forward_us = self._draft_model, 0
         if model is None:
-            model, forward_us = load_draft_model(self._settings.draft)
+            model, forward_us = load_draft_model(self._settings.draft, weights)
         check_tokenizer(model, target)
         return model, forward_us
 
@@ -175,6 +197,10 @@ class VerifierService:
         if self.serving.datastore is not None:
             await self.serving.datastore.close()
         await asyncio.to_thread(self.serving.engine.stop)  # waits for the step that is running
+
+
+def _pool_beside(draft_weights: Weights, settings: VerifierSettings) -> Beside:
+    return Beside(cache_shape(draft_weights.model).bytes_per_slot, settings.draft_kv_cache_tokens)
 
 
 def _datastore(settings: VerifierSettings, model: LoadedModel, security: PeerSecurity) -> DatastorePeer | None:

@@ -66,8 +66,8 @@ class VerifierSettings(ModelSettings):
     draft_kv_cache_tokens: int = Field(
         0,
         ge=0,
-        description="Tokens whose keys and values that draft model's pool has room for; 0 = what half the memory holds "
-        "that the target has left free.",
+        description="Tokens whose keys and values that draft model's pool has room for; 0 = on the target's GPU as "
+        "many as the target's, and on a CPU what half the memory holds that the target has left free.",
     )
     draft_prefill_chunk: int = Field(512, ge=1, description="Most rows of a prompt in one forward of that draft model.")
     draft_keep_warm_ms: float = Field(

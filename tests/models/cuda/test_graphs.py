@@ -114,6 +114,30 @@ def test_more_wanted_rows_than_a_graph_has_room_for_get_their_logits() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("acceleration", [TWIN_GPU, EAGER_TWIN])
+def test_pieces_of_prompts_have_no_use_for_the_head(acceleration: Acceleration) -> None:
+    runner, other = a_runner("llama", acceleration), Runner(build("llama"), use_kernels=False)
+    forwards = runner._forwards
+    assert forwards is not None
+    head, rows_of_heads = forwards._head, []
+
+    def counted(hidden: Tensor) -> Tensor:
+        rows_of_heads.append(len(hidden))
+        return head(hidden)
+
+    forwards._head = counted
+    caches = runner.new_cache(), other.new_cache()
+    assert runner.forward([Segment(caches[0], text(200), 0)]).shape == (0, VOCAB_SIZE)
+    assert rows_of_heads == []
+    other.forward([Segment(caches[1], text(200), 0)])
+    found, expected = (
+        each.forward([Segment(cache, text(200), 1)]) for each, cache in zip((runner, other), caches, strict=True)
+    )
+    # Of the two forwards that it takes, the second one alone wants logits.
+    assert rows_of_heads == [128]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def of_shape(x: Tensor, weight: Tensor) -> Tensor:
     """Multiplies as libraries do: in another order for other numbers of rows."""
     half = weight.shape[1] // 2

@@ -26,8 +26,8 @@ BUCKETS = (16, 32, 64, 128, 256, 512, 2048)
 EXACT_ROWS = 128
 """Rows of every forward where they are exact. So libraries see one shape, and compute each row alike."""
 
-Results = tuple[Tensor, Tensor]
-"""Normed hidden states of all rows, [rows, hidden], and float32 logits of the wanted ones, [wanted, vocab_size]."""
+Results = tuple[Tensor, ...]
+"""Tensors that a graph writes."""
 Body = Callable[[Inputs, int | None], Tensor]
 """Computes the normed hidden states of all rows, by the first layers or, with None, by all."""
 Capture = Callable[[Callable[[], Results]], Callable[[], Results]]
@@ -102,10 +102,16 @@ class Forwards:
         self._inputs = {shape: Inputs(self._packer.buffer, shape) for shape in self._shapes}
         steps.use(pool, self._shapes[-1].rows, pool.shape.num_heads * queries_per_key)
         pool.defers_moves = True
-        self._replays: dict[Shape, Callable[[], Results]] = {}
+        self._replays: dict[Shape, tuple[Callable[[], Results], Callable[[], Results]]] = {}
+        """Graphs of the body and of the head: pieces of prompts have no use for the second."""
         if capture is not None:
             with self._on_device():
                 self._capture_all(capture)
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Rows of the forwards, ascending."""
+        return tuple(shape.rows for shape in self._shapes)
 
     @property
     def has_graphs(self) -> bool:
@@ -124,7 +130,7 @@ class Forwards:
             self._packer.begin(shape)
             self._packer.finish([])
             try:
-                self._replays[shape] = capture(lambda shape=shape: self._compute(shape, None))  # type: ignore[misc]
+                self._replays[shape] = self._captured(shape, capture)
             except RuntimeError as error:
                 self._replays.clear()
                 log.warning("graphs.not_captured", rows=shape.rows, error=(str(error) or repr(error)).splitlines()[0])
@@ -132,23 +138,40 @@ class Forwards:
             took_s = round(time.perf_counter() - started, 1)
             log.info("graphs.captured", rows=shape.rows, graph=f"{number} of {len(self._shapes)}", took_s=took_s)
 
+    def _captured(self, shape: Shape, capture: Capture) -> tuple[Callable[[], Results], Callable[[], Results]]:
+        found: list[Tensor] = []
+
+        def body() -> Results:
+            found.append(self._hidden(shape, None))
+            return (found[-1],)
+
+        replay_body = capture(body)
+        # What the last run wrote to, its capture: the head's graph reads from there.
+        hidden = found[-1]
+        found.clear()
+        return replay_body, capture(lambda: (self._logits(shape, hidden),))
+
     @torch.inference_mode()
     def warm(self) -> None:
         """Runs a forward of the largest shape without a row: what it takes of the device's memory is taken then."""
         with self._on_device():
             self._packer.begin(self._shapes[-1])
             self._packer.finish([])
-            self._compute(self._shapes[-1], None)
+            self._logits(self._shapes[-1], self._hidden(self._shapes[-1], None))
 
-    def _compute(self, shape: Shape, num_layers: int | None) -> Results:
+    def _hidden(self, shape: Shape, num_layers: int | None) -> Tensor:
+        """Computes the normed hidden states of all rows: [rows, hidden]."""
         inputs = self._inputs[shape]
         self._steps.move(inputs)
-        hidden = self._body(inputs, num_layers)
-        return hidden, self._head(hidden.index_select(0, inputs.wanted)).float()
+        return self._body(inputs, num_layers)
 
-    def forward(self, segments: Sequence[Segment], num_layers: int | None = None) -> Tensor:
-        """Appends the rows of every segment to its cache, and returns the wanted logits; see `Runner.forward`. A
-        forward that has no room for all rows leaves some to others behind it."""
+    def _logits(self, shape: Shape, hidden: Tensor) -> Tensor:
+        """Computes the logits of the wanted rows: float32 [wanted, vocab_size]."""
+        return self._head(hidden.index_select(0, self._inputs[shape].wanted)).float()
+
+    def forward(self, segments: Sequence[Segment], num_layers: int | None = None) -> Tensor | None:
+        """Appends the rows of every segment to its cache, and returns the wanted logits, None if there are none; see
+        `Runner.forward`. A forward that has no room for all rows leaves some to others behind it."""
         check_segments(segments)
         for segment in segments:
             segment.cache.reserve(segment.cache.length + len(segment.token_ids))
@@ -167,6 +190,8 @@ class Forwards:
             left -= self._packer.num_rows
         for segment, position_ids in zip(segments, positions, strict=True):
             segment.cache.append(position_ids)
+        if not logits:
+            return None
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def _lay_out(
@@ -205,9 +230,12 @@ class Forwards:
         """Runs what was laid out; returns the logits of the wanted rows, in pieces."""
         at_once = wanted[: shape.wanted]
         self._packer.finish(at_once)
-        replay = self._replays.get(shape) if num_layers is None else None
-        hidden, logits = self._compute(shape, num_layers) if replay is None else replay()
+        replays = self._replays.get(shape) if num_layers is None else None
+        hidden = self._hidden(shape, num_layers) if replays is None else replays[0]()[0]
         self._pool.moves.clear()
+        if not wanted:
+            return []
+        logits = self._logits(shape, hidden) if replays is None else replays[1]()[0]
         # A copy: the next forward writes its own there.
         found = [logits[: len(at_once)].clone()]
         for first in range(shape.wanted, len(wanted), shape.wanted):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +25,9 @@ SPLIT = 256
 """Positions of a split."""
 MAX_WANTED = 256
 """Most rows of a forward of whose logits the graph makes room. What is wanted beyond is computed behind it."""
-MAX_ITEMS = 2048
-"""Most items of work of a forward: of so many splits the results have room."""
+MAX_ITEMS = 1024
+"""Most items of work of a forward whose splits are shared among programs: of so many the results have room. With 8
+key-value heads of 128 that is a quarter of a GiB, and enough for 256 000 positions in fewer than `MANY_TILES` tiles."""
 MANY_TILES = 64
 """Tiles from which on one program computes all splits of a tile: there are enough of them for all programs."""
 MAX_PAIRS = 1024
@@ -60,7 +63,8 @@ class Shape:
             "wanted": (self.wanted,),
             "spans": (MAX_SPANS, 2),
             "moves": (MAX_PAIRS, 2),
-            "work": (MAX_ITEMS, 2),
+            # Where the splits of tiles are not shared, there are as many items as tiles.
+            "work": (max(self.rows, MAX_ITEMS), 2),
         }
 
     @property
@@ -106,8 +110,7 @@ class Inputs:
         """[numbers]: tables of sessions and places behind the roots of paths, somewhere in the buffer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
+class Path(NamedTuple):
     """Holds rows of one path in a forward, and the places of what they see behind its root."""
 
     rows: Sequence[int]
@@ -116,30 +119,40 @@ class Path:
     """Slots by position, from the root's on, up to that of the last row."""
 
 
-def tree_paths(visible: npt.NDArray[np.bool_], length: int, first: int) -> tuple[int, list[Path]]:
+def tree_paths(
+    visible: npt.NDArray[np.bool_], positions: Sequence[int], trunk: int, own: int
+) -> tuple[int, list[Path]]:
     """Takes a tree apart into paths, the heaviest child first.
 
     Args:
         visible: bool [rows, slots]: what each row sees.
-        length: Slots of the cache in front of the segment.
-        first: Number of the first of these rows in its segment.
+        positions: Those of the rows.
+        trunk: Slots in front that hold their own positions.
+        own: Slot of the first row.
 
     Returns:
         Slots that all rows see without a gap: they hold their own positions. And the paths.
+
+    Raises:
+        ValueError: A row does not see exactly one slot for every position before its own.
     """
-    num_rows = len(visible)
-    leads = np.where(visible.all(1), visible.shape[1], visible.argmin(1))
-    root = int(leads.min())
-    lines, slots = np.nonzero(visible[:, root:])
-    slots += root
-    stops = np.cumsum(np.bincount(lines, minlength=num_rows)).tolist()
+    num_rows, root = len(visible), trunk
+    # Mostly all of it is seen. Then the rest is a few slots: one look at the long part of the rows is enough.
+    if not visible[:, :root].all():
+        root = int(np.where(visible.all(1), visible.shape[1], visible.argmin(1)).min())
+    lines, columns = visible[:, root:].nonzero()
+    seen = columns.tolist()
+    counts = np.bincount(lines, minlength=num_rows).tolist()
+    if counts != [position + 1 - root for position in positions]:
+        raise ValueError("a row must see exactly one slot for every position up to its own")
+    stops = list(accumulate(counts))
     starts = [0, *stops[:-1]]
-    own = length + first
     parents = []
-    for start, stop in zip(starts, stops, strict=True):
+    for stop, count in zip(stops, counts, strict=True):
         # The slot before its own. A row that sees nothing behind the root stands right before it, and comes first.
-        parent = int(slots[stop - 2]) if stop - start > 1 else root - 1
-        parents.append(parent - own if stop > start else -1)
+        parent = seen[stop - 2] if count > 1 else -1
+        parents.append(parent + root - own if count else -1)
+    slots = columns + root
     heavy, weights = [-1] * num_rows, [1] * num_rows
     for row in reversed(range(num_rows)):
         if (parent := parents[row]) >= 0:
@@ -236,15 +249,13 @@ class Packer:
         """
         cache, count = segment.cache, last - first
         start = cache.length + first
-        positions = np.asarray(position_ids[first:last], dtype=np.int64)
+        positions = position_ids[first:last]
         if segment.is_chain:
             root = start + count
             paths = [Path(range(count), np.empty(0, dtype=np.int64))]
         else:
-            visible = segment.seen()[first:last]
-            if not np.array_equal(visible.sum(1), positions + 1):
-                raise ValueError("a row must see exactly one slot for every position up to its own")
-            root, paths = tree_paths(visible, cache.length, first)
+            trunk = cache.length - len(cache.tail_positions)
+            root, paths = tree_paths(segment.seen()[first:last], positions, trunk, start)
         tiles, end = [], self._end
         table = cache.table[: -(-root // self._pool.block_size)]
         first_block, end = end, end + len(table)
@@ -253,7 +264,7 @@ class Packer:
             # A tile ends behind its last row, wherever its path goes on to.
             for begin in range(0, len(path.rows), self._rows_per_tile):
                 rows = path.rows[begin : begin + self._rows_per_tile]
-                stop = int(positions[rows[-1]]) + 1
+                stop = positions[rows[-1]] + 1
                 tiles.append((num_listed, len(rows), first_block, root, end, stop))
                 num_listed += len(rows)
             end += len(path.slots)

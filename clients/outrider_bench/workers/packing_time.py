@@ -1,0 +1,104 @@
+"""Print what laying out a round for a GPU costs the host: ``python -m outrider_bench.workers.packing_time``.
+
+No GPU is needed: the layout goes to a buffer of this machine, and nothing is computed. A round has the same rows for
+each session, behind texts of their own: a chain, or a tree as drafts are. Medians, in milliseconds on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+
+from outrider.core.params import Source
+from outrider.core.tree import DraftTree, Node
+from outrider.models.cuda.inputs import Packer, Shape
+from outrider.models.kv_cache import CacheShape, KVCache, KVPool
+from outrider.models.packing import Segment
+
+NUM_ROWS = 13
+"""Rows of a session: the root of a tree and 12 nodes, or as long a chain."""
+CONTEXT = 1000
+QUERIES_PER_KEY = 4
+"""Those of Qwen3-8B."""
+VOCAB_SIZE = 1000
+FORMS = ("chain", "tree")
+
+
+def a_tree(rng: random.Random, num_rows: int) -> list[Node]:
+    """Grow a tree behind a text, and return its nodes but the root."""
+    tree = DraftTree([0] * CONTEXT, VOCAB_SIZE)
+    nodes = [tree.root]
+    while len(nodes) < num_rows:
+        # Late nodes more often than early ones: drafts are deeper than they are wide.
+        parent = nodes[max(rng.randrange(len(nodes)), rng.randrange(len(nodes)))]
+        node = tree.add(parent, rng.randrange(VOCAB_SIZE), -rng.random(), Source.DRAFT)
+        nodes += [node] if node is not None and node not in nodes else []
+    return nodes[1:]
+
+
+class Round:
+    """Lays out the rows of some sessions again and again."""
+
+    def __init__(self, form: str, num_sessions: int) -> None:
+        rng = random.Random(1)
+        shape = CacheShape(num_layers=1, num_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
+        pool = KVPool(shape, num_sessions * (CONTEXT // 64 + 2), num_scratch_slots=1)
+        self._shape = Shape(2048)
+        self._packer = Packer(pool, QUERIES_PER_KEY, [self._shape], 2 * CONTEXT)
+        self._is_tree = form == "tree"
+        self._sessions: list[tuple[KVCache, list[Node]]] = []
+        for _ in range(num_sessions):
+            cache = pool.new_cache()
+            cache.reserve(CONTEXT + NUM_ROWS)
+            cache.append(range(CONTEXT - 1))
+            self._sessions.append((cache, a_tree(rng, NUM_ROWS)))
+
+    def segments(self) -> list[Segment]:
+        """Make the segments of a round."""
+        if not self._is_tree:
+            return [Segment(cache, [0] * NUM_ROWS, NUM_ROWS) for cache, _ in self._sessions]
+        return [Segment.of_tree(cache, [0], nodes, num_logits=NUM_ROWS) for cache, nodes in self._sessions]
+
+    def pack(self, segments: Sequence[Segment]) -> None:
+        """Lay them out."""
+        self._packer.begin(self._shape)
+        for segment in segments:
+            num_rows, length = len(segment.token_ids), segment.cache.length
+            assert self._packer.add(segment, segment.position_ids or range(length, length + num_rows), 0, num_rows)
+        self._packer.finish(range(min(self._shape.wanted, self._packer.num_rows)))
+
+
+def measure(form: str, num_sessions: int, num_repeats: int = 200) -> tuple[float, float]:
+    """Return the median times of making the segments and of laying them out, in milliseconds."""
+    round_ = Round(form, num_sessions)
+    made, packed = [], []
+    for _ in range(num_repeats):
+        started = time.perf_counter()
+        segments = round_.segments()
+        between = time.perf_counter()
+        round_.pack(segments)
+        packed.append(1e3 * (time.perf_counter() - between))
+        made.append(1e3 * (between - started))
+    return statistics.median(made), statistics.median(packed)
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sessions", default="1,8,32")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{'rows':8}{'sessions':>9}{'segments':>10}{'layout':>8}{'us/session':>12}")
+    for form in FORMS:
+        for num_sessions in map(int, options.sessions.split(",")):
+            made, packed = measure(form, num_sessions)
+            print(f"{form:8}{num_sessions:9}{made:10.3f}{packed:8.3f}{1e3 * (made + packed) / num_sessions:12.1f}")
+
+
+if __name__ == "__main__":
+    main()

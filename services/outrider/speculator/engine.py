@@ -27,7 +27,7 @@ from outrider.models.prefill import MIN_PREFILL_ROWS, PrefillTurns
 from outrider.models.ratio import candidates
 from outrider.models.residency import Residency
 from outrider.models.runner import Segment
-from outrider.models.sampling import Logits, Sampler
+from outrider.models.sampling import Logits, Sampler, ranked
 from outrider.speculator.metrics import DraftCounts
 from outrider.speculator.session import DraftSession, DraftSessionSpec
 
@@ -88,6 +88,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
         super().__init__("speculator-engine", model.runner, stream_priority)
         self.forward_us = forward_us
         """Time of a forward of one row, in microseconds; 0 means not measured."""
+        model.runner.make_loop()
         self._sampler = Sampler()
         self._max_context_len = model.max_context_len
         self._prefill_turns: PrefillTurns[DraftSession] = PrefillTurns(prefill_chunk)
@@ -170,8 +171,16 @@ class Engine(EngineThread[_Drafting, _Growth]):
         """One packed forward for all sessions that have something to grow, then the messages that it completes."""
         started = time.perf_counter()
         work, segments = self._segments(work)
-        if not segments:
-            return  # all of them have lost their room to others
+        length, looped = self._loop(work, segments)
+        stepped = [each for number, each in enumerate(zip(work, segments, strict=True)) if number not in looped]
+        if stepped:
+            self._step([growth for growth, _ in stepped], [segment for _, segment in stepped])
+        if looped:
+            self._draft([work[number] for number in looped], [segments[number] for number in looped], length)
+        self.counts.busy_s += time.perf_counter() - started
+
+    def _step(self, work: Sequence[_Growth], segments: Sequence[Segment]) -> None:
+        started = time.perf_counter()
         logits = self._runner.forward(segments)
         drawing = [
             (session, expansion)
@@ -190,7 +199,66 @@ class Engine(EngineThread[_Drafting, _Growth]):
             session.grow(expansion, children, forward_us)
             session.share_prefix()
             self._send(session, listener)
-        self.counts.busy_s += time.perf_counter() - started
+
+    def _loop(self, work: Sequence[_Growth], segments: Sequence[Segment]) -> tuple[int, list[int]]:
+        """Chooses what of the work is done by several steps at once: how many steps, and the numbers of the work. There
+        is room in the pool for these steps then."""
+        wanted = {
+            number: expansion.max_len
+            for number, (session, _, expansion) in enumerate(work)
+            if segments[number].num_logits and segments[number].is_chain and session.can_loop(expansion)
+        }
+        length = self._runner.loop_len(max(wanted.values(), default=0))
+        if not length:
+            return 0, []
+        pool, looped = self._runner.pool, []
+        # Nothing is taken from others: steps may be in vain.
+        num_free = pool.blocks.num_free
+        for number, most in wanted.items():
+            cache, num_rows = segments[number].cache, len(segments[number].token_ids)
+            end = cache.length + num_rows + length - 1
+            num_new = pool.num_blocks_for(end) - cache.num_blocks
+            if most > 1 and num_rows <= MIN_PREFILL_ROWS + 1 and end <= self._max_context_len and num_new <= num_free:
+                num_free -= max(0, num_new)
+                looped.append(number)
+        return length, looped
+
+    def _draft(self, work: Sequence[_Growth], segments: Sequence[Segment], length: int) -> None:
+        """Grows chains by several steps at once, as if they were made one after the other. So each ends where its
+        session wants no more of it."""
+        started = time.perf_counter()
+        lengths = [segment.cache.length for segment in segments]
+        params = [session.ranking for session, _, _ in work]
+        first_indices = [session.output_indices(expansion)[0] for session, _, expansion in work]
+        found = self._runner.draft(segments, params, first_indices, length)
+        forward_us = (time.perf_counter() - started) * 1e6 / length
+        going, unsettled = list(zip(work, found, strict=True)), list[int]()
+        for number, of_steps in enumerate(found):
+            if of_steps[0] is None:
+                # As if nothing had been run.
+                segments[number].cache.truncate(lengths[number])
+                unsettled.append(number)
+        for step in range(length):
+            self.counts.steps.add(forward_us / 1e6)
+            still = []
+            for (session, listener, expansion), of_steps in going:
+                best = of_steps[step]
+                if best is None:
+                    continue
+                following: Expansion | None = expansion
+                if step:
+                    ((token_id, *_), _) = of_steps[step - 1] or ([-1], [])
+                    following = session.followed(expansion, token_id)
+                if following is None:
+                    continue
+                children = ranked(best, 1, is_greedy=session.ranking.is_greedy)
+                session.grow(following, [children], forward_us)
+                session.share_prefix()
+                self._send(session, listener)
+                still.append((_Growth(session, listener, following), of_steps))
+            going = still
+        if unsettled:
+            self._step([work[number] for number in unsettled], [segments[number] for number in unsettled])
 
     def _candidates(self, logits: Logits, drawing: Sequence[tuple[DraftSession, Expansion]]) -> list[list[Candidate]]:
         """Finds what may follow each row: what the target would draw there, by all that the request asks of its

@@ -43,7 +43,7 @@ def runners(request: pytest.FixtureRequest) -> tuple[Runner, Runner]:
 def spoil(runner: Runner) -> None:
     """Writes over what is left of the last forward's inputs, which the next one may not read."""
     assert runner._forwards is not None
-    packer = runner._forwards._packer
+    packer = runner._forwards.packer
     for buffer in (packer.buffer, *packer._hosts):
         buffer.fill_(GARBAGE)
 

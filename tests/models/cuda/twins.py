@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.core.noise import gumbel_of_words, hashed
+from outrider.core.params import SamplingParams
 from outrider.models.cuda.graphs import Acceleration, Results
 from outrider.models.cuda.inputs import SPLIT, TILE, Inputs
+from outrider.models.cuda.rows import ROW
 from outrider.models.cuda.steps import Kernels
+from outrider.models.sampling import tempered_and_filtered
 
 GARBAGE = 2**30
 """What stands where nothing may be read."""
@@ -84,13 +90,32 @@ def move_rows(data: Tensor, moves: Tensor, spans: Tensor, num: Tensor) -> None:
             data[:, :, :, new] = data[:, :, :, old]
 
 
+def best_tokens(logits: Tensor, rows: Tensor, k: int) -> Tensor:
+    found = torch.empty(2, len(logits), k, dtype=torch.int32)
+    for row, (of_row, own) in enumerate(zip(rows.numpy().view(ROW)[:, 0], logits, strict=True)):
+        p = SamplingParams(
+            temperature=float(of_row["temperature"]),
+            top_k=int(of_row["top_k"]),
+            top_p=float(of_row["top_p"]),
+            min_p=math.exp(of_row["log_min_p"]),
+        )
+        scores = tempered_and_filtered(own[None], [p])[0] if not p.is_greedy else own.clone()
+        if not p.is_greedy:
+            key = np.array([of_row["key"]], dtype=np.uint32)
+            words = hashed(np.arange(len(own), dtype=np.uint32)[None, :], key[:, :1], key[:, 1:])
+            scores += torch.from_numpy(gumbel_of_words(words)[0])
+        order = scores.argsort(stable=True, descending=True)[:k]
+        found[0, row], found[1, row] = order, scores[order].view(torch.int32)
+    return found
+
+
 def fake_graph(compute: Callable[[], Results]) -> Callable[[], Results]:
     """Does the same again into the same tensors, as a graph does."""
     results = compute()
 
     def replay() -> Results:
         for result in results:
-            result.fill_(float("nan"))
+            result.fill_(float("nan") if result.is_floating_point() else GARBAGE)
         for result, found in zip(results, compute(), strict=True):
             result.copy_(found)
         return results
@@ -106,6 +131,7 @@ TWINS = Kernels(
     attend=attend,
     make_scratch=lambda *_sizes: None,
     move_rows=move_rows,
+    best_tokens=best_tokens,
     compiler="torch",
 )
 TWIN_GPU = Acceleration(TWINS, fake_graph)

@@ -26,8 +26,9 @@ BUCKETS = (16, 32, 64, 128, 256, 512, 2048)
 EXACT_ROWS = 128
 """Rows of every forward where they are exact. So libraries see one shape, and compute each row alike."""
 
-Results = tuple[Tensor, Tensor]
-"""Normed hidden states of all rows, [rows, hidden], and float32 logits of the wanted ones, [wanted, vocab_size]."""
+Results = tuple[Tensor, ...]
+"""What a graph computes. Of a forward: normed hidden states of all rows, [rows, hidden], and float32 logits of the
+wanted ones, [wanted, vocab_size]."""
 Body = Callable[[Inputs, int | None], Tensor]
 """Computes the normed hidden states of all rows, by the first layers or, with None, by all."""
 Capture = Callable[[Callable[[], Results]], Callable[[], Results]]
@@ -96,15 +97,19 @@ class Forwards:
             buckets: Rows of the forwards, ascending.
             capture: Captures graphs. None runs the same functions one kernel after the other.
         """
-        self._body, self._head, self._steps, self._pool = body, head, steps, pool
-        self._shapes = [Shape(rows) for rows in buckets]
-        self._packer = Packer(pool, queries_per_key, self._shapes, max_context_len)
-        self._inputs = {shape: Inputs(self._packer.buffer, shape) for shape in self._shapes}
-        steps.use(pool, self._shapes[-1].rows, pool.shape.num_heads * queries_per_key)
+        self._body, self._head = body, head
+        self.steps, self.pool = steps, pool
+        self.shapes = [Shape(rows) for rows in buckets]
+        """Shapes of the forwards, ascending."""
+        self.packer = Packer(pool, queries_per_key, self.shapes, max_context_len)
+        """Lays out the inputs of one forward at a time."""
+        self.inputs = {shape: Inputs(self.packer.buffer, shape) for shape in self.shapes}
+        """Inputs on the device."""
+        steps.use(pool, self.shapes[-1].rows, pool.shape.num_heads * queries_per_key)
         pool.defers_moves = True
         self._replays: dict[Shape, Callable[[], Results]] = {}
         if capture is not None:
-            with self._on_device():
+            with self.on_device():
                 self._capture_all(capture)
 
     @property
@@ -112,37 +117,41 @@ class Forwards:
         """True if the forwards are replayed graphs."""
         return bool(self._replays)
 
-    def _on_device(self) -> AbstractContextManager[object]:
+    def on_device(self) -> AbstractContextManager[object]:
         """Launches go to the thread's current device, which is the first one where nobody has said."""
-        device = self._pool.data.device
+        device = self.pool.data.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     def _capture_all(self, capture: Capture) -> None:
         started = time.perf_counter()
         # The largest first: the others use its memory.
-        for number, shape in enumerate(reversed(self._shapes), 1):
-            self._packer.begin(shape)
-            self._packer.finish([])
+        for number, shape in enumerate(reversed(self.shapes), 1):
+            self.packer.begin(shape)
+            self.packer.finish([])
             try:
-                self._replays[shape] = capture(lambda shape=shape: self._compute(shape, None))  # type: ignore[misc]
+                self._replays[shape] = capture(lambda shape=shape: self._compute_all(shape, None))  # type: ignore[misc]
             except RuntimeError as error:
                 self._replays.clear()
                 log.warning("graphs.not_captured", rows=shape.rows, error=(str(error) or repr(error)).splitlines()[0])
                 return
             took_s = round(time.perf_counter() - started, 1)
-            log.info("graphs.captured", rows=shape.rows, graph=f"{number} of {len(self._shapes)}", took_s=took_s)
+            log.info("graphs.captured", rows=shape.rows, graph=f"{number} of {len(self.shapes)}", took_s=took_s)
 
     @torch.inference_mode()
     def warm(self) -> None:
         """Runs a forward of the largest shape without a row: what it takes of the device's memory is taken then."""
-        with self._on_device():
-            self._packer.begin(self._shapes[-1])
-            self._packer.finish([])
-            self._compute(self._shapes[-1], None)
+        with self.on_device():
+            self.packer.begin(self.shapes[-1])
+            self.packer.finish([])
+            self._compute_all(self.shapes[-1], None)
 
-    def _compute(self, shape: Shape, num_layers: int | None) -> Results:
-        inputs = self._inputs[shape]
-        self._steps.move(inputs)
+    def _compute_all(self, shape: Shape, num_layers: int | None) -> Results:
+        inputs = self.inputs[shape]
+        self.steps.move(inputs)
+        return self.compute(inputs, num_layers)
+
+    def compute(self, inputs: Inputs, num_layers: int | None = None) -> Results:
+        """Computes what a forward's graph does, but for the moves."""
         hidden = self._body(inputs, num_layers)
         return hidden, self._head(hidden.index_select(0, inputs.wanted)).float()
 
@@ -160,14 +169,22 @@ class Forwards:
         left = sum(len(segment.token_ids) for segment in segments)
         number = first = 0
         while left:
-            shape = next((each for each in self._shapes if each.rows >= left), self._shapes[-1])
-            with self._on_device():
+            shape = next((each for each in self.shapes if each.rows >= left), self.shapes[-1])
+            with self.on_device():
                 number, first, wanted = self._lay_out(shape, segments, positions, number, first)
                 logits += self._run(shape, wanted, num_layers)
-            left -= self._packer.num_rows
+            left -= self.packer.num_rows
         for segment, position_ids in zip(segments, positions, strict=True):
             segment.cache.append(position_ids)
         return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    def begin(self, shape: Shape) -> None:
+        """Begins to lay out a forward, which moves first what caches keep."""
+        moves = self.pool.moves
+        if len(moves) > MAX_SPANS or sum(len(old) for old, _ in moves.values()) > MAX_PAIRS:
+            self.pool.move_now()
+        self.packer.begin(shape)
+        self.packer.move(list(moves.values()))
 
     def _lay_out(
         self,
@@ -179,13 +196,9 @@ class Forwards:
     ) -> tuple[int, int, list[int]]:
         """Fills one forward from row `first` of segment `number` on; returns where the next one begins, and the rows
         whose logits are wanted."""
-        packer = self._packer
+        packer = self.packer
         wanted: list[int] = []
-        packer.begin(shape)
-        moves = self._pool.moves
-        if len(moves) > MAX_SPANS or sum(len(old) for old, _ in moves.values()) > MAX_PAIRS:
-            self._pool.move_now()
-        packer.move(list(moves.values()))
+        self.begin(shape)
         while number < len(segments):
             segment = segments[number]
             num_rows = len(segment.token_ids)
@@ -204,10 +217,10 @@ class Forwards:
     def _run(self, shape: Shape, wanted: list[int], num_layers: int | None) -> list[Tensor]:
         """Runs what was laid out; returns the logits of the wanted rows, in pieces."""
         at_once = wanted[: shape.wanted]
-        self._packer.finish(at_once)
+        self.packer.finish(at_once)
         replay = self._replays.get(shape) if num_layers is None else None
-        hidden, logits = self._compute(shape, num_layers) if replay is None else replay()
-        self._pool.moves.clear()
+        hidden, logits = self._compute_all(shape, num_layers) if replay is None else replay()
+        self.pool.moves.clear()
         # A copy: the next forward writes its own there.
         found = [logits[: len(at_once)].clone()]
         for first in range(shape.wanted, len(wanted), shape.wanted):

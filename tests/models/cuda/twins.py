@@ -91,22 +91,21 @@ def move_rows(data: Tensor, moves: Tensor, spans: Tensor, num: Tensor) -> None:
 
 
 def best_tokens(logits: Tensor, rows: Tensor, k: int) -> Tensor:
-    found = torch.empty(2, len(logits), k, dtype=torch.int32)
-    for row, (of_row, own) in enumerate(zip(rows.numpy().view(ROW)[:, 0], logits, strict=True)):
+    scores = logits.clone()
+    for of_row, own in zip(rows.numpy().view(ROW)[:, 0], scores, strict=True):
+        if not of_row["temperature"]:
+            continue
         p = SamplingParams(
             temperature=float(of_row["temperature"]),
             top_k=int(of_row["top_k"]),
             top_p=float(of_row["top_p"]),
             min_p=math.exp(of_row["log_min_p"]),
         )
-        scores = tempered_and_filtered(own[None], [p])[0] if not p.is_greedy else own.clone()
-        if not p.is_greedy:
-            key = np.array([of_row["key"]], dtype=np.uint32)
-            words = hashed(np.arange(len(own), dtype=np.uint32)[None, :], key[:, :1], key[:, 1:])
-            scores += torch.from_numpy(gumbel_of_words(words)[0])
-        order = scores.argsort(stable=True, descending=True)[:k]
-        found[0, row], found[1, row] = order, scores[order].view(torch.int32)
-    return found
+        key = np.array([of_row["key"]], dtype=np.uint32)
+        words = hashed(np.arange(len(own), dtype=np.uint32)[None, :], key[:, :1], key[:, 1:])
+        own.copy_(tempered_and_filtered(own[None], [p])[0] + torch.from_numpy(gumbel_of_words(words)[0]))
+    order = scores.argsort(stable=True, descending=True)[:, :k]
+    return torch.stack([order.int(), scores.gather(1, order).view(torch.int32)])
 
 
 def fake_graph(compute: Callable[[], Results]) -> Callable[[], Results]:

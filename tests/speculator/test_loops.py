@@ -190,11 +190,11 @@ def test_near_the_end_of_the_context_steps_are_made_one_by_one() -> None:
 
 def test_a_loop_takes_no_room_from_others() -> None:
     def run(stepped: Stepped) -> None:
-        for number in LOOPED[:2]:
-            # The last slot of the second block but one: eight steps would need a third.
-            stepped.open(number, 126)
+        # Eight steps of the older one would need the last block, of which the younger one has need later.
+        stepped.open(0, 59)
+        stepped.open(1, 62)
         stepped.settle()
 
-    stepped = both(run, num_blocks=6)
-    assert stepped.engine.residency.num_preemptions == 0
+    stepped = both(run, num_blocks=4)
     assert stepped.looped
+    assert stepped.engine.residency.num_preemptions == 0

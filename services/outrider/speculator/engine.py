@@ -21,6 +21,7 @@ from outrider.core.params import Steering
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.tree import Draft, TokenId
 from outrider.models.adjustments import adjusted
+from outrider.models.contenders import Best
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
 from outrider.models.prefill import MIN_PREFILL_ROWS, PrefillTurns
@@ -168,7 +169,8 @@ class Engine(EngineThread[_Drafting, _Growth]):
         return [], WARM_PAUSE_S
 
     def step(self, work: list[_Growth]) -> None:
-        """One packed forward for all sessions that have something to grow, then the messages that it completes."""
+        """One packed forward for all sessions that have something to grow, then the messages that it completes. On a
+        GPU, chains grow by several tokens at once behind it."""
         started = time.perf_counter()
         work, segments = self._segments(work)
         length, looped = self._loop(work, segments)
@@ -232,33 +234,35 @@ class Engine(EngineThread[_Drafting, _Growth]):
         first_indices = [session.output_indices(expansion)[0] for session, _, expansion in work]
         found = self._runner.draft(segments, params, first_indices, length)
         forward_us = (time.perf_counter() - started) * 1e6 / length
-        going, unsettled = list(zip(work, found, strict=True)), list[int]()
-        for number, of_steps in enumerate(found):
-            if of_steps[0] is None:
-                # As if nothing had been run.
-                segments[number].cache.truncate(lengths[number])
-                unsettled.append(number)
+        unsettled = [number for number, of_steps in enumerate(found) if of_steps[0] is None]
+        for number in unsettled:
+            # As if nothing had been run.
+            segments[number].cache.truncate(lengths[number])
+        going = list(zip(work, found, strict=True))
         for step in range(length):
             self.counts.steps.add(forward_us / 1e6)
-            still = []
-            for (session, listener, expansion), of_steps in going:
-                best = of_steps[step]
-                if best is None:
-                    continue
-                following: Expansion | None = expansion
-                if step:
-                    ((token_id, *_), _) = of_steps[step - 1] or ([-1], [])
-                    following = session.followed(expansion, token_id)
-                if following is None:
-                    continue
-                children = ranked(best, 1, is_greedy=session.ranking.is_greedy)
-                session.grow(following, [children], forward_us)
-                session.share_prefix()
-                self._send(session, listener)
-                still.append((_Growth(session, listener, following), of_steps))
-            going = still
+            grown = [(self._grown(growth, of_steps, step, forward_us), of_steps) for growth, of_steps in going]
+            going = [(growth, of_steps) for growth, of_steps in grown if growth is not None]
+        for segment in segments:
+            # Room of steps that were in vain.
+            segment.cache.shrink()
         if unsettled:
             self._step([work[number] for number in unsettled], [segments[number] for number in unsettled])
+
+    def _grown(self, growth: _Growth, of_steps: Sequence[Best | None], step: int, forward_us: float) -> _Growth | None:
+        """Grows what a step of several has found behind the one before, which was of `growth`. Returns what has grown,
+        or None where the session goes on otherwise."""
+        session, listener, expansion = growth
+        best, before = of_steps[step], of_steps[step - 1]
+        following: Expansion | None = expansion
+        if step:
+            following = session.followed(expansion, before[0][0]) if before and best else None
+        if best is None or following is None:
+            return None
+        session.grow(following, [ranked(best, 1, is_greedy=session.ranking.is_greedy)], forward_us)
+        session.share_prefix()
+        self._send(session, listener)
+        return _Growth(session, listener, following)
 
     def _candidates(self, logits: Logits, drawing: Sequence[tuple[DraftSession, Expansion]]) -> list[list[Candidate]]:
         """Finds what may follow each row: what the target would draw there, by all that the request asks of its

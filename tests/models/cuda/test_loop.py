@@ -18,8 +18,7 @@ from outrider.models.cuda.rows import MAX_NUM_BEST, UNSETTLED
 from outrider.models.cuda.steps import Kernels
 from outrider.models.runner import KVCache, Runner, Segment
 from outrider.models.sampling import Sampler, ranked
-from tests.models.cuda.test_graphs import spoil
-from tests.models.cuda.twins import EAGER_TWIN, TWIN_GPU, TWINS, best_tokens, fake_graph
+from tests.models.cuda.twins import EAGER_TWIN, TWIN_GPU, TWINS, best_tokens, fake_graph, spoil
 from tests.support.tiny_models import build, text
 
 PARAMS = [
@@ -121,6 +120,7 @@ def test_accepted_rows_of_trees_are_moved_before_the_first_step() -> None:
         draft = runner.draft if loops else one_after_the_other
         arguments: Any = ([Segment(cache, [3], 1)], PARAMS[:1], [0], 4)
         found.append(draft(*arguments) if loops else draft(runner, *arguments))
+    assert not runner.pool.moves
     assert as_candidates(found[1], PARAMS[:1]) == found[0]
 
 

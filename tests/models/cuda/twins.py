@@ -17,6 +17,7 @@ from outrider.models.cuda.graphs import Acceleration, Results
 from outrider.models.cuda.inputs import SPLIT, TILE, Inputs
 from outrider.models.cuda.rows import ROW
 from outrider.models.cuda.steps import Kernels
+from outrider.models.runner import Runner
 from outrider.models.sampling import tempered_and_filtered
 
 GARBAGE = 2**30
@@ -120,6 +121,15 @@ def fake_graph(compute: Callable[[], Results]) -> Callable[[], Results]:
         return results
 
     return replay
+
+
+@torch.inference_mode()
+def spoil(runner: Runner) -> None:
+    """Writes over what is left of the last forward's inputs, which the next one may not read."""
+    assert runner._forwards is not None
+    packer = runner._forwards.packer
+    for buffer in (packer.buffer, *packer._hosts):
+        buffer.fill_(GARBAGE)
 
 
 TWINS = Kernels(

@@ -27,8 +27,8 @@ EXACT_ROWS = 128
 """Rows of every forward where they are exact. So libraries see one shape, and compute each row alike."""
 
 Results = tuple[Tensor, ...]
-"""What a graph computes. Of a forward: normed hidden states of all rows, [rows, hidden], and float32 logits of the
-wanted ones, [wanted, vocab_size]."""
+"""Tensors that a graph computes. A forward's are the normed hidden states of all rows, [rows, hidden], and float32
+logits of the wanted ones, [wanted, vocab_size]."""
 Body = Callable[[Inputs, int | None], Tensor]
 """Computes the normed hidden states of all rows, by the first layers or, with None, by all."""
 Capture = Callable[[Callable[[], Results]], Callable[[], Results]]

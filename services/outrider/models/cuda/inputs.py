@@ -225,7 +225,7 @@ class Packer:
         self._num_listed = 0
         self._tiles: list[tuple[int, int, int, int, int, int]] = []
         self.tables: list[int] = []
-        """Where in the buffer the table begins of each segment, or piece of one, that was added."""
+        """Numbers of the buffer at which tables begin, one for each segment, or piece of one, that was added."""
         for name in ("num_moved", "token_ids", "positions", "wanted"):
             self._parts[name].fill(0)
         self._parts["places"].fill(self._pool.num_slots)

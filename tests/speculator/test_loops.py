@@ -18,7 +18,7 @@ from outrider.models.cuda.rows import UNSETTLED
 from outrider.models.runner import Runner
 from outrider.speculator.engine import Engine
 from outrider.speculator.session import DraftSessionSpec
-from tests.models.cuda.twins import TWIN_GPU, TWINS, best_tokens
+from tests.support.cuda_twins import TWIN_GPU, TWINS, best_tokens
 from tests.support.services import draft_model
 from tests.support.tiny_models import VOCAB_SIZE, build, text
 

@@ -25,7 +25,7 @@ from outrider.models.cuda.steps import Kernels
 from outrider.models.exactness import NotExact, check_rows, make_exact
 from outrider.models.kv_cache import KVCache
 from outrider.models.runner import Runner, Segment
-from tests.models.cuda.twins import EAGER_TWIN, TWIN_GPU, TWINS, fake_graph, spoil
+from tests.support.cuda_twins import EAGER_TWIN, TWIN_GPU, TWINS, fake_graph, spoil
 from tests.support.tiny_models import VOCAB_SIZE, build, text
 
 

@@ -18,7 +18,7 @@ from outrider.models.cuda.rows import MAX_NUM_BEST, UNSETTLED
 from outrider.models.cuda.steps import Kernels
 from outrider.models.runner import KVCache, Runner, Segment
 from outrider.models.sampling import Sampler, ranked
-from tests.models.cuda.twins import EAGER_TWIN, TWIN_GPU, TWINS, best_tokens, fake_graph, spoil
+from tests.support.cuda_twins import EAGER_TWIN, TWIN_GPU, TWINS, best_tokens, fake_graph, spoil
 from tests.support.tiny_models import build, text
 
 PARAMS = [

@@ -47,7 +47,7 @@ def store_heads(
 ) -> None:
     num_queries, num_keys, head_dim = queries.shape[1], layer_data.shape[1], queries.shape[2]
     rows = heads.view(len(heads), -1, head_dim)
-    turned, values = rows.split([num_queries + num_keys, num_keys], 1)
+    turned, values = rows[:, : num_queries + num_keys], rows[:, num_queries + num_keys :]
     if norms is not None:
         turned = functional.rms_norm(turned, (head_dim,), None, epsilon) * norms
     pairs = torch.view_as_complex(turned.reshape(*turned.shape[:2], -1, 2).contiguous())

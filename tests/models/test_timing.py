@@ -8,7 +8,7 @@ import torch
 from outrider.models import fusion
 from outrider.models.runner import Runner
 from outrider.models.timing import EventStopwatch, HostStopwatch, measure_buckets, measure_products, stopwatch_for
-from tests.models.cuda.twins import EAGER_TWIN
+from tests.support.cuda_twins import EAGER_TWIN
 from tests.support.tiny_models import build
 
 

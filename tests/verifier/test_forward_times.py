@@ -9,7 +9,7 @@ import pytest
 from outrider.models.runner import Runner
 from outrider.verifier.service import VerifierService
 from outrider.verifier.settings import VerifierSettings
-from tests.models.cuda.twins import EAGER_TWIN
+from tests.support.cuda_twins import EAGER_TWIN
 from tests.support.services import target_model
 from tests.support.tiny_models import build
 

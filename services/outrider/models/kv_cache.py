@@ -197,9 +197,9 @@ class KVCache:
         """Forgets everything and gives all blocks back."""
         self.length = 0
         self.tail_positions = []
-        self._shrink()
+        self.shrink()
 
-    def _shrink(self) -> None:
+    def shrink(self) -> None:
         """Gives back the blocks behind the one that the next slot goes to."""
         num_kept = self.length // self.pool.block_size + 1 if self.length else 0
         _release_all(self.pool.blocks, self._table, num_kept)
@@ -253,7 +253,7 @@ class KVCache:
         if length < self.length:
             del self.tail_positions[max(0, length - self.chain_len) :]
             self.length = length
-            self._shrink()
+            self.shrink()
 
     @torch.inference_mode()
     def keep(self, start: int, slots: Sequence[int]) -> None:
@@ -289,7 +289,7 @@ class KVCache:
             # As if all behind the chain were tail, and then as much of it chain as can be.
             self.tail_positions = [*kept_tail, *positions]
             self._settle()
-        self._shrink()
+        self.shrink()
 
     # Its prefix.
 

@@ -12,7 +12,11 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
+from outrider.core.params import SamplingParams
+from outrider.models.contenders import Best
 from outrider.models.cuda.graphs import BUCKETS, EXACT_ROWS, Acceleration, Capture, Forwards
+from outrider.models.cuda.loop import LOOP_LENS, DraftLoop
+from outrider.models.cuda.rows import MAX_NUM_BEST
 from outrider.models.cuda.steps import CudaSteps
 from outrider.models.fusion import FusedStack, is_fusable
 from outrider.models.kv_cache import TILE, CacheShape, KVCache, KVPool
@@ -96,6 +100,7 @@ class Runner:
         self.has_one_shape = acceleration is not None and is_exact
         """True if all forwards have the same number of rows, so that libraries compute each row alike."""
         self._forwards: Forwards | None = None
+        self._loop: DraftLoop | None = None
         if acceleration and callable(num_blocks):
             # Tried with a pool of one block: what is free then is free for the pool.
             self._forwards = self._make_forwards(KVPool(shape, 1, block_size, num_scratch_slots=1), None)
@@ -134,7 +139,7 @@ class Runner:
         )
 
     def _capture(self, acceleration: Acceleration) -> None:
-        self._forwards = None
+        self._forwards = self._loop = None
         if self.device.type == "cuda":
             # What was taken to try it goes to the pool of the graphs.
             torch.cuda.empty_cache()
@@ -199,6 +204,42 @@ class Runner:
         # The head sees the wanted rows alone: most rows of a prompt need no logits.
         logits = self._head(hidden)[: plan.num_wanted]
         return logits if logits.dtype is torch.float32 else logits.float()
+
+    def make_loop(self) -> None:
+        """Captures graphs of several steps of chains, which only draft models need, where forwards are graphs."""
+        if self._forwards is not None and self._acceleration is not None and self.vocab_size >= MAX_NUM_BEST:
+            kernels, capture = self._acceleration.kernels, self._acceleration.capture
+            self._loop = DraftLoop(self._forwards, kernels.best_tokens, self.vocab_size, capture)
+
+    def loop_len(self, length: int) -> int:
+        """Returns how many steps `draft` makes where so many are wanted: at most as many, or 0 if it can make none."""
+        return 0 if self._loop is None else max((each for each in LOOP_LENS if each <= length), default=0)
+
+    def draft(
+        self, segments: Sequence[Segment], params: Sequence[SamplingParams], first_indices: Sequence[int], length: int
+    ) -> list[list[Best | None]]:
+        """Appends the rows of every segment to its cache, and finds the best tokens behind them for several steps, each
+        behind the best one of the step before.
+
+        Args:
+            segments: Chains of at most 128 rows, one for each session. Only their own rows count as used slots of
+                their caches afterwards. Those of the steps are written behind them; who goes on with a step's token
+                appends it.
+            params: Parameters by which each session draws.
+            first_indices: For each session, how many tokens the generation put out before the first one drawn.
+            length: Steps: what `loop_len` returns.
+
+        Returns:
+            For each segment and step, the `MAX_NUM_BEST` best tokens of `logits / temperature + noise` and their
+            scores, the best first, equals by the lower id; scores of minus infinity stand for tokens that are not
+            allowed. None where the host has to draw. What stands behind that step means nothing.
+
+        Raises:
+            ValueError: A segment is malformed, or has too many rows, or two share a cache. No cache has changed then.
+            OutOfBlocks: The pool has no room for all steps.
+        """
+        assert self._loop is not None, "`loop_len` says if there is one"
+        return self._loop.run(segments, params, first_indices, length)
 
     def large_products(self) -> list[tuple[Product, int]]:
         """Returns the large products of the layers, each with its inputs, for measurements. None of a model that runs

@@ -118,10 +118,7 @@ class Sampler:
             best = self._lazy_best(logits, params, output_indices, count)
         else:
             best = _topk(self._perturbed(logits, params, output_indices), count)
-        found = [
-            _ranked(token_ids, scores, GREEDY_SHARPNESS if greedy else SAMPLED_SHARPNESS)[:k]
-            for (token_ids, scores), greedy in zip(best, is_greedy, strict=True)
-        ]
+        found = [ranked(of_row, k, is_greedy=greedy) for of_row, greedy in zip(best, is_greedy, strict=True)]
         if any(is_raw):
             own = logits.log_softmax(-1)
             found = [_rescored(each, row) if raw else each for each, row, raw in zip(found, own, is_raw, strict=True)]
@@ -186,7 +183,7 @@ class Sampler:
 
             self._device_draws = DeviceDraws()
         keys = [row_key(p.seed, index) for p, index in zip(params, output_indices, strict=True)]
-        found = self._device_draws.best(logits, params, _temperatures(params), keys, k)
+        found = self._device_draws.best(logits, params, temperatures(params), keys, k)
         left = [row for row, of_row in enumerate(found) if of_row is None]
         if not left:
             return [of_row for of_row in found if of_row is not None]
@@ -274,10 +271,10 @@ def tempered_and_filtered(logits: Tensor, params: Sequence[SamplingParams]) -> T
 def _tempered(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     # A tensor, not a number: torch may multiply by a number's reciprocal, and then a draw would depend
     # on whether all rows share a temperature.
-    return logits / torch.tensor(_temperatures(params), device=logits.device)
+    return logits / torch.tensor(temperatures(params), device=logits.device)
 
 
-def _temperatures(params: Sequence[SamplingParams]) -> list[list[float]]:
+def temperatures(params: Sequence[SamplingParams]) -> list[list[float]]:
     """Returns what the logits of each row are divided by, as a column."""
     return [[1.0 if p.is_greedy else min(max(p.temperature, LEAST_TEMPERATURE), GREATEST_TEMPERATURE)] for p in params]
 
@@ -320,8 +317,8 @@ def _of_contenders(
 ) -> list[Best | None]:
     """Asks for the k best tokens of rows as if they had no filters."""
     keys = [row_key(p.seed, index) for p, index in zip(params, output_indices, strict=True)]
-    temperatures = np.array(_temperatures(params), dtype=np.float32)
-    return contenders.best(logits, temperatures, np.array(keys, dtype=np.uint32), k)
+    column = np.array(temperatures(params), dtype=np.float32)
+    return contenders.best(logits, column, np.array(keys, dtype=np.uint32), k)
 
 
 def _best(contenders: Contenders, logits: Tensor, params: SamplingParams, output_index: int, k: int) -> Best:
@@ -360,8 +357,17 @@ def _leading(values: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp
     return np.flatnonzero(~(values < floor))
 
 
-def _ranked(token_ids: Sequence[int], scores: Sequence[float], sharpness: float) -> list[Candidate]:
-    """Ranks candidates, best first. A filtered token has minus infinity, and is left out. `scores` must fall."""
+def ranked(best: Best, k: int, *, is_greedy: bool) -> list[Candidate]:
+    """Ranks the best tokens of a row as `Sampler.candidates` does: at most k candidates, best first.
+
+    Args:
+        best: At least `NUM_NORMALISED` tokens, and their scores, which fall. A filtered token has minus infinity, and
+            is left out.
+        k: Most candidates.
+        is_greedy: True at temperature 0.
+    """
+    token_ids, scores = best
+    sharpness = GREEDY_SHARPNESS if is_greedy else SAMPLED_SHARPNESS
     # Python numbers: for eight of them, a tensor operator costs more than the arithmetic. The best score is taken off
     # because `exp` must not overflow.
     sharp = [sharpness * (score - scores[0]) for score in scores]
@@ -369,7 +375,7 @@ def _ranked(token_ids: Sequence[int], scores: Sequence[float], sharpness: float)
     pairs = [Candidate(t, score - total) for t, score in zip(token_ids, sharp, strict=True) if score != -math.inf]
     # `topk` promises no order between equals.
     pairs.sort(key=lambda pair: (-pair[1], pair[0]))
-    return pairs
+    return pairs[:k]
 
 
 def _rescored(candidates: Sequence[Candidate], logprobs: Tensor) -> list[Candidate]:

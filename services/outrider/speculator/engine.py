@@ -21,13 +21,14 @@ from outrider.core.params import Steering
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.tree import Draft, TokenId
 from outrider.models.adjustments import adjusted
+from outrider.models.contenders import Best
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
 from outrider.models.prefill import MIN_PREFILL_ROWS, PrefillTurns
 from outrider.models.ratio import candidates
 from outrider.models.residency import Residency
 from outrider.models.runner import Segment
-from outrider.models.sampling import Logits, Sampler
+from outrider.models.sampling import Logits, Sampler, ranked
 from outrider.speculator.metrics import DraftCounts
 from outrider.speculator.session import DraftSession, DraftSessionSpec
 
@@ -88,6 +89,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
         super().__init__("speculator-engine", model.runner, stream_priority)
         self.forward_us = forward_us
         """Time of a forward of one row, in microseconds; 0 means not measured."""
+        model.runner.make_loop()
         self._sampler = Sampler()
         self._max_context_len = model.max_context_len
         self._prefill_turns: PrefillTurns[DraftSession] = PrefillTurns(prefill_chunk)
@@ -167,11 +169,20 @@ class Engine(EngineThread[_Drafting, _Growth]):
         return [], WARM_PAUSE_S
 
     def step(self, work: list[_Growth]) -> None:
-        """One packed forward for all sessions that have something to grow, then the messages that it completes."""
+        """One packed forward for all sessions that have something to grow, then the messages that it completes. On a
+        GPU, chains grow by several tokens at once behind it."""
         started = time.perf_counter()
         work, segments = self._segments(work)
-        if not segments:
-            return  # all of them have lost their room to others
+        length, looped = self._loop(work, segments)
+        stepped = [each for number, each in enumerate(zip(work, segments, strict=True)) if number not in looped]
+        if stepped:
+            self._step([growth for growth, _ in stepped], [segment for _, segment in stepped])
+        if looped:
+            self._draft([work[number] for number in looped], [segments[number] for number in looped], length)
+        self.counts.busy_s += time.perf_counter() - started
+
+    def _step(self, work: Sequence[_Growth], segments: Sequence[Segment]) -> None:
+        started = time.perf_counter()
         logits = self._runner.forward(segments)
         drawing = [
             (session, expansion)
@@ -190,7 +201,68 @@ class Engine(EngineThread[_Drafting, _Growth]):
             session.grow(expansion, children, forward_us)
             session.share_prefix()
             self._send(session, listener)
-        self.counts.busy_s += time.perf_counter() - started
+
+    def _loop(self, work: Sequence[_Growth], segments: Sequence[Segment]) -> tuple[int, list[int]]:
+        """Chooses what of the work is done by several steps at once: how many steps, and the numbers of the work. There
+        is room in the pool for these steps then."""
+        wanted = {
+            number: expansion.max_len
+            for number, (session, _, expansion) in enumerate(work)
+            if segments[number].num_logits and segments[number].is_chain and session.can_loop(expansion)
+        }
+        length = self._runner.loop_len(max(wanted.values(), default=0))
+        if not length:
+            return 0, []
+        pool, looped = self._runner.pool, []
+        # Nothing is taken from others: steps may be in vain.
+        num_free = pool.blocks.num_free
+        for number, most in wanted.items():
+            cache, num_rows = segments[number].cache, len(segments[number].token_ids)
+            end = cache.length + num_rows + length - 1
+            num_new = pool.num_blocks_for(end) - cache.num_blocks
+            if most > 1 and num_rows <= MIN_PREFILL_ROWS + 1 and end <= self._max_context_len and num_new <= num_free:
+                num_free -= max(0, num_new)
+                looped.append(number)
+        return length, looped
+
+    def _draft(self, work: Sequence[_Growth], segments: Sequence[Segment], length: int) -> None:
+        """Grows chains by several steps at once, as if they were made one after the other. So each ends where its
+        session wants no more of it."""
+        started = time.perf_counter()
+        lengths = [segment.cache.length for segment in segments]
+        params = [session.ranking for session, _, _ in work]
+        first_indices = [session.output_indices(expansion)[0] for session, _, expansion in work]
+        found = self._runner.draft(segments, params, first_indices, length)
+        forward_us = (time.perf_counter() - started) * 1e6 / length
+        unsettled = [number for number, of_steps in enumerate(found) if of_steps[0] is None]
+        for number in unsettled:
+            # As if nothing had been run.
+            segments[number].cache.truncate(lengths[number])
+        going = list(zip(work, found, strict=True))
+        for step in range(length):
+            self.counts.steps.add(forward_us / 1e6)
+            grown = [(self._grown(growth, of_steps, step, forward_us), of_steps) for growth, of_steps in going]
+            going = [(growth, of_steps) for growth, of_steps in grown if growth is not None]
+        for segment in segments:
+            # Room of steps that were in vain.
+            segment.cache.shrink()
+        if unsettled:
+            self._step([work[number] for number in unsettled], [segments[number] for number in unsettled])
+
+    def _grown(self, growth: _Growth, of_steps: Sequence[Best | None], step: int, forward_us: float) -> _Growth | None:
+        """Grows what a step of several has found behind the one before, which was of `growth`. Returns what has grown,
+        or None where the session goes on otherwise."""
+        session, listener, expansion = growth
+        best, before = of_steps[step], of_steps[step - 1]
+        following: Expansion | None = expansion
+        if step:
+            following = session.followed(expansion, before[0][0]) if before and best else None
+        if best is None or following is None:
+            return None
+        session.grow(following, [ranked(best, 1, is_greedy=session.ranking.is_greedy)], forward_us)
+        session.share_prefix()
+        self._send(session, listener)
+        return _Growth(session, listener, following)
 
     def _candidates(self, logits: Logits, drawing: Sequence[tuple[DraftSession, Expansion]]) -> list[list[Candidate]]:
         """Finds what may follow each row: what the target would draw there, by all that the request asks of its

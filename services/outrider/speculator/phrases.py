@@ -68,6 +68,11 @@ class Phrases:
             )
             self._retriever_plan = plan
 
+    @property
+    def is_used(self) -> bool:
+        """True if phrases are looked up."""
+        return self._plan is not None and self._retriever is not None
+
     def commit(self, token_ids: Sequence[TokenId]) -> None:
         """Records committed tokens in the tiers, and the drafted path that they refute, before the tree takes them."""
         # Even while no plan is in use: tiers that have missed a commit could not be taken up again.

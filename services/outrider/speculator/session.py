@@ -227,6 +227,27 @@ class DraftSession:
             return not self._slots
         return len(branches) == 1 and branches[0].position == len(self.tree.committed) + len(self._slots)
 
+    def can_loop(self, expansion: Expansion) -> bool:
+        """Returns True if what follows an expansion is a chain whose every token is the draft model's best one: then
+        several forwards need nothing from the session in between."""
+        asks_more = self._noise is not None or self._structured is not None or self.spec.sampling.has_adjustments
+        if asks_more or self.has_raw_scores or self._phrases.is_used:
+            return False
+        return expansion.num_children == 1 and len(expansion.nodes) == 1
+
+    def followed(self, expansion: Expansion, token_id: TokenId) -> Expansion | None:
+        """Returns what grows behind an expansion, with its row counted as run, if that is this token alone, which has
+        been through a forward already, in the slot behind those in the cache. Otherwise returns None."""
+        following = self.next_expansion()
+        if following is None or not self.can_loop(following):
+            return None
+        node = following.nodes[0]
+        if node.parent is not expansion.nodes[0] or node.token_id != token_id or not self._is_chain(following.nodes):
+            return None
+        self._slots[node] = self.cache.length
+        self.cache.append([node.position])
+        return following
+
     def segment(self, expansion: Expansion, max_rows: int) -> Segment:
         """Lays out the rows of an expansion, with logits in the order of its nodes. While more of the trunk is missing
         than `max_rows`, lays out a piece of the trunk instead, without logits."""

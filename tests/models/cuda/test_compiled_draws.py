@@ -12,12 +12,13 @@ from tests.models.cuda.compiling import TARGETS, Compiled, compiled
 pytest.importorskip("triton")
 
 from outrider.models.cuda import draws
+from outrider.models.cuda.rows import MAX_NUM_BEST, ROW_WORDS
 
 pytestmark = pytest.mark.compile
 
 
 def constants_of(configuration: dict[str, int], **others: int) -> tuple[dict[str, Any], int]:
-    constants = {**configuration, "ROW_WORDS": draws.ROW_WORDS, **others}
+    constants = {**configuration, "ROW_WORDS": ROW_WORDS, **others}
     return constants, constants.pop("num_warps")
 
 
@@ -41,7 +42,7 @@ def settling(capability: int, k: int) -> Compiled:
 
 
 @pytest.mark.parametrize("capability", TARGETS)
-@pytest.mark.parametrize("k", [1, draws.MAX_NUM_BEST])
+@pytest.mark.parametrize("k", [1, MAX_NUM_BEST])
 def test_draws_stay_in_registers_and_round_to_the_nearest(capability: int, k: int) -> None:
     for found in (offering(capability, k), settling(capability, k)):
         assert found.num_spilled == 0

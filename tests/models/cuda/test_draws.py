@@ -19,6 +19,7 @@ from outrider.models.sampling import Sampler
 
 pytest.importorskip("triton")
 from outrider.models.cuda import draws
+from outrider.models.cuda.rows import UNSETTLED
 
 # Of rows that are no finite numbers kernels compute on, and keep nothing of it.
 pytestmark = [pytest.mark.interpret, pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")]
@@ -73,7 +74,7 @@ class KernelSampler:
 
         def counted(*arguments: Any) -> Tensor:
             found = best_tokens(*arguments)
-            self.num_unsettled += int((found[0, :, 0] == draws.UNSETTLED).sum())
+            self.num_unsettled += int((found[0, :, 0] == UNSETTLED).sum())
             return found
 
         with self._monkeypatch.context() as patch:

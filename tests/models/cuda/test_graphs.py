@@ -25,7 +25,7 @@ from outrider.models.cuda.steps import Kernels
 from outrider.models.exactness import NotExact, check_rows, make_exact
 from outrider.models.kv_cache import KVCache
 from outrider.models.runner import Runner, Segment
-from tests.models.cuda.twins import EAGER_TWIN, GARBAGE, TWIN_GPU, TWINS, fake_graph
+from tests.support.cuda_twins import EAGER_TWIN, TWIN_GPU, TWINS, fake_graph, spoil
 from tests.support.tiny_models import VOCAB_SIZE, build, text
 
 
@@ -37,15 +37,6 @@ def a_runner(family: str, acceleration: Acceleration | None = TWIN_GPU, **argume
 def runners(request: pytest.FixtureRequest) -> tuple[Runner, Runner]:
     """One that replays graphs of many sizes, and one that runs as on any device."""
     return a_runner(request.param, is_exact=False), Runner(build(request.param), use_kernels=False, num_blocks=64)
-
-
-@torch.inference_mode()
-def spoil(runner: Runner) -> None:
-    """Writes over what is left of the last forward's inputs, which the next one may not read."""
-    assert runner._forwards is not None
-    packer = runner._forwards._packer
-    for buffer in (packer.buffer, *packer._hosts):
-        buffer.fill_(GARBAGE)
 
 
 def a_forward(rng: random.Random, runner: Runner, cache: KVCache, token_ids: list[int]) -> tuple[Segment, list[int]]:

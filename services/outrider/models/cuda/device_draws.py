@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from outrider.core.params import SamplingParams
-from outrider.models.cuda.draws import MAX_NUM_BEST, ROW_WORDS, UNSETTLED, best_tokens
-
-Best = tuple[list[int], list[float]]
-"""The best token ids of a row, and their scores."""
-
-ROW = np.dtype(
-    [("top_p", "f8"), ("key", "u4", 2), ("temperature", "f4"), ("top_k", "i4"), ("log_min_p", "f4"), ("unused", "i4")]
-)
-"""A row as kernels read it."""
+from outrider.models.contenders import Best
+from outrider.models.cuda.draws import best_tokens
+from outrider.models.cuda.rows import MAX_NUM_BEST, ROW, ROW_WORDS, best_of_rows, write_rows
 
 
 class DeviceDraws:
@@ -58,23 +48,4 @@ class DeviceDraws:
         host = self._host[:num_rows]
         write_rows(host.numpy().view(ROW)[:, 0], params, divisors, keys, vocab_size)
         found = best_tokens(logits, host.to(logits.device, non_blocking=True), 1 if k == 1 else MAX_NUM_BEST).cpu()
-        token_ids, scores = found[0, :, :k].tolist(), found[1, :, :k].view(torch.float32).tolist()
-        return [
-            None if of_row[0] == UNSETTLED else (of_row, own) for of_row, own in zip(token_ids, scores, strict=True)
-        ]
-
-
-def write_rows(
-    rows: npt.NDArray[Any],
-    params: Sequence[SamplingParams],
-    divisors: Sequence[Sequence[float]],
-    keys: Sequence[tuple[int, int]],
-    vocab_size: int,
-) -> None:
-    """Writes for kernels how rows are drawn from: `ROW` [rows]. The other arguments are as in `DeviceDraws.best`."""
-    rows["key"] = keys
-    of_rows = zip(params, divisors, strict=True)
-    rows["temperature"] = [0.0 if p.is_greedy else divisor for p, (divisor,) in of_rows]
-    rows["top_p"] = [1.0 if p.is_greedy else p.top_p for p in params]
-    rows["top_k"] = [vocab_size if p.is_greedy else min(p.top_k or vocab_size, vocab_size) for p in params]
-    rows["log_min_p"] = [-math.inf if p.is_greedy or not p.min_p else math.log(p.min_p) for p in params]
+        return best_of_rows(found, k)

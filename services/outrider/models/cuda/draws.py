@@ -17,15 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.models.cuda.noise import ROUGH_ERROR, gumbel_of_words, hashed, rough_gumbel_of_words
-
-ROW_WORDS = 8
-"""int32 words that describe how a row is drawn from: top_p (float64), the two words of its key, temperature (float32, 0
-is greedy), top_k (the vocabulary size or more is none), log of min_p (float32, minus infinity is none), and one
-unused."""
-UNSETTLED = -1
-"""Stands in place of a row's first token id where the host has to draw."""
-MAX_NUM_BEST = 8
-"""Most tokens of a row that are looked for, and the only number of them beside one."""
+from outrider.models.cuda.rows import ROW_WORDS, UNSETTLED
 
 OFFERING = {"BLOCK": 512, "NUM_BLOCKS": 16, "num_warps": 4}
 """Launch of `_offer_splits`: tokens of a block, and blocks of a stretch, which has a program of its own."""

@@ -96,39 +96,43 @@ class Forwards:
             buckets: Rows of the forwards, ascending.
             capture: Captures graphs. None runs the same functions one kernel after the other.
         """
-        self._body, self._head, self._steps, self._pool = body, head, steps, pool
-        self._shapes = [Shape(rows) for rows in buckets]
-        self._packer = Packer(pool, queries_per_key, self._shapes, max_context_len)
-        self._inputs = {shape: Inputs(self._packer.buffer, shape) for shape in self._shapes}
-        steps.use(pool, self._shapes[-1].rows, pool.shape.num_heads * queries_per_key)
+        self._body, self._head = body, head
+        self.steps, self.pool = steps, pool
+        self.shapes = [Shape(rows) for rows in buckets]
+        """Shapes of the forwards, ascending."""
+        self.packer = Packer(pool, queries_per_key, self.shapes, max_context_len)
+        """Lays out the inputs of one forward at a time."""
+        self.inputs = {shape: Inputs(self.packer.buffer, shape) for shape in self.shapes}
+        """Inputs on the device."""
+        steps.use(pool, self.shapes[-1].rows, pool.shape.num_heads * queries_per_key)
         pool.defers_moves = True
         self._replays: dict[Shape, tuple[Callable[[], Results], Callable[[], Results]]] = {}
         """Graphs of the body and of the head: pieces of prompts have no use for the second."""
         if capture is not None:
-            with self._on_device():
+            with self.on_device():
                 self._capture_all(capture)
 
     @property
     def buckets(self) -> tuple[int, ...]:
         """Rows of the forwards, ascending."""
-        return tuple(shape.rows for shape in self._shapes)
+        return tuple(shape.rows for shape in self.shapes)
 
     @property
     def has_graphs(self) -> bool:
         """True if the forwards are replayed graphs."""
         return bool(self._replays)
 
-    def _on_device(self) -> AbstractContextManager[object]:
+    def on_device(self) -> AbstractContextManager[object]:
         """Launches go to the thread's current device, which is the first one where nobody has said."""
-        device = self._pool.data.device
+        device = self.pool.data.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     def _capture_all(self, capture: Capture) -> None:
         started = time.perf_counter()
         # The largest first: the others use its memory.
-        for number, shape in enumerate(reversed(self._shapes), 1):
-            self._packer.begin(shape)
-            self._packer.finish([])
+        for number, shape in enumerate(reversed(self.shapes), 1):
+            self.packer.begin(shape)
+            self.packer.finish([])
             try:
                 self._replays[shape] = self._captured(shape, capture)
             except RuntimeError as error:
@@ -136,38 +140,43 @@ class Forwards:
                 log.warning("graphs.not_captured", rows=shape.rows, error=(str(error) or repr(error)).splitlines()[0])
                 return
             took_s = round(time.perf_counter() - started, 1)
-            log.info("graphs.captured", rows=shape.rows, graph=f"{number} of {len(self._shapes)}", took_s=took_s)
+            log.info("graphs.captured", rows=shape.rows, graph=f"{number} of {len(self.shapes)}", took_s=took_s)
 
     def _captured(self, shape: Shape, capture: Capture) -> tuple[Callable[[], Results], Callable[[], Results]]:
         found: list[Tensor] = []
 
         def body() -> Results:
-            found.append(self._hidden(shape, None))
+            found.append(self._moved_and_hidden(shape, None))
             return (found[-1],)
 
         replay_body = capture(body)
         # What the last run wrote to, its capture: the head's graph reads from there.
         hidden = found[-1]
         found.clear()
-        return replay_body, capture(lambda: (self._logits(shape, hidden),))
+        return replay_body, capture(lambda: (self._logits(self.inputs[shape], hidden),))
 
     @torch.inference_mode()
     def warm(self) -> None:
         """Runs a forward of the largest shape without a row: what it takes of the device's memory is taken then."""
-        with self._on_device():
-            self._packer.begin(self._shapes[-1])
-            self._packer.finish([])
-            self._logits(self._shapes[-1], self._hidden(self._shapes[-1], None))
+        with self.on_device():
+            self.packer.begin(self.shapes[-1])
+            self.packer.finish([])
+            self._logits(self.inputs[self.shapes[-1]], self._moved_and_hidden(self.shapes[-1], None))
 
-    def _hidden(self, shape: Shape, num_layers: int | None) -> Tensor:
-        """Computes the normed hidden states of all rows: [rows, hidden]."""
-        inputs = self._inputs[shape]
-        self._steps.move(inputs)
+    def _moved_and_hidden(self, shape: Shape, num_layers: int | None) -> Tensor:
+        """Moves what caches keep; computes the normed hidden states of all rows: [rows, hidden]."""
+        inputs = self.inputs[shape]
+        self.steps.move(inputs)
         return self._body(inputs, num_layers)
 
-    def _logits(self, shape: Shape, hidden: Tensor) -> Tensor:
+    def compute(self, inputs: Inputs) -> Tensor:
+        """Computes what a forward's graphs do, but for the moves: logits of the wanted rows, float32 [wanted,
+        vocab_size]."""
+        return self._logits(inputs, self._body(inputs, None))
+
+    def _logits(self, inputs: Inputs, hidden: Tensor) -> Tensor:
         """Computes the logits of the wanted rows: float32 [wanted, vocab_size]."""
-        return self._head(hidden.index_select(0, self._inputs[shape].wanted)).float()
+        return self._head(hidden.index_select(0, inputs.wanted)).float()
 
     def forward(self, segments: Sequence[Segment], num_layers: int | None = None) -> Tensor | None:
         """Appends the rows of every segment to its cache, and returns the wanted logits, None if there are none; see
@@ -183,16 +192,24 @@ class Forwards:
         left = sum(len(segment.token_ids) for segment in segments)
         number = first = 0
         while left:
-            shape = next((each for each in self._shapes if each.rows >= left), self._shapes[-1])
-            with self._on_device():
+            shape = next((each for each in self.shapes if each.rows >= left), self.shapes[-1])
+            with self.on_device():
                 number, first, wanted = self._lay_out(shape, segments, positions, number, first)
                 logits += self._run(shape, wanted, num_layers)
-            left -= self._packer.num_rows
+            left -= self.packer.num_rows
         for segment, position_ids in zip(segments, positions, strict=True):
             segment.cache.append(position_ids)
         if not logits:
             return None
         return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    def begin(self, shape: Shape) -> None:
+        """Begins to lay out a forward, which moves first what caches keep."""
+        moves = self.pool.moves
+        if len(moves) > MAX_SPANS or sum(len(old) for old, _ in moves.values()) > MAX_PAIRS:
+            self.pool.move_now()
+        self.packer.begin(shape)
+        self.packer.move(list(moves.values()))
 
     def _lay_out(
         self,
@@ -204,13 +221,9 @@ class Forwards:
     ) -> tuple[int, int, list[int]]:
         """Fills one forward from row `first` of segment `number` on; returns where the next one begins, and the rows
         whose logits are wanted."""
-        packer = self._packer
+        packer = self.packer
         wanted: list[int] = []
-        packer.begin(shape)
-        moves = self._pool.moves
-        if len(moves) > MAX_SPANS or sum(len(old) for old, _ in moves.values()) > MAX_PAIRS:
-            self._pool.move_now()
-        packer.move(list(moves.values()))
+        self.begin(shape)
         while number < len(segments):
             segment = segments[number]
             num_rows = len(segment.token_ids)
@@ -229,13 +242,13 @@ class Forwards:
     def _run(self, shape: Shape, wanted: list[int], num_layers: int | None) -> list[Tensor]:
         """Runs what was laid out; returns the logits of the wanted rows, in pieces."""
         at_once = wanted[: shape.wanted]
-        self._packer.finish(at_once)
+        self.packer.finish(at_once)
         replays = self._replays.get(shape) if num_layers is None else None
-        hidden = self._hidden(shape, num_layers) if replays is None else replays[0]()[0]
-        self._pool.moves.clear()
+        hidden = self._moved_and_hidden(shape, num_layers) if replays is None else replays[0]()[0]
+        self.pool.moves.clear()
         if not wanted:
             return []
-        logits = self._logits(shape, hidden) if replays is None else replays[1]()[0]
+        logits = self._logits(self.inputs[shape], hidden) if replays is None else replays[1]()[0]
         # A copy: the next forward writes its own there.
         found = [logits[: len(at_once)].clone()]
         for first in range(shape.wanted, len(wanted), shape.wanted):

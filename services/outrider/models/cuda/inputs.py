@@ -76,11 +76,12 @@ class Shape:
 class Inputs:
     """Holds the parts of the device's buffer for forwards of one shape, as views: all int32."""
 
-    def __init__(self, buffer: Tensor, shape: Shape) -> None:
+    def __init__(self, buffer: Tensor, shape: Shape, tables: Tensor | None = None) -> None:
         """
         Args:
             buffer: int32 [numbers]: that of all shapes, one at a time.
             shape: That of the forwards.
+            tables: int32 [numbers]: where tables and tails lie. None means in the buffer.
         """
         self.shape = shape
         sizes = shape.sizes
@@ -106,7 +107,7 @@ class Inputs:
         self.work = views["work"]
         """[items, 2]: tile and split, where -1 stands for all of a tile's."""
         # Where a table or a tail begins is a number of a tile, counted from the beginning of the buffer.
-        self.tables = self.tails = buffer
+        self.tables = self.tails = buffer if tables is None else tables
         """[numbers]: tables of sessions and places behind the roots of paths, somewhere in the buffer."""
 
 
@@ -170,6 +171,30 @@ def tree_paths(
     return root, paths
 
 
+def parts_of(array: Ints, shape: Shape) -> dict[str, Ints]:
+    """Returns the parts of a forward's buffer in host memory, as views."""
+    parts, start = {}, 0
+    for name, size in shape.sizes.items():
+        stop = start + int(np.prod(size))
+        parts[name] = array[start:stop].reshape(size)
+        start = stop
+    return parts
+
+
+def share_work(parts: dict[str, Ints], num_tiles: int) -> None:
+    """Makes the items of work of a forward's first tiles."""
+    splits = -(-parts["tiles"][:num_tiles, 5] // SPLIT)
+    # The bits are the same: kernels add up splits in the same order.
+    is_whole = num_tiles >= MANY_TILES or splits.sum() > MAX_ITEMS
+    items = np.ones_like(splits) if is_whole else splits
+    first_work = np.cumsum(items) - items
+    num_items = int(items.sum())
+    parts["first_work"][:num_tiles] = first_work
+    parts["work"][:num_items, 0] = np.repeat(np.arange(num_tiles), items)
+    parts["work"][:num_items, 1] = -1 if is_whole else np.arange(num_items) - np.repeat(first_work, items)
+    parts["num_work"][0] = num_items
+
+
 class Packer:
     """Lays out the rows of one forward after the other in host memory, and copies them to the device in one go.
 
@@ -205,18 +230,15 @@ class Packer:
         self._array: Ints = self._hosts[self._turn].numpy()
         key = self._turn, shape
         if key not in self._arrays:
-            parts, start = {}, 0
-            for name, size in shape.sizes.items():
-                stop = start + int(np.prod(size))
-                parts[name] = self._array[start:stop].reshape(size)
-                start = stop
-            self._arrays[key] = parts
+            self._arrays[key] = parts_of(self._array, shape)
         self._parts = self._arrays[key]
         self.num_rows = 0
         """Rows that were added."""
         self._end = shape.num_fixed
         self._num_listed = 0
         self._tiles: list[tuple[int, int, int, int, int, int]] = []
+        self.tables: list[int] = []
+        """Numbers of the buffer at which tables begin, one for each segment, or piece of one, that was added."""
         for name in ("num_moved", "token_ids", "positions", "wanted"):
             self._parts[name].fill(0)
         self._parts["places"].fill(self._pool.num_slots)
@@ -232,7 +254,7 @@ class Packer:
             start = stop
         self._parts["num_moved"][0] = len(moves)
 
-    def add(self, segment: Segment, position_ids: Sequence[int], first: int, last: int) -> bool:
+    def add(self, segment: Segment, position_ids: Sequence[int], first: int, last: int, *, num_ahead: int = 0) -> bool:
         """Adds rows of a segment, whose slots are reserved.
 
         Args:
@@ -240,6 +262,7 @@ class Packer:
             position_ids: Positions of all of its rows.
             first: Number of the first row in the segment.
             last: Number behind the last one.
+            num_ahead: Slots behind a chain's last row whose places its table has too, for steps that follow.
 
         Returns:
             False if there is no room for them; nothing has changed then.
@@ -257,7 +280,7 @@ class Packer:
             trunk = cache.length - len(cache.tail_positions)
             root, paths = tree_paths(segment.seen()[first:last], positions, trunk, start)
         tiles, end = [], self._end
-        table = cache.table[: -(-root // self._pool.block_size)]
+        table = cache.table[: self._pool.num_blocks_for(root + num_ahead)]
         first_block, end = end, end + len(table)
         num_listed = self._num_listed
         for path in paths:
@@ -282,6 +305,7 @@ class Packer:
         self._array[first_block:first_tail] = table
         self._array[first_tail:end] = places[count:]
         self._tiles += tiles
+        self.tables.append(first_block)
         self._end, self._num_listed = end, num_listed
         self.num_rows += count
         return True
@@ -293,19 +317,9 @@ class Packer:
             wanted: Rows whose logits are computed: at most as many as the shape has room for.
         """
         parts = self._parts
-        num_tiles, num_items = len(self._tiles), 0
-        if num_tiles:
-            parts["tiles"][:num_tiles] = self._tiles
-            splits = -(-parts["tiles"][:num_tiles, 5] // SPLIT)
-            # The bits are the same: kernels add up splits in the same order.
-            is_whole = num_tiles >= MANY_TILES or splits.sum() > MAX_ITEMS
-            items = np.ones_like(splits) if is_whole else splits
-            first_work = np.cumsum(items) - items
-            num_items = int(items.sum())
-            parts["first_work"][:num_tiles] = first_work
-            parts["work"][:num_items, 0] = np.repeat(np.arange(num_tiles), items)
-            parts["work"][:num_items, 1] = -1 if is_whole else np.arange(num_items) - np.repeat(first_work, items)
-        parts["num_work"][0] = num_items
+        if self._tiles:
+            parts["tiles"][: len(self._tiles)] = self._tiles
+        share_work(parts, len(self._tiles))
         parts["wanted"][: len(wanted)] = wanted
         self.buffer[: self._end].copy_(self._hosts[self._turn][: self._end], non_blocking=True)
         if self.buffer.device.type == "cuda":

@@ -32,6 +32,8 @@ class Kernels:
     make_scratch: Callable[[int, int, int, int, torch.device], Any]
     move_rows: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     """See `outrider.models.cuda.moves`."""
+    best_tokens: Callable[[Tensor, Tensor, int], Tensor]
+    """See `outrider.models.cuda.draws`."""
     compiler: str
     """Version of what compiles the kernels."""
 
@@ -40,7 +42,7 @@ class Kernels:
         """Returns the kernels of this package. Raises ImportError if there is no Triton."""
         import triton
 
-        from outrider.models.cuda import attention, heads, layer, moves
+        from outrider.models.cuda import attention, draws, heads, layer, moves
 
         return cls(
             check_shape=attention.check_shape,
@@ -50,6 +52,7 @@ class Kernels:
             attend=attention.attend,
             make_scratch=attention.Scratch.make,
             move_rows=moves.move_rows,
+            best_tokens=draws.best_tokens,
             compiler=triton.__version__,
         )
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.core.noise import gumbel_of_words, hashed
+from outrider.core.params import SamplingParams
 from outrider.models.cuda.graphs import Acceleration, Results
 from outrider.models.cuda.inputs import SPLIT, TILE, Inputs
+from outrider.models.cuda.rows import ROW
 from outrider.models.cuda.steps import Kernels
+from outrider.models.runner import Runner
+from outrider.models.sampling import tempered_and_filtered
 
 GARBAGE = 2**30
 """What stands where nothing may be read."""
@@ -40,7 +47,7 @@ def store_heads(
 ) -> None:
     num_queries, num_keys, head_dim = queries.shape[1], layer_data.shape[1], queries.shape[2]
     rows = heads.view(len(heads), -1, head_dim)
-    turned, values = rows.split([num_queries + num_keys, num_keys], 1)
+    turned, values = rows[:, : num_queries + num_keys], rows[:, num_queries + num_keys :]
     if norms is not None:
         turned = functional.rms_norm(turned, (head_dim,), None, epsilon) * norms
     pairs = torch.view_as_complex(turned.reshape(*turned.shape[:2], -1, 2).contiguous())
@@ -84,18 +91,45 @@ def move_rows(data: Tensor, moves: Tensor, spans: Tensor, num: Tensor) -> None:
             data[:, :, :, new] = data[:, :, :, old]
 
 
+def best_tokens(logits: Tensor, rows: Tensor, k: int) -> Tensor:
+    scores = logits.clone()
+    for of_row, own in zip(rows.numpy().view(ROW)[:, 0], scores, strict=True):
+        if not of_row["temperature"]:
+            continue
+        p = SamplingParams(
+            temperature=float(of_row["temperature"]),
+            top_k=int(of_row["top_k"]),
+            top_p=float(of_row["top_p"]),
+            min_p=math.exp(of_row["log_min_p"]),
+        )
+        key = np.array([of_row["key"]], dtype=np.uint32)
+        words = hashed(np.arange(len(own), dtype=np.uint32)[None, :], key[:, :1], key[:, 1:])
+        own.copy_(tempered_and_filtered(own[None], [p])[0] + torch.from_numpy(gumbel_of_words(words)[0]))
+    order = scores.argsort(stable=True, descending=True)[:, :k]
+    return torch.stack([order.int(), scores.gather(1, order).view(torch.int32)])
+
+
 def fake_graph(compute: Callable[[], Results]) -> Callable[[], Results]:
     """Does the same again into the same tensors, as a graph does."""
     results = compute()
 
     def replay() -> Results:
         for result in results:
-            result.fill_(float("nan"))
+            result.fill_(float("nan") if result.is_floating_point() else GARBAGE)
         for result, found in zip(results, compute(), strict=True):
             result.copy_(found)
         return results
 
     return replay
+
+
+@torch.inference_mode()
+def spoil(runner: Runner) -> None:
+    """Writes over what is left of the last forward's inputs, which the next one may not read."""
+    assert runner._forwards is not None
+    packer = runner._forwards.packer
+    for buffer in (packer.buffer, *packer._hosts):
+        buffer.fill_(GARBAGE)
 
 
 TWINS = Kernels(
@@ -106,6 +140,7 @@ TWINS = Kernels(
     attend=attend,
     make_scratch=lambda *_sizes: None,
     move_rows=move_rows,
+    best_tokens=best_tokens,
     compiler="torch",
 )
 TWIN_GPU = Acceleration(TWINS, fake_graph)

@@ -1,0 +1,200 @@
+"""Steps that a GPU makes in one go change nothing: the same messages go out as if they were made one by one."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from outrider.core.params import AcceptanceRule, Method, SamplingParams, SpeculationParams
+from outrider.core.tree import Draft
+from outrider.models.cuda.graphs import Acceleration
+from outrider.models.cuda.rows import UNSETTLED
+from outrider.models.runner import Runner
+from outrider.speculator.engine import Engine
+from outrider.speculator.session import DraftSessionSpec
+from tests.support.cuda_twins import TWIN_GPU, TWINS, best_tokens
+from tests.support.services import draft_model
+from tests.support.tiny_models import VOCAB_SIZE, build, text
+
+CHAIN = SpeculationParams(Method.SPECULATIVE, num_speculative_tokens=5, lookahead=5)
+AHEAD = SpeculationParams(Method.PEARL, num_speculative_tokens=4, lookahead=16, min_path_probability=0.01)
+SPECS: list[tuple[SamplingParams, SpeculationParams]] = [
+    (SamplingParams(seed=1, temperature=0.7), CHAIN),
+    (SamplingParams(temperature=0.0), AHEAD),
+    (SamplingParams(seed=2, temperature=1.0, top_k=9, top_p=0.9), AHEAD),
+    (SamplingParams(seed=3, temperature=0.5, repetition_penalty=1.2), CHAIN),
+    (SamplingParams(seed=4), replace(CHAIN, acceptance_rule=AcceptanceRule.RATIO)),
+    (SamplingParams(seed=5), replace(CHAIN, calibration=False)),
+    (SamplingParams(seed=6), SpeculationParams(Method.CARD)),
+    (SamplingParams(seed=7), SpeculationParams(Method.DOUBLE, num_speculative_tokens=6)),
+    (SamplingParams(seed=8), replace(CHAIN, shared_noise=False)),
+]
+LOOPED = (0, 1, 2, 8)
+"""Sessions whose steps may be made in one go."""
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.drafts: list[Draft] = []
+
+    def send(self, draft: Draft) -> None:
+        # Times are never the same.
+        self.drafts.append(replace(draft, forward_us=0, retrieval_us=0))
+
+    def fail(self) -> None:
+        raise AssertionError("the engine failed")
+
+
+class Stepped:
+    """An engine whose thread has ended: a test takes its steps."""
+
+    def __init__(self, *, loops: bool, acceleration: Acceleration = TWIN_GPU, **limits: Any) -> None:
+        runner = Runner(build("qwen2"), use_kernels=False, acceleration=acceleration, **limits)
+        if not loops:
+            runner.make_loop = lambda: None  # type: ignore[method-assign]
+        self.num_forwards = 0
+        self.looped: list[int] = []
+        self._count(runner)
+        model = replace(draft_model(), runner=runner, vocab_size=VOCAB_SIZE, max_context_len=512)
+        self.engine = Engine(model)
+        self.engine.stop()
+        self.sinks: dict[str, Sink] = {}
+
+    def _count(self, runner: Runner) -> None:
+        forward, draft = runner.forward, runner.draft
+
+        def counted(*arguments: Any) -> Tensor:
+            self.num_forwards += 1
+            return forward(*arguments)
+
+        def counted_draft(segments: Sequence[Any], *arguments: Any) -> Any:
+            self.num_forwards += 1
+            self.looped.append(len(segments))
+            return draft(segments, *arguments)
+
+        runner.forward, runner.draft = counted, counted_draft  # type: ignore[method-assign, assignment]
+
+    def open(self, number: int, length: int = 30) -> None:
+        sampling, speculation = SPECS[number]
+        prompt = tuple(text(length, number))
+        spec = DraftSessionSpec(f"s{number}", prompt, len(prompt), sampling, speculation, VOCAB_SIZE)
+        self.sinks[spec.session_id] = Sink()
+        self.engine.open(spec, self.sinks[spec.session_id])
+
+    def settle(self) -> None:
+        """Takes in what was posted, and steps until nothing is left to grow."""
+        self.engine.take_posted(0)
+        while work := self.engine.plan(time.perf_counter())[0]:
+            self.engine.step(work)
+
+    def commit(self, rng: random.Random) -> None:
+        """Commits for some sessions what they have drafted, or other tokens."""
+        for session_id in sorted(self.engine.sessions):
+            node, tokens = self.engine.sessions[session_id].session.tree.root, list[int]()
+            while node.children and rng.random() < 0.8:
+                node = rng.choice(list(node.children.values()))
+                tokens.append(node.token_id)
+            if rng.random() < 0.7:
+                tokens.append(rng.randrange(VOCAB_SIZE))
+            if tokens:
+                self.engine.commit(session_id, tuple(tokens))
+
+    def messages(self) -> dict[str, list[Draft]]:
+        return {session_id: sink.drafts for session_id, sink in self.sinks.items()}
+
+
+def both(run: Callable[[Stepped], None], **arguments: Any) -> Stepped:
+    """Runs the same with and without loops, compares what was sent, and returns the engine with loops."""
+    engines = [Stepped(loops=loops, **arguments) for loops in (False, True)]
+    for each in engines:
+        run(each)
+    assert engines[1].messages() == engines[0].messages()
+    assert not engines[0].looped
+    assert all(each.sinks[f"s{number}"].drafts for each in engines for number in LOOPED if f"s{number}" in each.sinks)
+    return engines[1]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_sessions_of_all_kinds_send_what_they_send_without_loops(seed: int) -> None:
+    def run(stepped: Stepped) -> None:
+        rng = random.Random(seed)
+        for number in range(len(SPECS)):
+            stepped.open(number)
+        for _ in range(4):
+            stepped.settle()
+            stepped.commit(rng)
+        stepped.settle()
+
+    stepped = both(run)
+    assert len(stepped.looped) > 3
+    assert max(stepped.looped) == len(LOOPED)
+
+
+@pytest.mark.parametrize("number", range(len(SPECS)))
+def test_only_chains_whose_every_token_is_the_best_one_are_looped(number: int) -> None:
+    def run(stepped: Stepped) -> None:
+        stepped.open(number)
+        stepped.settle()
+
+    stepped = both(run)
+    assert bool(stepped.looped) == (number in LOOPED)
+
+
+def test_a_chain_of_five_tokens_takes_two_launches() -> None:
+    stepped = Stepped(loops=True)
+    stepped.open(0)
+    stepped.settle()
+    assert (stepped.num_forwards, stepped.looped) == (2, [1])
+    assert len(stepped.messages()["s0"][0].token_ids) == 5
+    assert stepped.messages()["s0"][0].num_forwards == 5
+
+
+def test_a_row_that_is_left_to_the_host_is_drawn_by_it() -> None:
+    calls = 0
+
+    def sometimes_unsettled(logits: Tensor, rows: Tensor, k: int) -> Tensor:
+        nonlocal calls
+        calls += 1
+        found = best_tokens(logits, rows, k)
+        found[0, calls % 3] = UNSETTLED
+        return found
+
+    acceleration = Acceleration(replace(TWINS, best_tokens=sometimes_unsettled), None)
+
+    def run(stepped: Stepped) -> None:
+        for number in LOOPED[:3]:
+            stepped.open(number)
+        rng = random.Random(1)
+        for _ in range(2):
+            stepped.settle()
+            stepped.commit(rng)
+        stepped.settle()
+
+    assert both(run, acceleration=acceleration).looped
+
+
+def test_near_the_end_of_the_context_steps_are_made_one_by_one() -> None:
+    def run(stepped: Stepped) -> None:
+        stepped.open(0, 509)
+        stepped.open(2, 200)
+        stepped.settle()
+
+    assert set(both(run).looped) == {1}
+
+
+def test_a_loop_takes_no_room_from_others() -> None:
+    def run(stepped: Stepped) -> None:
+        # Eight steps of the older one would need the last block, of which the younger one has need later.
+        stepped.open(0, 59)
+        stepped.open(1, 62)
+        stepped.settle()
+
+    stepped = both(run, num_blocks=4)
+    assert stepped.looped
+    assert stepped.engine.residency.num_preemptions == 0

@@ -95,6 +95,24 @@ def test_a_row_that_does_not_see_every_position_before_its_own_is_refused() -> N
         packer.add(Segment(cache, [1, 2], 0, [0, 1], visible), [0, 1], 0, 2)
 
 
+def test_a_row_beside_a_node_that_has_been_through_a_forward_does_not_see_it() -> None:
+    pool = KVPool(SHAPE, 4, num_scratch_slots=1)
+    cache = pool.new_cache()
+    cache.reserve(4)
+    # The third slot holds a draft, at its own position as any committed token.
+    cache.append(range(3))
+    shape = Shape(16)
+    packer = Packer(pool, 1, [shape], 64)
+    inputs = Inputs(packer.buffer, shape)
+    packer.begin(shape)
+    visible = np.array([[1, 1, 0, 1]], dtype=np.bool_)
+    assert packer.add(Segment(cache, [7], 0, [2], visible), [2], 0, 1)
+    packer.finish([])
+    _, _, table, root, tail, end = inputs.tiles[0].tolist()
+    assert (root, end) == (2, 3)
+    assert [int(inputs.tables[table]), int(inputs.tails[tail])] == [0, int(cache.places(np.array([3]))[0])]
+
+
 def test_what_does_not_fit_changes_nothing() -> None:
     pool = KVPool(SHAPE, 4, num_scratch_slots=1)
     packer = Packer(pool, 1, [Shape(16)], 64)

@@ -211,6 +211,11 @@ class Runner:
             kernels, capture = self._acceleration.kernels, self._acceleration.capture
             self._loop = DraftLoop(self._forwards, kernels.best_tokens, self.vocab_size, capture)
 
+    @property
+    def has_loop(self) -> bool:
+        """True if chains may grow by several steps at once."""
+        return self._loop is not None
+
     def loop_len(self, length: int) -> int:
         """Returns how many steps `draft` makes where so many are wanted: at most as many, or 0 if it can make none."""
         return 0 if self._loop is None else max((each for each in LOOP_LENS if each <= length), default=0)

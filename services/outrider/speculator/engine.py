@@ -205,6 +205,8 @@ class Engine(EngineThread[_Drafting, _Growth]):
     def _loop(self, work: Sequence[_Growth], segments: Sequence[Segment]) -> tuple[int, list[int]]:
         """Chooses what of the work is done by several steps at once: how many steps, and the numbers of the work. There
         is room in the pool for these steps then."""
+        if not self._runner.has_loop:
+            return 0, []
         wanted = {
             number: expansion.max_len
             for number, (session, _, expansion) in enumerate(work)

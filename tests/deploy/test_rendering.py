@@ -30,7 +30,7 @@ from tests.support.manifests import (
 pytestmark = pytest.mark.slow
 
 NOT_NAMESPACED = {"Namespace", "PriorityClass", "DeviceClass", "ClusterIssuer", "ClusterRole", "ClusterRoleBinding"}
-ELSEWHERE = {"README.md", "Dockerfile", "requirements.py", "compose.yaml", ".checkov.yaml"}
+ELSEWHERE = {"README.md", "Dockerfile", "requirements.py", "compose.yaml", "compose.gpu.yaml", ".checkov.yaml"}
 """What is in deploy/ and no part of a kustomization."""
 WORKLOADS = {
     "cpu": {"target-verifier", "draft-speculator", "retrieval-datastore", "redis", "gateway"},

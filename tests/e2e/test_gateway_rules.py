@@ -19,7 +19,7 @@ from tests.support.gateways import events_of
 from tests.support.variants import VARIANTS, options_of
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.suite, pytest.mark.timeout(300)]
 
 COMPLETIONS, CHAT, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
 PROMPT = default_prompts()[0].text

@@ -280,6 +280,22 @@ async def test_nothing_is_left_behind_by_sessions_and_lost_streams(speculator: S
         assert not peer.state.is_connected
 
 
+async def test_of_a_steering_only_what_is_new_is_sent(speculator: ScriptedSpeculator) -> None:
+    async with serving(speculator) as address, dialling(address) as peer:
+        listener = Listener()
+        stream = speculate(peer, listener, [1, 2])
+        await until(lambda: listener.num_drafts)
+        stream.steer(Steering(SpeculationParams(Method.PEARL, 8, 32)))
+        await until(lambda: len(speculator.steerings) == 1)
+        stream.steer(Steering(forward_us=7))
+        await until(lambda: len(speculator.steerings) == 2)
+        first, second = speculator.steerings
+        assert first.HasField("speculation")
+        # Parameters that come again would begin a tree's growth anew.
+        assert (second.HasField("speculation"), second.forward_us) == (False, 7)
+        stream.close()
+
+
 async def test_a_steering_is_repeated_to_a_speculator_that_comes_back(speculator: ScriptedSpeculator) -> None:
     async with serving(speculator) as address, dialling(address) as peer:
         listener, committed = Listener(), [1, 2]

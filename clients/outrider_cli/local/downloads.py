@@ -27,7 +27,7 @@ def download(models: Iterable[str], show: Callable[[str], None]) -> None:
 
 
 def _download(model: str, show: Callable[[str], None]) -> None:
-    command = [sys.executable, "-m", "outrider.models.hub.cached", model]
+    command = [sys.executable, "-m", "outrider.models.hub.cache", model]
     child = subprocess.Popen(
         die_with_parent(command, ()),
         stdin=subprocess.DEVNULL,

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from outrider.models.cuda.inputs import SPLIT, TILE
 from outrider.models.packing import Segment
-
-TILE, SPLIT = 64, 256
 
 
 def paths_of(segments: Sequence[Segment], queries_per_key: int) -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""Kernels for NVIDIA GPUs, in Triton, and what launches them. Imported only where a model's device is CUDA.
+"""Kernels for NVIDIA GPUs, in Triton, and what launches them. Triton is imported only where a model's device is CUDA.
 
 A kernel computes each row by itself, with blocks whose sizes depend on the model alone. So a row's bits depend neither
 on how many rows there are, nor on where its keys and values lie. No launch waits for the device, takes memory whose

@@ -20,13 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 64
-"""Query rows of a tile (rows times query heads of a key-value head), and positions of a tile of keys.
+from outrider.models.cuda.inputs import SPLIT, TILE
 
-With fewer query rows a GPU of compute capability 9 would compute by its older instructions.
-"""
-SPLIT = 256
-"""Positions of a split."""
 NUM_WARPS = 4
 """Warps of a program."""
 NUM_STAGES = 2

@@ -20,7 +20,8 @@ from outrider.models.kv_cache import KVPool, Move
 from outrider.models.packing import Segment
 
 TILE = 64
-"""Query rows of a tile: rows times the query heads of a key-value head."""
+"""Query rows of a tile (rows times the query heads of a key-value head), and positions of a tile of keys. With fewer
+query rows a GPU of compute capability 9 would compute by its older instructions."""
 SPLIT = 256
 """Positions of a split."""
 MAX_WANTED = 256

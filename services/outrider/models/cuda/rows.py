@@ -14,14 +14,13 @@ from torch import Tensor
 from outrider.core.params import SamplingParams
 from outrider.models.contenders import Best
 
-ROW_WORDS = 8
-"""int32 words that describe how a row is drawn from: top_p (float64), the two words of its key, temperature (float32, 0
-is greedy), top_k (the vocabulary size or more is none), log of min_p (float32, minus infinity is none), and one
-unused."""
 ROW = np.dtype(
     [("top_p", "f8"), ("key", "u4", 2), ("temperature", "f4"), ("top_k", "i4"), ("log_min_p", "f4"), ("unused", "i4")]
 )
-"""A row as kernels read it."""
+"""A row as kernels read it: how it is drawn from. `key` is that of its noise; a temperature of 0 is greedy; a top_k of
+the vocabulary size or more is none, and so is a log_min_p of minus infinity."""
+ROW_WORDS = ROW.itemsize // 4
+"""int32 words of a row."""
 UNSETTLED = -1
 """Stands in place of a row's first token id where the host has to draw."""
 MAX_NUM_BEST = 8

@@ -1,4 +1,4 @@
-"""Puts a model into the cache of the Hugging Face hub: ``python -m outrider.models.hub.cached NAME``.
+"""Puts a model into the cache of the Hugging Face hub: ``python -m outrider.models.hub.cache NAME``.
 
 A line a second on stdout: bytes that are there, of how many. Nothing, if the cache has the model, or the hub cannot be
 asked: whoever loads the model says so better. What an earlier run has left is taken up.

@@ -28,7 +28,7 @@ def hub() -> Iterator[Hub]:
 def run(hub: Hub, home: Path, model: str = MODEL) -> subprocess.CompletedProcess[str]:
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))}
     environment = bare | {"HF_ENDPOINT": hub.address, "HOME": str(home), "HF_HOME": str(home)}
-    command = [sys.executable, "-m", "outrider.models.hub.cached", model]
+    command = [sys.executable, "-m", "outrider.models.hub.cache", model]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 

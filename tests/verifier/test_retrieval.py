@@ -59,6 +59,13 @@ class Generation:
         self.retrieval.ask(was_known=was_known)
         return self.retrieval.take_question()
 
+    def say_plainly(self, *token_ids: int) -> None:
+        """Plain rounds of a strategy that looks nothing up, of one token each."""
+        for token_id in token_ids:
+            verdict = self.session.apply([], [token_id])
+            self.retrieval.learn([], verdict, looks_up=False)
+            self.retrieval.begin_round()
+
     def answer(self, *token_ids: int, ahead: int = 0, match_len: int = 6) -> Question | None:
         """The datastore's answer for the committed tokens and `ahead` more; what that makes it asked next."""
         base_len = len(self.session.committed) + ahead
@@ -262,3 +269,18 @@ def path_to(node: Node) -> list[int]:
     """Tokens below the root down to a node."""
     above = [] if node.parent is None or node.parent.parent is None else path_to(node.parent)
     return [*above, node.token_id]
+
+
+def test_what_was_said_in_plain_rounds_is_known_when_a_strategy_looks_up_again() -> None:
+    generation = Generation(Method.AUTO)
+    generation.say_plainly(11, 12, 13, 14, 15, 21, 11, 12, 13)
+    assert [node.token_id for node in generation.chain()][:2] == [14, 15]
+
+
+def test_what_was_said_in_plain_rounds_is_learnt_before_what_comes_behind_it() -> None:
+    generation = Generation(Method.AUTO)
+    generation.say_plainly(11, 12, 13)
+    generation.say(14, verifies=False)
+    generation.say_plainly(21, 11, 12)
+    generation.say(13, verifies=False)
+    assert [node.token_id for node in generation.chain()][:1] == [14]

@@ -70,6 +70,8 @@ class SessionRetrieval:
         """The end of a chain, and what is known in process behind it."""
         self._branched: Node | None = None
         """The root that a tree has been grown behind."""
+        self._unlearnt: list[TokenId] = []
+        """Committed tokens that nothing was looked up behind yet: they are learnt when something is."""
 
         # Questions to the datastore.
         self._has_datastore = tiers is not None
@@ -101,6 +103,7 @@ class SessionRetrieval:
         if not self._plan.is_in_process or missing <= 0 or tip.children or tip is self._barren:
             return False
         started = time.perf_counter()
+        self._catch_up()
         behind = [node.token_id for node in chain]
         self._match_len = self._retriever.grow(self._tree, tip, behind, missing)
         # A round is considered again and again while it waits; where nothing is known, one lookup is enough.
@@ -120,6 +123,7 @@ class SessionRetrieval:
         if max_depth <= 0 or root is self._branched:
             return
         started = time.perf_counter()
+        self._catch_up()
         self._branched = root
         guess = self._retriever.tree(max_depth)
         if guess is not None:
@@ -140,6 +144,7 @@ class SessionRetrieval:
         # A round is considered again and again while it waits; one lookup behind each end is enough.
         if self._tail is None or self._tail[0] is not tip:
             started = time.perf_counter()
+            self._catch_up()
             guess = self._retriever.guess([node.token_id for node in chain], self._plan.max_tail_len)
             self._tail = tip, [] if guess is None else self._retriever.plant(self._tree, tip, guess)
             self._match_len = 0 if guess is None else guess.match_len
@@ -168,9 +173,20 @@ class SessionRetrieval:
             self._retriever.recycle(reversed(list(zip(token_ids, next_tokens, strict=True))))
         self.spent_s += time.perf_counter() - started
 
-    def learn(self, judged: Sequence[Node], verdict: Verdict) -> None:
-        """Learns from a verdict. `judged` are the nodes that were kept, and the one that was refused, if any."""
+    def learn(self, judged: Sequence[Node], verdict: Verdict, *, looks_up: bool = True) -> None:
+        """Learns from a verdict.
+
+        Args:
+            judged: The nodes that were kept, and the one that was refused, if any.
+            verdict: The verdict.
+            looks_up: False while the session's strategy looks nothing up. A verdict on nothing is learnt later then,
+                together with others: in plain rounds, each microsecond of a session is one of all that share forwards.
+        """
+        if not (looks_up or judged):
+            self._unlearnt.extend(verdict.token_ids)
+            return
         started = time.perf_counter()
+        self._catch_up()
         if self._plan.judges_siblings:
             self._retriever.judge_siblings(verdict.base_len, verdict.token_ids)
         else:
@@ -180,6 +196,11 @@ class SessionRetrieval:
             self._retriever.judge(judged, verdict.num_accepted)
         self._retriever.commit(verdict.token_ids, verdict.rejected_token_ids)
         self.spent_s += time.perf_counter() - started
+
+    def _catch_up(self) -> None:
+        if self._unlearnt:
+            token_ids, self._unlearnt = self._unlearnt, []
+            self._retriever.commit(token_ids)
 
     def begin_round(self) -> None:
         """Forgets what was found out about the round before."""

@@ -502,7 +502,8 @@ class VerifySession:
             self._accepted_per_chain.add(verdict.num_accepted)
         if self._retrieval is not None:
             rejected_rows = () if verdict.rejected_row is None else (verdict.rejected_row,)
-            self._retrieval.learn([nodes[row - 1] for row in (*verdict.accepted_rows, *rejected_rows)], verdict)
+            judged = [nodes[row - 1] for row in (*verdict.accepted_rows, *rejected_rows)]
+            self._retrieval.learn(judged, verdict, looks_up=self.choice.strategy.retrieval)
         method = self.choice.strategy.method  # read before the controller chooses that of the next round
         times = self._count_round(verdict, forward_ms, started, now)
         verdict = self.reports.complete(verdict, method, nodes, times, num_forward_rows)

@@ -81,8 +81,10 @@ class StrategyChoice:
         """
         if not self.is_auto:
             return
-        used = self._used.get(self.strategy, Decision(self.strategy, 0, 0, 0.0))
-        self._used[self.strategy] = used.plus(num_tokens, round_ms)
+        used = self._used.get(self.strategy)
+        if used is None:
+            used = self._used[self.strategy] = Decision(self.strategy)
+        used.add_round(num_tokens, round_ms)
         self._num_tokens, self._is_pending = num_tokens, is_pending
         # Where others have just come or left, somebody else has chosen the strategy of this round.
         if self._timings.num_sessions <= 1 and isinstance(self._chooser, Controller):

@@ -85,6 +85,29 @@ def test_what_pays_under_one_load_says_nothing_of_another() -> None:
     assert crowd.run(200) > 0.97
 
 
+def test_what_does_not_pay_for_few_is_not_tried_at_once_for_many() -> None:
+    few, crowd = (world(number, best_first=0.8, pearl=0.8, retrieval=0.9) for number in (8, 16))
+    crowd.group = few.group
+    few.run(200)
+    assert crowd.run(300) > 0.98
+    assert crowd.used[PLAIN] == 300
+
+
+def test_what_does_not_pay_for_many_may_pay_for_few() -> None:
+    few, crowd = world(4, best_first=1.4), world(16, best_first=0.8, pearl=0.8, retrieval=0.9)
+    few.group = crowd.group
+    crowd.run(200)
+    assert few.run(100) > 1.4 * 0.97
+
+
+def test_what_did_not_pay_for_few_is_tried_for_many_in_the_end() -> None:
+    few, crowd = world(8, best_first=0.8, pearl=0.8, retrieval=0.8), world(16, best_first=1.4)
+    crowd.group = few.group
+    few.run(200)
+    crowd.run(3000)
+    assert crowd.run(500) > 1.3
+
+
 def test_a_load_that_changes_by_one_is_the_same_load() -> None:
     assert {load_class_of(number) for number in (15, 16, 17)} == {load_class_of(16)}
     assert [load_class_of(number) for number in (1, 2, 4, 8, 16, 32)] == [0, 1, 2, 3, 4, 5]

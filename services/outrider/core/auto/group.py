@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from outrider.core.auto.controller import Controller
+from outrider.core.auto.controller import MAX_DEFICIT, Controller
 from outrider.core.auto.history import StrategyHistory
 from outrider.core.auto.strategies import PLAIN, Strategy
 
@@ -35,8 +35,7 @@ def load_class_of(num_sessions: int) -> int:
     return round(math.log2(max(1, num_sessions)))
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """Describes the part that one session had in a step."""
 
     strategies: tuple[Strategy, ...]
@@ -73,8 +72,15 @@ class Group:
         key = self._load_class, strategies
         leader = self._leaders.get(key)
         if leader is None:
-            leader = self._leaders[key] = Leader(strategies, self._plain_ms, self.draft_ms)
+            leader = Leader(strategies, self._plain_ms, self.draft_ms, self._load_class, self._below(strategies))
+            self._leaders[key] = leader
         return leader
+
+    def _below(self, strategies: tuple[Strategy, ...]) -> Leader | None:
+        """Returns the leader of the nearest lower load that had one."""
+        classes = [of_class for of_class, others in self._leaders if others == strategies]
+        lower = max((of_class for of_class in classes if of_class < self._load_class), default=None)
+        return None if lower is None else self._leaders[lower, strategies]
 
     def end_step(self, shares: Sequence[Share], step_ms: float, *, is_typical: bool) -> None:
         """Takes in what a step has brought.
@@ -94,17 +100,30 @@ class Group:
 class Leader:
     """Chooses one strategy for some sessions under one load."""
 
-    def __init__(self, strategies: tuple[Strategy, ...], plain_ms: float, draft_ms: float) -> None:
+    def __init__(
+        self,
+        strategies: tuple[Strategy, ...],
+        plain_ms: float,
+        draft_ms: float,
+        load_class: int = 0,
+        below: Leader | None = None,
+    ) -> None:
         """
         Args:
             strategies: Those to choose from.
             plain_ms: Time of a step in which nobody drafts.
             draft_ms: Time of a draft forward of one row. 0 means not known.
+            load_class: See `load_class_of`.
+            below: Has chosen among the same strategies under a lower load.
         """
         # Of its own: its rounds are steps of all sessions.
         self._history = StrategyHistory(plain_ms)
         self._history.draft_ms = draft_ms
-        self._controller = Controller(self._history, TEMPERATURE, strategies)
+        if below is not None:
+            self._history.inherit(below._history)
+        # A step says as much as a round of each session: means of n rounds are sqrt(n) times as sure.
+        max_deficit = MAX_DEFICIT
+        self._controller = Controller(self._history, TEMPERATURE, strategies, max_deficit=max_deficit)
         self._usable: set[Strategy] = set(strategies)
         self._num_steps = 0
         """Steps since the strategy or the load has changed."""

@@ -106,6 +106,7 @@ class StrategyHistory:
         self._plain_records = [self.record(PLAIN, temperature_class) for temperature_class in TemperatureClass]
         self._next_trial_at = 0
         self._num_lost_trials = 0
+        self._initial_budget = INITIAL_TRIAL_BUDGET
         self._lost_of_reading = RunningMean(0.5)
         """Share of the draft model's reading time that the target lost by it: 1 where both share a core, 0 where they
         share nothing."""
@@ -215,7 +216,20 @@ class StrategyHistory:
 
     @property
     def _trial_budget(self) -> float:
-        return INITIAL_TRIAL_BUDGET + TRIAL_SHARE * self.cost
+        return self._initial_budget + TRIAL_SHARE * self.cost
+
+    def inherit(self, lower: StrategyHistory) -> None:
+        """Begins with what was found out under a lower load: what is worse than plain rounds there is no better here.
+
+        It counts as tried and failed, as often as it has there, and no trial is paid in advance. What pays under the
+        lower load may or may not pay here: it is found out as if nothing were known.
+        """
+        for (strategy, temperature_class), record in lower._records.items():
+            if record.num_rounds and record.rate.value < lower.plain_rate(temperature_class) and strategy != PLAIN:
+                own = self.record(strategy, temperature_class)
+                own.copy_from(record)
+                self.record_failure(own)
+                self._initial_budget = 0.0
 
     def begin_trial(self) -> None:
         """Records that a session has begun a trial. The other sessions wait, or all would try at once."""
@@ -304,12 +318,21 @@ class StrategyRecord:
             if abs(recent.value - self.rate.value) > CHANGE_ERRORS * error:
                 self.rate.copy_from(recent)
 
+    def copy_from(self, other: StrategyRecord) -> None:
+        """Begins with the rate and the failures of another record, as one that is doubted."""
+        self.rate.copy_from(other.rate)
+        self.num_rounds, self.num_failures = other.num_rounds, other.num_failures
+        self._doubt()
+
     def discount(self, now: int) -> None:
         """Keeps the rate, but lets it count little: the strategy may have changed, for better or worse."""
         self.decay(now)
+        self._doubt()
+        self.num_failures = self.retry_at = 0
+
+    def _doubt(self) -> None:
         if self.rate.weight > DISCOUNTED_WEIGHT:
             self.rate.decay(DISCOUNTED_WEIGHT / self.rate.weight)
-        self.num_failures = self.retry_at = 0
 
 
 class DecayedRate:

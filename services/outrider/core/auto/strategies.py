@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from outrider.core.params import TIERS, Method, Rows, SpeculationParams
@@ -15,6 +15,14 @@ class Strategy:
     method: Method
     rows: Rows = Rows.CHAIN
     retrieval: bool = False
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.method, self.rows, self.retrieval)))
+
+    # Strategies are keys that every session looks up in every round: hashing two enums each time would be felt.
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def is_plain(self) -> bool:
@@ -26,20 +34,22 @@ PLAIN = Strategy(Method.OFF)
 """The strategy of plain rounds, which verify nothing. Every other one is compared with it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decision:
     """The rounds of one session for which a strategy was used."""
 
     strategy: Strategy
-    num_rounds: int
-    num_tokens: int
+    num_rounds: int = 0
+    num_tokens: int = 0
     """Tokens committed by these rounds."""
-    time_ms: float
+    time_ms: float = 0.0
     """Time of these rounds."""
 
-    def plus(self, num_tokens: int, round_ms: float) -> Decision:
-        """Returns it with one more round."""
-        return Decision(self.strategy, self.num_rounds + 1, self.num_tokens + num_tokens, self.time_ms + round_ms)
+    def add_round(self, num_tokens: int, round_ms: float) -> None:
+        """Counts one more round."""
+        self.num_rounds += 1
+        self.num_tokens += num_tokens
+        self.time_ms += round_ms
 
 
 def strategies_of(params: SpeculationParams) -> tuple[Strategy, ...]:

@@ -35,7 +35,7 @@ GUARD_ERRORS = 0.7
 MIN_GUARD_WEIGHT = 5.0
 """Rounds that must be known for that."""
 MAX_DEFICIT = 4.0
-"""Tokens behind plain rounds at which one session abandons a strategy, whatever it has brought before."""
+"""Tokens behind plain rounds at which a strategy is abandoned, whatever it has brought before."""
 MAX_FUTILE_ROUNDS = 10
 """Rounds in a row that bring what a plain round brings, after which a drafted strategy is abandoned, however little it
 seems to cost."""
@@ -89,7 +89,6 @@ class Controller:
         strategies: Sequence[Strategy],
         session_number: int = 0,
         num_prompt_tokens: int = 0,
-        max_deficit: float = MAX_DEFICIT,
     ) -> None:
         """
         Args:
@@ -99,7 +98,6 @@ class Controller:
                 them; where they stand has no meaning.
             session_number: Varies when a session tries others, so that not all do so at the same place of a text.
             num_prompt_tokens: Tokens that a draft model must read before it drafts.
-            max_deficit: Tokens behind plain rounds at which a strategy is abandoned.
 
         Raises:
             ValueError: A strategy is given twice, is `Method.AUTO`, or drafts nothing and is not `PLAIN`.
@@ -113,7 +111,6 @@ class Controller:
             )
         self._history = history
         self._temperature_class = TemperatureClass.of(temperature)
-        self._max_deficit = max_deficit
         self._plain = SessionStrategy(PLAIN, history, self._temperature_class)
         self._others = [
             SessionStrategy(strategy, history, self._temperature_class)
@@ -358,7 +355,7 @@ class Controller:
 
     def _is_losing(self, current: SessionStrategy) -> bool:
         """Returns true if it is worse than plain rounds: measured with some certainty, or by far in the last rounds."""
-        if self._is_hopeless(current):
+        if _is_hopeless(current):
             return True
         if self._rounds_in_use < 2 or not current.is_tried:
             return False
@@ -452,7 +449,7 @@ class Controller:
     def _continue_trial(self, trial: Trial) -> None:
         """Goes on with a trial, or ends it: the tried strategy has won, or the session returns to the usual one."""
         tried, usual = trial.tried, self._estimate(trial.usual)
-        outcome = TrialOutcome.CLEARLY_LOST if self._is_hopeless(tried) else TrialOutcome.OPEN
+        outcome = TrialOutcome.CLEARLY_LOST if _is_hopeless(tried) else TrialOutcome.OPEN
         if outcome is TrialOutcome.OPEN and (tried.is_tried or tried is self._plain):
             outcome = trial.outcome(self._estimate(tried), usual)
         # `prolong` is asked last, because it plans further rounds. When it refuses, a trial that goes well has won.
@@ -470,10 +467,10 @@ class Controller:
             self._history.record_failure(tried.record)
         self._switch_to(trial.usual if trial.usual.is_available else self._first())
 
-    def _is_hopeless(self, strategy: SessionStrategy) -> bool:
-        """Returns true if the last rounds alone are reason to leave a strategy."""
-        is_futile = strategy.is_drafted and strategy.num_futile >= MAX_FUTILE_ROUNDS
-        return strategy.deficit > self._max_deficit or is_futile
+
+def _is_hopeless(strategy: SessionStrategy) -> bool:
+    """Returns true if the last rounds alone are reason to leave a strategy."""
+    return strategy.deficit > MAX_DEFICIT or (strategy.is_drafted and strategy.num_futile >= MAX_FUTILE_ROUNDS)
 
 
 class Reading:

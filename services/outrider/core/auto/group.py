@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from outrider.core.auto.controller import MAX_DEFICIT, Controller
+from outrider.core.auto.controller import Controller
 from outrider.core.auto.history import StrategyHistory
 from outrider.core.auto.strategies import PLAIN, Strategy
 
@@ -72,7 +72,7 @@ class Group:
         key = self._load_class, strategies
         leader = self._leaders.get(key)
         if leader is None:
-            leader = Leader(strategies, self._plain_ms, self.draft_ms, self._load_class, self._below(strategies))
+            leader = Leader(strategies, self._plain_ms, self.draft_ms, self._below(strategies))
             self._leaders[key] = leader
         return leader
 
@@ -105,7 +105,6 @@ class Leader:
         strategies: tuple[Strategy, ...],
         plain_ms: float,
         draft_ms: float,
-        load_class: int = 0,
         below: Leader | None = None,
     ) -> None:
         """
@@ -113,7 +112,6 @@ class Leader:
             strategies: Those to choose from.
             plain_ms: Time of a step in which nobody drafts.
             draft_ms: Time of a draft forward of one row. 0 means not known.
-            load_class: See `load_class_of`.
             below: Has chosen among the same strategies under a lower load.
         """
         # Of its own: its rounds are steps of all sessions.
@@ -121,9 +119,7 @@ class Leader:
         self._history.draft_ms = draft_ms
         if below is not None:
             self._history.inherit(below._history)
-        # A step says as much as a round of each session: means of n rounds are sqrt(n) times as sure.
-        max_deficit = MAX_DEFICIT
-        self._controller = Controller(self._history, TEMPERATURE, strategies, max_deficit=max_deficit)
+        self._controller = Controller(self._history, TEMPERATURE, strategies)
         self._usable: set[Strategy] = set(strategies)
         self._num_steps = 0
         """Steps since the strategy or the load has changed."""

@@ -30,6 +30,11 @@ CONTEXT = 2048
 LONG = 1500
 """Tokens that nobody here waits for."""
 
+WITHOUT_PREDICTION = {
+    "off": "which looks nothing up, got 4 characters",
+    "spacelike": "which looks into what was generated before and nowhere else, got 4 characters",
+}
+"""Why a method takes no prediction."""
 METHODS = VARIANTS[: len(Method)]
 every_method = pytest.mark.parametrize("variant", METHODS)
 Plain = Callable[..., Awaitable[dict[str, Any]]]
@@ -141,7 +146,7 @@ async def test_usage_comes_last_and_only_where_it_is_asked_for(http: httpx.Async
     assert (counted["num_draft_tokens"] == 0) or variant != "off"
 
 
-@pytest.mark.parametrize("variant", [variant for variant in METHODS if variant not in ("off", "spacelike")])
+@pytest.mark.parametrize("variant", [variant for variant in METHODS if variant not in WITHOUT_PREDICTION])
 async def test_a_prediction_is_counted_and_changes_no_text(http: httpx.AsyncClient, plain: Plain, variant: str) -> None:
     text = (await plain(**OPTIONS))["choices"][0]["text"]
     # It is looked up like what was retrieved.
@@ -151,6 +156,17 @@ async def test_a_prediction_is_counted_and_changes_no_text(http: httpx.AsyncClie
     counts = told["usage"]["completion_tokens_details"]
     assert 0 <= counts["accepted_prediction_tokens"] <= 16
     assert sum(counts.values()) >= 16
+
+
+@pytest.mark.parametrize("variant", WITHOUT_PREDICTION)
+async def test_a_prediction_is_refused_by_name_where_nothing_could_look_into_it(
+    http: httpx.AsyncClient, variant: str
+) -> None:
+    asked = {**OPTIONS, "speculation": options_of(variant), "prediction": {"type": "content", "content": "text"}}
+    response = await http.post(COMPLETIONS, json=asked)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, "prediction", "invalid_value")
+    assert error["message"] == f"prediction must be empty with method {variant}, {WITHOUT_PREDICTION[variant]}"
 
 
 # Cancellation.

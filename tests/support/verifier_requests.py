@@ -164,14 +164,29 @@ BAD_REQUESTS = {
     "a prediction for nobody": (
         request(method=types_pb2.METHOD_OFF, prediction="a"),
         Code.INVALID_ARGUMENT,
-        "prediction must be empty unless continuations are looked up in the verifier",
+        "prediction must be empty with method off, which looks nothing up, got 1 characters",
+    ),
+    "a prediction for a method that looks into what was generated before": (
+        request(method=types_pb2.METHOD_SPACELIKE, retrieval=True, prediction="a"),
+        Code.INVALID_ARGUMENT,
+        "prediction must be empty with method spacelike, which looks into what was generated before and nowhere else",
+    ),
+    "a prediction for a draft model alone": (
+        request(method=types_pb2.METHOD_PEARL, prediction="a"),
+        Code.INVALID_ARGUMENT,
+        "prediction must be empty with method pearl unless speculation.retrieval is true",
+    ),
+    "a prediction for the draft model's own retrieval": (
+        request(method=types_pb2.METHOD_DOUBLE, prediction="a", double={"target_retrieval": False}),
+        Code.INVALID_ARGUMENT,
+        "prediction must be empty with method double unless speculation.double.target_retrieval is true",
     ),
     "a prediction beside the ring alone": (
         request(
             method=types_pb2.METHOD_RETRIEVAL, prediction="a", retrieval_params={"sources": [types_pb2.SOURCE_RING]}
         ),
         Code.INVALID_ARGUMENT,
-        "prediction must be empty unless",
+        "prediction must be empty unless speculation.retrieval_params.sources name more than SOURCE_RING",
     ),
     "a prediction over the context": (
         request(method=types_pb2.METHOD_RETRIEVAL, prediction="word " * 5000),

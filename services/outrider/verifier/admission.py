@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 
 from outrider.core.blocks import PrefixScope
 from outrider.core.noise import choice_seed
-from outrider.core.params import TIERS, AcceptanceRule, Method, RetrievalScope, SpeculationParams, check
+from outrider.core.params import (
+    TIERS,
+    AcceptanceRule,
+    InvalidParameter,
+    Method,
+    RetrievalScope,
+    SpeculationParams,
+    check,
+)
 from outrider.core.retrieval.plan import target_plan
 from outrider.core.session import SessionSpec
 from outrider.core.structure import StructureBroken
@@ -246,14 +254,28 @@ def _prediction(
     if not request.prediction:
         return ()
     plan = target_plan(params)
-    rule = "empty unless continuations are looked up in the verifier (speculation.retrieval, or a method that does it)"
-    check(plan is not None and plan.is_in_process, "prediction", rule, f"one with method {params.method.value}")
+    if plan is None or not plan.is_in_process:
+        raise InvalidParameter("prediction", _prediction_rule(params), f"{len(request.prediction)} characters")
     _check_length("prediction", len(request.prediction), model.max_context_len)
     token_ids = tuple(codec.encode(request.prediction, add_special_tokens=False))
     longest = limits.max_prompt_tokens or model.max_context_len
     if len(token_ids) > longest:
         raise OutOfRange(f"prediction must come to at most {longest} tokens, like a prompt, got {len(token_ids)}")
     return token_ids
+
+
+def _prediction_rule(params: SpeculationParams) -> str:
+    """Says what a request that looks nothing up in process would have to say to be allowed a prediction."""
+    method = params.method
+    if method is Method.OFF:
+        return "empty with method off, which looks nothing up"
+    if method is Method.SPACELIKE:
+        return "empty with method spacelike, which looks into what was generated before and nowhere else"
+    if not params.retrieves:
+        return f"empty with method {method.value} unless speculation.retrieval is true"
+    if method is Method.DOUBLE:
+        return "empty with method double unless speculation.double.target_retrieval is true"
+    return "empty unless speculation.retrieval_params.sources name more than SOURCE_RING"
 
 
 def _check_length(field: str, length: int, max_context_len: int) -> None:

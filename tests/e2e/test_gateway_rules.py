@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,9 +14,14 @@ import torch
 
 from outrider.core.params import Method
 from outrider.models.loading import build_hf_model
+from outrider.security.credentials import credential_book
+from outrider.security.gate import Gate
+from outrider_cli.local.stack import LocalStack
 from outrider_cli.prompts import default_prompts
 from outrider_client.client import Client
-from tests.support.gateways import events_of
+from tests.support.certificates import credentials_file, entry
+from tests.support.gateways import RunningGateway, events_of, running_gateway
+from tests.support.services import running_verifier
 from tests.support.variants import VARIANTS, options_of
 from tests.support.waiting import until
 
@@ -278,3 +284,41 @@ async def test_every_form_of_a_chat_has_the_same_text(http: httpx.AsyncClient, p
     assert message["content"] == [{"type": "text", "text": expected}]
     # A request is named by its session.
     assert chat.json()["id"] == f"chatcmpl-{chat.headers['x-request-id']}"
+
+
+@pytest.fixture
+async def guarded(stack: LocalStack, tmp_path: Path) -> AsyncIterator[RunningGateway]:
+    """A gateway without a token, before a verifier that knows its callers; the stack's other services draft for it."""
+    assert stack.speculator is not None
+    assert stack.datastore is not None
+    entries = [entry(f"{name}-t0ken", "generate", tenant=name, requests_per_minute=1) for name in ("one", "other")]
+    file = credentials_file(tmp_path / "credentials", *entries)
+    gate = Gate(credential_book(str(file), has_client_certificates=False), "outrider.v1.VerifierService")
+    peers = {"speculator": stack.speculator.address, "datastore": stack.datastore.address}
+    async with (
+        running_verifier(**peers, interceptors=[gate]) as verifier,
+        running_gateway(verifier.address) as gateway,
+    ):
+        yield gateway
+
+
+@every_method
+async def test_the_token_of_a_caller_goes_on_so_that_its_tenants_quota_holds(
+    guarded: RunningGateway, plain: Plain, variant: str
+) -> None:
+    async def asked(**headers: str) -> httpx.Response:
+        body = {**OPTIONS, "speculation": options_of(variant)}
+        return await guarded.http.post(COMPLETIONS, json=body, headers=headers)
+
+    assert (await asked()).status_code == 401
+    assert (await asked(authorization="Bearer wr0ng")).status_code == 401
+    text = (await plain(**OPTIONS))["choices"][0]["text"]
+    # By OpenAI's header and by Anthropic's.
+    for tenant, headers in (("one", {"authorization": "Bearer one-t0ken"}), ("other", {"x-api-key": "other-t0ken"})):
+        told = await asked(**headers)
+        assert told.json()["choices"][0]["text"] == text
+        refused = await asked(**headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        told_limit = f"the limit requests_per_minute of tenant '{tenant}' is reached: 1"
+        assert refused.json()["error"]["message"] == told_limit
+        assert 1 <= int(refused.headers["retry-after"]) <= 60

@@ -6,12 +6,13 @@ change nothing in its text, only its time: like any real target, it costs many t
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,6 +23,7 @@ from rich.table import Table
 from outrider.telemetry.redaction import without_secrets
 from outrider_cli.console import show
 from outrider_cli.failures import reported
+from outrider_cli.json_lines import fields_of, json_lines
 from outrider_cli.local.process import ProcessFailed
 from outrider_cli.local.stack import LocalStack, StackConfig, termination_as_exit
 from outrider_cli.options import TargetDtype
@@ -83,15 +85,19 @@ def demo(
     *,
     max_tokens: Annotated[int, typer.Option(min=8, help="Tokens of each generation.")] = 96,
     dtype: TargetDtype = "auto",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The verifier, the generation and each method as JSON, an object a line.")
+    ] = False,
 ) -> None:
     """Starts everything, streams one generation, compares the methods, and ends everything. About a minute."""
     with reported(), termination_as_exit():
-        run(max_tokens=max_tokens, target_dtype=dtype)
+        run(max_tokens=max_tokens, target_dtype=dtype, as_json=as_json)
 
 
-def run(*, max_tokens: int, target_dtype: str) -> None:
+def run(*, max_tokens: int, target_dtype: str, as_json: bool = False) -> None:
     """Runs the demo. Raises ProcessFailed, and the errors of LocalStack; all that was started has ended then."""
-    out = Console(highlight=False)
+    # The bars of a terminal are no JSON.
+    out = Console(highlight=False, stderr=as_json)
     # `ignore_eos`: all texts are equally long, so that their times can be compared.
     options = GenerateOptions(temperature=TEMPERATURE, seed=SEED, max_tokens=max_tokens, ignore_eos=True)
     with ExitStack() as exits:
@@ -102,6 +108,10 @@ def run(*, max_tokens: int, target_dtype: str) -> None:
             stack = exits.enter_context(LocalStack(StackConfig(target_dtype=target_dtype), on_step))
         try:
             with BlockingClient(stack.address) as client:
+                if as_json:
+                    for line in _json_lines(out, stack, client, options):
+                        print(line, flush=True)
+                    return
                 _introduce(out, stack, client)
                 _stream_one(out, client, options)
                 _compare(out, client, options, client.info().exact_off_reason)
@@ -125,9 +135,37 @@ def _stream_one(out: Console, client: BlockingClient, options: GenerateOptions) 
     show(client, PROMPTS[0], GenerateOptions(**options, method=STREAMED_METHOD))
 
 
+def _json_lines(out: Console, stack: LocalStack, client: BlockingClient, options: GenerateOptions) -> Iterator[str]:
+    """Yields what the verifier is, one generation, and each method as it was measured."""
+    yield json.dumps({"info": {"address": stack.address, **fields_of(client.info())}})
+    with client.generate(PROMPTS[0], **GenerateOptions(**options, method=STREAMED_METHOD)) as generation:
+        yield from json_lines(generation)
+    measured = _measure(out, client, options)
+    for one in measured:
+        yield json.dumps({"method": fields_of_method(one, measured[0])})
+
+
+def fields_of_method(one: Measured, reference: Measured) -> dict[str, Any]:
+    """Returns a row of the table of the methods, for programs."""
+    return {
+        "name": one.method,
+        "tokens_per_s": one.tokens_per_s,
+        "speed_up": one.tokens_per_s / reference.tokens_per_s,
+        "tokens_per_forward": one.tokens_per_forward,
+        "num_tokens": sum(len(result.token_ids) for result in one.results),
+        "num_same_tokens": one.num_same_tokens(reference),
+    }
+
+
 def _compare(out: Console, client: BlockingClient, options: GenerateOptions, exact_off_reason: str) -> None:
     conditions = f"temperature {TEMPERATURE}, {len(PROMPTS)} prompts, {options['max_tokens']} tokens each"
     out.print(f"\n[bold]The methods[/] ({conditions}; {REFERENCE} is the target model alone)\n")
+    measured = _measure(out, client, options)
+    out.print(table_of(measured))
+    out.print(conclusion_of(measured, exact_off_reason))
+
+
+def _measure(out: Console, client: BlockingClient, options: GenerateOptions) -> list[Measured]:
     measured = [Measured(method) for method in METHODS]
     with _progress(out) as progress:
         task = progress.add_task("measuring", total=len(PROMPTS) * len(METHODS))
@@ -137,8 +175,7 @@ def _compare(out: Console, client: BlockingClient, options: GenerateOptions, exa
                 progress.update(task, description=one.method)
                 one.add(client, prompt, options)
                 progress.advance(task)
-    out.print(table_of(measured))
-    out.print(conclusion_of(measured, exact_off_reason))
+    return measured
 
 
 def table_of(measured: Sequence[Measured]) -> Table:
@@ -188,5 +225,5 @@ def _describe(progress: Progress, task: TaskID, step: str) -> None:
 def _progress(out: Console) -> Iterator[Progress]:
     """Shows a bar, on terminals only; it is gone when the work is done."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=out, transient=True) as progress:
+    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
         yield progress

@@ -17,7 +17,7 @@ class ToolCall:
     arguments: str
     """A JSON object as text, or the beginning of one. It need not fit the function's schema."""
     id: str = ""
-    """The model's own name for the call. Empty with models that give none, or only behind arguments that came first."""
+    """The model's own name for the call, wherever it stands. Empty with models that give none."""
     is_complete: bool = True
     """False if the text has ended, or gone wrong, within the arguments."""
 
@@ -28,6 +28,7 @@ class CallBegun:
 
     name: str
     id: str = ""
+    """The model's own name for the call, where it stands before the arguments: otherwise `ToolCall` alone has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +93,9 @@ class CallEvents:
             self._arguments.append(piece)
         self._position = self._text.position
 
-    def end(self) -> None:
-        """Ends the arguments of the call that has begun."""
-        self._end(is_complete=True)
+    def end(self, id: str = "") -> None:
+        """Ends the call that has begun, whose arguments are whole. `id` is one that stands behind them."""
+        self._end(is_complete=True, id=id)
 
     def wait(self, call: ToolCall) -> None:
         """Adds a call that came whole: it counts if all behind it is as it must be, or if another call begins."""
@@ -107,12 +108,11 @@ class CallEvents:
         self._waiting = []
         self._position = self._text.position
 
-    def _end(self, is_complete: bool) -> None:
+    def _end(self, is_complete: bool, id: str = "") -> None:
         assert self._begun is not None
         self._tell_arguments()
-        self._events.append(ToolCall(self._begun.name, "".join(self._arguments), self._begun.id, is_complete))
+        self._events.append(ToolCall(self._begun.name, "".join(self._arguments), self._begun.id or id, is_complete))
         self._begun = None
-        self._position = self._text.position if is_complete else self._position
 
     def _tell_arguments(self) -> None:
         if self._pieces:

@@ -12,7 +12,7 @@ with which a text begins, if a call follows.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -72,7 +72,7 @@ class ToolCallStream:
 
     Text comes as soon as it cannot be the beginning of a call, and arguments as they are written. A call comes at once,
     when it is complete, where its arguments stand before its name, with "pythonic", and in a list of Mistral's, where
-    the id comes last.
+    the id comes last. An id that stands behind arguments told already is known with the whole call, not when it begins.
 
     >>> stream = ToolCallStream("hermes")
     >>> stream.feed("One moment.<tool")
@@ -376,14 +376,13 @@ def _read_object(text: GrowingText, told: CallEvents, *keys: str, is_marked: boo
         text.position = start
         told.wait(_call((yield from text.json()), *keys, is_marked=is_marked))
         return
-    yield from _read_arguments(text, told, given["name"], given.get("id", ""))
-    yield from text.json_spaces()
-    rest = {"id", "type"} - given.keys()
-    while (yield from text.skips(",")):
-        rest.remove((yield from _read_key(text, rest)))
-        yield from text.json_string()
-        yield from text.json_spaces()
-    yield from text.expect("}")
+    yield from _begin_arguments(text, told, given["name"], given.get("id", ""))
+    try:
+        behind = yield from _read_tail(text, {"id", "type"} - given.keys())
+    except Unreadable:
+        told.end()  # the arguments were whole
+        raise
+    told.end(behind.get("id", ""))
     told.accept()
 
 
@@ -401,6 +400,18 @@ def _read_head(text: GrowingText, keys: Sequence[str]) -> Reading[dict[str, str]
     return given
 
 
+def _read_tail(text: GrowingText, keys: Set[str]) -> Reading[dict[str, str]]:
+    """Reads a JSON object from behind its arguments to its end. Returns what stands there, under some of these keys."""
+    given: dict[str, str] = {}
+    yield from text.json_spaces()
+    while (yield from text.skips(",")):
+        key = yield from _read_key(text, keys - given.keys())
+        given[key] = yield from text.json_string()
+        yield from text.json_spaces()
+    yield from text.expect("}")
+    return given
+
+
 def _read_key(text: GrowingText, keys: Collection[str]) -> Reading[str]:
     """Reads the next key of a JSON object, which must be among some, up to its value."""
     yield from text.json_spaces()
@@ -413,12 +424,17 @@ def _read_key(text: GrowingText, keys: Collection[str]) -> Reading[str]:
 
 
 def _read_arguments(text: GrowingText, told: CallEvents, name: str, call_id: str = "") -> Reading[None]:
+    """Reads the arguments of a call, which begins and ends with them."""
+    yield from _begin_arguments(text, told, name, call_id)
+    told.end()
+
+
+def _begin_arguments(text: GrowingText, told: CallEvents, name: str, call_id: str) -> Reading[None]:
     """Reads the arguments of a call, which begins with them."""
     if (yield from text.ahead()) != "{":
         raise Unreadable("arguments must be an object")
     told.begin(name, call_id)
     yield from text.json_pieces(told.grow)
-    told.end()
 
 
 def _read_name(text: GrowingText) -> Reading[str]:

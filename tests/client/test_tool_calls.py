@@ -51,12 +51,16 @@ DEEPSEEK_31 = (
 CODER_F = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
 CODER_G = "<tool_call>\n<function=g>\n</function>\n</tool_call>"
 F, G = ToolCall("f", '{"a": 1}'), ToolCall("g", "{}")
+F_WITH_ID = ToolCall("f", '{"a": 1}', "1")
 F_AS_JSON = '{"name": "f", "arguments": {"a": 1}}'
 F_AS_TEXT = ToolCall("f", '{"a": "1"}')
 
 WRITTEN: list[tuple[str, str, list[ToolCall]]] = [
     ("hermes", f'<tool_call>\n{F_AS_JSON}\n</tool_call>\n<tool_call>{{"name": "g"}}</tool_call>', [F, G]),
     ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}', [F]),
+    ("hermes", '<tool_call>{"id": "1", "name": "f", "arguments": {"a": 1}}</tool_call>', [F_WITH_ID]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "type": "function", "id": "1"}', [F_WITH_ID]),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}, "id": "1", "name": "f"}</tool_call>', [F_WITH_ID]),
     ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', [F, G]),
     ("mistral", '[TOOL_CALLS][{"name": "g", "arguments": {}, "id": "abcdef123"}]', [ToolCall("g", "{}", "abcdef123")]),
     ("mistral", '[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]g{}', [F, G]),
@@ -64,6 +68,7 @@ WRITTEN: list[tuple[str, str, list[ToolCall]]] = [
     ("mistral", "[TOOL_CALLS]g[CALL_ID]abcdef123[ARGS]{}", [ToolCall("g", "{}", "abcdef123")]),
     ("llama3_json", '{"name": "f", "parameters": {"a": 1}}', [F]),
     ("llama3_json", f' {F_AS_JSON}; {{"type": "function", "name": "g", "parameters": {{}}}};\n', [F, G]),
+    ("llama3_json", '{"name": "f", "parameters": {"a": 1}, "id": "1"}; ' + F_AS_JSON, [F_WITH_ID, F]),
     ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', [F]),
     ("pythonic", "[f(a=1), g()]", [F, G]),
     ("pythonic", "<|python_start|>[f(a=1), g()]<|python_end|>", [F, G]),
@@ -186,7 +191,9 @@ NESTED = '{"a":' * MAX_JSON_DEPTH
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": -1e999}}', "-1e999}}", cut('{"a": ')),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\d"}}', '\\d"}}', cut('{"a": "')),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "why": ""}', ', "why": ""}', [F]),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "id": "1"} </tool_call>', "", [F]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "id": "1"', ', "id": "1"', [F]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "id": 1}', ', "id": 1}', [F]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "id": "1"} </tool_call>', "", [F_WITH_ID]),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}} and </tool_call>', " and </tool_call>", [F]),
         ("hermes", f'<tool_call>{{"name": "f", "arguments": {NESTED}{{}}', "{}", cut(NESTED)),
         ("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1', "", cut('{"a": 1')),
@@ -300,7 +307,8 @@ def joined(events: list[Event]) -> tuple[str, list[ToolCall]]:
                 assert event.arguments
                 begun[2] += event.arguments
             case ToolCall():
-                assert begun == [event.name, event.id, event.arguments]
+                assert begun[::2] == [event.name, event.arguments]
+                assert begun[1] in (event.id, "")
                 calls.append(event)
                 begun = []
             case _:
@@ -362,7 +370,9 @@ def test_any_arguments_come_as_they_are_written_as_soon_as_they_are(
     # A number or a name, and an escape sequence, wait for their ends.
     assert written.startswith(told)
     assert re.fullmatch(r"[-+.\w]*|\\(u[0-9a-f]{0,3})?", written[len(told) : edge])
-    *_, call = grown + stream.feed(written[edge:])
+    # An object that holds them may go on, with an id.
+    end = "}" if format in ("hermes", "llama3_json") else ""
+    *_, call = grown + stream.feed(written[edge:] + end)
     assert call == ToolCall("f", written)
 
 
@@ -381,6 +391,15 @@ def test_a_text_between_tags_comes_while_it_is_written(value: str, data: st.Data
 @given(st.text(), st.sampled_from([each.value for each in ToolCallFormat]))
 def test_any_other_text_is_kept_as_it_is(text: str, format: str) -> None:
     assert parse_tool_calls(text, format) == (text, [])
+
+
+def test_an_id_behind_the_arguments_comes_with_the_whole_call() -> None:
+    stream = ToolCallStream("hermes")
+    stream.feed('<tool_call>{"name": "f", "arguments": ')
+    assert stream.feed('{"a": 1}') == [CallBegun("f"), CallGrown('{"a": 1}')]
+    assert stream.feed(', "id": "1') == []
+    assert stream.feed('"}') == [F_WITH_ID]
+    assert stream.feed('<tool_call>{"id": "1", "name": "f", "arguments": {') == [CallBegun("f", "1"), CallGrown("{")]
 
 
 def test_text_comes_at_once_and_a_beginning_marker_never() -> None:

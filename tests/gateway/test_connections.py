@@ -242,6 +242,22 @@ async def test_a_tool_call_is_told_as_it_is_written(verifier: FakeVerifier, gate
     assert not verifier.requests[-1].skip_special_tokens
 
 
+@pytest.mark.parametrize("is_before", [True, False])
+async def test_a_call_has_the_id_that_a_model_gave_it_before_its_arguments_whether_streamed_or_whole(
+    verifier: FakeVerifier, gateway: RunningGateway, is_before: bool
+) -> None:
+    before, behind = ('"id": "c-1", ', "") if is_before else ("", ', "id": "c-1"')
+    text = f'<tool_call>{{{before}"name": "now", "arguments": {{"zone": "CET"}}{behind}}}</tool_call>'
+    verifier.script = saying(text)
+    body = {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "now", "parameters": {}}}]}
+    (choice,) = (await gateway.post(CHAT, **body)).json()["choices"]
+    *events, _ = events_of((await gateway.post(CHAT, **body, stream=True)).text)
+    told = [call for event in events for call in json.loads(event)["choices"][0]["delta"].get("tool_calls", ())]
+    for call in (choice["message"]["tool_calls"][0], told[0]):
+        assert call["id"] == "c-1" if is_before else call["id"].startswith("call_")
+    assert choice["message"]["content"] is None, "an id behind the arguments is no text"
+
+
 async def test_a_tool_call_that_is_cut_off_is_told_as_far_as_it_came(
     verifier: FakeVerifier, gateway: RunningGateway
 ) -> None:

@@ -104,6 +104,8 @@ class Reply:
     def _of_call(self, event: CallBegun | CallGrown | ToolCall) -> Part:
         match event:
             case CallBegun():
+                # Told with the first piece of the arguments. One that the model writes behind them comes too late: what
+                # is streamed and what is answered as a whole are the same.
                 self._begun = BegunCall(self.num_calls, event.id or f"call_{uuid.uuid4().hex[:24]}", event.name)
                 self.num_calls += 1
                 return self._begun

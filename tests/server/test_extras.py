@@ -12,7 +12,7 @@ from outrider.server.extras import needs_extra
 WITHOUT = """
 import runpy, sys
 sys.modules[{missing!r}] = None  # as if it were not installed
-sys.argv = ["outrider"]
+sys.argv = ["outrider", "--listen", "127.0.0.1:0"]  # whatever else runs on this machine
 runpy.run_module({service!r}, run_name="__main__")
 """
 

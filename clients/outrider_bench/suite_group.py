@@ -8,32 +8,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from typer.core import TyperGroup
-
 from outrider_cli.failures import WRONG_USAGE, in_flags
+from outrider_cli.group import CommandGroup
 from outrider_cli.prompts import PromptError
 from outrider_client.channel import PlaintextRefused
 
 DEFAULT_SUITE = "generation"
 
 
-class SuiteGroup(TyperGroup):
+class SuiteGroup(CommandGroup):
     """Finds the subcommand: `generation` if none is named, and that of `--suite`, as older releases had it."""
 
     def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
-        """See TyperGroup; what is wrong about a suite or a flag is one line."""
+        """See CommandGroup; what is wrong about a suite or a flag is one line."""
         with checked():
             arguments = self._with_suite(list(arguments))
             if arguments and not arguments[0].startswith("-"):
                 self._check_flags(arguments[0], arguments[1:])
             arguments = _with_flag_before_each("--goodput", arguments)
         return list(super().parse_args(context, arguments))
-
-    def format_commands(self, context: Any, formatter: Any) -> None:
-        """Writes what each suite measures, not cut short."""
-        with formatter.section("Commands"):
-            rows = [(name, (command.help or "").partition("\n\n")[0]) for name, command in self.commands.items()]
-            formatter.write_dl(rows)
 
     def _with_suite(self, arguments: list[str]) -> list[str]:
         """Return the arguments with the subcommand in front. Raises ValueError for an unknown one."""

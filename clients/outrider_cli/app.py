@@ -13,6 +13,7 @@ from outrider_cli.demo import demo
 from outrider_cli.edge import edge
 from outrider_cli.failures import reported
 from outrider_cli.generate import generate
+from outrider_cli.group import CommandGroup
 from outrider_cli.help import REST, BriefCommand, examples
 from outrider_cli.info import info
 from outrider_cli.local.process import ProcessFailed
@@ -21,7 +22,9 @@ from outrider_cli.up import up
 
 app = typer.Typer(
     name="outrider",
-    epilog="Exit codes: 1 failed, 2 wrong usage, 3 server not reachable or not ready, 130 interrupted.",
+    cls=CommandGroup,
+    epilog="Begin with `outrider demo`, or with `outrider up` and, in another terminal, `outrider generate`.\n\n"
+    "Exit codes: 1 failed, 2 wrong usage, 3 server not reachable or not ready, 130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

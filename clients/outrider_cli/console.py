@@ -212,7 +212,7 @@ def _decision(decision: verifier_pb2.Decision) -> str:
     words = [method_name(decision.method)]
     if decision.rows == types_pb2.ROWS_TREE:
         words.append("tree")
-    if decision.retrieval:
+    if decision.retrieval and decision.method != types_pb2.METHOD_RETRIEVAL:
         words.append("+ retrieval")
     length = decision.num_tokens / decision.num_rounds if decision.num_rounds else 0.0
     speed = f", {1e3 * decision.num_tokens / decision.time_ms:.0f} tokens/s" if decision.time_ms else ""

@@ -15,12 +15,15 @@ import typer
 
 from outrider.security.callers import Role
 from outrider_cli.failures import FlagError, reported
+from outrider_cli.group import CommandGroup
 from outrider_cli.help import BriefCommand
 
 TOKEN_BYTES = 32
 """Random bytes of a token. They cannot be guessed, so the hash needs neither salt nor a slow function."""
 
-app = typer.Typer(no_args_is_help=True, help="Makes tokens for callers of servers with --credentials.")
+app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="Makes tokens for callers of servers with --credentials."
+)
 
 
 @app.callback()

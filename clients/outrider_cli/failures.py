@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +21,19 @@ FAILED = 1
 WRONG_USAGE = 2
 UNREACHABLE = 3
 INTERRUPTED = 130
+
+_FIELD = re.compile(
+    r"\b(?:sampling|report|structured_outputs|speculation(?:\.retrieval_params)?)\.([a-z_]+)(?:\.([a-z_]+))?"
+)
+_FLAGS = {
+    "stop_token_ids": "--stop-token-id",
+    "bad_words": "--bad-word",
+    "bad_words_token_ids": "--bad-word-token-ids",
+    "json": "--json-schema",
+    "scope": "--retrieval-scope",
+    "retrieval_params": "--retrieval-scope, --contribute or --sources",
+}
+"""Flags that are not named like their fields."""
 
 
 class FlagError(ValueError):
@@ -61,15 +75,30 @@ def in_flags(error: PlaintextRefused) -> str:
 
 def _sentence(error: OutriderError) -> str:
     """Returns an error of a server as a sentence, with advice where there is any."""
+    message = with_flags_for_fields(error.message)
     if isinstance(error, Unavailable):
         if error.is_unreachable:
-            return f"{error.message}: start one with `outrider up`, or name another with --address or OUTRIDER_ADDRESS"
-        return f"not available now: {error.message}"
+            return f"{message}: start one with `outrider up`, or name another with --address or OUTRIDER_ADDRESS"
+        return f"not available now: {message}"
     if isinstance(error, ResourceExhausted) and error.retry_after_s is not None:
-        return f"{error.message}; try again in {error.retry_after_s:g} s"
+        return f"{message}; try again in {error.retry_after_s:g} s"
     if isinstance(error, Unauthenticated):
-        return f"{error.message} (--token-file or OUTRIDER_TOKEN_FILE names the file with it)"
-    return f"{error.message} ({error.code.name})"
+        return f"{message} (--token-file or OUTRIDER_TOKEN_FILE names the file with it)"
+    return f"{message} ({error.code.name})"
+
+
+def with_flags_for_fields(message: str) -> str:
+    """Returns a message of a server with the flags of a generation in place of the fields that they set.
+
+    >>> with_flags_for_fields("sampling.top_p must be in (0, 1], got 2")
+    '--top-p must be in (0, 1], got 2'
+    """
+    return _FIELD.sub(_flag, message)
+
+
+def _flag(found: re.Match[str]) -> str:
+    name, of_method = found.groups()
+    return f"--method-param {of_method}" if of_method else _FLAGS.get(name, f"--{name.replace('_', '-')}")
 
 
 def complain(message: str, *, kind: str = "error: ") -> None:

@@ -24,6 +24,7 @@ from outrider.v1 import datastore_pb2 as pb
 from outrider.v1.datastore_pb2_grpc import DatastoreServiceStub
 from outrider_cli import options, prior_build
 from outrider_cli.failures import UNREACHABLE, reported
+from outrider_cli.group import CommandGroup
 from outrider_cli.help import BriefCommand
 from outrider_cli.options import secured
 from outrider_cli.prior_file import read_prior
@@ -41,7 +42,9 @@ OVERLAP_LEN = 4
 DEFAULT_CORPUS = "default"
 SHOWN_HASH_LEN = 12
 
-app = typer.Typer(no_args_is_help=True, help="Makes prior corpora for the datastore, loads them, shows them.")
+app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="Makes prior corpora for the datastore, loads them, shows them."
+)
 app.command(cls=BriefCommand)(prior_build.build)
 
 Address = Annotated[

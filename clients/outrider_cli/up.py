@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 import typer
 
+from outrider.security.addresses import REDIS_URL_RULE, is_redis_url
 from outrider.telemetry.redaction import without_secrets
 from outrider_cli import options
 from outrider_cli.failures import reported
@@ -75,6 +76,9 @@ def up(
         raise typer.BadParameter(f"must be speculator with {flag}", param_hint="--drafter")
     if lab and not (speculator and gateway):
         raise typer.BadParameter("needs a speculator and a gateway", param_hint="--lab")
+    if redis_url is not None and not is_redis_url(redis_url):
+        # What was given is not told: there may be a password in it.
+        raise typer.BadParameter(f"must be {REDIS_URL_RULE}", param_hint="--redis-url (or REDIS_URL)")
     with ExitStack() as exits:
         exits.enter_context(reported())
         exits.enter_context(termination_as_exit())

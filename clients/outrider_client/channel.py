@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +58,10 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
 ]
 
 
+_NAMED_PORT = re.compile(r"(?!(?:dns|unix|unix-abstract|vsock|ipv4|ipv6|xds|passthrough):)[^:/\[\]]+:([^:/]*)")
+"""A host and what should be its port, but for targets of gRPC's own schemes."""
+
+
 def verifier_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
     """Returns each address of a list of verifiers once, in order, with a port. Raises ValueError without any, and for a
     URL."""
@@ -70,6 +75,8 @@ def _with_port(address: str) -> str:
     try:
         bare = ipaddress.ip_address(address)
     except ValueError:
+        if (named := _NAMED_PORT.fullmatch(address)) and not (named[1].isdecimal() and int(named[1]) < 1 << 16):
+            raise ValueError(f"address takes HOST:PORT, with a port up to 65535, got {address!r}") from None
         # Whatever has a colon names a port, or is a target of gRPC's own, like unix:PATH and dns:///NAME.
         is_whole = ":" in address.rpartition("]")[2]
         return address if is_whole else f"{address}:{DEFAULT_PORT}"
@@ -144,7 +151,10 @@ class ChannelSecurity:
             raise ValueError("insecure means without TLS, and there are credentials for it")
         if self.token:
             # Only for its check: gRPC refuses a header with a line break or an umlaut later, and obscurely.
-            token_from([self.token.encode()])
+            try:
+                token_from([self.token.encode()])
+            except ValueError:
+                raise ValueError("token must be one word, in ASCII") from None
 
     def credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
         """Returns TLS credentials for a channel to an address; None means plaintext.

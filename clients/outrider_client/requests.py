@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, TypeAlias, TypeVar, cast
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
@@ -201,7 +202,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> verifier_pb2.G
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     # Python does not check a TypedDict when it runs. `min`: of several, always the same one is named.
     if unknown := given.keys() - GenerateOptions.__annotations__.keys():
-        raise TypeError(f"generate() got an unexpected keyword argument {min(unknown)!r}")
+        raise _unexpected("generate", min(unknown), GenerateOptions.__annotations__)
     for name in given.keys() & _ENUMS.keys():
         given[name] = enum_number(_ENUMS[name], given[name], name)
     if isinstance(given.get("stop"), str):
@@ -275,6 +276,13 @@ def _message_of(kind: type[_M], given: Mapping[str, Any]) -> _M | None:
 _PROMPT_RULE = "prompt must be text, token ids, or messages with role and content"
 
 
+def _unexpected(function: str, name: str, known: Iterable[str]) -> TypeError:
+    """Returns the error of a keyword argument that there is not, in Python's words, with the one that was meant."""
+    near = get_close_matches(name, known, n=1)
+    meant = f": did you mean {near[0]!r}?" if near else ""
+    return TypeError(f"{function}() got an unexpected keyword argument {name!r}{meant}")
+
+
 def prompt_message(prompt: Prompt, options: ChatOptions) -> verifier_pb2.Prompt:
     """Returns the prompt in the form that its type asks for; the options go with a chat only.
 
@@ -284,7 +292,7 @@ def prompt_message(prompt: Prompt, options: ChatOptions) -> verifier_pb2.Prompt:
     """
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - CHAT_OPTIONS:
-        raise TypeError(f"tokenize() got an unexpected keyword argument {min(unknown)!r}")
+        raise _unexpected("tokenize", min(unknown), CHAT_OPTIONS)
     if not isinstance(prompt, str | Iterable):
         raise TypeError(f"{_PROMPT_RULE}, got {type(prompt).__name__}")
     items = [] if isinstance(prompt, str) else list(prompt)

@@ -84,12 +84,15 @@ def test_the_summary_shows_what_auto_has_decided() -> None:
             time_ms=20,
         ),
         verifier_pb2.Decision(method=types_pb2.METHOD_OFF, rows=types_pb2.ROWS_CHAIN, num_rounds=3, num_tokens=3),
+        # It always retrieves: no need to say so.
+        verifier_pb2.Decision(method=types_pb2.METHOD_RETRIEVAL, retrieval=True, num_rounds=1, num_tokens=2),
     ]
     first, *rest = summary_of(method=types_pb2.METHOD_AUTO, decisions=decisions).splitlines()
     assert first.startswith("auto: 2 tokens")
     assert rest == [
         "  best-first tree + retrieval: 4 rounds, 2.50 tokens a round, 500 tokens/s",
         "  off: 3 rounds, 1.00 tokens a round",
+        "  retrieval: 1 round, 2.00 tokens a round",
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -11,11 +12,13 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf.descriptor import Descriptor
 from typer.testing import CliRunner
 
 from outrider.v1 import types_pb2, verifier_pb2
 from outrider.v1.verifier_pb2 import GenerateRequest, GenerateResponse
 from outrider_cli.app import app
+from outrider_cli.failures import with_flags_for_fields
 from outrider_cli.options import GenerationFlags
 from outrider_client.chats import CHAT_OPTIONS
 from outrider_client.requests import METHOD_MESSAGES, GenerateOptions
@@ -170,7 +173,38 @@ def test_an_error_of_the_server_is_one_line(verifier: FakeVerifier) -> None:
     verifier.script = refuses
     result = runner.invoke(app, ["generate", "hello", "--top-p", "2", "--address", verifier.address])
     assert result.exit_code == 2
-    assert result.stderr == "error: sampling.top_p must be in (0, 1], got 2 (INVALID_ARGUMENT)\n"
+    assert result.stderr == "error: --top-p must be in (0, 1], got 2 (INVALID_ARGUMENT)\n", "as it was typed"
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("sampling.stop_token_ids[1] must be below 2048", "--stop-token-id[1] must be below 2048"),
+        ("speculation.retrieval_params.scope must be unset", "--retrieval-scope must be unset"),
+        ("speculation.retrieval_params must be unset", "--retrieval-scope, --contribute or --sources must be unset"),
+        ("speculation.saguaro.bias must be 1", "--method-param bias must be 1"),
+        ("prediction must be empty unless speculation.retrieval is true", "unless --retrieval is true"),
+        ("structured_outputs.json: no schema", "--json-schema: no schema"),
+        ("the speculation. And more", "the speculation. And more"),
+    ],
+)
+def test_fields_are_told_by_their_flags(message: str, words: str) -> None:
+    assert with_flags_for_fields(message).endswith(words)
+
+
+def test_each_field_of_a_generation_has_a_flag_by_which_it_is_told() -> None:
+    flags = runner.invoke(app, ["generate", "--help-all"]).stdout
+    groups: dict[str, Descriptor] = {
+        "sampling": types_pb2.SamplingParams.DESCRIPTOR,
+        "report": verifier_pb2.ReportParams.DESCRIPTOR,
+        "speculation": types_pb2.SpeculationParams.DESCRIPTOR,
+        "speculation.retrieval_params": types_pb2.RetrievalParams.DESCRIPTOR,
+    }
+    for group, descriptor in groups.items():
+        for field in descriptor.fields:
+            if field.name not in METHOD_MESSAGES and field.name != "retrieval_params":
+                flag = with_flags_for_fields(f"{group}.{field.name}")
+                assert re.search(rf"{flag}\b", flags), flag
 
 
 def test_a_seed_that_does_not_fit_is_wrong_usage() -> None:

@@ -29,6 +29,31 @@ def test_help_fits_a_screen_and_names_no_type(command: str) -> None:
     assert len(helped(command).splitlines()) <= 50
 
 
+def test_the_list_of_commands_says_where_to_begin_and_cuts_no_sentence_short() -> None:
+    text = runner.invoke(app, ["--help"]).stdout
+    assert "..." not in text.partition("Commands:")[2]
+    assert "Begin with `outrider demo`" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("up --port 70000", "'--port': must be less than or equal to 65535"),
+        ("up --port x", "'--port': must be a valid integer"),
+        ("generate hi --method fast", "'--method': 'fast' is not one of 'off'"),
+        ("credentials new --role king", "'--role': 'king' is not one of 'generate'"),
+        ("bench serve --num-prompts x", "must be a valid integer"),
+    ],
+)
+def test_a_value_that_a_flag_does_not_take_is_told_in_plain_words(line: str, words: str) -> None:
+    result = runner.invoke(app, line.split())
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert "Value error" not in result.stderr
+    assert "Input should" not in result.stderr
+
+
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_what_few_need_is_behind_a_flag_of_its_own(command: str) -> None:
     brief, whole = helped(command), helped(command, "--help-all")

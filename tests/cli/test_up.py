@@ -278,6 +278,14 @@ def test_a_service_that_cannot_start_is_explained() -> None:
     assert run.stderr.splitlines()[-1].startswith("error: verifier: --target demo/nothing: there is no demo model")
 
 
+@pytest.mark.parametrize("url", ["nonsense", "http://127.0.0.1:6379", "redis://:s3cret@127.0.0.1:port/0", ""])
+def test_what_is_no_url_of_a_redis_is_refused_before_anything_starts(url: str) -> None:
+    result = CliRunner(env={"TERM": "dumb"}).invoke(app, ["up", "--redis-url", url])
+    assert result.exit_code == 2
+    assert "--redis-url (or REDIS_URL): must be a redis://, rediss:// or unix:// URL" in result.stderr
+    assert "s3cret" not in result.stderr
+
+
 def test_a_redis_that_is_not_there_is_told_of_and_wrong_flags_end_it_at_once() -> None:
     flags = ["--redis-url", "redis://127.0.0.1:9/0", "--device", "gpu", "--port", "0", "--no-gateway"]
     run = subprocess.run([*COMMAND, "up", *flags], capture_output=True, text=True, check=False, timeout=200)

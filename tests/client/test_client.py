@@ -168,7 +168,7 @@ async def test_a_chat_may_be_messages_or_dicts(verifier: FakeVerifier, client: C
 
 
 async def test_what_cannot_be_sent_is_refused_at_once(client: Client) -> None:
-    with pytest.raises(TypeError, match="temprature"):
+    with pytest.raises(TypeError, match=r"argument 'temprature': did you mean 'temperature'\?"):
         client.generate("hello", temprature=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="prompt must be"):
         client.generate([1.5])  # type: ignore[list-item]

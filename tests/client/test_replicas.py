@@ -182,10 +182,17 @@ def test_servers_that_say_nothing_of_their_load_get_their_turns(clock: Clock) ->
         ("verifier:7", "verifier:7"),
         ("unix:/run/outrider.sock", "unix:/run/outrider.sock"),
         ("dns:///verifier:7", "dns:///verifier:7"),
+        ("dns:verifier", "dns:verifier"),
     ],
 )
 def test_an_address_without_a_port_gets_that_of_a_verifier(given: str, found: str) -> None:
     assert Replicas(f" {given},").addresses == (found,)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:no", "verifier:", "verifier:70000", "verifier:-1"])
+def test_a_port_is_a_number(address: str) -> None:
+    with pytest.raises(ValueError, match=f"address takes HOST:PORT, with a port up to 65535, got '{address}'"):
+        Replicas(address)
 
 
 @pytest.mark.parametrize("scheme", ["http", "https", "grpc"])

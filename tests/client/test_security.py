@@ -166,7 +166,7 @@ async def test_plaintext_to_another_machine_must_be_asked_for() -> None:
         ({"cert_file": "a", "key_file": "b"}, "cert_file needs ca_file"),
         ({"ca_file": "a", "insecure": True}, "insecure means without TLS"),
         ({"ca_file": "a", "credentials": grpc.ssl_channel_credentials()}, "only one of them"),
-        ({"token": "two words"}, "one token, in ASCII"),
+        ({"token": "two words"}, "token must be one word, in ASCII"),
     ],
 )
 def test_options_that_make_no_sense_together_are_refused(options: dict[str, object], rule: str) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from pydantic import Field, field_validator
 
+from outrider.security.addresses import REDIS_URL_RULE, is_redis_url
 from outrider.server.settings import LISTEN, ServiceSettings, model_config
 
 
@@ -74,13 +73,6 @@ class DatastoreSettings(ServiceSettings):
     @field_validator("redis_url")
     @classmethod
     def _check_redis_url(cls, value: str) -> str:
-        try:
-            url = urlsplit(value)
-            # `port` raises ValueError for one that is no number: redis-py would only fail when it connects.
-            server = url.path if url.scheme == "unix" else url.hostname
-            is_valid = url.scheme in ("redis", "rediss", "unix") and bool(server) and (url.port is None or url.port > 0)
-        except ValueError:
-            is_valid = False
-        if not is_valid:
-            raise ValueError("must be a redis://, rediss:// or unix:// URL; a password in it percent-encoded")
+        if not is_redis_url(value):
+            raise ValueError(f"must be {REDIS_URL_RULE}")
         return value

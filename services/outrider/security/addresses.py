@@ -1,5 +1,5 @@
-"""Lists of addresses, and those in them that never leave this machine: only there is plaintext allowed without a
-flag."""
+"""Lists of addresses, those in them that never leave this machine (only there is plaintext allowed without a flag), and
+URLs of Redis."""
 
 from __future__ import annotations
 
@@ -19,6 +19,20 @@ def addresses_of(addresses: str | Sequence[str]) -> tuple[str, ...]:
     if not found:
         raise ValueError(f"address must name at least one server, HOST:PORT, got {addresses!r}")
     return found
+
+
+REDIS_URL_RULE = "a redis://, rediss:// or unix:// URL; a password in it percent-encoded"
+
+
+def is_redis_url(value: str) -> bool:
+    """Returns True if a URL obeys `REDIS_URL_RULE`."""
+    try:
+        url = urlsplit(value)
+        # `port` raises ValueError for one that is no number: redis-py would only fail when it connects.
+        server = url.path if url.scheme == "unix" else url.hostname
+        return url.scheme in ("redis", "rediss", "unix") and bool(server) and (url.port is None or url.port > 0)
+    except ValueError:
+        return False
 
 
 def is_loopback(address: str) -> bool:

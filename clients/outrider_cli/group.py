@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 _WORDS = ((re.compile(r"^Value error, "), ""), (re.compile(r"^Input should be "), "must be "))
-"""What pydantic puts before the rule of a value, and what to say in its place."""
+"""Words that pydantic puts before the rule of a value, and those to say in their place."""
 
 
 class CommandGroup(TyperGroup):

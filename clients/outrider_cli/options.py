@@ -253,7 +253,12 @@ def _generation(
     # typer makes an empty list of a flag that can be repeated and was not given.
     flags = {name: value for name, value in flags.items() if value != []}
     given = {**flags, **_method_params(flags.get("method"), method_param or ())}
-    structures = {"json": _text(json_schema), "regex": regex, "grammar": _text(grammar), "choice": choice or None}
+    structures = {
+        "json": _text("--json-schema", json_schema),
+        "regex": regex,
+        "grammar": _text("--grammar", grammar),
+        "choice": choice or None,
+    }
     structures = {kind: value for kind, value in structures.items() if value is not None}
     flags_of_kinds = "--json-schema, --regex, --grammar and --choice"
     if len(structures) > 1:
@@ -267,20 +272,22 @@ def _generation(
     if bad_words_token_ids:
         given["bad_words_token_ids"] = [_word(text) for text in bad_words_token_ids]
     if prediction is not None:
-        given["prediction"] = _text(prediction)
+        given["prediction"] = _text("--prediction", prediction)
     if sources is not None:
         given["sources"] = [_source_name(name) for name in sources.split(",")]
     return cast(GenerateOptions, given)
 
 
-def _text(value: str | None) -> str | None:
+def _text(flag: str, value: str | None) -> str | None:
     """Returns a text, or that of the file that it names behind an @. Ends the command if there is none."""
     if value is None or not value.startswith("@"):
         return value
     try:
         return Path(value[1:]).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"cannot read {value[1:]}: {error}") from None
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {value[1:]}: {error.strerror}", param_hint=flag) from None
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{value[1:]} is not UTF-8 (byte {error.start})", param_hint=flag) from None
 
 
 def _bias(pair: str) -> tuple[int, float]:

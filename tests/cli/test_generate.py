@@ -261,7 +261,8 @@ def test_a_structure_is_a_text_or_that_of_a_file(verifier: FakeVerifier, tmp_pat
     ("flags", "words"),
     [
         (["--json-schema", "{}", "--regex", "a"], "only one of --json-schema, --regex"),
-        (["--grammar", "@/nowhere/at/all"], "cannot read /nowhere/at/all"),
+        (["--grammar", "@/nowhere/at/all"], "--grammar: cannot read /nowhere/at/all: No such file or directory\n"),
+        (["--json-schema", f"@{sys.executable}"], f"--json-schema: {sys.executable} is not UTF-8 (byte "),
         (["--logit-bias", "5"], "must be TOKEN_ID=BIAS, got '5'"),
     ],
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from outrider.version import __version__
 from tests.support.manifests import (
     DEPLOY,
     SERVICES,
@@ -107,11 +108,11 @@ def test_the_readme_names_every_overlay_and_component() -> None:
     assert [name for name in names if not re.search(rf"(?<![\w-]){name}(?![\w-])", readme)] == []
 
 
-def shown_in_the_readme() -> tuple[str, str]:
-    """The overlay that the README shows, and what it adds to that for several speculators."""
+def shown_in_the_readme() -> tuple[str, str, str]:
+    """The overlay that the README shows, and what it adds to that for one GPU, and for several speculators."""
     readme = (DEPLOY / "README.md").read_text(encoding="utf-8")
-    overlay, several = (textwrap.dedent(each) for each in re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL))
-    return overlay, several
+    overlay, one_gpu, several = (textwrap.dedent(each) for each in re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL))
+    return overlay, one_gpu, several
 
 
 def rendered_from(text: str, folder: Path) -> list[Object]:
@@ -131,8 +132,18 @@ def test_the_overlay_that_the_readme_shows_renders(tmp_path: Path) -> None:
     assert all(image.startswith("registry.example.com/outrider/") for image in images)
 
 
+def test_the_one_gpu_that_the_readme_shows_is_that_of_one_image(tmp_path: Path) -> None:
+    overlay, one_gpu, _ = shown_in_the_readme()
+    objects = rendered_from(overlay + one_gpu, tmp_path)
+    verifier = named(objects, "Deployment", "target-verifier")
+    images = {container["image"] for each in (verifier, *of_kind(objects, "Job")) for container in containers_of(each)}
+    assert images == {f"registry.example.com/outrider/verifier:{__version__}"}
+    assert environment_of(main_container(verifier), objects)["OUTRIDER_VERIFIER_DRAFTER"] == "in-process"
+
+
 def test_the_several_speculators_that_the_readme_shows_are_one_name_to_the_verifier(tmp_path: Path) -> None:
-    objects = rendered_from("".join(shown_in_the_readme()), tmp_path)
+    overlay, _, several = shown_in_the_readme()
+    objects = rendered_from(overlay + several, tmp_path)
     speculator = named(objects, "Deployment", "draft-speculator")
     assert speculator["spec"]["replicas"] == 2
     assert named(objects, "Deployment", "target-verifier")["spec"]["replicas"] == 1

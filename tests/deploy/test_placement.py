@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.manifests import (
     HOSTNAME,
+    IN_PROCESS,
     ZONE,
     Object,
     Variant,
@@ -25,8 +26,9 @@ from tests.support.manifests import (
 pytestmark = pytest.mark.slow
 
 MODELS = ("target-verifier", "draft-speculator")
-WITH_BOTH = [each for each in variants() if each.overlay in ("gpu", "external-redis")]
-WITH_GPU = [*WITH_BOTH, Variant("cloud")]
+ON_GPUS = [each for each in variants() if each.overlay in ("gpu", "external-redis")]
+WITH_BOTH = [each for each in ON_GPUS if IN_PROCESS not in each.components]
+WITH_GPU = [*ON_GPUS, Variant("cloud")]
 
 
 def required_terms(pod: Object) -> list[Object]:

@@ -44,8 +44,8 @@ def complaints_of_files(objects: list[Object]) -> list[str]:
         container, settings = main_container(each), settings_of(each, objects)
         mounts = {PurePosixPath(path): volume for path, volume in mounts_of(each, container)}
         paths = {field: getattr(settings, field) for field in FILES if getattr(settings, field, "")}
-        model = getattr(settings, "model", "")
-        paths |= {"model": model} if model.startswith("/") else {}
+        models = {field: getattr(settings, field, None) or "" for field in ("model", "draft_model")}
+        paths |= {field: model for field, model in models.items() if model.startswith("/")}
         for field, value in paths.items():
             found = [path for path in mounts if path in PurePosixPath(value).parents]
             if not found:

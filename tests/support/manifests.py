@@ -32,6 +32,8 @@ SERVICES = {
     "gateway": "gateway",
 }
 """Workload of ours -> its Python package, component and container."""
+IN_PROCESS = "in-process"
+"""The component with both models in one process, which takes the speculator away."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,14 @@ def components() -> list[str]:
 
 
 def variants() -> Iterator[Variant]:
-    """Every overlay; every component alone on top of `gpu`; all of them there. The demo is no part of `gpu`."""
+    """Every overlay; every component alone on top of `gpu`; all of them there, and with one process for both models.
+    The demo is no part of `gpu`."""
     yield from map(Variant, overlays())
-    everything = gpu_with(*(name for name in components() if name != "demo"))
-    yield from (Variant("gpu", (name,)) for name in everything.components)
+    everything = gpu_with(*(name for name in components() if name not in ("demo", IN_PROCESS)))
+    yield from (Variant("gpu", (name,)) for name in (*everything.components, IN_PROCESS))
     yield everything
+    # Behind the others, as it says itself.
+    yield Variant("gpu", (*everything.components, IN_PROCESS))
 
 
 def gpu_with(*names: str) -> Variant:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -11,8 +12,10 @@ import pytest
 
 from outrider.core.params import Method, Source, SpeculationParams, Steering
 from outrider.core.tree import Draft
-from outrider.models.loading import Beside, CannotLoadModel, build_hf_model, is_same_gpu
-from outrider.models.runner import cache_shape
+from outrider.models.cuda.graphs import Acceleration, Results
+from outrider.models.cuda.loop import LOOP_LENS
+from outrider.models.loading import Beside, CannotLoadModel, LoadedModel, build_hf_model, is_same_gpu
+from outrider.models.runner import Runner, cache_shape
 from outrider.peers.speculator import MAX_PAUSED_TOKENS
 from outrider.server.run import CannotLoad
 from outrider.server.settings import parse_settings
@@ -24,10 +27,12 @@ from outrider.verifier.service import VerifierService
 from outrider.verifier.settings import VerifierSettings
 from outrider_client.client import Client
 from outrider_client.generation import Result
+from tests.support.cuda_twins import TWINS, fake_graph
 from tests.support.failing_runner import FailingRunner, with_failing_runner
 from tests.support.metric_values import values_of
 from tests.support.scripted_speculator import SPEC, Listener
-from tests.support.services import RunningVerifier, draft_model, running_verifier
+from tests.support.services import RunningVerifier, draft_model, running_verifier, target_model
+from tests.support.tiny_models import build
 from tests.support.variants import VARIANTS, options_of
 from tests.support.waiting import until
 
@@ -360,6 +365,30 @@ async def test_on_a_shared_gpu_the_targets_pool_leaves_room_for_the_drafts(
 def test_models_on_devices_of_their_own_divide_nothing() -> None:
     for pair in (("cpu", "cpu"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1"), ("cuda", "cuda:1"), ("mps", "mps")):
         assert not is_same_gpu(*pair)
+
+
+async def test_the_verifier_is_ready_when_the_draft_models_steps_are_captured_off_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    captured: list[tuple[bool, bool]] = []
+
+    def capture(compute: Callable[[], Results]) -> Callable[[], Results]:
+        captured.append((service.serving is None, threading.current_thread() is threading.main_thread()))
+        return fake_graph(compute)
+
+    settings = VerifierSettings(drafter="in-process", default_method="off")
+    service = VerifierService(settings, target_model(), {1: 2.0})
+
+    def load(*_arguments: Any) -> LoadedModel:
+        acceleration = Acceleration(TWINS, capture)
+        runner = Runner(build("qwen3"), use_kernels=False, num_blocks=8, is_exact=True, acceleration=acceleration)
+        return replace(draft_model(), runner=runner)
+
+    monkeypatch.setattr(in_process_speculator, "load_for", load)
+    await service.load()
+    await service.close()
+    # Below the head, the head, and each number of steps once: the engine captures nothing again.
+    assert captured == [(True, False)] * (2 + len(LOOP_LENS))
 
 
 def test_weights_that_were_read_before_are_those_that_are_loaded() -> None:

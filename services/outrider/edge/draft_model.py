@@ -121,6 +121,8 @@ def _load_model(settings: EdgeSettings) -> LoadedModel | str:
     from outrider.models.loading import CannotLoadModel, load_for
 
     try:
-        return load_for(settings)
+        model = load_for(settings)
     except CannotLoadModel as error:
         return str(error)
+    model.runner.make_loop()
+    return model

@@ -206,8 +206,11 @@ class Runner:
         return logits if logits.dtype is torch.float32 else logits.float()
 
     def make_loop(self) -> None:
-        """Captures graphs of several steps of chains, which only draft models need, where forwards are graphs."""
-        if self._forwards is not None and self._acceleration is not None and self.vocab_size >= MAX_NUM_BEST:
+        """Captures graphs of several steps of chains, which only draft models need, where forwards are graphs. Takes
+        seconds the first time, and belongs in the thread that loads; does nothing after that."""
+        if self._loop is not None or self._forwards is None or self._acceleration is None:
+            return
+        if self.vocab_size >= MAX_NUM_BEST:
             kernels, capture = self._acceleration.kernels, self._acceleration.capture
             self._loop = DraftLoop(self._forwards, kernels.best_tokens, self.vocab_size, capture)
 

@@ -55,7 +55,7 @@ class SpeculatorService:
         security = settings.peer_security()
         try:
             # In a thread: calls that come meanwhile are answered, with the status that the model is loading.
-            model, forward_us = await in_own_thread(lambda: _measured(self._model or load_for(settings)))
+            model, forward_us = await in_own_thread(lambda: _prepared(self._model or load_for(settings)))
         except CannotLoadModel as error:
             raise CannotLoad(str(error)) from error
         if settings.datastore:
@@ -105,6 +105,7 @@ class SpeculatorService:
             await asyncio.to_thread(self.engine.stop)
 
 
-def _measured(model: LoadedModel) -> tuple[LoadedModel, int]:
-    """Returns the model, and the time of a forward of one row in microseconds."""
+def _prepared(model: LoadedModel) -> tuple[LoadedModel, int]:
+    """Captures what the engine replays. Returns the model, and the time of a forward of one row in microseconds."""
+    model.runner.make_loop()
     return model, forward_us_of(model.runner)

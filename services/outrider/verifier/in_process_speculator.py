@@ -56,6 +56,7 @@ def load_draft_model(flags: DraftFlags, weights: Weights | None = None) -> tuple
     """
     with _named_by_draft_flags():
         model = load_for(flags, weights)
+    model.runner.make_loop()
     return model, forward_us_of(model.runner)
 
 

@@ -23,11 +23,39 @@ class End:
     ip: str = ""
 
 
+CLIENT = End("client", {"app": "chat"}, "apps", {"outrider/client": "true"})
+PROMETHEUS = End("prometheus", {"app": "prometheus"}, "monitoring", {"outrider/monitoring": "true"})
+DNS = End("dns", {"k8s-app": "kube-dns"}, "kube-system", {"kubernetes.io/metadata.name": "kube-system"})
+STRANGER = End("stranger", {}, "elsewhere", {"kubernetes.io/metadata.name": "elsewhere"})
+INTERNET = End("internet", ip="8.8.4.4")
+PRIVATE = End("private", ip="10.1.2.3")
+METADATA = End("metadata", ip="169.254.169.254")
+ANYWHERE = [INTERNET, PRIVATE, METADATA]
+OUTSIDE = [CLIENT, PROMETHEUS, DNS, STRANGER, *ANYWHERE]
+PORTS = [22, 53, 80, 443, 2379, 4317, 4318, 6379, 6380, 6443, 8000, 8080, 9090, 9464, 10250, 50051, 50052, 50053, 50061]
+
+Edge = tuple[str, str, int]
+"""Names of both ends, and the port of the second."""
+
+
 def pods(objects: list[Object]) -> list[End]:
     """One pod of every workload."""
     (namespace,) = of_kind(objects, "Namespace")
     labels = {"kubernetes.io/metadata.name": NAMESPACE, **namespace["metadata"].get("labels", {})}
     return [End(w["metadata"]["name"], labels_of(w), NAMESPACE, labels, ports_of(w)) for w in workloads(objects)]
+
+
+def edges(objects: list[Object], protocol: str = "TCP") -> set[Edge]:
+    """Every connection that the policies allow, of which one end at least is a pod of ours."""
+    policies, ours = of_kind(objects, "NetworkPolicy"), pods(objects)
+    pairs = [(source, target) for source in ours for target in [*ours, *OUTSIDE]]
+    pairs += [(source, target) for source in OUTSIDE for target in ours]
+    return {
+        (source.name, target.name, port)
+        for source, target in pairs
+        for port in {*PORTS, *target.ports.values()}
+        if allowed(policies, source, target, port, protocol)
+    }
 
 
 def allowed(policies: Iterable[Object], source: End, target: End, port: int, protocol: str = "TCP") -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.deploy.edges import End, allowed, pods
+from tests.deploy.edges import ANYWHERE, CLIENT, OUTSIDE, Edge, edges, pods
 from tests.support.manifests import (
     SERVICES,
     Object,
@@ -19,34 +19,7 @@ from tests.support.manifests import (
 
 pytestmark = pytest.mark.slow
 
-CLIENT = End("client", {"app": "chat"}, "apps", {"outrider/client": "true"})
-PROMETHEUS = End("prometheus", {"app": "prometheus"}, "monitoring", {"outrider/monitoring": "true"})
-DNS = End("dns", {"k8s-app": "kube-dns"}, "kube-system", {"kubernetes.io/metadata.name": "kube-system"})
-STRANGER = End("stranger", {}, "elsewhere", {"kubernetes.io/metadata.name": "elsewhere"})
-INTERNET = End("internet", ip="8.8.4.4")
-PRIVATE = End("private", ip="10.1.2.3")
-METADATA = End("metadata", ip="169.254.169.254")
-ANYWHERE = [INTERNET, PRIVATE, METADATA]
-OUTSIDE = [CLIENT, PROMETHEUS, DNS, STRANGER, *ANYWHERE]
-PORTS = [22, 53, 80, 443, 2379, 4317, 4318, 6379, 6380, 6443, 8000, 8080, 9090, 9464, 10250, 50051, 50052, 50053, 50061]
-
-Edge = tuple[str, str, int]
-"""Names of both ends, and the port of the second."""
-
 WITH_POLICIES = [each for each in variants() if "network-policies" in components_of(each.overlay) | {*each.components}]
-
-
-def edges(objects: list[Object], protocol: str = "TCP") -> set[Edge]:
-    """Every connection that the policies allow, of which one end at least is a pod of ours."""
-    policies, ours = of_kind(objects, "NetworkPolicy"), pods(objects)
-    pairs = [(source, target) for source in ours for target in [*ours, *OUTSIDE]]
-    pairs += [(source, target) for source in OUTSIDE for target in ours]
-    return {
-        (source.name, target.name, port)
-        for source, target in pairs
-        for port in {*PORTS, *target.ports.values()}
-        if allowed(policies, source, target, port, protocol)
-    }
 
 
 def expected_edges(names: set[str], overlay: str) -> set[Edge]:

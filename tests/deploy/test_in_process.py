@@ -6,9 +6,8 @@ from __future__ import annotations
 import pytest
 
 from outrider.verifier.settings import VerifierSettings
-from tests.deploy.edges import pods
+from tests.deploy.edges import edges, pods
 from tests.deploy.environments import settings_of
-from tests.deploy.test_edges import edges
 from tests.support.manifests import (
     IN_PROCESS,
     Object,

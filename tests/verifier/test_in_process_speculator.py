@@ -10,16 +10,20 @@ from typing import Any, cast
 
 import pytest
 
+from outrider.core.blocks import PoolState
 from outrider.core.params import Method, Source, SpeculationParams, Steering
 from outrider.core.tree import Draft
 from outrider.models.cuda.graphs import Acceleration, Results
 from outrider.models.cuda.loop import LOOP_LENS
 from outrider.models.loading import Beside, CannotLoadModel, LoadedModel, build_hf_model, is_same_gpu
+from outrider.models.residency import Residency
 from outrider.models.runner import Runner, cache_shape
 from outrider.peers.speculator import MAX_PAUSED_TOKENS
 from outrider.server.run import CannotLoad
 from outrider.server.settings import parse_settings
 from outrider.speculator.drafter import Drafter
+from outrider.speculator.metrics import DraftCounts
+from outrider.telemetry.tracing import NO_SPAN, SPECULATE, Span
 from outrider.verifier import in_process_speculator
 from outrider.verifier import service as service_module
 from outrider.verifier.in_process_speculator import InProcessSpeculator, load_draft_model, read_draft_weights
@@ -235,6 +239,73 @@ def test_the_draft_model_is_where_the_target_is_and_in_float32_on_a_cpu_unless_f
     }
 
 
+class Noted(Span):
+    """A span that keeps what it is told, and its parts."""
+
+    is_recorded = True
+
+    def __init__(self, name: str = "") -> None:
+        self.name, self.parts = name, list[Noted]()
+        self.attributes: dict[str, Any] = {}
+        self.ended: list[tuple[str, bool]] = []
+
+    def child(self, name: str, kind: Any = "internal", attributes: Any = None) -> Noted:
+        self.parts.append(Noted(name))
+        return self.parts[-1]
+
+    def set_attributes(self, attributes: Any) -> None:
+        self.attributes |= attributes
+
+    def end(self, status: str = "", *, is_error: bool = False) -> None:
+        self.ended.append((status, is_error))
+
+
+async def test_each_time_that_a_session_is_open_at_the_engine_is_a_part_of_its_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(in_process_speculator, "FIRST_RETRY_S", 0.0)
+    span, drafter, text, listener = Noted(), Recorded(), [1, 2], Listener()
+    monkeypatch.setattr(in_process_speculator, "current_span", lambda: span)
+    session = InProcessSpeculator(lambda: cast(Drafter, drafter)).speculate(SPEC, text, listener)
+    monkeypatch.setattr(in_process_speculator, "current_span", lambda: NO_SPAN)  # of whoever opens it later
+    drafter.listeners[0].send(draft(2, 1, 7, 8))
+    drafter.listeners[0].send(draft(2, 3, 9))
+    await until(lambda: listener.num_drafts == 2)
+    text.append(7)
+    session.commit()
+    session.on_failure(drafter.listeners[0])
+    await until(lambda: len(drafter.opened) == 2)
+    session.close()
+    session.close()
+    assert [part.name for part in span.parts] == [SPECULATE] * 2
+    assert [part.ended for part in span.parts] == [[("UNAVAILABLE", True)], [("", False)]]
+    assert span.parts[0].attributes == {
+        "gen_ai.request.model": "demo/draft",
+        "outrider.session_id": f"{SPEC.session_id}/1",
+        "outrider.method": SPEC.speculation.method.value,
+        "outrider.num_committed_tokens": 3,
+        "outrider.num_drafts": 2,
+        "outrider.num_drafted_tokens": 3,
+    }
+    assert span.parts[1].attributes["outrider.num_drafts"] == 0
+
+
+async def test_the_share_of_the_time_that_its_engine_works_is_told_and_exported() -> None:
+    now = [100.0]
+    drafter = Recorded()
+    speculator = InProcessSpeculator(lambda: cast(Drafter, drafter), lambda: now[0])
+    session = speculator.speculate(SPEC, [1, 2], Listener())
+    drafter.counts.busy_s, now[0] = 1.4, 102.0
+    [info] = speculator.infos()
+    assert (info.num_sessions, info.max_num_sessions, info.busy_percent) == (1, 4, 70)
+    values = values_of(speculator.metrics())
+    assert values["outrider_speculator_busy_ratio"] == {"in-process": 0.7}
+    assert values["outrider_speculator_sessions"] == {"in-process": 1}
+    session.close()
+    now[0] = 104.0
+    assert values_of(speculator.metrics())["outrider_speculator_busy_ratio"] == {"in-process": 0}
+
+
 # What the engine is told.
 
 
@@ -248,6 +319,15 @@ class Recorded:
     has_ended: bool = False
     forward_us: int = 100
     model: Any = field(default_factory=draft_model)
+    max_num_sessions: int = 4
+    num_sessions: int = 1
+    counts: DraftCounts = field(default_factory=DraftCounts)
+
+    def fault(self) -> str:
+        return ""
+
+    def pool_state(self) -> PoolState:
+        return Residency[Any](self.model.runner.pool, self.max_num_sessions).state()
 
     def open(self, session_id: str, committed: list[int], *others: Any, **options: Any) -> None:
         self.opened.append((session_id, tuple(committed)))

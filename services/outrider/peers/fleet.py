@@ -13,6 +13,7 @@ import random
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import grpc
 import structlog
@@ -214,22 +215,13 @@ class SpeculatorFleet:
 
     def metrics(self) -> Metrics:
         """Yields what is known of each speculator, by its address. Safe to call in any thread."""
-        label, peers = "address", {peer.state.address: peer for peer in self.peers}
         yield from read_speculators(
-            {address: peer.state.is_connected for address, peer in peers.items()},
-            {address: peer.load.num_own_sessions for address, peer in peers.items()},
-        )
-        yield gauges(
-            "outrider_speculator_sessions",
-            "Sessions of all verifiers at the speculator: as it last said, and what changed here since.",
-            label,
-            {address: peer.load.num_sessions for address, peer in peers.items()},
-        )
-        yield gauges(
-            "outrider_speculator_busy_ratio",
-            "Share of the time that the speculator's engine is busy, as it last said.",
-            label,
-            {address: peer.load.busy for address, peer in peers.items()},
+            {
+                peer.state.address: SpeculatorState(
+                    peer.state.is_connected, peer.load.num_own_sessions, peer.load.num_sessions, peer.load.busy
+                )
+                for peer in self.peers
+            }
         )
         yield counter(
             "outrider_speculator_moves_total",
@@ -244,15 +236,42 @@ class SpeculatorFleet:
         await asyncio.gather(*(peer.close() for peer in (*self.peers, *self._retired)))
 
 
-def read_speculators(are_up: Mapping[str, bool], num_own_sessions: Mapping[str, int]) -> Metrics:
-    """Yields what is known of any speculator, also of one in the verifier's process, by its address."""
+class SpeculatorState(NamedTuple):
+    """Holds what is known of a speculator, also of one in the verifier's process."""
+
+    is_up: bool
+    num_own_sessions: int
+    num_sessions: int
+    busy: float
+    """Share of the time that its engine is busy, 0 to 1."""
+
+
+def read_speculators(states: Mapping[str, SpeculatorState]) -> Metrics:
+    """Yields what is known of each speculator, by its address. Safe to call in any thread."""
     label = "address"
-    yield gauges("outrider_speculator_up", "Whether the speculator answered when it was last needed.", label, are_up)
+    yield gauges(
+        "outrider_speculator_up",
+        "Whether the speculator answered when it was last needed.",
+        label,
+        {address: state.is_up for address, state in states.items()},
+    )
     yield gauges(
         "outrider_speculator_own_sessions",
         "Sessions of this verifier at the speculator, now.",
         label,
-        num_own_sessions,
+        {address: state.num_own_sessions for address, state in states.items()},
+    )
+    yield gauges(
+        "outrider_speculator_sessions",
+        "Sessions of all verifiers at the speculator: as it last said, and what changed here since.",
+        label,
+        {address: state.num_sessions for address, state in states.items()},
+    )
+    yield gauges(
+        "outrider_speculator_busy_ratio",
+        "Share of the time that the speculator's engine is busy, as it last said.",
+        label,
+        {address: state.busy for address, state in states.items()},
     )
 
 

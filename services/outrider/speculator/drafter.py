@@ -91,6 +91,11 @@ class Drafter:
         return len(self._sessions) < self._max_num_sessions
 
     @property
+    def max_num_sessions(self) -> int:
+        """Most generations at a time."""
+        return self._max_num_sessions
+
+    @property
     def forward_us(self) -> int:
         """Time of a forward of one row, in microseconds; 0 means not measured."""
         return self._engine.forward_us

@@ -16,6 +16,32 @@ NEWS_PERCENT = 20
 """Least change of its use that is worth a word by itself."""
 
 
+class EngineUse:
+    """Measures the share of the time that an engine is busy. May be used in any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns the time in seconds."""
+        self._clock = clock
+        # Beginning of the window, busy seconds until then, and the share of the last window. Replaced as one: of two
+        # threads that end a window at once, either is right.
+        self._window = (clock(), 0.0, 0)
+
+    def percent(self, busy_s: float) -> int:
+        """Returns the share in percent, in steps, over the last second at least.
+
+        Args:
+            busy_s: Time that the engine has been busy since its start, in seconds.
+        """
+        began, busy_before_s, percent = self._window
+        elapsed_s = self._clock() - began
+        if elapsed_s >= WINDOW_S:
+            # An engine that has followed another one begins at 0.
+            share = min(1.0, max(0.0, (busy_s - busy_before_s) / elapsed_s))
+            percent = STEP_PERCENT * round(100 * share / STEP_PERCENT)
+            self._window = began + elapsed_s, busy_s, percent
+        return percent
+
+
 class LoadReports:
     """Measures the load, and knows which connections have been told of it. Lives on the event loop.
 
@@ -23,9 +49,7 @@ class LoadReports:
     """
 
     def __init__(self, max_num_sessions: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._max_num_sessions, self._clock = max_num_sessions, clock
-        self._began, self._busy_before_s = clock(), 0.0
-        self._busy_percent = 0
+        self._max_num_sessions, self._use = max_num_sessions, EngineUse(clock)
         self._num_streams: Counter[str] = Counter()
         self._told: dict[str, speculator_pb2.SpeculatorLoad] = {}
 
@@ -36,13 +60,10 @@ class LoadReports:
             num_sessions: Sessions now.
             busy_s: Time that the engine has been busy since its start, in seconds.
         """
-        elapsed_s = self._clock() - self._began
-        if elapsed_s >= WINDOW_S:
-            share = min(1.0, max(0.0, (busy_s - self._busy_before_s) / elapsed_s))
-            self._busy_percent = STEP_PERCENT * round(100 * share / STEP_PERCENT)
-            self._began, self._busy_before_s = self._began + elapsed_s, busy_s
         return speculator_pb2.SpeculatorLoad(
-            num_sessions=num_sessions, max_num_sessions=self._max_num_sessions, busy_percent=self._busy_percent
+            num_sessions=num_sessions,
+            max_num_sessions=self._max_num_sessions,
+            busy_percent=self._use.percent(busy_s),
         )
 
     def open(self, connection: str, load: speculator_pb2.SpeculatorLoad) -> None:

@@ -23,6 +23,7 @@ from outrider.speculator.engine import Engine
 from outrider.speculator.load import LoadReports
 from outrider.speculator.metrics import read_drafts
 from outrider.speculator.session import DraftSessionSpec
+from outrider.speculator.tracing import drafting_attributes
 from outrider.telemetry.metrics import Metrics, counters
 from outrider.telemetry.tracing import SPECULATE, current_span, traced_call
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2
@@ -254,14 +255,14 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServiceServicer):
             log.info("session.ended", session_id=spec.session_id, num_committed_tokens=len(stream.committed))
             if span.is_recorded:
                 span.set_attributes(
-                    {
-                        "gen_ai.request.model": model.model_id,
-                        "outrider.session_id": spec.session_id,
-                        "outrider.method": method,
-                        "outrider.num_committed_tokens": len(stream.committed),
-                        "outrider.num_drafts": stream.num_drafts,
-                        "outrider.num_drafted_tokens": stream.num_nodes,
-                    }
+                    drafting_attributes(
+                        model.model_id,
+                        spec.session_id,
+                        method,
+                        num_committed=len(stream.committed),
+                        num_drafts=stream.num_drafts,
+                        num_nodes=stream.num_nodes,
+                    )
                 )
 
     def _load(self, engine: Engine) -> speculator_pb2.SpeculatorLoad:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -19,7 +20,7 @@ from outrider.core.tree import Draft, TokenId
 from outrider.models.loading import CannotLoadModel, LoadedModel, Weights, load_for, read_weights
 from outrider.models.timing import forward_us_of
 from outrider.peers.channel import PeerState
-from outrider.peers.fleet import read_speculators
+from outrider.peers.fleet import SpeculatorState, read_speculators
 from outrider.peers.reconnecting import FIRST_RETRY_S
 from outrider.peers.speculator import (
     MAX_PAUSED_TOKENS,
@@ -28,8 +29,11 @@ from outrider.peers.speculator import (
     SpeculationSpec,
 )
 from outrider.speculator.drafter import Drafter, check_fits
+from outrider.speculator.load import EngineUse
 from outrider.speculator.metrics import read_drafts
+from outrider.speculator.tracing import drafting_attributes
 from outrider.telemetry.metrics import Metrics, counter
+from outrider.telemetry.tracing import NO_SPAN, SPECULATE, current_span
 from outrider.v1 import verifier_pb2
 from outrider.verifier.settings import DraftFlags
 from outrider.wire.channels import doubled
@@ -86,10 +90,15 @@ def check_tokenizer(model: LoadedModel, target: LoadedModel) -> None:
 class InProcessSpeculator:
     """Drafts for a verifier's sessions on an engine of its own process. Lives on the event loop."""
 
-    def __init__(self, make_drafter: Callable[[], Drafter]) -> None:
-        """`make_drafter` starts an engine: one now, and another one whenever the thread of the last has ended."""
+    def __init__(self, make_drafter: Callable[[], Drafter], clock: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            make_drafter: Starts an engine: one now, and another one whenever the thread of the last has ended.
+            clock: Returns the time in seconds.
+        """
         self._make_drafter = make_drafter
         self._drafter = make_drafter()
+        self._use = EngineUse(clock)
         self._sessions: set[InProcessSession] = set()
         self.num_restarts = 0
         """Engines that were started because the one before had ended."""
@@ -132,13 +141,16 @@ class InProcessSpeculator:
                 last_error=fault,
                 num_own_sessions=num_sessions,
                 num_sessions=num_sessions,
+                max_num_sessions=drafter.max_num_sessions,
+                busy_percent=self._use.percent(drafter.counts.busy_s),
             )
         ]
 
     def metrics(self) -> Metrics:
         """Yields what its engine has counted, and whether it works. Safe to call in any thread."""
         drafter = self._drafter
-        yield from read_speculators({ADDRESS: not drafter.fault()}, {ADDRESS: len(self._sessions)})
+        num_sessions, busy = len(self._sessions), self._use.percent(drafter.counts.busy_s) / 100
+        yield from read_speculators({ADDRESS: SpeculatorState(not drafter.fault(), num_sessions, num_sessions, busy)})
         yield counter(
             "outrider_speculator_restarts_total",
             "Engines of the draft model in this process that were started because the one before had ended.",
@@ -159,6 +171,8 @@ class _Opening:
         self.session_id = session_id
         self.last_node_id = 0
         """Id of the latest node that has arrived."""
+        self.num_drafts = self.num_nodes = 0
+        """Drafts that have arrived, and the nodes in them."""
         self._session, self._loop = session, asyncio.get_running_loop()
 
     def send(self, draft: Draft) -> None:
@@ -189,6 +203,8 @@ class InProcessSession:
         self._num_sent = 0
         """Committed tokens that the engine has been told of."""
         self._num_openings = 0
+        # Now: the calls that open it later, and those of the engine, know nothing of the generation's trace.
+        self._session_span, self._span = current_span(), NO_SPAN
         self._num_failures = 0
         """Openings that were lost since the last draft."""
         self._is_attached = True
@@ -234,6 +250,8 @@ class InProcessSession:
         """Takes in new nodes."""
         if opening is self._opening:
             self._num_failures = 0
+            opening.num_drafts += 1
+            opening.num_nodes += len(draft.token_ids)
             opening.last_node_id = draft.first_node_id + len(draft.token_ids) - 1
             self._listener.on_draft(draft)
 
@@ -241,7 +259,7 @@ class InProcessSession:
         """Takes in that the engine has lost the session: opens it again after a pause."""
         if opening is not self._opening:
             return
-        self._drop()
+        self._drop("UNAVAILABLE", is_error=True)
         self._detach(Absence.LOST)
         self._retry = self._loop.call_later(doubled(FIRST_RETRY_S, REFUSED_RETRY_S, self._num_failures), self._open)
         self._num_failures += 1
@@ -268,6 +286,7 @@ class InProcessSession:
             self._give_up(error)
             return
         self._opening, self._num_sent = opening, len(self._committed)
+        self._span = self._session_span.child(SPECULATE)
         if self._steering != Steering():
             self._drafter.steer(opening.session_id, self._steering)
         self._is_attached = True
@@ -276,13 +295,27 @@ class InProcessSession:
     def _give_up(self, error: OutOfRange) -> None:
         """Goes on without drafts for good: a text only grows."""
         log.info("speculator.no_room", session_id=self._spec.session_id, reason=str(error))
-        self._drop()
+        self._drop("OUT_OF_RANGE")
         self._detach(Absence.UNUSABLE)
 
-    def _drop(self) -> None:
-        if self._opening is not None:
-            self._drafter.close(self._opening.session_id)
-            self._opening = None
+    def _drop(self, status: str = "", *, is_error: bool = False) -> None:
+        opening = self._opening
+        if opening is None:
+            return
+        self._drafter.close(opening.session_id)
+        self._opening = None
+        if self._span.is_recorded:
+            self._span.set_attributes(
+                drafting_attributes(
+                    self._drafter.model.model_id,
+                    opening.session_id,
+                    self._spec.speculation.method.value,
+                    num_committed=self._num_sent,
+                    num_drafts=opening.num_drafts,
+                    num_nodes=opening.num_nodes,
+                )
+            )
+        self._span.end(status, is_error=is_error)
 
     def _detach(self, absence: Absence) -> None:
         if self._is_attached:

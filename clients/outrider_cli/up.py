@@ -88,12 +88,9 @@ def up(
         steps = exits.enter_context(Steps())
         if datastore and redis_url and (reason := why_unreachable(redis_url)):
             steps.say(f"redis: not reachable ({reason}); retrieval keeps to memory")
-        if speculator and not is_in_process and device != "cpu":
-            steps.say(
-                f"verifier and speculator take turns on {device}, and each takes of its memory what it finds free: "
-                "--drafter in-process makes them one process, which divides it, and of several on one NVIDIA GPU its "
-                "MPS lets them run side by side"
-            )
+        num_drafting = num_speculators if speculator and not is_in_process else 0
+        if device != "cpu" and num_verifiers + num_drafting > 1:
+            steps.say(_of_several(num_verifiers + num_drafting, device, has_speculators=num_drafting > 0))
         # A short path of its own: the operating system allows some 100 letters for one of a socket.
         lab_socket = Path(exits.enter_context(TemporaryDirectory(prefix="outrider-lab-"))) / "lab.sock"
         config = StackConfig(
@@ -124,6 +121,17 @@ def up(
         steps.result("\n".join([*_addresses(stack), "", *_first_steps(stack)]))
         steps.show("running; Ctrl-C stops")
         supervisor.run()
+
+
+def _of_several(num_processes: int, device: str, *, has_speculators: bool) -> str:
+    """Says what happens to several processes on one GPU, and what helps."""
+    in_one = (
+        "--drafter in-process makes verifier and speculator one process, which divides it; " if has_speculators else ""
+    )
+    return (
+        f"{num_processes} processes take turns on {device}, and each takes of its memory what it finds free: {in_one}"
+        "NVIDIA's MPS lets several run on one GPU side by side"
+    )
 
 
 def _check_free(flag: str, port: int, otherwise: str = "") -> None:

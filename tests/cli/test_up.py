@@ -254,19 +254,31 @@ def test_with_the_draft_model_in_process_one_process_drafts_and_verifies(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("flags", "is_told"), [([], True), (["--drafter", "in-process"], False), (["--no-speculator"], False)]
+    ("flags", "device", "told"),
+    [
+        ([], "cuda:9", ["2 processes take turns on cuda:9, and each takes of its", "--drafter in-process", "MPS"]),
+        (["--num-speculators", "2"], "cuda", ["3 processes take turns on cuda,", "--drafter in-process", "MPS"]),
+        (["--no-speculator", "--num-verifiers", "2"], "cuda", ["2 processes take turns on cuda,", "MPS"]),
+        (["--drafter", "in-process", "--num-verifiers", "2"], "cuda", ["2 processes take turns on cuda,", "MPS"]),
+        (["--drafter", "in-process"], "cuda", []),
+        (["--no-speculator"], "cuda", []),
+        ([], "cpu", []),
+    ],
 )
-def test_two_processes_on_one_device_are_told_what_helps(
-    flags: list[str], is_told: bool, monkeypatch: pytest.MonkeyPatch
+def test_several_processes_on_one_device_are_told_what_helps(
+    flags: list[str], device: str, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise ProcessFailed("there is no such device")
 
     monkeypatch.setattr(LocalStack, "start", fail)
-    arguments = ["up", "--device", "cuda:9", "--port", "0", "--no-gateway", "--no-datastore", *flags]
+    arguments = ["up", "--device", device, "--port", "0", "--no-gateway", "--no-datastore", *flags]
     result = CliRunner(env={"TERM": "dumb"}).invoke(app, arguments)
-    advice = "verifier and speculator take turns on cuda:9, and each takes of its memory what it finds free: "
-    assert (advice in result.stderr) == is_told
+    phrases = ("processes take turns on", "--drafter in-process", "MPS")
+    assert [phrase in result.stderr for phrase in phrases] == [
+        any(phrase in each for each in told) for phrase in phrases
+    ]
+    assert all(each in result.stderr for each in told)
     assert "there is no such device" in result.stderr
 
 

@@ -6,20 +6,23 @@ import socket
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 from huggingface_hub import constants
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from outrider.models import loading
 from outrider.models.kv_cache import CacheShape
 from outrider.models.loading import (
     Beside,
     CannotLoadModel,
+    NoMemory,
     UnknownModel,
     build_hf_model,
     check_pool_memory,
     check_reachable,
+    check_weights_memory,
     load_for,
     load_model,
     room_on_gpu,
@@ -252,6 +255,82 @@ def test_a_pool_that_a_gpu_has_no_memory_for_is_refused_with_what_is_missing() -
     )
     with pytest.raises(CannotLoadModel, match="one whole context, 77824 tokens"):
         check_pool_memory(shape, 77_824, room, is_chosen=False)
+
+
+GIB = 2**30
+
+
+@pytest.fixture
+def gpu_memory(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """A GPU whose memory a test sets: what is free of it, and what this process has for tensors."""
+    memory = {"free": 78 * GIB, "total": 80 * GIB, "reserved": 0}
+    monkeypatch.setattr(loading, "check_device", lambda _device: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (memory["free"], memory["total"]))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: memory["reserved"])
+    return memory
+
+
+def test_weights_that_a_gpu_has_no_memory_for_are_refused_with_what_is_missing(gpu_memory: dict[str, int]) -> None:
+    model = PreTrainedModel.__new__(PreTrainedModel)
+    torch.nn.Module.__init__(model)
+    model.weight = torch.nn.Parameter(torch.empty(12 * GIB, dtype=torch.bfloat16, device="meta"))
+    model.register_buffer("frequencies", torch.empty(GIB // 4, device="meta"))
+    gpu_memory["free"], gpu_memory["total"] = 23 * GIB + GIB // 2, 24 * GIB
+    with pytest.raises(NoMemory) as found:
+        check_weights_memory(model, "cuda:0")
+    assert str(found.value) == (
+        "its weights take 25.00 GiB of cuda:0, and 1.50 GiB of that are missing: of its 24.00 GiB, 23.50 GiB are free"
+    )
+    gpu_memory["free"] = 25 * GIB
+    check_weights_memory(model, "cuda:0")
+
+
+def test_a_model_without_memory_is_named_by_its_flag(gpu_memory: dict[str, int]) -> None:
+    gpu_memory["free"] = 1000
+    with pytest.raises(CannotLoadModel, match=r"^--model demo/draft: its weights take 0.00 GiB of cuda:1, and 0.00"):
+        load_for(SpeculatorSettings(model="demo/draft", device="cuda:1"))
+
+
+@pytest.mark.parametrize("where", ["build_hf_model", "load_model"])
+def test_memory_that_runs_out_while_a_model_is_loaded_is_told_in_one_line(
+    where: str, gpu_memory: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.99 GiB of which 1.21 GiB "
+            "is free. Including non-PyTorch memory, this process has 22.77 GiB memory in use.\nSee documentation"
+        )
+
+    monkeypatch.setattr(loading, "build_hf_model", lambda *_, **__: ())
+    monkeypatch.setattr(loading, where, fail)
+    with pytest.raises(CannotLoadModel) as found:
+        load_for(SpeculatorSettings(model="demo/draft", device="cuda:0"))
+    assert str(found.value) == (
+        "--model demo/draft: cuda:0 has no memory for it: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
+        "total capacity of 23.99 GiB of which 1.21 GiB is free"
+    )
+
+
+@pytest.mark.parametrize(
+    ("free", "reserved", "others"),
+    [
+        (79.0, 0.0, None),  # the context of this process
+        (60.0, 18.8, None),  # its other model
+        (60.0, 17.0, 3.0),
+        (11.5, 0.0, 68.5),
+    ],
+)
+def test_others_that_hold_memory_of_a_gpu_are_warned_of_with_what_helps(
+    free: float, reserved: float, others: float | None, gpu_memory: dict[str, int]
+) -> None:
+    gpu_memory["free"], gpu_memory["reserved"] = int(free * GIB), int(reserved * GIB)
+    shape = CacheShape(num_layers=2, num_heads=2, head_dim=64, dtype=torch.bfloat16, device=torch.device("cuda:0"))
+    with structlog.testing.capture_logs() as lines:
+        loading._num_blocks(shape, 4096, 0, 64, 4, None)
+    assert [(line["event"], line["others_gib"]) for line in lines] == (
+        [] if others is None else [("gpu.shared", others)]
+    )
+    assert all("--drafter in-process" in line["advice"] and "MPS" in line["advice"] for line in lines)
 
 
 def test_pools_of_two_models_on_a_gpu_have_room_for_as_many_tokens() -> None:

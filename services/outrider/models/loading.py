@@ -35,6 +35,10 @@ class UnknownModel(ValueError):
     """There is no such model."""
 
 
+class NoMemory(Exception):
+    """A GPU has no memory for the weights of a model."""
+
+
 class CannotLoadModel(Exception):
     """The model of a service cannot be had: mostly a matter of the settings, or else of a disk or the network. The
     message names the flag."""
@@ -248,6 +252,12 @@ def _named_by_flags(settings: ModelFlags) -> Iterator[None]:
         # OSError is what transformers raises for a name that is neither a folder nor on the hub. In one line: what a
         # service ends with is its last line.
         raise CannotLoadModel(f"--model {settings.model}: {_reason(error)}") from error
+    except NoMemory as error:
+        raise CannotLoadModel(f"--model {settings.model}: {error}") from error
+    except torch.OutOfMemoryError as error:
+        # Its first sentences say what was asked for and what was free.
+        what = ". ".join(_reason(error).split(". ")[:3])
+        raise CannotLoadModel(f"--model {settings.model}: {settings.device} has no memory for it: {what}") from error
 
 
 def _reason(error: Exception) -> str:
@@ -300,7 +310,12 @@ def check_reachable(model_id: str) -> None:
 
 
 def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -> Weights:
-    """Builds the library's own model and tokenizer, as `load_model` loads them; for baselines and tests too."""
+    """Builds the library's own model and tokenizer, as `load_model` loads them; for baselines and tests too.
+
+    Raises:
+        NoMemory: The device is a GPU without memory for the weights.
+        UnknownModel: See `load_model`.
+    """
     folder, inflation = model_id, None
     is_untrained = model_id == DEMO_PREFIX + UNTRAINED
     if model_id.startswith(DEMO_PREFIX):
@@ -323,6 +338,8 @@ def build_hf_model(model_id: str, dtype: str = "auto", *, device: str = "cpu") -
     if dtype == "auto":
         cast(model, _automatic_dtype(torch.bfloat16 if inflation is not None else model.dtype, device))
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    if torch.device(device).type == "cuda":
+        check_weights_memory(model, device)
     model = model.to(device).eval()
     return Weights(model, tokenizer)
 
@@ -365,13 +382,51 @@ def _num_blocks(
 ) -> int:
     """Returns the blocks of the pool. Raises CannotLoadModel if a GPU has no memory for them."""
     if shape.device.type == "cuda":
-        room = room_on_gpu(shape, torch.cuda.mem_get_info(shape.device)[0], beside, num_tokens)
+        free_bytes, total_bytes = torch.cuda.mem_get_info(shape.device)
+        warn_of_others(shape.device, total_bytes - free_bytes - torch.cuda.memory_reserved(shape.device))
+        room = room_on_gpu(shape, free_bytes, beside, num_tokens)
         check_pool_memory(shape, num_tokens or context_len + TILE, room, is_chosen=bool(num_tokens))
     else:
         room = int(MEMORY_SHARE * free_memory()) // shape.bytes_per_slot
     num_tokens = num_tokens or default_num_tokens(context_len, num_sessions, room)
     # Rounded down: what does not fill a block is not memory that anybody may have asked to be spent.
     return num_tokens // block_size if block_size > 0 else 0
+
+
+def check_weights_memory(model: PreTrainedModel, device: str) -> None:
+    """Raises NoMemory if a GPU has no memory for a model's weights, which are still elsewhere."""
+    tensors = [*model.parameters(), *model.buffers()]
+    needed_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    if needed_bytes > free_bytes:
+        needed, missing, free, total = (
+            size / 2**30 for size in (needed_bytes, needed_bytes - free_bytes, free_bytes, total_bytes)
+        )
+        raise NoMemory(
+            f"its weights take {needed:.2f} GiB of {device}, and {missing:.2f} GiB of that are missing: of its "
+            f"{total:.2f} GiB, {free:.2f} GiB are free"
+        )
+
+
+OWN_BYTES = 3 * 2**29
+"""Most memory that a process takes of a GPU besides its tensors: for its context, its libraries and its kernels."""
+
+
+def warn_of_others(device: torch.device, used_bytes: int) -> None:
+    """Warns if other processes hold memory of a GPU: they take turns on it with this one, which slows all of them.
+
+    Args:
+        device: The GPU.
+        used_bytes: What is in use of its memory, without what this process has reserved for tensors.
+    """
+    if used_bytes > OWN_BYTES:
+        log.warning(
+            "gpu.shared",
+            device=str(device),
+            others_gib=round(used_bytes / 2**30, 1),
+            advice="processes take turns on a GPU: --drafter in-process makes target and draft model one, and NVIDIA's "
+            "MPS lets several run side by side; --kv-cache-tokens divides the memory",
+        )
 
 
 def room_on_gpu(shape: CacheShape, free_bytes: int, beside: Beside | None = None, num_chosen: int = 0) -> int:

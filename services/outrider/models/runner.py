@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+import structlog
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -25,6 +26,8 @@ from outrider.models.products import Product, make_head
 from outrider.models.rotary import RotaryTable
 
 __all__ = ["KVCache", "Runner", "Segment", "UnsupportedModel"]
+
+log = structlog.get_logger(__name__)
 
 ATTENTION_NAME = "outrider"
 DEFAULT_NUM_BLOCKS = 1024
@@ -85,7 +88,10 @@ class Runner:
         self._use_kernels = use_kernels and self.device.type == "cpu"
         acceleration = acceleration or Acceleration.on(self.device, use_graphs=use_graphs)
         shape = self.cache_shape
-        if acceleration and not (self.is_fused and acceleration.suits(self._queries_per_key, shape.head_dim)):
+        if acceleration and not self.is_fused:
+            log.warning("kernels.not_used", reason=f"layers of a model of type {config.model_type} run as they are")
+            acceleration = None
+        elif acceleration and not acceleration.suits(self._queries_per_key, shape.head_dim):
             acceleration = None
         self._acceleration = acceleration
         self._use_kernels = self._use_kernels and acceleration is None
@@ -211,7 +217,9 @@ class Runner:
         if self._loop is not None or self._forwards is None or self._acceleration is None:
             return
         if self.vocab_size >= MAX_NUM_BEST:
-            kernels, capture = self._acceleration.kernels, self._acceleration.capture
+            kernels = self._acceleration.kernels
+            # What failed for single forwards is not tried, and told of, again.
+            capture = self._acceleration.capture if self._forwards.has_graphs else None
             self._loop = DraftLoop(self._forwards, kernels.best_tokens, self.vocab_size, capture)
 
     @property

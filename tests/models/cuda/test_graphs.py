@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,16 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, Olmo2Config
 
-from outrider.core.params import Source
+from outrider.core.params import SamplingParams, Source
 from outrider.core.tree import DraftTree
-from outrider.models.cuda.graphs import Acceleration
+from outrider.models.cuda.graphs import Acceleration, Results
 from outrider.models.cuda.steps import Kernels
 from outrider.models.exactness import NotExact, check_rows, make_exact
 from outrider.models.kv_cache import KVCache
 from outrider.models.runner import Runner, Segment
 from tests.support.cuda_twins import EAGER_TWIN, TWIN_GPU, TWINS, fake_graph, spoil
-from tests.support.tiny_models import VOCAB_SIZE, build, text
+from tests.support.tiny_models import VOCAB_SIZE, build, reference_logits, text
 
 
 def a_runner(family: str, acceleration: Acceleration | None = TWIN_GPU, **arguments: Any) -> Runner:
@@ -180,15 +182,47 @@ def test_the_size_of_the_pool_is_asked_for_when_a_forward_has_run() -> None:
     assert runner.forward([Segment(runner.new_cache(), [1, 2], 1)]).shape == (1, VOCAB_SIZE)
 
 
-def test_graphs_that_cannot_be_captured_are_done_without() -> None:
-    def fail(_compute: Any) -> Any:
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+@pytest.mark.parametrize("num_captured", [0, 3])
+def test_graphs_that_cannot_be_captured_are_done_without_and_told_of_once(num_captured: int) -> None:
+    tried: list[object] = []
+
+    def capture(compute: Callable[[], Results]) -> Callable[[], Results]:
+        tried.append(compute)
+        if len(tried) > num_captured:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        return fake_graph(compute)
 
     with structlog.testing.capture_logs() as lines:
-        runner = a_runner("llama", Acceleration(TWINS, fail))
-    assert [line["event"] for line in lines] == ["graphs.not_captured"]
-    assert runner.graphs == "eager"
-    assert runner.forward([Segment(runner.new_cache(), [1, 2], 1)]).shape == (1, VOCAB_SIZE)
+        runner = Runner(build("llama"), is_exact=False, num_blocks=8, acceleration=Acceleration(TWINS, capture))
+        runner.make_loop()
+    [line] = [line for line in lines if line["event"] != "graphs.captured"]
+    assert (line["event"], line["error"]) == ("graphs.not_captured", "operation not permitted when stream is capturing")
+    assert "one by one" in line["advice"]
+    assert (runner.graphs, len(tried)) == ("eager", num_captured + 1)
+    ids = text(20)
+    found = runner.forward([Segment(runner.new_cache(), ids, 20)])
+    torch.testing.assert_close(found, reference_logits("llama", ids), rtol=1e-4, atol=1e-4)
+    # Several steps of a chain, too, are run one kernel after the other.
+    assert runner.draft([Segment(runner.new_cache(), ids, 1)], [SamplingParams()], [0], 4)[0][0] is not None
+
+
+def test_a_model_of_an_unknown_type_runs_as_the_library_has_it_and_without_graphs() -> None:
+    torch.manual_seed(2)
+    config = Olmo2Config(
+        vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4
+    )
+    model = AutoModelForCausalLM.from_config(config).eval()  # type: ignore[no-untyped-call]
+    ids = text(20)
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids])).logits[0]
+    with structlog.testing.capture_logs() as lines:
+        runner = Runner(model, num_blocks=8, acceleration=TWIN_GPU)
+        runner.make_loop()
+    assert [(line["event"], line["reason"]) for line in lines] == [
+        ("kernels.not_used", "layers of a model of type olmo2 run as they are")
+    ]
+    assert (runner.graphs, runner.buckets, runner.has_loop) == ("none", (), False)
+    torch.testing.assert_close(runner.forward([Segment(runner.new_cache(), ids, 20)]), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_block_is_copied_after_the_rows_on_their_way_to_it(runners: tuple[Runner, Runner]) -> None:

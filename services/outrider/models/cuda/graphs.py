@@ -137,7 +137,7 @@ class Forwards:
                 self._replays[shape] = self._captured(shape, capture)
             except RuntimeError as error:
                 self._replays.clear()
-                log.warning("graphs.not_captured", rows=shape.rows, error=(str(error) or repr(error)).splitlines()[0])
+                warn_not_captured(error, rows=shape.rows)
                 return
             took_s = round(time.perf_counter() - started, 1)
             log.info("graphs.captured", rows=shape.rows, graph=f"{number} of {len(self.shapes)}", took_s=took_s)
@@ -257,6 +257,17 @@ class Forwards:
             filled = torch.tensor([*rows, *[0] * (shape.wanted - len(rows))], device=hidden.device)
             found.append(self._head(hidden.index_select(0, filled)).float()[: len(rows)])
         return found
+
+
+def warn_not_captured(error: RuntimeError, **sizes: int) -> None:
+    """Says in one line that there are no graphs, and what that means."""
+    reason = (str(error) or repr(error)).splitlines()[0]
+    log.warning(
+        "graphs.not_captured",
+        **sizes,
+        error=reason,
+        advice="kernels are launched one by one: texts are the same, and take longer",
+    )
 
 
 def capture_cuda() -> Capture:

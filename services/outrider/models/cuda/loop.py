@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.core.noise import row_key
 from outrider.core.params import SamplingParams
 from outrider.models.contenders import Best
-from outrider.models.cuda.graphs import Capture, Forwards, Results
+from outrider.models.cuda.graphs import Capture, Forwards, Results, warn_not_captured
 from outrider.models.cuda.inputs import Inputs, Shape, parts_of, share_work
 from outrider.models.cuda.rows import MAX_NUM_BEST, ROW, ROW_WORDS, best_of_rows, write_rows
 from outrider.models.packing import Segment, check_segments
@@ -68,8 +68,7 @@ class DraftLoop:
                     self._replays[shape, length] = capture(compute)
                 except RuntimeError as error:
                     self._replays.clear()
-                    reason = (str(error) or repr(error)).splitlines()[0]
-                    log.warning("graphs.not_captured", rows=shape.rows, steps=length, error=reason)
+                    warn_not_captured(error, rows=shape.rows, steps=length)
                     return
                 log.info("graphs.captured", rows=shape.rows, steps=length)
 

@@ -427,7 +427,7 @@ def gpu(
     drafter: Annotated[
         str, typer.Option(help="Process of the draft model: speculator (its own) or in-process (the verifier's).")
     ] = _GPU.drafter,
-    parts: Annotated[str, typer.Option(help=f"Some of {','.join(GPU_PARTS)}. Default: all.")] = ",".join(GPU_PARTS),
+    parts: Annotated[str, typer.Option(help="Parts of the run, with commas between.")] = ",".join(GPU_PARTS),
     methods: Annotated[str, typer.Option(help="Methods, with commas between.")] = ",".join(_GPU.methods),
     sessions: Annotated[
         str, typer.Option(help="Numbers of generations at once. Default: 1,8,32; with --size tiny 1,4.")
@@ -440,7 +440,9 @@ def gpu(
     repeats: Annotated[
         int | None, typer.Option(help="How often everything is measured. Default: 2; with --size tiny 1.")
     ] = None,
-    minutes: Annotated[float, typer.Option(help="Budget; what does not fit in it is left out.")] = _GPU.minutes,
+    minutes: Annotated[
+        float, typer.Option(help="Budget; what does not fit in it is left out, and named.")
+    ] = _GPU.minutes,
     models: Annotated[
         Path | None, typer.Option(help="Folder that keeps the models, 19 GB. Default: in the user's cache.")
     ] = None,
@@ -449,7 +451,8 @@ def gpu(
 ) -> None:
     """Measures a GPU: our services with every method, other programs with the same weights, and single parts.
 
-    With the folder of an earlier run as --out it goes on with what is missing.
+    Every result is kept at once: with the folder of an earlier run as --out it goes on with what is missing. Without a
+    GPU, --device cpu --size tiny shows that all of it works.
     """
     with checked():
         is_tiny = size == "tiny"

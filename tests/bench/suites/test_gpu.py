@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ import pytest
 
 from outrider_bench.config import GpuConfig
 from outrider_bench.samples import Chunk, GenerationSample, Rounds
+from outrider_bench.suites.gpu import suite
 from outrider_bench.suites.gpu.cells import PEERS, Cell, Kept, cells_of, room_in, tokens_of
 from outrider_bench.suites.gpu.generations import NUM_ALONE, options_of, requests_of, value_of
 from outrider_bench.suites.gpu.report import report_of
+from outrider_bench.suites.gpu.suite import GpuSuite
 
 CONFIG = GpuConfig(methods=("off", "pearl"), sessions=(1, 8), temperatures=(0.0, 0.7), contexts=(64,), repeats=2)
 
@@ -111,6 +115,35 @@ def test_cells_of_another_machine_or_cut_short_are_measured_anew(tmp_path: Path)
     assert not Kept(tmp_path, {"device": "A"}).find(cell)
 
 
+def test_what_belongs_to_no_cell_is_kept_too(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, {"device": "A"})
+    kept.keep_anchor({"at_s": 1.0, "tokens_per_s": 200.0})
+    kept.keep_exact_off_reason("a row's bits depend on others")
+    again, other = Kept(tmp_path, {"device": "A"}), Kept(tmp_path, {"device": "B"})
+    assert (again.anchors, again.exact_off_reason) == (kept.anchors, "a row's bits depend on others")
+    assert (other.anchors, other.exact_off_reason) == ([], "")
+
+
+def test_no_cell_begins_that_would_end_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(suite.time, "perf_counter", lambda: now[0])
+
+    async def take(seconds: float) -> None:
+        now[0] += seconds
+
+    bench = GpuSuite(GpuConfig(minutes=10))
+    cell = Cell("micro", "target", context=64)
+    for at_s, is_over in ((500.0, False), (569.0, False), (571.0, True)):
+        now[0] = at_s
+        assert bench._is_over(cell) == is_over
+    now[0] = 500.0
+    asyncio.run(bench._attempt_cell(cell, partial(take, 45.0)))
+    assert not bench._is_over(cell)
+    now[0] = 556.0
+    assert bench._is_over(cell)
+    assert bench.found()["left_out"] == [cell.key] * 2
+
+
 def results_of(cells: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     environment = {"cpu": "C", "num_cores": 2, "memory_gib": 8, "versions": {}}
     config = {
@@ -177,6 +210,7 @@ def test_without_such_a_device_it_says_so_in_one_line() -> None:
     found = run("--device", "cuda:99")
     assert found.returncode == 2
     assert found.stderr.startswith("error: --device cuda:99: ")
+    assert found.stderr.endswith("; --device cpu --size tiny shows without one that all of it works\n")
     assert found.stderr.count("\n") == 1
 
 
@@ -200,4 +234,5 @@ def test_a_small_run_on_a_cpu_measures_everything_and_a_second_one_finds_it(tmp_
     assert again.returncode == 0, again.stderr
     later = json.loads((tmp_path / "out" / "results.json").read_text())
     assert later["cells"] == results["cells"]
+    assert later["anchors"] == results["anchors"]
     assert later["left_out"] == []

@@ -25,6 +25,10 @@ POOLS_SHARE = 0.8
 """Share of the memory beside the weights that the pools may take: the rest is for graphs and activations."""
 
 
+RUN = "run"
+"""Name of the file with what belongs to no cell."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """Names one measurement."""
@@ -107,10 +111,10 @@ class Kept:
         self._folder, self._identity = folder, dict(identity)
         self.values: dict[Cell, dict[str, Any]] = {}
         """Results by cell, in the order in which they were measured or found."""
-        self.anchors: list[dict[str, Any]] = []
-        """Rates of `off` alone during the run."""
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
+        found = self._read(RUN) or {"value": {"anchors": [], "exact_off_reason": ""}}
+        self._run: dict[str, Any] = found["value"]
 
     def find(self, cell: Cell) -> bool:
         """Read a cell's file; return False if there is none of this identity."""
@@ -124,9 +128,26 @@ class Kept:
         self.values[cell] = value
         self._write(cell.key, value, asdict(cell))
 
+    @property
+    def anchors(self) -> list[dict[str, Any]]:
+        """Rates of `off` alone during the runs."""
+        anchors: list[dict[str, Any]] = self._run["anchors"]
+        return anchors
+
     def keep_anchor(self, value: dict[str, Any]) -> None:
         """Keep one more rate of `off` alone."""
         self.anchors.append(value)
+        self._write(RUN, self._run, {})
+
+    @property
+    def exact_off_reason(self) -> str:
+        """The reason why texts may differ between methods; empty means that they are exact."""
+        return str(self._run["exact_off_reason"])
+
+    def keep_exact_off_reason(self, reason: str) -> None:
+        """Keep what services have said of it: a run that goes on may need none."""
+        self._run["exact_off_reason"] = reason
+        self._write(RUN, self._run, {})
 
     def _read(self, key: str) -> dict[str, Any] | None:
         path = None if self._folder is None else self._folder / f"{key}.json"

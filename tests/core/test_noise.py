@@ -17,6 +17,7 @@ from outrider.core.noise import (
     gumbel_rows,
     hash_rows,
     row_key,
+    row_keys,
 )
 
 
@@ -39,6 +40,12 @@ def test_a_row_is_the_same_alone_and_in_a_block() -> None:
     tokens = np.arange(1000)
     assert (hash_rows(5, range(8), tokens)[3] == hash_rows(5, [3], tokens)[0]).all()
     assert (gumbel_rows(5, range(8), tokens)[3] == gumbel(5, 3, tokens)).all()
+
+
+def test_keys_of_many_rows_are_those_of_each() -> None:
+    seeds, indices = [0, 2**64 - 1, 7, 7], [0, 2**31, 5, 6]
+    found = row_keys(seeds, indices).tolist()
+    assert [tuple(key) for key in found] == [row_key(*each) for each in zip(seeds, indices, strict=True)]
 
 
 def test_a_token_has_the_same_noise_whatever_tokens_are_asked_for() -> None:

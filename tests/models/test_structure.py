@@ -296,10 +296,14 @@ def test_where_no_draw_counts_before_the_mask_only_rows_that_are_reached_are_dra
 
     class CountingSampler(Sampler):
         def draw(
-            self, logits: torch.Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]
+            self,
+            logits: torch.Tensor,
+            params: Sequence[SamplingParams],
+            output_indices: Sequence[int],
+            rows: torch.Tensor | None = None,
         ) -> list[int]:
             sampled.extend(index for each, index in zip(params, output_indices, strict=True) if not each.is_greedy)
-            return super().draw(logits, params, output_indices)
+            return super().draw(logits, params, output_indices, rows)
 
     random = torch.Generator().manual_seed(1)
     logits = 3 * torch.randn(4, target_model().vocab_size, generator=random)

@@ -14,8 +14,8 @@ from torch import Tensor
 from outrider.core.params import AcceptanceRule, Method, SamplingParams, SpeculationParams
 from outrider.core.tree import Draft
 from outrider.models.cuda.graphs import Acceleration
-from outrider.models.cuda.rows import UNSETTLED
-from outrider.models.runner import Runner
+from outrider.models.cuda.rows import UNSETTLED, RowDraws
+from outrider.models.runner import Runner, Segment
 from outrider.speculator.engine import Engine
 from outrider.speculator.session import DraftSessionSpec
 from tests.support.cuda_twins import TWIN_GPU, TWINS, best_tokens
@@ -35,6 +35,8 @@ SPECS: list[tuple[SamplingParams, SpeculationParams]] = [
     (SamplingParams(seed=7), SpeculationParams(Method.DOUBLE, num_speculative_tokens=6)),
     (SamplingParams(seed=8), replace(CHAIN, shared_noise=False)),
 ]
+DRAWN = (4,)
+"""Sessions under the ratio rule."""
 LOOPED = (0, 1, 2, 8)
 """Sessions whose steps may be made in one go."""
 
@@ -60,6 +62,8 @@ class Stepped:
             runner.make_loop = lambda: None  # type: ignore[method-assign]
         self.num_forwards = 0
         self.looped: list[int] = []
+        self.told: list[tuple[int, int]] = []
+        """For each forward the rows that it was told how to draw from, and those with logits."""
         self._count(runner)
         model = replace(draft_model(), runner=runner, vocab_size=VOCAB_SIZE, max_context_len=512)
         self.engine = Engine(model)
@@ -69,9 +73,13 @@ class Stepped:
     def _count(self, runner: Runner) -> None:
         forward, draft = runner.forward, runner.draft
 
-        def counted(*arguments: Any) -> Tensor:
+        def counted(segments: Sequence[Segment], draws: RowDraws) -> Tensor:
             self.num_forwards += 1
-            return forward(*arguments)
+            self.told.append((len(draws.params), sum(segment.num_logits for segment in segments)))
+            found = forward(segments, draws=draws)
+            # It has brought what draws depend on with its inputs.
+            assert draws.on_device is not None or not draws.params
+            return found
 
         def counted_draft(segments: Sequence[Any], *arguments: Any) -> Any:
             self.num_forwards += 1
@@ -144,6 +152,9 @@ def test_only_chains_whose_every_token_is_the_best_one_are_looped(number: int) -
 
     stepped = both(run)
     assert bool(stepped.looped) == (number in LOOPED)
+    # What a draft model draws by itself is drawn on the host.
+    draws_itself = number in DRAWN
+    assert all(told == (0 if draws_itself else wanted) for told, wanted in stepped.told)
 
 
 def test_a_chain_of_five_tokens_takes_two_launches() -> None:

@@ -128,7 +128,7 @@ def spoil(runner: Runner) -> None:
     """Writes over what is left of the last forward's inputs, which the next one may not read."""
     assert runner._forwards is not None
     packer = runner._forwards.packer
-    for buffer in (packer.buffer, *packer._hosts):
+    for buffer in (packer._device, *packer._hosts):
         buffer.fill_(GARBAGE)
 
 

@@ -23,11 +23,11 @@ class FailingRunner:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
+    def forward(self, segments: Sequence[Segment], **options: Any) -> Tensor:
         if self.fails(segments):
             self.num_failed += 1
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return self._runner.forward(segments)
+        return self._runner.forward(segments, **options)
 
 
 def with_failing_runner(model: LoadedModel) -> tuple[LoadedModel, FailingRunner]:

@@ -11,6 +11,7 @@ import torch
 from outrider.core.costs import ForwardTimes
 from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
 from outrider.core.session import SessionSpec
+from outrider.models.cuda.rows import RowDraws
 from outrider.models.kv_cache import CacheShape, KVPool
 from outrider.models.timing import HostStopwatch
 from outrider.verifier.engine import HOLD_SHARE, Engine
@@ -20,6 +21,7 @@ from outrider.verifier.timings import EngineTimings
 
 HOLD_S = HOLD_SHARE * 0.01
 OPENED_AT = 100.0
+GREEDY = SamplingParams(temperature=0.0)
 
 
 @pytest.fixture
@@ -43,11 +45,15 @@ def pool_of(engine: Engine) -> KVPool:
 
 
 def add_session(
-    engine: Engine, method: Method, num_prompt_tokens: int, num_cached: int, **fields: Any
+    engine: Engine,
+    method: Method,
+    num_prompt_tokens: int,
+    num_cached: int,
+    sampling: SamplingParams = GREEDY,
+    **fields: Any,
 ) -> VerifySession:
     name = f"{len(engine.sessions)}"
     prompt = tuple(range(num_prompt_tokens))
-    sampling = SamplingParams(temperature=0.0)
     spec = SessionSpec(name, prompt, sampling, SpeculationParams(method, 8, **fields), vocab_size=1000, max_tokens=1000)
     cache, listener = pool_of(engine).new_cache(), SimpleNamespace(on_admitted=None)
     timings = EngineTimings(ForwardTimes({1: 10.0}))
@@ -89,6 +95,7 @@ class Asynchronous:
         self.happened: list[str] = []
         self.forward_ms = 10.0
         self.logits = torch.zeros(0)
+        self.draws: RowDraws | None = None
         monkeypatch.setattr(engine, "_runner", SimpleNamespace(forward=self._forward))
         monkeypatch.setattr(engine, "_stopwatch", self)
         monkeypatch.setattr(engine, "_loop", SimpleNamespace(call_soon_threadsafe=lambda *_: None))
@@ -104,14 +111,15 @@ class Asynchronous:
         self.happened.append("elapsed")
         return self.forward_ms
 
-    def _forward(self, segments: list[Any]) -> torch.Tensor:
+    def _forward(self, segments: list[Any], draws: RowDraws | None) -> torch.Tensor:
         self.happened.append("forward")
+        self.draws = draws
         for segment in segments:
             first = segment.cache.length
             segment.cache.append(range(first, first + len(segment.token_ids)))
         return self.logits
 
-    def _emitted(self, sampler: object, logits: object, rounds: list[Any]) -> list[list[int]]:
+    def _emitted(self, sampler: object, logits: object, rounds: list[Any], draws: object) -> list[list[int]]:
         self.happened.append("draws")
         return [[7] * len(each.output_indices) for each in rounds]
 
@@ -127,6 +135,15 @@ def test_a_forward_is_timed_when_its_draws_are_there(engine: Engine, device: Asy
     engine.step([session])
     assert device.happened == ["start", "forward", "stop", "draws", "elapsed"]
     assert session.session.statistics.round_times[0].forward_ms == 250.0
+
+
+def test_a_forward_is_told_before_it_runs_how_its_rows_are_drawn_from(engine: Engine, device: Asynchronous) -> None:
+    params = [SamplingParams(seed=5, temperature=0.7), GREEDY]
+    engine.step([add_session(engine, Method.OFF, 3, 2, sampling) for sampling in params])
+    assert device.draws == RowDraws(params, [0, 0])
+    engine.step([add_session(engine, Method.OFF, 3, 2)])
+    # Their best tokens are all that is wanted.
+    assert device.draws is None
 
 
 def test_a_session_that_is_closed_during_a_forward_breaks_no_step(engine: Engine, device: Asynchronous) -> None:

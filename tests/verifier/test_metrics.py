@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -164,9 +165,9 @@ async def test_a_generation_waits_until_its_prompt_is_processed(client: Client, 
     forward, may_run = verifier.engine._runner.forward, asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def held(*arguments: object) -> object:
+    def held(*arguments: Any, **options: Any) -> object:
         asyncio.run_coroutine_threadsafe(may_run.wait(), loop).result()
-        return forward(*arguments)  # type: ignore[arg-type]
+        return forward(*arguments, **options)
 
     verifier.engine._runner.forward = held  # type: ignore[method-assign, assignment]
     try:

@@ -53,7 +53,7 @@ class StubRunner:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def forward(self, segments: Sequence[Segment]) -> Tensor:
+    def forward(self, segments: Sequence[Segment], **_options: Any) -> Tensor:
         """See `Runner.forward`."""
         Plan(segments, 1, use_kernels=False).commit()
         wanted = [token_id for each in segments for token_id in each.token_ids[len(each.token_ids) - each.num_logits :]]

@@ -48,6 +48,19 @@ def row_key(seed: int, output_index: int) -> tuple[int, int]:
     return key >> 32, key & 0xFFFFFFFF
 
 
+def row_keys(seeds: Sequence[int], output_indices: Sequence[int]) -> npt.NDArray[np.uint32]:
+    """Returns the `row_key` of many rows at once: uint32 [rows, 2]."""
+    mixed = {seed: _mix_64(seed) for seed in set(seeds)}
+    words = np.array([mixed[seed] ^ index for seed, index in zip(seeds, output_indices, strict=True)], dtype=np.uint64)
+    # As `_mix_64`: words of 64 bits wrap around by themselves.
+    words += _INCREMENT_64
+    for shift, factor in zip(_SHIFTS_64, _FACTORS_64, strict=False):
+        words ^= words >> shift
+        words *= factor
+    words ^= words >> _SHIFTS_64[2]
+    return np.stack((words >> _HALF_64, words), 1).astype(np.uint32)
+
+
 def acceptance_uniform(seed: int, output_index: int) -> float:
     """Returns the uniform that decides under the ratio rule if a drafted token is kept: in [0, 1), one for an index.
 
@@ -70,6 +83,9 @@ def choice_seed(seed: int, index: int) -> int:
 _FACTORS = np.array([LOWBIAS32[1], LOWBIAS32[3], FMIX32[1], FMIX32[3]], dtype=np.uint32)
 _INVERSE_FACTORS = np.array([pow(factor, -1, 2**32) for factor in _FACTORS.tolist()], dtype=np.uint32)
 _SHIFT_13, _SHIFT_15, _SHIFT_16, _SHIFT_30 = (np.array(shift, dtype=np.uint32) for shift in (13, 15, 16, 30))
+_INCREMENT_64, _HALF_64 = np.array(GOLDEN_64, dtype=np.uint64), np.array(32, dtype=np.uint64)
+_SHIFTS_64 = np.array([30, 27, 31], dtype=np.uint64)
+_FACTORS_64 = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)
 
 
 def hash_rows(seed: int, output_indices: Sequence[int], token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:

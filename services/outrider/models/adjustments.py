@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -44,22 +43,24 @@ def adjusted(logits: Tensor, adjustments: Sequence[Adjustment | None]) -> Iterat
 
 
 class _Places:
-    """Places of the adjustments of rows in the flat logits, and by how much: tensors on their device."""
+    """Places of the adjustments of rows in the flat logits, and by how much: tensors on their device, which one copy
+    brings there."""
 
     def __init__(self, rows: Sequence[tuple[int, Adjustment]], logits: Tensor) -> None:
-        self._rows, self._width, self._device = rows, logits.shape[-1], logits.device
-        self.biased = self._flat([each.bias_token_ids for _, each in rows])
-        self.bias = self._tensor([each.bias for _, each in rows])
-        self.seen = self._flat([each.seen_token_ids for _, each in rows])
-        self.penalties = self._tensor(
-            [np.full(len(each.seen_token_ids), each.repetition_penalty, dtype=np.float32) for _, each in rows]
-        )
-        self.subtrahends = self._tensor([each.subtrahends for _, each in rows])
-        self.forbidden = self._flat([each.forbidden_token_ids for _, each in rows])
-
-    def _flat(self, token_ids: Sequence[npt.NDArray[np.int64]]) -> Tensor:
-        places = [row * self._width + ids for (row, _), ids in zip(self._rows, token_ids, strict=True)]
-        return self._tensor(places)
-
-    def _tensor(self, arrays: Sequence[npt.NDArray[np.generic]]) -> Tensor:
-        return torch.from_numpy(np.concatenate(arrays)).to(self._device)
+        width, changes = logits.shape[-1], [each for _, each in rows]
+        starts = [row * width for row, _ in rows]
+        repeated = [np.full(len(each.seen_token_ids), each.repetition_penalty, dtype=np.float32) for each in changes]
+        # Wide numbers first: they lie at even places then.
+        arrays = [
+            np.concatenate([start + each.bias_token_ids for start, each in zip(starts, changes, strict=True)]),
+            np.concatenate([start + each.seen_token_ids for start, each in zip(starts, changes, strict=True)]),
+            np.concatenate([start + each.forbidden_token_ids for start, each in zip(starts, changes, strict=True)]),
+            np.concatenate([each.bias for each in changes]),
+            np.concatenate(repeated),
+            np.concatenate([each.subtrahends for each in changes]),
+        ]
+        words = [array.view(np.int32) for array in arrays]
+        copied = torch.from_numpy(np.concatenate(words)).to(logits.device, non_blocking=True)
+        parts = copied.split_with_sizes([len(each) for each in words])
+        self.biased, self.seen, self.forbidden = (part.view(torch.int64) for part in parts[:3])
+        self.bias, self.penalties, self.subtrahends = (part.view(torch.float32) for part in parts[3:])

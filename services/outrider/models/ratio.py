@@ -27,6 +27,7 @@ from outrider.core.structure import Matcher, StructureBroken, StructuredText
 from outrider.core.tree import Node
 from outrider.models.adjustments import adjusted
 from outrider.models.chains import Chain, judge_together
+from outrider.models.cuda.rows import RowDraws
 from outrider.models.sampling import Sampler, tempered_and_filtered
 from outrider.models.structure import draw_allowed, mask_row
 
@@ -94,16 +95,18 @@ def candidates(
     draws: Sequence[DraftDraw | None],
     k: int,
     is_raw: Sequence[bool] = (),
+    ranked_rows: RowDraws | None = None,
 ) -> list[list[Candidate]]:
     """Finds what may follow each row: `draft_candidates` where it is drawn from, `Sampler.candidates` where `draws` has
-    None. `is_raw` is as there.
+    None. `is_raw` is as there. `ranked_rows` are the rows that have None, if their forward was told of them.
 
     The lists have one entry for each row of the logits.
     """
+    on_device = None if ranked_rows is None else ranked_rows.on_device
     drawn = [(row, draw) for row, draw in enumerate(draws) if draw is not None]
     ranked = [row for row, draw in enumerate(draws) if draw is None]
     if not drawn:
-        return sampler.candidates(logits, params, output_indices, k, is_raw) if ranked else []
+        return sampler.candidates(logits, params, output_indices, k, is_raw, on_device) if ranked else []
     found = dict(
         zip(
             (row for row, _ in drawn),
@@ -114,7 +117,7 @@ def candidates(
     if ranked:
         of_ranked = [params[row] for row in ranked], [output_indices[row] for row in ranked]
         raw_ranked = [is_raw[row] for row in ranked] if is_raw else ()
-        found.update(zip(ranked, sampler.candidates(logits[ranked], *of_ranked, k, raw_ranked), strict=True))
+        found.update(zip(ranked, sampler.candidates(logits[ranked], *of_ranked, k, raw_ranked, on_device), strict=True))
     return [found[row] for row in range(len(draws))]
 
 
@@ -140,30 +143,51 @@ class Round:
         is_filtered = self.sampling.has_filters and not self.sampling.is_greedy
         return self.structured is not None and self.chain is None and is_filtered
 
+    @property
+    def is_drawn(self) -> bool:
+        """True if every row is drawn from as it is, so that what its draw depends on is known before the forward."""
+        return self.chain is None and not self.redraws_all
 
-def emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round]) -> list[list[int]]:
+
+def draws_of(rounds: Sequence[Round]) -> RowDraws:
+    """Describes the draws of rounds that are known before their forward has run, for it to bring that to the device.
+
+    Not among them are draws that follow from what the forward finds: the next token behind a chain under the ratio
+    rule, whose place and weights its judgement decides, and a structure's draws, of which only the rows that are
+    reached are made. These bring what they need in copies of their own. So do the adjustments of logits.
+    """
+    drawn = [each for each in rounds if each.is_drawn]
+    return RowDraws(
+        [each.sampling for each in drawn for _ in each.output_indices],
+        [index for each in drawn for index in each.output_indices],
+    )
+
+
+def emitted(
+    sampler: Sampler, logits: Tensor, rounds: Sequence[Round], draws: RowDraws | None = None
+) -> list[list[int]]:
     """Draws one token for each row of each round; under the ratio rule, the tokens that the round emits.
 
     Args:
         sampler: Draws.
         logits: float32 [rows of all rounds, vocab], in their order.
         rounds: One for each session; both rules may be among them.
+        draws: What `draws_of` says of them, if that is known already.
     """
     of_rows = [each.adjustments or [None] * len(each.output_indices) for each in rounds]
     with adjusted(logits, [adjustment for of_round in of_rows for adjustment in of_round]):
-        return _emitted(sampler, logits, rounds)
+        return _emitted(sampler, logits, rounds, draws or draws_of(rounds))
 
 
-def _emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round]) -> list[list[int]]:
+def _emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round], draws: RowDraws) -> list[list[int]]:
     ends = list(accumulate(len(each.output_indices) for each in rounds))
     spans = [(end - len(each.output_indices), end) for each, end in zip(rounds, ends, strict=True)]
-    drawn = [number for number, each in enumerate(rounds) if each.chain is None and not each.redraws_all]
+    drawn = [number for number, each in enumerate(rounds) if each.is_drawn]
     found: dict[int, list[int]] = {}
     if drawn:
         # Copied only where another kind of round is among them.
         rows = logits if len(drawn) == len(rounds) else torch.cat([logits[slice(*spans[number])] for number in drawn])
-        params = [rounds[number].sampling for number in drawn for _ in rounds[number].output_indices]
-        tokens = iter(sampler.draw(rows, params, [i for number in drawn for i in rounds[number].output_indices]))
+        tokens = iter(sampler.draw(rows, draws.params, draws.output_indices, draws.on_device))
         for number in drawn:
             found[number] = list(islice(tokens, len(rounds[number].output_indices)))
     if logits.device.type != "cpu":
@@ -171,8 +195,8 @@ def _emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round]) -> list[
     for number, (each, span) in enumerate(zip(rounds, spans, strict=True)):
         rows = logits[slice(*span)]
         if each.structured is not None:
-            draws = _likeliest(sampler, rows) if each.redraws_all else found.get(number, [])
-            found[number] = _structured(sampler, rows, each, each.structured, draws)
+            tokens_as_drawn = _likeliest(sampler, rows) if each.redraws_all else found.get(number, [])
+            found[number] = _structured(sampler, rows, each, each.structured, tokens_as_drawn)
         elif each.chain is not None and number not in found:
             found[number] = judge(sampler, rows, each.sampling, each.output_indices[0], each.chain)
     return [found[number] for number in range(len(rounds))]

@@ -16,8 +16,9 @@ from transformers.modeling_utils import AttentionInterface
 from outrider.core.params import SamplingParams
 from outrider.models.contenders import Best
 from outrider.models.cuda.graphs import BUCKETS, EXACT_ROWS, Acceleration, Capture, Forwards
-from outrider.models.cuda.loop import LOOP_LENS, DraftLoop
-from outrider.models.cuda.rows import MAX_NUM_BEST
+from outrider.models.cuda.inputs import LOOP_LENS
+from outrider.models.cuda.loop import DraftLoop
+from outrider.models.cuda.rows import MAX_NUM_BEST, RowDraws
 from outrider.models.cuda.steps import CudaSteps
 from outrider.models.fusion import FusedStack, is_fusable
 from outrider.models.kv_cache import TILE, CacheShape, KVCache, KVPool
@@ -140,6 +141,7 @@ class Runner:
             pool,
             queries_per_key=self._queries_per_key,
             max_context_len=self.max_context_len,
+            vocab_size=self.vocab_size,
             buckets=(EXACT_ROWS,) if self.has_one_shape else BUCKETS,
             capture=capture,
         )
@@ -183,13 +185,17 @@ class Runner:
         return self.pool.new_cache(salt)
 
     @torch.inference_mode()
-    def forward(self, segments: Sequence[Segment], num_layers: int | None = None) -> Tensor:
+    def forward(
+        self, segments: Sequence[Segment], num_layers: int | None = None, draws: RowDraws | None = None
+    ) -> Tensor:
         """Appends the rows of every segment to its cache, and returns the logits that are wanted.
 
         Args:
             segments: One for each session.
             num_layers: Runs the first layers alone, for tests of the arithmetic. None means all; a model that runs as
                 the library has it runs all in any case.
+            draws: Describes how some of the wanted rows will be drawn from: a GPU is told so in the one copy that
+                brings the inputs of its forward. None tells it nothing.
 
         Returns:
             float32 [sum of num_logits, vocab_size], in the order of the segments.
@@ -200,7 +206,7 @@ class Runner:
         if not segments:
             return torch.empty(0, self.vocab_size, device=self.device)
         if self._forwards is not None:
-            found = self._forwards.forward(segments, num_layers)
+            found = self._forwards.forward(segments, num_layers, draws)
             return torch.empty(0, self.vocab_size, device=self.device) if found is None else found
         plan = Plan(segments, self._queries_per_key, self.min_rows, use_kernels=self._use_kernels)
         hidden = self._stack(plan, num_layers)
@@ -220,7 +226,7 @@ class Runner:
             kernels = self._acceleration.kernels
             # What failed for single forwards is not tried, and told of, again.
             capture = self._acceleration.capture if self._forwards.has_graphs else None
-            self._loop = DraftLoop(self._forwards, kernels.best_tokens, self.vocab_size, capture)
+            self._loop = DraftLoop(self._forwards, kernels.best_tokens, capture)
 
     @property
     def has_loop(self) -> bool:

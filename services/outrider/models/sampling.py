@@ -64,13 +64,20 @@ class Sampler:
         self._device_draws: DeviceDraws | None = None
 
     @torch.inference_mode()
-    def draw(self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]) -> list[int]:
+    def draw(
+        self,
+        logits: Tensor,
+        params: Sequence[SamplingParams],
+        output_indices: Sequence[int],
+        rows: Tensor | None = None,
+    ) -> list[int]:
         """Draws the target's token for every row.
 
         Args:
             logits: float32 [rows, vocab].
             params: One for each row.
             output_indices: For each row, how many tokens the generation put out before the one drawn here.
+            rows: The same for the kernels of a GPU, where a forward has brought it there (`RowDraws.on_device`).
 
         Returns:
             A token id for each row.
@@ -80,7 +87,7 @@ class Sampler:
         if _is_lazy(logits):
             return [token_ids[0] for token_ids, _ in self._lazy_best(logits, params, output_indices, 1)]
         if _has_kernels(logits):
-            return [token_ids[0] for token_ids, _ in self._device_best(logits, params, output_indices, 1)]
+            return [token_ids[0] for token_ids, _ in self._device_best(logits, params, output_indices, 1, rows)]
         return _argmax(self._perturbed(logits, params, output_indices))
 
     @torch.inference_mode()
@@ -91,6 +98,7 @@ class Sampler:
         output_indices: Sequence[int],
         k: int,
         is_raw: Sequence[bool] = (),
+        rows: Tensor | None = None,
     ) -> list[list[Candidate]]:
         """Guesses from a draft model's logits which tokens the target will most probably draw.
 
@@ -101,6 +109,7 @@ class Sampler:
             k: Most candidates of a row.
             is_raw: True for rows whose candidates are scored by the model's own probabilities, without temperature.
                 Empty means that no row is.
+            rows: See `draw`.
 
         Returns:
             For each row at most k candidates, best first. The log-probability is that of the
@@ -111,7 +120,7 @@ class Sampler:
         # At least as many as `_ranked` normalises over, even where fewer are wanted.
         count = min(max(k, NUM_NORMALISED), logits.shape[-1])
         if count <= NUM_NORMALISED and _has_kernels(logits):
-            best = self._device_best(logits, params, output_indices, count)
+            best = self._device_best(logits, params, output_indices, count, rows)
         elif all(is_greedy):
             best = _topk(logits, count)
         elif _is_lazy(logits):
@@ -174,16 +183,21 @@ class Sampler:
         ]
 
     def _device_best(
-        self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int], k: int
+        self,
+        logits: Tensor,
+        params: Sequence[SamplingParams],
+        output_indices: Sequence[int],
+        k: int,
+        rows: Tensor | None,
     ) -> list[Best]:
         """Finds the best tokens of every row, and their scores, by kernels: the best of `_perturbed`, at most k."""
         if self._device_draws is None:
             # Here, because only an installation for CUDA has Triton.
+            from outrider.models.cuda import draws
             from outrider.models.cuda.device_draws import DeviceDraws
 
-            self._device_draws = DeviceDraws()
-        keys = [row_key(p.seed, index) for p, index in zip(params, output_indices, strict=True)]
-        found = self._device_draws.best(logits, params, temperatures(params), keys, k)
+            self._device_draws = DeviceDraws(draws.best_tokens)
+        found = self._device_draws.best(logits, params, output_indices, k, rows)
         left = [row for row, of_row in enumerate(found) if of_row is None]
         if not left:
             return [of_row for of_row in found if of_row is not None]
@@ -235,9 +249,10 @@ def most_probable(logits: Tensor, temperatures: Sequence[float | None], k: int) 
     if not wanted:
         return found
     rows = logits if len(wanted) == len(found) else logits[list(wanted)]
-    values, token_ids = leading_values(rows, min(k, logits.shape[-1]))
+    # What is left to do with so few goes without another copy to a device.
+    values, token_ids = (leading.cpu() for leading in leading_values(rows, min(k, logits.shape[-1])))
     divisors = [[min(max(divisor, LEAST_TEMPERATURE), GREATEST_TEMPERATURE)] for divisor in wanted.values()]
-    shares = (values.double() / torch.tensor(divisors, dtype=torch.double, device=values.device)).softmax(-1)
+    shares = (values.double() / torch.tensor(divisors, dtype=torch.double)).softmax(-1)
     # Of a row that is not a number the shares are none either: they count as 0.
     weights = (1000 * shares.nan_to_num(0.0)).round().clamp_min(1).long()
     for row, ids, of_row in zip(wanted, token_ids.tolist(), weights.tolist(), strict=True):

@@ -22,10 +22,11 @@ from outrider.core.retrieval.retriever import TierSource
 from outrider.core.tree import Draft, TokenId
 from outrider.models.adjustments import adjusted
 from outrider.models.contenders import Best
+from outrider.models.cuda.rows import RowDraws
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
 from outrider.models.prefill import MIN_PREFILL_ROWS, PrefillTurns
-from outrider.models.ratio import candidates
+from outrider.models.ratio import DraftDraw, candidates
 from outrider.models.residency import Residency
 from outrider.models.runner import Segment
 from outrider.models.sampling import Logits, Sampler, ranked
@@ -183,13 +184,20 @@ class Engine(EngineThread[_Drafting, _Growth]):
 
     def _step(self, work: Sequence[_Growth], segments: Sequence[Segment]) -> None:
         started = time.perf_counter()
-        logits = self._runner.forward(segments)
         drawing = [
             (session, expansion)
             for (session, _, expansion), segment in zip(work, segments, strict=True)
             if segment.num_logits
         ]
-        found = self._candidates(logits, drawing)
+        indices = [(session, session.output_indices(expansion)) for session, expansion in drawing]
+        rows = RowDraws(
+            [session.ranking for session, of_session in indices for _ in of_session],
+            [index for _, of_session in indices for index in of_session],
+        )
+        draws = [draw for session, expansion in drawing for draw in session.draws(expansion)]
+        ranked_rows = rows.chosen([draw is None for draw in draws])
+        logits = self._runner.forward(segments, draws=ranked_rows)
+        found = self._candidates(logits, drawing, rows, draws, ranked_rows)
         forward_us = (time.perf_counter() - started) * 1e6
         self.counts.steps.add(forward_us / 1e6)
         row = 0
@@ -266,9 +274,24 @@ class Engine(EngineThread[_Drafting, _Growth]):
         self._send(session, listener)
         return _Growth(session, listener, following)
 
-    def _candidates(self, logits: Logits, drawing: Sequence[tuple[DraftSession, Expansion]]) -> list[list[Candidate]]:
+    def _candidates(
+        self,
+        logits: Logits,
+        drawing: Sequence[tuple[DraftSession, Expansion]],
+        rows: RowDraws,
+        draws: Sequence[DraftDraw | None],
+        ranked_rows: RowDraws,
+    ) -> list[list[Candidate]]:
         """Finds what may follow each row: what the target would draw there, by all that the request asks of its
-        text."""
+        text.
+
+        Args:
+            logits: float32 [rows, vocab].
+            drawing: Sessions, and what of them grows.
+            rows: How the target would draw from each row.
+            draws: How the draft model draws from each row; None means that it ranks what the target would draw.
+            ranked_rows: Those of `rows` that it ranks, as the forward was told of them.
+        """
         with adjusted(logits, [each for session, expansion in drawing for each in session.adjustments(expansion)]):
             first_row = 0
             for session, expansion in drawing:
@@ -278,13 +301,14 @@ class Engine(EngineThread[_Drafting, _Growth]):
             return candidates(
                 self._sampler,
                 logits,
-                [session.ranking for session, expansion in drawing for _ in session.output_indices(expansion)],
-                [index for session, expansion in drawing for index in session.output_indices(expansion)],
-                [draw for session, expansion in drawing for draw in session.draws(expansion)],
+                rows.params,
+                rows.output_indices,
+                draws,
                 # As many for every row as the widest wants; the others are cut later. No row wants any while all
                 # sessions read their prompts.
                 max((expansion.num_children for _, expansion in drawing), default=1),
                 [session.has_raw_scores for session, expansion in drawing for _ in session.output_indices(expansion)],
+                ranked_rows,
             )
 
     def _segments(self, work: list[_Growth]) -> tuple[list[_Growth], list[Segment]]:

@@ -25,7 +25,7 @@ from outrider.models.loading import LoadedModel
 from outrider.models.logprobs import round_logprobs, without_prompts
 from outrider.models.packing import Segment
 from outrider.models.prefill import PrefillTurns
-from outrider.models.ratio import Round, emitted
+from outrider.models.ratio import Round, draws_of, emitted
 from outrider.models.residency import Residency
 from outrider.models.sampling import Logits, Sampler, most_probable
 from outrider.models.text import TextCodec
@@ -171,10 +171,6 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         work, segments = self._segments(work)
         if not segments:
             return  # all of them have lost their room to others
-        self._stopwatch.start()
-        logits = self._runner.forward(segments)
-        self._stopwatch.stop()
-        logits = _without_prompts(logits, work, segments)
         # Without a verdict are the pieces of prompts that are not through.
         drawing = [
             session
@@ -182,7 +178,12 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             if segment.num_logits > session.num_prompt_rows
         ]
         rounds = [round_of(session) for session in drawing]
-        draws = emitted(self._sampler, logits, rounds)
+        known = draws_of(rounds)
+        self._stopwatch.start()
+        logits = self._runner.forward(segments, draws=None if known.is_greedy else known)
+        self._stopwatch.stop()
+        logits = _without_prompts(logits, work, segments)
+        draws = emitted(self._sampler, logits, rounds, known)
         wanted = [temperature for session in drawing for temperature in wanted_temperatures(session)]
         next_tokens = iter(most_probable(logits, wanted, NUM_NEXT))
         # Asked behind the draws: an asynchronous device has only been told of the forward when that returns. Pieces of

@@ -80,7 +80,7 @@ class KernelSampler:
         with self._monkeypatch.context() as patch:
             patch.setattr(sampling, "_has_kernels", lambda _: True)
             patch.setattr(sampling, "_is_lazy", lambda _: False)
-            patch.setattr("outrider.models.cuda.device_draws.best_tokens", counted)
+            patch.setattr(draws, "best_tokens", counted)
             yield
 
 

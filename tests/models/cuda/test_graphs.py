@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,17 +16,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Olmo2Config
 
 from outrider.core.params import SamplingParams, Source
 from outrider.core.tree import DraftTree
 from outrider.models.cuda.graphs import Acceleration, Results
+from outrider.models.cuda.rows import RowDraws
 from outrider.models.cuda.steps import Kernels
 from outrider.models.exactness import NotExact, check_rows, make_exact
 from outrider.models.kv_cache import KVCache
 from outrider.models.runner import Runner, Segment
-from tests.support.cuda_twins import EAGER_TWIN, TWIN_GPU, TWINS, fake_graph, spoil
+from outrider.models.sampling import Sampler
+from tests.support.cuda_twins import EAGER_TWIN, TWIN_GPU, TWINS, best_tokens, fake_graph, spoil
 from tests.support.tiny_models import VOCAB_SIZE, build, reference_logits, text
 
 
@@ -129,6 +129,25 @@ def test_pieces_of_prompts_have_no_use_for_the_head(acceleration: Acceleration) 
     # Of the two forwards that it takes, the second one alone wants logits.
     assert rows_of_heads == [128]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_rows", [3, 200], ids=["one forward", "several forwards"])
+def test_rows_are_drawn_from_as_a_forward_has_brought_it(num_rows: int) -> None:
+    runner = a_runner("llama")
+    spoil(runner)
+    params = [SamplingParams(seed=1, temperature=0.7, top_p=0.9), SamplingParams(temperature=0.0), SamplingParams()]
+    draws = RowDraws([params[row % 3] for row in range(num_rows)], range(40, 40 + num_rows))
+    logits = runner.forward([Segment(runner.new_cache(), text(num_rows), num_rows)], draws=draws)
+    assert draws.on_device is not None
+    found = best_tokens(logits, draws.on_device, 1)[0, :, 0].tolist()
+    assert found == Sampler().draw(logits, draws.params, draws.output_indices)
+
+
+def test_more_draws_than_there_is_room_for_are_left_to_who_draws() -> None:
+    runner = a_runner("llama", is_exact=False)
+    draws = RowDraws([SamplingParams()] * 300, range(300))
+    runner.forward([Segment(runner.new_cache(), text(300), 300)], draws=draws)
+    assert draws.on_device is None
 
 
 def of_shape(x: Tensor, weight: Tensor) -> Tensor:
@@ -239,57 +258,6 @@ def test_a_block_is_copied_after_the_rows_on_their_way_to_it(runners: tuple[Runn
     other.reserve(5)
     assert not runner.pool.moves
     assert torch.equal(runner.pool.data[:, :, :, other.places(np.array([3]))], expected)
-
-
-class Counted(TorchDispatchMode):
-    """Counts what would be launched on a device: all but views."""
-
-    VIEWS = (
-        "view",
-        "t",
-        "split_with_sizes",
-        "select",
-        "slice",
-        "as_strided",
-        "detach",
-        "empty",
-        "empty_like",
-        "new_empty",
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket._qualified_op_name.removeprefix("aten::")
-        if name.removeprefix("_").removeprefix("unsafe_") not in self.VIEWS:
-            self.calls[name] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_forward_makes_at_most_nine_launches_a_layer_and_twelve_besides() -> None:
-    launched: Counter[str] = Counter()
-
-    def kernel(name: str) -> Any:
-        def launch(*_arguments: Any) -> None:
-            launched[name] += 1
-
-        return launch
-
-    names = ("add_and_norm", "gate_silu", "store_heads", "attend", "move_rows")
-    kernels = replace(TWINS, **{name: kernel(name) for name in names})
-    runner = a_runner("qwen3", Acceleration(kernels, None))
-    cache = runner.new_cache()
-    segments = [Segment(cache, [1, 2, 3], 2), Segment(runner.new_cache(), text(40), 1)]
-    launched.clear()
-    with Counted() as counted:
-        runner.forward(segments)
-    total = counted.calls + launched
-    assert total["_local_scalar_dense"] == 0
-    # One copy brings all inputs.
-    assert total["copy_"] == 1
-    assert total.total() <= 9 * runner.cache_shape.num_layers + 12, total
 
 
 @pytest.mark.interpret

@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.core.params import SamplingParams
 from outrider.models.contenders import Best
 from outrider.models.cuda.graphs import Acceleration
-from outrider.models.cuda.loop import LOOP_LENS
+from outrider.models.cuda.inputs import LOOP_LENS
 from outrider.models.cuda.rows import MAX_NUM_BEST, UNSETTLED
 from outrider.models.cuda.steps import Kernels
 from outrider.models.runner import KVCache, Runner, Segment

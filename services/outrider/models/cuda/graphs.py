@@ -13,7 +13,8 @@ import structlog
 import torch
 from torch import Tensor
 
-from outrider.models.cuda.inputs import MAX_PAIRS, MAX_SPANS, Inputs, Packer, Shape
+from outrider.models.cuda.inputs import MAX_DRAWS, MAX_PAIRS, MAX_SPANS, Inputs, Packer, Shape
+from outrider.models.cuda.rows import ROW, ROW_WORDS, RowDraws, write_rows
 from outrider.models.cuda.steps import CudaSteps, Kernels
 from outrider.models.kv_cache import KVPool
 from outrider.models.packing import Segment, check_segments
@@ -82,6 +83,7 @@ class Forwards:
         *,
         queries_per_key: int,
         max_context_len: int,
+        vocab_size: int,
         buckets: Sequence[int],
         capture: Capture | None,
     ) -> None:
@@ -93,11 +95,12 @@ class Forwards:
             pool: Keys and values, with scratch slots.
             queries_per_key: Query heads that share a key-value head.
             max_context_len: Most slots of a chain.
+            vocab_size: Width of the logits.
             buckets: Rows of the forwards, ascending.
             capture: Captures graphs. None runs the same functions one kernel after the other.
         """
         self._body, self._head = body, head
-        self.steps, self.pool = steps, pool
+        self.steps, self.pool, self.vocab_size = steps, pool, vocab_size
         self.shapes = [Shape(rows) for rows in buckets]
         """Shapes of the forwards, ascending."""
         self.packer = Packer(pool, queries_per_key, self.shapes, max_context_len)
@@ -174,11 +177,15 @@ class Forwards:
         vocab_size]."""
         return self._logits(inputs, self._body(inputs, None))
 
-    def _logits(self, inputs: Inputs, hidden: Tensor) -> Tensor:
-        """Computes the logits of the wanted rows: float32 [wanted, vocab_size]."""
-        return self._head(hidden.index_select(0, inputs.wanted)).float()
+    def _logits(self, inputs: Inputs, hidden: Tensor, first: int = 0) -> Tensor:
+        """Computes the logits of as many wanted rows as one product has, from the `first` one on: float32 [wanted,
+        vocab_size]."""
+        # In exact mode libraries see one shape here, too.
+        return self._head(hidden.index_select(0, inputs.wanted[first : first + inputs.shape.wanted])).float()
 
-    def forward(self, segments: Sequence[Segment], num_layers: int | None = None) -> Tensor | None:
+    def forward(
+        self, segments: Sequence[Segment], num_layers: int | None = None, draws: RowDraws | None = None
+    ) -> Tensor | None:
         """Appends the rows of every segment to its cache, and returns the wanted logits, None if there are none; see
         `Runner.forward`. A forward that has no room for all rows leaves some to others behind it."""
         check_segments(segments)
@@ -195,8 +202,11 @@ class Forwards:
             shape = next((each for each in self.shapes if each.rows >= left), self.shapes[-1])
             with self.on_device():
                 number, first, wanted = self._lay_out(shape, segments, positions, number, first)
+                left -= self.packer.num_rows
+                if draws is not None and not left:
+                    # With the last one, because each writes over what another has brought.
+                    self._add_draws(draws)
                 logits += self._run(shape, wanted, num_layers)
-            left -= self.packer.num_rows
         for segment, position_ids in zip(segments, positions, strict=True):
             segment.cache.append(position_ids)
         if not logits:
@@ -239,10 +249,17 @@ class Forwards:
             number, first = number + 1, 0
         return number, first, wanted
 
+    def _add_draws(self, draws: RowDraws) -> None:
+        """Adds how rows are drawn from to what was laid out, if there is room for it."""
+        count = len(draws.params)
+        if 0 < count <= MAX_DRAWS:
+            rows = self.packer.take_front(count * ROW_WORDS).view(ROW)
+            write_rows(rows, draws.params, draws.output_indices, self.vocab_size)
+            draws.on_device = self.packer.front(count * ROW_WORDS).view(count, ROW_WORDS)
+
     def _run(self, shape: Shape, wanted: list[int], num_layers: int | None) -> list[Tensor]:
         """Runs what was laid out; returns the logits of the wanted rows, in pieces."""
-        at_once = wanted[: shape.wanted]
-        self.packer.finish(at_once)
+        self.packer.finish(wanted)
         replays = self._replays.get(shape) if num_layers is None else None
         hidden = self._moved_and_hidden(shape, num_layers) if replays is None else replays[0]()[0]
         self.pool.moves.clear()
@@ -250,12 +267,9 @@ class Forwards:
             return []
         logits = self._logits(self.inputs[shape], hidden) if replays is None else replays[1]()[0]
         # A copy: the next forward writes its own there.
-        found = [logits[: len(at_once)].clone()]
+        found = [logits[: len(wanted)].clone()]
         for first in range(shape.wanted, len(wanted), shape.wanted):
-            rows = wanted[first : first + shape.wanted]
-            # As many as in the graph: in exact mode, libraries see one shape.
-            filled = torch.tensor([*rows, *[0] * (shape.wanted - len(rows))], device=hidden.device)
-            found.append(self._head(hidden.index_select(0, filled)).float()[: len(rows)])
+            found.append(self._logits(self.inputs[shape], hidden, first)[: len(wanted) - first])
         return found
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from outrider.models.cuda.rows import ROW_WORDS
 from outrider.models.kv_cache import KVPool, Move
 from outrider.models.packing import Segment
 
@@ -35,6 +36,12 @@ MAX_PAIRS = 1024
 """Most rows that a forward moves first."""
 MAX_SPANS = 256
 """Most sessions whose rows a forward moves first."""
+MAX_DRAWS = 256
+"""Most rows that a forward brings to the device how they are drawn from."""
+LOOP_LENS = (4, 8)
+"""Steps of a loop (`outrider.models.cuda.loop`). Each number has graphs of its own."""
+MAX_LOOP_ROWS = 128
+"""Most rows of a loop's forwards."""
 Ints = npt.NDArray[np.int32]
 
 
@@ -46,7 +53,7 @@ class Shape:
 
     @property
     def wanted(self) -> int:
-        """Rows whose logits are computed."""
+        """Rows whose logits are computed at a time."""
         return min(self.rows, MAX_WANTED)
 
     @property
@@ -61,17 +68,24 @@ class Shape:
             "row_list": (self.rows,),
             "tiles": (self.rows, 6),
             "first_work": (self.rows,),
-            "wanted": (self.wanted,),
+            "wanted": (-(-self.rows // self.wanted) * self.wanted,),
             "spans": (MAX_SPANS, 2),
             "moves": (MAX_PAIRS, 2),
             # Where the splits of tiles are not shared, there are as many items as tiles.
             "work": (max(self.rows, MAX_ITEMS), 2),
+            # What lies behind it begins where kernels read words of 16 bytes.
+            "unused": (2,),
         }
 
     @property
     def num_fixed(self) -> int:
         """Numbers in front of the places, whose number is data."""
         return sum(int(np.prod(size)) for size in self.sizes.values())
+
+    def num_loop(self, length: int) -> int:
+        """Returns the numbers that a loop of so many steps has in front of the inputs of its first step: how the rows
+        of all steps are drawn from, and the inputs of the others."""
+        return length * self.rows * ROW_WORDS + (length - 1) * self.num_fixed
 
 
 class Inputs:
@@ -102,7 +116,7 @@ class Inputs:
         self.first_work = views["first_work"]
         """[tiles]: first item of each tile."""
         self.wanted = views["wanted"]
-        """[wanted]: rows whose logits are computed, filled up with row 0."""
+        """[at least rows]: rows whose logits are computed, `Shape.wanted` at a time, filled up with row 0."""
         self.spans, self.moves = views["spans"], views["moves"]
         """[sessions, 2], first pair and the one behind the last; and [pairs, 2], from which place to which."""
         self.work = views["work"]
@@ -173,11 +187,11 @@ def tree_paths(
 
 
 def parts_of(array: Ints, shape: Shape) -> dict[str, Ints]:
-    """Returns the parts of a forward's buffer in host memory, as views."""
+    """Returns the parts of a forward's buffer in host memory, as views. Dimensions in front, of several, stay."""
     parts, start = {}, 0
     for name, size in shape.sizes.items():
         stop = start + int(np.prod(size))
-        parts[name] = array[start:stop].reshape(size)
+        parts[name] = array[..., start:stop].reshape(*array.shape[:-1], *size)
         start = stop
     return parts
 
@@ -199,7 +213,8 @@ def share_work(parts: dict[str, Ints], num_tiles: int) -> None:
 class Packer:
     """Lays out the rows of one forward after the other in host memory, and copies them to the device in one go.
 
-    Two buffers take turns: one is filled while the other may still be on its way.
+    Two buffers take turns: one is filled while the other may still be on its way. In front of the inputs there is room
+    for what else a round needs on the device, and is known before its forward runs: it goes there in the same copy.
     """
 
     def __init__(self, pool: KVPool, queries_per_key: int, shapes: Sequence[Shape], max_context_len: int) -> None:
@@ -214,11 +229,14 @@ class Packer:
         self._rows_per_tile = TILE // queries_per_key
         # One session of any length fits, its table and all of it behind a root; and so do many short ones.
         num_numbers = max(shape.num_fixed for shape in shapes) + max(1 << 16, 3 * max_context_len)
+        loops = [shape.num_loop(max(LOOP_LENS)) for shape in shapes if shape.rows <= MAX_LOOP_ROWS]
+        self._num_front = max([MAX_DRAWS * ROW_WORDS, *loops])
         device = pool.data.device
         is_pinned = device.type == "cuda"
-        self.buffer = torch.zeros(num_numbers, dtype=torch.int32, device=device)
+        self._device = torch.zeros(self._num_front + num_numbers, dtype=torch.int32, device=device)
+        self.buffer = self._device[self._num_front :]
         """int32 [numbers]: the device's, always at the same address."""
-        self._hosts = [torch.zeros(num_numbers, dtype=torch.int32, pin_memory=is_pinned) for _ in range(2)]
+        self._hosts = [torch.zeros(len(self._device), dtype=torch.int32, pin_memory=is_pinned) for _ in range(2)]
         self._copied: list[Callable[[], object]] = [lambda: None] * 2
         self._turn = 0
         self._arrays: dict[tuple[int, Shape], dict[str, Ints]] = {}
@@ -228,7 +246,9 @@ class Packer:
         self._turn = 1 - self._turn
         self._copied[self._turn]()
         self._shape = shape
-        self._array: Ints = self._hosts[self._turn].numpy()
+        self._host: Ints = self._hosts[self._turn].numpy()
+        self._array: Ints = self._host[self._num_front :]
+        self._begin = self._num_front
         key = self._turn, shape
         if key not in self._arrays:
             self._arrays[key] = parts_of(self._array, shape)
@@ -243,6 +263,15 @@ class Packer:
         for name in ("num_moved", "token_ids", "positions", "wanted"):
             self._parts[name].fill(0)
         self._parts["places"].fill(self._pool.num_slots)
+
+    def front(self, count: int) -> Tensor:
+        """Returns the numbers in front of the inputs: int32 [count], the device's, always at the same address."""
+        return self._device[self._num_front - count : self._num_front]
+
+    def take_front(self, count: int) -> Ints:
+        """Returns the same in host memory, to be filled: they are copied to the device with the inputs."""
+        self._begin = self._num_front - count
+        return self._host[self._begin : self._num_front]
 
     def move(self, moves: Sequence[Move]) -> None:
         """Adds rows that are moved before all else, by the session: at most `MAX_SPANS`, and `MAX_PAIRS` in all."""
@@ -315,14 +344,15 @@ class Packer:
         """Copies the forward's inputs to the device.
 
         Args:
-            wanted: Rows whose logits are computed: at most as many as the shape has room for.
+            wanted: Rows whose logits are computed.
         """
         parts = self._parts
         if self._tiles:
             parts["tiles"][: len(self._tiles)] = self._tiles
         share_work(parts, len(self._tiles))
         parts["wanted"][: len(wanted)] = wanted
-        self.buffer[: self._end].copy_(self._hosts[self._turn][: self._end], non_blocking=True)
+        copied = slice(self._begin, self._num_front + self._end)
+        self._device[copied].copy_(self._hosts[self._turn][copied], non_blocking=True)
         if self.buffer.device.type == "cuda":
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()

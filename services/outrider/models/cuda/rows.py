@@ -1,9 +1,14 @@
-"""Rows of logits as kernels draw from them: what they read of each, and what they say of it."""
+"""Rows of logits as kernels draw from them: what they read of each, and what they say of it.
+
+How the rows of a forward are drawn from is known before it runs, and goes to the device in its one copy (`RowDraws`).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -11,8 +16,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from outrider.core.noise import row_keys
 from outrider.core.params import SamplingParams
 from outrider.models.contenders import Best
+from outrider.models.sampling import temperatures
 
 ROW = np.dtype(
     [("top_p", "f8"), ("key", "u4", 2), ("temperature", "f4"), ("top_k", "i4"), ("log_min_p", "f4"), ("unused", "i4")]
@@ -27,6 +34,27 @@ MAX_NUM_BEST = 8
 """Most tokens of a row that are looked for, and the only number of them beside one."""
 
 
+@dataclass(slots=True)
+class RowDraws:
+    """Describes how rows of a forward's logits are drawn from, for the forward to bring that to the device."""
+
+    params: Sequence[SamplingParams]
+    """One for each row that is drawn from."""
+    output_indices: Sequence[int]
+    """For each of these rows, how many tokens the generation put out before the one drawn there."""
+    on_device: Tensor | None = None
+    """int32 [rows, ROW_WORDS], where the forward had room for it. The next forward writes over it."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if no row needs more than its best token: nothing has to be said of them."""
+        return all(p.is_greedy for p in self.params)
+
+    def chosen(self, is_chosen: Sequence[bool]) -> RowDraws:
+        """Returns those of some of the rows, as a forward has not been told of them yet."""
+        return RowDraws(list(compress(self.params, is_chosen)), list(compress(self.output_indices, is_chosen)))
+
+
 def best_of_rows(found: Tensor, k: int) -> list[Best | None]:
     """Reads what `outrider.models.cuda.draws.best_tokens` has found: the k best of each row, None if it is unsettled.
 
@@ -39,24 +67,25 @@ def best_of_rows(found: Tensor, k: int) -> list[Best | None]:
 
 
 def write_rows(
-    rows: npt.NDArray[Any],
-    params: Sequence[SamplingParams],
-    divisors: Sequence[Sequence[float]],
-    keys: Sequence[tuple[int, int]],
-    vocab_size: int,
+    rows: npt.NDArray[Any], params: Sequence[SamplingParams], output_indices: Sequence[int], vocab_size: int
 ) -> None:
     """Writes for kernels how rows are drawn from.
 
     Args:
         rows: `ROW` [rows], written.
         params: One for each row. Greedy rows have neither noise nor filters.
-        divisors: A column: what each row's logits are divided by.
-        keys: For each row its `outrider.core.noise.row_key`.
+        output_indices: For each row, how many tokens the generation put out before the one drawn there.
         vocab_size: Width of the logits.
     """
-    rows["key"] = keys
-    of_rows = zip(params, divisors, strict=True)
-    rows["temperature"] = [0.0 if p.is_greedy else divisor for p, (divisor,) in of_rows]
-    rows["top_p"] = [1.0 if p.is_greedy else p.top_p for p in params]
-    rows["top_k"] = [vocab_size if p.is_greedy else min(p.top_k or vocab_size, vocab_size) for p in params]
-    rows["log_min_p"] = [-math.inf if p.is_greedy or not p.min_p else math.log(p.min_p) for p in params]
+    # Mostly a session has several rows, of one object: what it says is looked up once.
+    kinds = {id(p): p for p in params}
+    found = np.zeros(len(kinds), dtype=ROW)
+    for row, p, (divisor,) in zip(found, kinds.values(), temperatures(list(kinds.values())), strict=True):
+        if p.is_greedy:
+            row["top_p"], row["temperature"], row["top_k"], row["log_min_p"] = 1.0, 0.0, vocab_size, -math.inf
+        else:
+            row["top_p"], row["temperature"], row["top_k"] = p.top_p, divisor, min(p.top_k or vocab_size, vocab_size)
+            row["log_min_p"] = math.log(p.min_p) if p.min_p else -math.inf
+    numbers = dict(zip(kinds, range(len(kinds)), strict=True))
+    rows[:] = found[[numbers[id(p)] for p in params]]
+    rows["key"] = row_keys([p.seed for p in params], output_indices)

@@ -1,0 +1,248 @@
+"""What a round asks of a GPU, counted on tensors without content, for models of the sizes that people run.
+
+A round launches few kernels, copies once to the device and once from it, and asks the device for nothing in between.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from outrider.core.params import SamplingParams, Source
+from outrider.core.tree import DraftTree
+from outrider.models import sampling
+from outrider.models.cuda.device_draws import DeviceDraws
+from outrider.models.cuda.graphs import Acceleration
+from outrider.models.cuda.inputs import LOOP_LENS
+from outrider.models.cuda.rows import RowDraws
+from outrider.models.cuda.steps import Kernels
+from outrider.models.demo.widen import QWEN3_0_6B, QWEN3_8B, Size
+from outrider.models.ratio import Round, draws_of, emitted
+from outrider.models.runner import Runner, Segment
+from outrider.models.sampling import Sampler
+from tests.support.tiny_models import text
+
+LAUNCHES_PER_LAYER, OTHER_LAUNCHES = 9, 12
+SAMPLED = SamplingParams(seed=1, temperature=0.7, top_p=0.9)
+GREEDY = SamplingParams(temperature=0.0)
+CONTEXT = 1000
+
+
+class DeviceCounts(TorchDispatchMode):
+    """Counts what a round asks of a device, which tensors without content stand for. What is copied from them is 0."""
+
+    FREE = frozenset(
+        [
+            "view",
+            "t",
+            "split_with_sizes",
+            "select",
+            "slice",
+            "as_strided",
+            "detach",
+            "empty",
+            "empty_like",
+            "new_empty",
+            "empty_strided",
+            "unbind",
+            "transpose",
+            "permute",
+            "unsqueeze",
+            "squeeze",
+            "expand",
+            "alias",
+            "resolve_conj",
+            "resolve_neg",
+        ]
+    )
+    """Operators that launch nothing: views, and memory that torch keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: Counter[str] = Counter()
+        self.copies: Counter[str] = Counter()
+        """Copies `in` and `out`, by their direction; and tensors that are made from a `list`."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket._qualified_op_name.removeprefix("aten::")
+        leaves = tree_leaves((args, kwargs))
+        sources = [leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)]
+        named = [leaf.type for leaf in leaves if isinstance(leaf, torch.device)]
+        if name in ("to", "_to_copy", "copy_") and sources:
+            # What a tensor goes to, and where it comes from.
+            way = (named or sources)[0], sources[-1]
+            if way == ("cpu", "meta"):
+                self.copies["out"] += 1
+                return torch.zeros(args[-1].shape, dtype=args[-1].dtype)
+            if way == ("meta", "cpu"):
+                self.copies["in"] += 1
+        if "meta" in (*sources, *named) and name.removeprefix("_").removeprefix("unsafe_") not in self.FREE:
+            self.launches[name] += 1
+            # Some operators bring indices to the device by themselves.
+            if name not in ("to", "_to_copy", "copy_") and "cpu" in sources:
+                self.copies["in"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class _ListCounts(TorchFunctionMode):
+    """Counts tensors of a device that are made from lists, which operators do not show."""
+
+    def __init__(self, counts: DeviceCounts) -> None:
+        super().__init__()
+        self._counts = counts
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        is_made = func in (torch.tensor, torch.as_tensor, Tensor.new_tensor) and found.is_meta
+        is_index = func in (Tensor.__getitem__, Tensor.__setitem__) and args[0].is_meta
+        indices = args[1] if is_index and isinstance(args[1], tuple) else args[1:2]
+        if is_made or (is_index and any(isinstance(index, list) for index in indices)):
+            self._counts.copies["list"] += 1
+        return found
+
+
+class Device:
+    """A model whose device has kernels that do nothing, but are counted."""
+
+    def __init__(self, size: Size) -> None:
+        self.counts = DeviceCounts()
+        config = Qwen3Config(
+            hidden_size=size.hidden_size,
+            intermediate_size=size.intermediate_size,
+            num_hidden_layers=size.num_layers,
+            num_attention_heads=size.num_heads,
+            num_key_value_heads=size.num_key_value_heads,
+            head_dim=size.head_dim,
+            vocab_size=size.vocab_size,
+            tie_word_embeddings=size.is_tied,
+            max_position_embeddings=size.max_positions,
+        )
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+        kernels = Kernels(
+            check_shape=lambda _group, _head_dim: None,
+            **{
+                name: self._kernel(name) for name in ("add_and_norm", "gate_silu", "store_heads", "attend", "move_rows")
+            },
+            make_scratch=lambda *_sizes: None,
+            best_tokens=self.best_tokens,
+            compiler="none",
+        )
+        self.runner = Runner(model, num_blocks=400, acceleration=Acceleration(kernels, None))
+        self.max_launches = LAUNCHES_PER_LAYER * size.num_layers + OTHER_LAUNCHES
+
+    def _kernel(self, name: str) -> Callable[..., None]:
+        def launch(*_arguments: Any) -> None:
+            self.counts.launches[name] += 1
+
+        return launch
+
+    def best_tokens(self, logits: Tensor, rows: Tensor, k: int) -> Tensor:
+        assert rows.shape[0] == logits.shape[0]
+        self.counts.launches["offer"] += 1
+        self.counts.launches["settle"] += 1
+        return rows.new_empty(2, len(rows), k)
+
+    def sampler(self) -> Sampler:
+        made = Sampler()
+        made._device_draws = DeviceDraws(self.best_tokens)
+        return made
+
+    def counted(self, ask: Callable[[], object]) -> DeviceCounts:
+        self.counts.launches.clear()
+        self.counts.copies.clear()
+        with self.counts, _ListCounts(self.counts):
+            ask()
+        return self.counts
+
+    def sessions(self, num_sessions: int, num_rows: int = 1) -> list[Segment]:
+        """Sessions that have read their texts, each with a chain of rows."""
+        caches = [self.runner.new_cache() for _ in range(num_sessions)]
+        self.runner.forward([Segment(cache, text(CONTEXT, seed), 0) for seed, cache in enumerate(caches)])
+        return [Segment(cache, text(num_rows), num_rows) for cache in caches]
+
+
+@pytest.fixture(scope="module")
+def target() -> Device:
+    return Device(QWEN3_8B)
+
+
+@pytest.fixture(scope="module")
+def draft() -> Device:
+    return Device(QWEN3_0_6B)
+
+
+@pytest.fixture(autouse=True)
+def _has_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "_has_kernels", lambda logits: logits.device.type == "meta")
+
+
+def a_round(device: Device, rounds: Sequence[Round]) -> DeviceCounts:
+    """Counts a round of a target as its engine runs it."""
+    segments = [segment for round_ in rounds for segment in device.sessions(1, len(round_.output_indices))]
+    sampler = device.sampler()
+
+    def run() -> None:
+        known = draws_of(rounds)
+        logits = device.runner.forward(segments, draws=None if known.is_greedy else known)
+        emitted(sampler, logits, rounds, known)
+
+    return device.counted(run)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_round_of_a_target_copies_once_to_its_device_and_once_from_it(target: Device, params: SamplingParams) -> None:
+    counts = a_round(target, [Round(params, range(first, first + 4)) for first in (5, 70)])
+    assert counts.copies == {"in": 1, "out": 1}
+    assert counts.launches.total() <= target.max_launches, counts.launches
+
+
+def test_a_tree_whose_rows_were_accepted_is_moved_without_another_copy(target: Device) -> None:
+    tree = DraftTree(text(CONTEXT), target.runner.vocab_size)
+    nodes = [node for token_id in (7, 8, 9) if (node := tree.add(tree.root, token_id, -1.0, Source.DRAFT))]
+    cache = target.runner.new_cache()
+    target.runner.forward([Segment.of_tree(cache, text(CONTEXT), nodes, num_logits=4)])
+    cache.keep(CONTEXT, [CONTEXT + 2])
+    counts = target.counted(lambda: target.runner.forward([Segment(cache, [3], 1)]))
+    assert counts.copies == {"in": 1}
+    assert counts.launches["move_rows"] == 1
+    assert counts.launches.total() <= target.max_launches, counts.launches
+
+
+def test_a_round_of_a_draft_model_copies_once_to_its_device_and_once_from_it(draft: Device) -> None:
+    segments, sampler = draft.sessions(3), draft.sampler()
+    # Unlike a target's, greedy rows need more than the best token.
+    rows = RowDraws([SAMPLED, GREEDY, SAMPLED], [5, 6, 7])
+
+    def run() -> None:
+        logits = draft.runner.forward(segments, draws=rows)
+        sampler.candidates(logits, rows.params, rows.output_indices, 4, (), rows.on_device)
+
+    counts = draft.counted(run)
+    assert counts.copies == {"in": 1, "out": 1}
+    assert counts.launches.total() <= draft.max_launches, counts.launches
+
+
+@pytest.mark.parametrize("length", LOOP_LENS)
+def test_a_loop_copies_once_for_all_of_its_steps(draft: Device, length: int) -> None:
+    draft.runner.make_loop()
+    segments = draft.sessions(3)
+    counts = draft.counted(lambda: draft.runner.draft(segments, [SAMPLED] * 3, [5, 6, 7], length))
+    assert counts.copies == {"in": 1, "out": 1}
+    assert counts.launches.total() <= length * draft.max_launches, counts.launches
+
+
+def test_all_logits_of_a_prompt_are_wanted_without_another_copy(target: Device) -> None:
+    target.runner.give_up_exactness()
+    segment = Segment(target.runner.new_cache(), text(1500), 1500)
+    counts = target.counted(lambda: target.runner.forward([segment]))
+    assert counts.copies == {"in": 1}

@@ -228,14 +228,14 @@ def test_the_residual_ignores_tokens_that_the_target_does_not_have() -> None:
     assert residual([0.4, 0.6], refused) == [0.0, 0.6]
 
 
-def test_where_rounding_leaves_no_residual_it_is_p_without_the_token() -> None:
-    assert residual([0.5, 0.5], drawn(0, 1, 1)) == [0.0, 0.5]
+def test_where_rounding_leaves_no_residual_it_is_p() -> None:
+    assert residual([0.5, 0.5], drawn(0, 1, 1)) == [0.5, 0.5]
 
 
-def test_a_token_that_alone_is_possible_is_kept_even_if_rounding_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_alone_is_possible_is_put_out_even_if_rounding_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with_uniforms(monkeypatch, [0.9999999999, 0.5])
     probabilities = [[0.999999999, 0.0], [0.0, 1.0]]
-    assert judge(probabilities, [picked(0)], 1, 0) == [0, 1]
+    assert judge(probabilities, [picked(0)], 1, 0) == [0]
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Chains that are judged together have the tokens of those judged alone, and by the same law."""
+"""Chains are judged by the ratio rule: by its law, as on numbers, and together as alone."""
 
 from __future__ import annotations
 
@@ -7,127 +7,162 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.core.drafting.policy import Candidate
 from outrider.core.params import SamplingParams
 from outrider.core.tree import SparseRow
-from outrider.models import ratio
-from outrider.models.chains import Chain, judge_together
-from outrider.models.ratio import DraftDraw, Round, draft_candidates, emitted, judge
-from outrider.models.sampling import Sampler, tempered_and_filtered
+from outrider.models import chains
+from outrider.models.chains import Chain, judge
+from outrider.models.ratio import DraftDraw, draft_candidates
+from outrider.models.sampling import Sampler
+from tests.support import ratio_rule
+from tests.support.ratio_cases import FILTERS, assert_drawn_from, distribution, logits_of, random_chain, words
 
-VOCAB_SIZE = 40
-FILTERS: list[dict[str, Any]] = [
-    {},
-    {"temperature": 0.6},
-    {"top_k": 4},
-    {"top_p": 0.8},
-    {"min_p": 0.1},
-    {"temperature": 1.4, "top_k": 7, "top_p": 0.9, "min_p": 0.05},
-]
+VOCAB_SIZE = 12
+NUM_DRAWS = 6000
 
 
-def logits_of(seed: int, rows: int) -> Tensor:
-    return torch.randn(rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 1.5
-
-
-def random_chain(random: np.random.Generator, logits: Tensor, sampling: SamplingParams) -> list[Candidate]:
-    """Tokens drawn from rows like the target's, picked ones, and ones whose row is strange."""
-    chain = []
-    for row in logits:
-        noisy = (row + torch.from_numpy(random.normal(0, 0.7, VOCAB_SIZE)).float())[None]
-        draw = DraftDraw(sampling, int(random.integers(0, 2**64, dtype=np.uint64)), VOCAB_SIZE)
-        drawn = draft_candidates(noisy, [draw], 1)[0][0]
-        kind = random.integers(8)
-        if kind == 0:
-            drawn = Candidate(drawn.token_id, -1.0)
-        elif kind == 1:
-            drawn = Candidate(drawn.token_id, -1.0, SparseRow([drawn.token_id, VOCAB_SIZE + 5], [3, 1]))
-        elif kind == 2:
-            drawn = Candidate(drawn.token_id, -1.0, SparseRow([(drawn.token_id + 1) % VOCAB_SIZE], [1]))
-        chain.append(drawn)
-    return chain
-
-
-@pytest.mark.slow
-def test_sessions_judged_together_keep_and_draw_what_they_would_alone() -> None:
-    random = np.random.default_rng(5)
-    num_whole = num_refused = 0
-    for attempt in range(40):
-        lengths = random.integers(1, 5, 6).tolist()
-        logits = logits_of(attempt, sum(lengths) + len(lengths))
-        chains, expected, first_row = [], [], 0
-        for number, length in enumerate(lengths):
-            sampling = SamplingParams(seed=97 * attempt + number, **FILTERS[number])
-            rows = logits[first_row : first_row + length + 1]
-            chain = Chain(random_chain(random, rows[:-1], sampling), first_row, sampling, 3 * number)
-            expected.append(judge(Sampler(), rows, sampling, chain.first_output_index, chain.drafted))
-            num_whole += len(expected[-1]) == length + 1
-            num_refused += len(expected[-1]) <= length
-            chains.append(chain)
-            first_row += length + 1
-        assert judge_together(Sampler(), logits, chains) == expected
-    assert num_whole > 30, "nothing is refused of some"
-    assert num_refused > 100, "something is refused of others"
+def judged(
+    logits: Tensor,
+    params: SamplingParams,
+    first_output_index: int,
+    drafted: list[Candidate],
+) -> list[int]:
+    (tokens,) = judge(Sampler(), logits, [Chain(drafted, 0, params, first_output_index)])
+    return tokens
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_the_first_token_has_the_targets_distribution(filters: dict[str, Any]) -> None:
-    num_chains = 4000
-    logits = logits_of(1, 2)
-    words = np.random.default_rng(0).integers(0, 2**64, num_chains, dtype=np.uint64).tolist()
-    draws = [DraftDraw(SamplingParams(**filters), word, VOCAB_SIZE) for word in words]
-    drafts = draft_candidates(logits_of(2, 1).expand(num_chains, -1), draws, 1)
-    chains = [Chain(drafted, 0, SamplingParams(seed=seed, **filters), 0) for seed, drafted in enumerate(drafts)]
-    tokens = [judged[0] for judged in judge_together(Sampler(), logits, chains) if judged]
-    assert len(tokens) == num_chains
-    law = tempered_and_filtered(logits[:1], [SamplingParams(**filters)])[0].double().softmax(-1).numpy()
-    counts = np.bincount(tokens, minlength=VOCAB_SIZE)
-    assert not counts[law == 0].any()
-    # Tokens that are expected less than five times count as one.
-    is_rare = num_chains * law < 5
-    expected, found = [num_chains * law[~is_rare]], [counts[~is_rare]]
-    if law[is_rare].sum() > 0:
-        expected.append(num_chains * law[is_rare].sum(keepdims=True))
-        found.append(counts[is_rare].sum(keepdims=True))
-    assert stats.chisquare(np.concatenate(found), np.concatenate(expected)).pvalue > 1e-3
+@pytest.mark.parametrize("is_drawn", [True, False], ids=["drawn", "picked"])
+def test_a_judged_token_has_the_targets_distribution(filters: dict[str, Any], is_drawn: bool) -> None:
+    """Whatever the draft was drawn from; here with other filters than the target's, as after a truncation."""
+    target, draft = logits_of(6, rows=2), logits_of(6) * 0.6 + logits_of(7)
+    draws = [DraftDraw(SamplingParams(top_k=9), word, VOCAB_SIZE) for word in words(NUM_DRAWS)]
+    drafted = [row[0] for row in draft_candidates(draft.expand(NUM_DRAWS, -1), draws, 1)]
+    if not is_drawn:
+        drafted = [Candidate(candidate.token_id, candidate.logprob) for candidate in drafted]
+    params = [SamplingParams(seed=seed, **filters) for seed in range(NUM_DRAWS)]
+    chains = [Chain([candidate], 0, params[seed], seed % 7) for seed, candidate in enumerate(drafted)]
+    found = judge(Sampler(), target, chains)
+    p = distribution(target[0], **filters)
+    assert_drawn_from(p, [tokens[0] for tokens in found])
+    assert_drawn_from(distribution(target[1], **filters), [tokens[1] for tokens in found if len(tokens) == 2])
+    row = drafted[0].q
+    if row is not None:
+        overlap = sum(min(p[token], row.probability(token)) for token in range(VOCAB_SIZE))
+        assert np.mean([len(tokens) == 2 for tokens in found]) == pytest.approx(overlap, abs=0.025)
 
 
-def test_where_rounding_leaves_nothing_a_chain_is_to_be_judged_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@st.composite
+def any_chains(draw: st.DrawFn) -> list[Candidate]:
+    """What any drafter may say, true or not."""
+    chain = []
+    for _ in range(draw(st.integers(0, 5))):
+        ids = draw(st.lists(st.integers(-3, VOCAB_SIZE + 5), min_size=1, max_size=6, unique=True))
+        row = SparseRow(ids, [draw(st.integers(1, 2**32 - 1)) for _ in ids])
+        token_id = draw(st.integers(0, VOCAB_SIZE - 1))
+        chain.append(Candidate(token_id, -1.0, row if draw(st.booleans()) else None))
+    return chain
+
+
+@settings(deadline=None)
+@given(any_chains(), st.integers(0, 2**64 - 1), st.integers(0, 99), st.sampled_from(FILTERS))
+def test_tensors_and_numbers_judge_alike(
+    chain: list[Candidate], seed: int, first: int, filters: dict[str, Any]
+) -> None:
+    logits = logits_of(seed % 1000, rows=len(chain) + 1)
+    params = SamplingParams(seed=seed, **filters)
+    tokens = judged(logits, params, first, chain)
+    rows = [distribution(row, **filters).tolist() for row in logits]
+    assert tokens == ratio_rule.judge(rows, chain, seed, first)
+    assert all(row[token] > 0 for row, token in zip(rows, tokens, strict=False))
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_without_a_chain_and_after_all_of_it_comes_the_samplers_own_draw(filters: dict[str, Any]) -> None:
+    sampler = Sampler()
+    for seed in range(50):
+        logits = logits_of(seed, rows=3)
+        params = SamplingParams(seed=seed, **filters)
+        assert judged(logits[:1], params, 4, []) == sampler.draw(logits[:1], [params], [4])
+        best = [Candidate(int(row.argmax()), 0.0, None) for row in logits[:2]]
+        tokens = judged(logits, params, 4, best)
+        if len(tokens) == 3:
+            assert tokens[2:] == sampler.draw(logits[2:], [params], [6])
+
+
+def test_a_token_that_is_alone_possible_is_always_kept() -> None:
+    logits = logits_of(8, rows=2)
+    best = Candidate(int(logits[0].argmax()), 0.0)
+    for seed in range(200):
+        assert len(judged(logits, SamplingParams(seed=seed, top_k=1), 0, [best])) == 2
+
+
+def test_the_logits_are_left_as_they_are() -> None:
+    logits = logits_of(9, rows=2)
+    before = logits.clone()
+    draft_candidates(logits, [DraftDraw(SamplingParams(top_k=3), word, 4) for word in words(2)], 2)
+    judged(logits, SamplingParams(top_k=3), 0, [Candidate(2, 0.0)])
+    assert (logits == before).all()
+
+
+def random_chains(num_rounds: int, vocab_size: int) -> list[tuple[Tensor, list[Chain]]]:
+    """For each round logits, and chains of several sessions under different filters."""
+    random, found = np.random.default_rng(5), []
+    for attempt in range(num_rounds):
+        lengths = random.integers(0, 5, len(FILTERS)).tolist()
+        logits, first_row = logits_of(attempt, sum(lengths) + len(lengths), vocab_size), 0
+        of_round = []
+        for number, length in enumerate(lengths):
+            sampling = SamplingParams(seed=97 * attempt + number, **FILTERS[number])
+            rows = logits[first_row : first_row + length]
+            of_round.append(Chain(random_chain(random, rows, sampling), first_row, sampling, 3 * number))
+            first_row += length + 1
+        found.append((logits, of_round))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [chains.MAX_ENTRIES, 200], ids=["at-once", "in-groups"])
+def test_sessions_judged_together_keep_and_draw_what_they_would_alone(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(chains, "MAX_ENTRIES", most)
+    num_whole = num_refused = 0
+    for logits, of_round in random_chains(40, 40):
+        alone = [judge(Sampler(), logits, [chain])[0] for chain in of_round]
+        num_whole += sum(len(tokens) > len(chain.drafted) for tokens, chain in zip(alone, of_round, strict=True))
+        num_refused += sum(len(tokens) <= len(chain.drafted) for tokens, chain in zip(alone, of_round, strict=True))
+        assert judge(Sampler(), logits, of_round) == alone
+    assert num_whole > 50, "nothing is refused of some"
+    assert num_refused > 80, "something is refused of others"
+
+
+def test_large_vocabularies_are_judged_by_the_same_rule() -> None:
+    logits = logits_of(3, 3, 40_000)
+    logits[:, 7:10] += 12
+    for seed in range(6):
+        params = SamplingParams(seed=seed, **FILTERS[seed])
+        drafted = [Candidate(7 + seed % 3, -1.0, SparseRow([7, 8, 9], [2, 1, 1])), Candidate(5, -1.0)]
+        rows = [distribution(row, **FILTERS[seed]).tolist() for row in logits]
+        assert judged(logits, params, 3, drafted) == ratio_rule.judge(rows, drafted, seed, 3)
+
+
+def test_where_rounding_leaves_nothing_p_itself_is_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.full((2, VOCAB_SIZE), -1e4)
     logits[:, 3] = 0.0
-    sure, wrong = Candidate(3, -1.0), Candidate(4, -1.0)
-    chains = [Chain([drafted], 0, SamplingParams(seed=1), 0) for drafted in (sure, wrong)]
-    assert judge_together(Sampler(), logits, chains) == [[3, 3], [3]]
-    monkeypatch.setattr("outrider.models.chains.first_refused", lambda *_: 0)
-    assert judge_together(Sampler(), logits, chains) == [None, [3]]
+    params = SamplingParams(seed=1)
+    assert [judged(logits, params, 0, [Candidate(token_id, -1.0)]) for token_id in (3, 4)] == [[3, 3], [3]]
+    monkeypatch.setattr(chains, "first_refused", lambda *_: 0)
+    assert [judged(logits, params, 0, [Candidate(token_id, -1.0)]) for token_id in (3, 4)] == [[3], [3]]
+    # Here something is left, however little.
+    logits[:, 5] = -40.0
+    assert judged(logits, params, 0, [Candidate(3, -1.0)]) == [5]
 
 
-def test_rounds_with_a_chain_are_judged_together_where_a_device_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    logits = logits_of(10, 9)
-    params = [SamplingParams(seed=seed, temperature=0.9) for seed in range(4)]
-    chain = [Candidate(1, -1.0), Candidate(2, -1.0)]
-    rounds = [
-        Round(params[0], [5, 6, 7], chain),
-        Round(params[1], [0, 1]),
-        Round(params[2], [3], []),
-        Round(params[3], [8, 9, 10], chain),
-    ]
-    expected = emitted(Sampler(), logits, rounds)
-    asked = []
-
-    def together(sampler: Sampler, logits: Tensor, chains: list[Chain]) -> list[list[int] | None]:
-        asked.append([each.first_row for each in chains])
-        first, second = judge_together(sampler, logits, chains)
-        assert second is not None
-        return [first, None]
-
-    monkeypatch.setattr(ratio, "judge_together", together)
-    spans = [(0, 3), (3, 5), (5, 6), (6, 9)]
-    assert ratio._judged_together(Sampler(), logits, rounds, spans) == {0: expected[0]}
-    assert asked == [[0, 6]]
+def test_no_chain_has_no_tokens() -> None:
+    assert judge(Sampler(), logits_of(1), []) == []

@@ -1,61 +1,24 @@
-"""The ratio rule with tensors: its draws and judgements are exact, and those of the rule on numbers."""
+"""Drafts have the distribution that their rows say, and rounds of a forward keep their own tokens."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy import stats
-from torch import Tensor
 
 from outrider.core.acceptance import TOTAL_WEIGHT, sparse_row
 from outrider.core.drafting.policy import Candidate
 from outrider.core.params import SamplingParams
 from outrider.core.tree import SparseRow
-from outrider.models.ratio import DraftDraw, Round, candidates, draft_candidates, emitted, judge
-from outrider.models.sampling import Sampler, tempered_and_filtered
-from tests.support import ratio_rule
+from outrider.models.chains import Chain, judge
+from outrider.models.ratio import DraftDraw, Round, candidates, draft_candidates, emitted
+from outrider.models.sampling import Sampler
+from tests.support.ratio_cases import FILTERS, assert_drawn_from, distribution, logits_of, words
 
 VOCAB_SIZE = 12
 NUM_DRAWS = 6000
-FILTERS: list[dict[str, Any]] = [
-    {},
-    {"temperature": 0.6},
-    {"top_k": 4},
-    {"top_p": 0.8},
-    {"min_p": 0.1},
-    {"temperature": 1.4, "top_k": 7, "top_p": 0.9, "min_p": 0.05},
-]
-
-
-def logits_of(seed: int, rows: int = 1, vocab_size: int = VOCAB_SIZE) -> Tensor:
-    return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 1.5
-
-
-def distribution(logits: Tensor, **filters: Any) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """What the target draws from (`test_sampler` compares that with the definition)."""
-    exact: np.ndarray[tuple[int], np.dtype[np.float64]] = (
-        tempered_and_filtered(logits[None], [SamplingParams(**filters)])[0].double().softmax(-1).numpy()
-    )
-    return exact
-
-
-def words(count: int, seed: int = 0) -> list[int]:
-    drawn: list[int] = np.random.default_rng(seed).integers(0, 2**64, count, dtype=np.uint64).tolist()
-    return drawn
-
-
-def assert_drawn_from(expected: np.ndarray[Any, Any], tokens: list[int]) -> None:
-    counts = np.bincount(tokens, minlength=len(expected))
-    assert not counts[expected == 0].any()
-    possible = expected > 0
-    if possible.sum() > 1:
-        assert stats.chisquare(counts[possible], len(tokens) * expected[possible]).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
@@ -141,83 +104,6 @@ def test_rows_are_drawn_or_ranked_as_their_sessions_want() -> None:
     assert candidates(sampler, logits[:0], [], [], [], 3) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("filters", FILTERS, ids=str)
-@pytest.mark.parametrize("is_drawn", [True, False], ids=["drawn", "picked"])
-def test_a_judged_token_has_the_targets_distribution(filters: dict[str, Any], is_drawn: bool) -> None:
-    """Whatever the draft was drawn from; here with other filters than the target's, as after a truncation."""
-    target, draft = logits_of(6, rows=2), logits_of(6) * 0.6 + logits_of(7)
-    draws = [DraftDraw(SamplingParams(top_k=9), word, VOCAB_SIZE) for word in words(NUM_DRAWS)]
-    drafted = [row[0] for row in draft_candidates(draft.expand(NUM_DRAWS, -1), draws, 1)]
-    if not is_drawn:
-        drafted = [Candidate(candidate.token_id, candidate.logprob) for candidate in drafted]
-    sampler = Sampler()
-    found = [
-        judge(sampler, target, SamplingParams(seed=seed, **filters), seed % 7, [candidate])
-        for seed, candidate in enumerate(drafted)
-    ]
-    p = distribution(target[0], **filters)
-    assert_drawn_from(p, [tokens[0] for tokens in found])
-    assert_drawn_from(distribution(target[1], **filters), [tokens[1] for tokens in found if len(tokens) == 2])
-    row = drafted[0].q
-    if row is not None:
-        overlap = sum(min(p[token], row.probability(token)) for token in range(VOCAB_SIZE))
-        assert np.mean([len(tokens) == 2 for tokens in found]) == pytest.approx(overlap, abs=0.025)
-
-
-@st.composite
-def chains(draw: st.DrawFn) -> list[Candidate]:
-    """What any drafter may say, true or not."""
-    chain = []
-    for _ in range(draw(st.integers(0, 5))):
-        ids = draw(st.lists(st.integers(-3, VOCAB_SIZE + 5), min_size=1, max_size=6, unique=True))
-        row = SparseRow(ids, [draw(st.integers(1, 2**32 - 1)) for _ in ids])
-        token_id = draw(st.integers(0, VOCAB_SIZE - 1))
-        chain.append(Candidate(token_id, -1.0, row if draw(st.booleans()) else None))
-    return chain
-
-
-@settings(deadline=None)
-@given(chains(), st.integers(0, 2**64 - 1), st.integers(0, 99), st.sampled_from(FILTERS))
-def test_tensors_and_numbers_judge_alike(
-    chain: list[Candidate], seed: int, first: int, filters: dict[str, Any]
-) -> None:
-    logits = logits_of(seed % 1000, rows=len(chain) + 1)
-    params = SamplingParams(seed=seed, **filters)
-    tokens = judge(Sampler(), logits, params, first, chain)
-    rows = [distribution(row, **filters).tolist() for row in logits]
-    assert tokens == ratio_rule.judge(rows, chain, seed, first)
-    assert all(row[token] > 0 for row, token in zip(rows, tokens, strict=False))
-
-
-@pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_without_a_chain_and_after_all_of_it_comes_the_samplers_own_draw(filters: dict[str, Any]) -> None:
-    sampler = Sampler()
-    for seed in range(50):
-        logits = logits_of(seed, rows=3)
-        params = SamplingParams(seed=seed, **filters)
-        assert judge(sampler, logits[:1], params, 4, []) == sampler.draw(logits[:1], [params], [4])
-        best = [Candidate(int(row.argmax()), 0.0, None) for row in logits[:2]]
-        tokens = judge(sampler, logits, params, 4, best)
-        if len(tokens) == 3:
-            assert tokens[2:] == sampler.draw(logits[2:], [params], [6])
-
-
-def test_a_token_that_is_alone_possible_is_always_kept() -> None:
-    logits = logits_of(8, rows=2)
-    best = Candidate(int(logits[0].argmax()), 0.0)
-    for seed in range(200):
-        assert len(judge(Sampler(), logits, SamplingParams(seed=seed, top_k=1), 0, [best])) == 2
-
-
-def test_the_logits_are_left_as_they_are() -> None:
-    logits = logits_of(9, rows=2)
-    before = logits.clone()
-    draft_candidates(logits, [DraftDraw(SamplingParams(top_k=3), word, 4) for word in words(2)], 2)
-    judge(Sampler(), logits, SamplingParams(top_k=3), 0, [Candidate(2, 0.0)])
-    assert (logits == before).all()
-
-
 def test_rounds_under_both_rules_share_a_forward_and_keep_their_own_tokens() -> None:
     logits = logits_of(10, rows=9)
     sampler = Sampler()
@@ -230,9 +116,9 @@ def test_rounds_under_both_rules_share_a_forward_and_keep_their_own_tokens() -> 
         Round(params[3], [8, 9, 9]),
     ]
     expected = [
-        judge(sampler, logits[:3], params[0], 5, chain),
+        *judge(sampler, logits, [Chain(chain, 0, params[0], 5)]),
         sampler.draw(logits[3:5], [params[1]] * 2, [0, 1]),
-        judge(sampler, logits[5:6], params[2], 3, []),
+        *judge(sampler, logits, [Chain([], 5, params[2], 3)]),
         sampler.draw(logits[6:], [params[3]] * 3, [8, 9, 9]),
     ]
     assert emitted(sampler, logits, rounds) == expected

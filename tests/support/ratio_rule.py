@@ -1,4 +1,4 @@
-"""The ratio rule on lists of numbers, with all of the vocabulary: the reference for `outrider.models.ratio`.
+"""The ratio rule on lists of numbers, with all of the vocabulary: the reference for `outrider.models.chains`.
 
 Leviathan, Kalman, Matias 2023, algorithm 1, with the uniforms and the noise of `outrider.core.noise`.
 """
@@ -16,8 +16,7 @@ from outrider.core.tree import TokenId
 def residual(probabilities: Sequence[float], refused: Drafted) -> list[float]:
     """Returns the weights of the next token in place of a refused one: max(0, p - q), not normalised.
 
-    The refused token itself has none. Where rounding leaves nothing, the weights are p without it, and all zero if p is
-    one-hot.
+    The refused token itself has none. Where rounding leaves nothing, the weights are p.
     """
     remaining = list(probabilities)
     row = claimed_row(refused)
@@ -25,10 +24,7 @@ def residual(probabilities: Sequence[float], refused: Drafted) -> list[float]:
         if 0 <= token_id < len(remaining):
             remaining[token_id] = max(0.0, remaining[token_id] - weight / row.total)
     remaining[refused.token_id] = 0.0
-    if not any(remaining):
-        remaining = list(probabilities)
-        remaining[refused.token_id] = 0.0
-    return remaining
+    return remaining if any(remaining) else list(probabilities)
 
 
 def draw(weights: Sequence[float], seed: int, output_index: int) -> TokenId:
@@ -51,14 +47,10 @@ def judge(
         first_output_index: Tokens that the generation put out before the chain.
 
     Returns:
-        At most 1 + len(chain) tokens. Only the last may differ from the chain's, and does so after a refusal.
+        At most 1 + len(chain) tokens. Only the last may differ from the chain's.
     """
     at_chain = [row[drafted.token_id] for row, drafted in zip(probabilities, chain, strict=False)]
-    count = 0
-    while True:
-        count += first_refused(at_chain[count:], chain[count:], seed, first_output_index + count)
-        weights = probabilities[count] if count == len(chain) else residual(probabilities[count], chain[count])
-        if any(weights):
-            next_token = draw(weights, seed, first_output_index + count)
-            return [*(drafted.token_id for drafted in chain[:count]), next_token]
-        count += 1  # refused by a rounding error: the target would say nothing else
+    count = first_refused(at_chain, chain, seed, first_output_index)
+    weights = probabilities[count] if count == len(chain) else residual(probabilities[count], chain[count])
+    next_token = draw(weights, seed, first_output_index + count)
+    return [*(drafted.token_id for drafted in chain[:count]), next_token]

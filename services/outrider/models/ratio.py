@@ -1,6 +1,6 @@
-"""The ratio rule with tensors: drafts drawn from a draft model's logits, and chains judged by a target's.
+"""Drafts and rounds under both rules: what is drawn from a draft model's logits, and what a target's decide.
 
-`outrider.core.acceptance` has the rule; here is what touches a whole vocabulary.
+`outrider.core.acceptance` has the ratio rule, and `outrider.models.chains` judges by it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from torch import Tensor
 from outrider.core.acceptance import (
     MAX_ROW_LEN,
     Drafted,
-    claimed_row,
-    first_refused,
     sampled_candidates,
     sparse_row,
 )
@@ -26,7 +24,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.structure import Matcher, StructureBroken, StructuredText
 from outrider.core.tree import Node
 from outrider.models.adjustments import adjusted
-from outrider.models.chains import Chain, judge_together
+from outrider.models.chains import Chain, judge
 from outrider.models.cuda.rows import RowDraws
 from outrider.models.sampling import Sampler, tempered_and_filtered
 from outrider.models.structure import draw_allowed, mask_row
@@ -184,38 +182,24 @@ def _emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round], draws: R
     spans = [(end - len(each.output_indices), end) for each, end in zip(rounds, ends, strict=True)]
     drawn = [number for number, each in enumerate(rounds) if each.is_drawn]
     found: dict[int, list[int]] = {}
+    chains = {
+        number: Chain(each.chain, span[0], each.sampling, each.output_indices[0])
+        for number, (each, span) in enumerate(zip(rounds, spans, strict=True))
+        if each.chain is not None and each.structured is None
+    }
     if drawn:
         # Copied only where another kind of round is among them.
         rows = logits if len(drawn) == len(rounds) else torch.cat([logits[slice(*spans[number])] for number in drawn])
         tokens = iter(sampler.draw(rows, draws.params, draws.output_indices, draws.on_device))
         for number in drawn:
             found[number] = list(islice(tokens, len(rounds[number].output_indices)))
-    if logits.device.type != "cpu":
-        found.update(_judged_together(sampler, logits, rounds, spans))
+    found.update(zip(chains, judge(sampler, logits, list(chains.values())), strict=True))
     for number, (each, span) in enumerate(zip(rounds, spans, strict=True)):
         rows = logits[slice(*span)]
         if each.structured is not None:
             tokens_as_drawn = _likeliest(sampler, rows) if each.redraws_all else found.get(number, [])
             found[number] = _structured(sampler, rows, each, each.structured, tokens_as_drawn)
-        elif each.chain is not None and number not in found:
-            found[number] = judge(sampler, rows, each.sampling, each.output_indices[0], each.chain)
     return [found[number] for number in range(len(rounds))]
-
-
-def _judged_together(
-    sampler: Sampler, logits: Tensor, rounds: Sequence[Round], spans: Sequence[tuple[int, int]]
-) -> dict[int, list[int]]:
-    """Judges the rounds that have a chain and no structure. Those that are missing in the result are to be judged
-    alone."""
-    chains = {
-        number: Chain(each.chain, span[0], each.sampling, each.output_indices[0])
-        for number, (each, span) in enumerate(zip(rounds, spans, strict=True))
-        if each.chain and each.structured is None
-    }
-    if not chains:
-        return {}
-    judged = judge_together(sampler, logits, list(chains.values()))
-    return {number: tokens for number, tokens in zip(chains, judged, strict=True) if tokens is not None}
 
 
 def _likeliest(sampler: Sampler, logits: Tensor) -> list[int]:
@@ -251,72 +235,8 @@ def _structured(
             if is_over:
                 break  # what is drawn behind the end is cut off
         rows = rows[: row + 1]
-        return judge(sampler, rows, sampling, indices[0], round_.chain[: len(rows) - 1])
+        (tokens,) = judge(sampler, rows, [Chain(round_.chain[: len(rows) - 1], 0, sampling, indices[0])])
+        return tokens
     except StructureBroken as error:
         structured.error = str(error)
         return []
-
-
-@torch.inference_mode()
-def judge(
-    sampler: Sampler, logits: Tensor, params: SamplingParams, first_output_index: int, chain: Sequence[Drafted]
-) -> list[int]:
-    """Judges a chain under the ratio rule: returns its tokens that are kept, and one next token.
-
-    The law is the target's only if every token's q is what it was drawn from, and what its drafter draws with is
-    independent of the seed's acceptance uniforms and Gumbel noise. A q that cannot be true, because it lacks the token,
-    counts as none.
-
-    Args:
-        sampler: Draws the next token; without a chain, or after all of it, exactly as `Sampler.draw` does.
-        logits: float32 [1 + chain, vocab], of the target.
-        params: Of the generation; temperature above 0.
-        first_output_index: How many tokens the generation put out before the chain.
-        chain: Tokens within the vocabulary.
-
-    Returns:
-        At most 1 + len(chain) tokens. Only the last may differ from the chain's, and does so after a refusal.
-    """
-    kept = 0
-    if chain:
-        scores = tempered_and_filtered(logits[: len(chain)], [params] * len(chain))
-        # Only the chain's own tokens need a probability: the softmax of whole rows would be thrown away.
-        normalisers = scores.logsumexp(-1).double()
-        at_chain = scores.gather(-1, torch.tensor([[drafted.token_id] for drafted in chain], device=scores.device))
-        probabilities = (at_chain[:, 0] - normalisers).exp().tolist()
-        while True:
-            kept += first_refused(probabilities[kept:], chain[kept:], params.seed, first_output_index + kept)
-            if kept == len(chain):
-                break
-            weights = _residual((scores[kept] - normalisers[kept]).exp(), chain[kept])
-            if weights is not None:
-                # This index's Gumbel noise is independent of the uniform that refused the token (`core/noise.py`).
-                next_token = sampler.draw_weighted(weights, params.seed, first_output_index + kept)
-                return [*(drafted.token_id for drafted in chain[:kept]), next_token]
-            # Refused by a rounding error alone: nothing is left of the target's probability but this token.
-            kept += 1
-    # Nothing was refused: the next token is drawn from p itself.
-    (next_token,) = sampler.draw(logits[kept : kept + 1], [params], [first_output_index + kept])
-    return [*(drafted.token_id for drafted in chain), next_token]
-
-
-def _residual(probabilities: Tensor, refused: Drafted) -> Tensor | None:
-    """Returns the weights of the next token in place of a refused one: max(0, p - q), float64 [vocab], not normalised.
-
-    The refused token itself has none. Where rounding leaves nothing, the weights are p without it, or None if p is
-    one-hot.
-    """
-    row, vocab_size = claimed_row(refused), len(probabilities)
-    # Rows come from outside, and may name tokens that the target does not have.
-    pairs = [
-        (t, weight / row.total) for t, weight in zip(row.token_ids, row.weights, strict=True) if 0 <= t < vocab_size
-    ]
-    token_ids = torch.tensor([token_id for token_id, _ in pairs], device=probabilities.device)
-    claimed = torch.tensor([q for _, q in pairs], dtype=probabilities.dtype, device=probabilities.device)
-    # max(0, p - q) as in Leviathan et al. 2023 (also DOUBLE, section 2.1).
-    # Where the difference is zero everywhere, as after a rounding error, the target without the refused token is tried.
-    for weights in (probabilities.index_add(0, token_ids, claimed, alpha=-1).clamp_min_(0), probabilities):
-        weights[refused.token_id] = 0  # in place: the caller has computed `probabilities` for this alone
-        if bool(weights.any()):
-            return weights
-    return None

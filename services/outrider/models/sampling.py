@@ -154,13 +154,6 @@ class Sampler:
         scores += torch.from_numpy(gumbel(params.seed, output_index, token_ids))
         return int(token_ids[_argmax(scores)[0]])
 
-    @torch.inference_mode()
-    def draw_weighted(self, weights: Tensor, seed: int, output_index: int) -> int:
-        """Draws a token by its weight, float [vocab] and not all 0, with the noise of one output index."""
-        noise = self._noise_rows(weights).row(seed, output_index)
-        # A weight of 0 comes to minus infinity, and the noise is finite: such a token is never drawn.
-        return int((weights.log() + noise).argmax())
-
     def _lazy_best(
         self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int], k: int
     ) -> list[Best]:
@@ -286,7 +279,8 @@ def tempered_and_filtered(logits: Tensor, params: Sequence[SamplingParams]) -> T
 def _tempered(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     # A tensor, not a number: torch may multiply by a number's reciprocal, and then a draw would depend
     # on whether all rows share a temperature.
-    return logits / torch.tensor(temperatures(params), device=logits.device)
+    column = np.array(temperatures(params), dtype=np.float32)
+    return logits / torch.from_numpy(column).to(logits.device)
 
 
 def temperatures(params: Sequence[SamplingParams]) -> list[list[float]]:
@@ -343,6 +337,10 @@ def _best(contenders: Contenders, logits: Tensor, params: SamplingParams, output
     tempered = _tempered(logits, [params]).numpy()[0]
     # With top_k nothing depends on the rest of the vocabulary.
     token_ids = _leading(tempered, params.top_k or len(tempered))
+    if not params.has_filters:
+        # Mostly a row of which few tokens are left, as of a residual or under a structure.
+        possible = np.flatnonzero(tempered != -np.inf)
+        token_ids = possible if len(possible) >= k else token_ids
     allowed = _allowed(torch.from_numpy(tempered[token_ids])[None], [params])
     # Of a row that is not a number filters may leave nothing. It still gets a token.
     if allowed is not None and bool(allowed.any()):

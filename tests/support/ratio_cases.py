@@ -1,0 +1,77 @@
+"""Small rows of logits for tests of the ratio rule, under all filters, and the law that they stand for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy import stats
+from torch import Tensor
+
+from outrider.core.drafting.policy import Candidate
+from outrider.core.params import SamplingParams
+from outrider.core.tree import SparseRow
+from outrider.models.ratio import DraftDraw, draft_candidates
+from outrider.models.sampling import tempered_and_filtered
+
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.6},
+    {"top_k": 4},
+    {"top_p": 0.8},
+    {"min_p": 0.1},
+    {"temperature": 1.4, "top_k": 7, "top_p": 0.9, "min_p": 0.05},
+]
+
+
+def logits_of(seed: int, rows: int = 1, vocab_size: int = 12) -> Tensor:
+    """Makes rows of logits: float32 [rows, vocab_size]."""
+    return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 1.5
+
+
+def distribution(logits: Tensor, **filters: Any) -> npt.NDArray[np.float64]:
+    """Computes what the target draws from (`test_sampling` compares that with the definition)."""
+    exact: npt.NDArray[np.float64] = (
+        tempered_and_filtered(logits[None], [SamplingParams(**filters)])[0].double().softmax(-1).numpy()
+    )
+    return exact
+
+
+def words(count: int, seed: int = 0) -> list[int]:
+    """Draws words for drafts: uniform in [0, 2**64)."""
+    drawn: list[int] = np.random.default_rng(seed).integers(0, 2**64, count, dtype=np.uint64).tolist()
+    return drawn
+
+
+def assert_drawn_from(expected: npt.NDArray[np.float64], tokens: list[int]) -> None:
+    """Asserts by chi-square that tokens come from a distribution. Those that are expected less than five times count as
+    one."""
+    law = len(tokens) * expected
+    counts = np.bincount(tokens, minlength=len(law))
+    assert not counts[law == 0].any()
+    is_rare = law < 5
+    wanted, found = law[~is_rare], counts[~is_rare]
+    if law[is_rare].sum() > 0:
+        wanted, found = (np.append(each, of_all[is_rare].sum()) for each, of_all in ((wanted, law), (found, counts)))
+    if len(wanted) > 1:
+        assert stats.chisquare(found, wanted).pvalue > 1e-4
+
+
+def random_chain(random: np.random.Generator, logits: Tensor, sampling: SamplingParams) -> list[Candidate]:
+    """Drafts tokens from rows like the target's, picks some, and draws some from strange rows."""
+    chain, vocab_size = [], logits.shape[-1]
+    for row in logits:
+        noisy = (row + torch.from_numpy(random.normal(0, 0.7, vocab_size)).float())[None]
+        draw = DraftDraw(sampling, int(random.integers(0, 2**64, dtype=np.uint64)), vocab_size)
+        drawn = draft_candidates(noisy, [draw], 1)[0][0]
+        kind = random.integers(8)
+        if kind == 0:
+            drawn = Candidate(drawn.token_id, -1.0)
+        elif kind == 1:
+            drawn = Candidate(drawn.token_id, -1.0, SparseRow([drawn.token_id, vocab_size + 5], [3, 1]))
+        elif kind == 2:
+            drawn = Candidate(drawn.token_id, -1.0, SparseRow([(drawn.token_id + 1) % vocab_size], [1]))
+        chain.append(drawn)
+    return chain

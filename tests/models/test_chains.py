@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +18,19 @@ from outrider.core.drafting.policy import Candidate
 from outrider.core.params import SamplingParams
 from outrider.core.tree import SparseRow
 from outrider.models import chains
-from outrider.models.chains import Chain, judge
+from outrider.models.chains import Chain, begin_judging, judge
 from outrider.models.ratio import DraftDraw, draft_candidates
 from outrider.models.sampling import Sampler
 from tests.support import ratio_rule
-from tests.support.ratio_cases import FILTERS, assert_drawn_from, distribution, logits_of, random_chain, words
+from tests.support.ratio_cases import (
+    FILTERS,
+    assert_drawn_from,
+    distribution,
+    logits_of,
+    num_whole,
+    random_round,
+    words,
+)
 
 VOCAB_SIZE = 12
 NUM_DRAWS = 6000
@@ -110,36 +121,21 @@ def test_the_logits_are_left_as_they_are() -> None:
     assert (logits == before).all()
 
 
-def random_chains(num_rounds: int, vocab_size: int) -> list[tuple[Tensor, list[Chain]]]:
-    """For each round logits, and chains of several sessions under different filters."""
-    random, found = np.random.default_rng(5), []
-    for attempt in range(num_rounds):
-        lengths = random.integers(0, 5, len(FILTERS)).tolist()
-        logits, first_row = logits_of(attempt, sum(lengths) + len(lengths), vocab_size), 0
-        of_round = []
-        for number, length in enumerate(lengths):
-            sampling = SamplingParams(seed=97 * attempt + number, **FILTERS[number])
-            rows = logits[first_row : first_row + length]
-            of_round.append(Chain(random_chain(random, rows, sampling), first_row, sampling, 3 * number))
-            first_row += length + 1
-        found.append((logits, of_round))
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [chains.MAX_ENTRIES, 200], ids=["at-once", "in-groups"])
 def test_sessions_judged_together_keep_and_draw_what_they_would_alone(
     monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     monkeypatch.setattr(chains, "MAX_ENTRIES", most)
-    num_whole = num_refused = 0
-    for logits, of_round in random_chains(40, 40):
+    whole = refused = 0
+    for seed in range(40):
+        logits, of_round = random_round(seed, FILTERS, vocab_size=40)
         alone = [judge(Sampler(), logits, [chain])[0] for chain in of_round]
-        num_whole += sum(len(tokens) > len(chain.drafted) for tokens, chain in zip(alone, of_round, strict=True))
-        num_refused += sum(len(tokens) <= len(chain.drafted) for tokens, chain in zip(alone, of_round, strict=True))
+        whole += num_whole(of_round, alone)
+        refused += len(of_round) - num_whole(of_round, alone)
         assert judge(Sampler(), logits, of_round) == alone
-    assert num_whole > 50, "nothing is refused of some"
-    assert num_refused > 80, "something is refused of others"
+    assert whole > 50, "nothing is refused of some"
+    assert refused > 80, "something is refused of others"
 
 
 def test_large_vocabularies_are_judged_by_the_same_rule() -> None:
@@ -166,3 +162,21 @@ def test_where_rounding_leaves_nothing_p_itself_is_drawn_from(monkeypatch: pytes
 
 def test_no_chain_has_no_tokens() -> None:
     assert judge(Sampler(), logits_of(1), []) == []
+
+
+def test_chains_that_kernels_do_not_settle_are_judged_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, of_round = random_round(1, FILTERS, vocab_size=40)
+    expected = judge(Sampler(), logits, of_round)
+    told: list[Sequence[Chain]] = []
+
+    def launch(_logits: Tensor, launched: Sequence[Chain]) -> Callable[[], list[list[int] | None]]:
+        told.append(launched)
+        return lambda: [None if number % 2 else [number] for number in range(len(launched))]
+
+    # Where there is no Triton, the module itself cannot be imported.
+    monkeypatch.setitem(sys.modules, "outrider.models.cuda.device_chains", SimpleNamespace(launch=launch))  # type: ignore[arg-type]
+    monkeypatch.setattr(chains, "has_kernels", lambda _: True)
+    wait = begin_judging(Sampler(), logits, of_round)
+    assert told == [of_round], "all chains are launched before anybody waits"
+    assert wait() == [own if number % 2 else [number] for number, own in enumerate(expected)]
+    assert judge(Sampler(), logits, []) == []

@@ -12,6 +12,7 @@ from outrider.core.acceptance import TOTAL_WEIGHT, sparse_row
 from outrider.core.drafting.policy import Candidate
 from outrider.core.params import SamplingParams
 from outrider.core.tree import SparseRow
+from outrider.models import ratio
 from outrider.models.chains import Chain, judge
 from outrider.models.ratio import DraftDraw, Round, candidates, draft_candidates, emitted
 from outrider.models.sampling import Sampler
@@ -124,3 +125,20 @@ def test_rounds_under_both_rules_share_a_forward_and_keep_their_own_tokens() -> 
     assert emitted(sampler, logits, rounds) == expected
     assert emitted(sampler, logits[3:5], rounds[1:2]) == expected[1:2]
     assert emitted(sampler, logits[:0], []) == []
+
+
+def test_a_device_is_told_of_all_rounds_before_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    sampler, begin = Sampler(), ratio.begin_judging
+
+    def begin_judging(*arguments: Any) -> Any:
+        told.append("judge")
+        wait = begin(*arguments)
+        return lambda: [told.append("wait"), wait()][1]
+
+    draw = sampler.draw
+    monkeypatch.setattr(ratio, "begin_judging", begin_judging)
+    monkeypatch.setattr(sampler, "draw", lambda *arguments: [told.append("draw"), draw(*arguments)][1])
+    params = SamplingParams(seed=3)
+    emitted(sampler, logits_of(1, rows=3), [Round(params, [0]), Round(params, [4, 5], [Candidate(1, -1.0)])])
+    assert told[:3] == ["judge", "draw", "wait"]

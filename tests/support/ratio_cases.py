@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from outrider.core.drafting.policy import Candidate
 from outrider.core.params import SamplingParams
 from outrider.core.tree import SparseRow
+from outrider.models.chains import Chain
 from outrider.models.ratio import DraftDraw, draft_candidates
 from outrider.models.sampling import tempered_and_filtered
 
@@ -75,3 +77,27 @@ def random_chain(random: np.random.Generator, logits: Tensor, sampling: Sampling
             drawn = Candidate(drawn.token_id, -1.0, SparseRow([(drawn.token_id + 1) % vocab_size], [1]))
         chain.append(drawn)
     return chain
+
+
+def random_round(
+    seed: int, filters: Sequence[dict[str, Any]], *, vocab_size: int, is_coarse: bool = False
+) -> tuple[Tensor, list[Chain]]:
+    """Makes chains of some sessions, one for each of the filters, and their logits: another row, which is nobody's, is
+    behind those of each. Coarse logits are multiples of a half."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(0, 5, len(filters)).tolist()
+    logits, first_row = 2 * logits_of(seed, sum(lengths) + 2 * len(lengths), vocab_size), 0
+    if is_coarse:
+        logits = (2 * logits).round() / 2
+    found = []
+    for number, length in enumerate(lengths):
+        sampling = SamplingParams(seed=97 * seed + number, **filters[number])
+        rows = logits[first_row : first_row + length]
+        found.append(Chain(random_chain(random, rows, sampling), first_row, sampling, 3 * number))
+        first_row += length + 2
+    return logits, found
+
+
+def num_whole(chains: Sequence[Chain], judged: Sequence[Sequence[int]]) -> int:
+    """Counts the chains of which no token was refused."""
+    return sum(len(tokens) > len(chain.drafted) for chain, tokens in zip(chains, judged, strict=True))

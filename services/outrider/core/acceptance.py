@@ -134,11 +134,15 @@ def first_refused(
         first_output_index: Tokens that the generation put out before the chain.
     """
     for index, (probability, drafted) in enumerate(zip(target_probabilities, chain, strict=True)):
-        claimed = claimed_probability(drafted)
-        # u >= p / q without the division: q may be small.
-        if acceptance_uniform(seed, first_output_index + index) * claimed >= probability:
+        if refusal_bound(drafted, seed, first_output_index + index) >= probability:
             return index
     return len(chain)
+
+
+def refusal_bound(drafted: Drafted, seed: int, output_index: int) -> float:
+    """Returns u q, the greatest p with which a drafted token is refused: u >= p / q without the division, as q may be
+    small."""
+    return acceptance_uniform(seed, output_index) * claimed_probability(drafted)
 
 
 def claimed_probability(drafted: Drafted) -> float:

@@ -13,7 +13,7 @@ Where rounding alone has refused a token, nothing may be left of p. Then p itsel
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, islice
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from outrider.core.acceptance import Drafted, claimed_row, first_refused
 from outrider.core.params import SamplingParams
-from outrider.models.sampling import Sampler, tempered_and_filtered
+from outrider.models.sampling import Sampler, has_kernels, tempered_and_filtered
 
 Doubles = npt.NDArray[np.float64]
 
@@ -52,7 +52,6 @@ class Chain:
     """Number of tokens that the generation put out before the chain."""
 
 
-@torch.inference_mode()
 def judge(sampler: Sampler, logits: Tensor, chains: Sequence[Chain]) -> list[list[int]]:
     """Judges chains under the ratio rule: returns for each its tokens that are kept, and one next token.
 
@@ -68,6 +67,29 @@ def judge(sampler: Sampler, logits: Tensor, chains: Sequence[Chain]) -> list[lis
     Returns:
         For each chain at most 1 + len(drafted) tokens. Only the last may differ from the chain's.
     """
+    return begin_judging(sampler, logits, chains)()
+
+
+def begin_judging(sampler: Sampler, logits: Tensor, chains: Sequence[Chain]) -> Callable[[], list[list[int]]]:
+    """Tells a device to judge chains, without waiting for it; returns what waits, and has the result of `judge`."""
+    if not chains or not has_kernels(logits):
+        return lambda: _judged(sampler, logits, chains)
+    # Here, because only an installation for CUDA has Triton.
+    from outrider.models.cuda.device_chains import launch
+
+    read = launch(logits, chains)
+
+    def wait() -> list[list[int]]:
+        found = read()
+        left = [chain for chain, tokens in zip(chains, found, strict=True) if tokens is None]
+        rest = iter(_judged(sampler, logits, left))
+        return [next(rest) if tokens is None else tokens for tokens in found]
+
+    return wait
+
+
+@torch.inference_mode()
+def _judged(sampler: Sampler, logits: Tensor, chains: Sequence[Chain]) -> list[list[int]]:
     return [tokens for group in _groups(logits, chains) for tokens in _judged_at_once(sampler, logits, group)]
 
 

@@ -24,7 +24,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.structure import Matcher, StructureBroken, StructuredText
 from outrider.core.tree import Node
 from outrider.models.adjustments import adjusted
-from outrider.models.chains import Chain, judge
+from outrider.models.chains import Chain, begin_judging, judge
 from outrider.models.cuda.rows import RowDraws
 from outrider.models.sampling import Sampler, tempered_and_filtered
 from outrider.models.structure import draw_allowed, mask_row
@@ -187,13 +187,15 @@ def _emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round], draws: R
         for number, (each, span) in enumerate(zip(rounds, spans, strict=True))
         if each.chain is not None and each.structured is None
     }
+    # A device is told of all before it is waited for.
+    wait = begin_judging(sampler, logits, list(chains.values()))
     if drawn:
         # Copied only where another kind of round is among them.
         rows = logits if len(drawn) == len(rounds) else torch.cat([logits[slice(*spans[number])] for number in drawn])
         tokens = iter(sampler.draw(rows, draws.params, draws.output_indices, draws.on_device))
         for number in drawn:
             found[number] = list(islice(tokens, len(rounds[number].output_indices)))
-    found.update(zip(chains, judge(sampler, logits, list(chains.values())), strict=True))
+    found.update(zip(chains, wait(), strict=True))
     for number, (each, span) in enumerate(zip(rounds, spans, strict=True)):
         rows = logits[slice(*span)]
         if each.structured is not None:

@@ -86,7 +86,7 @@ class Sampler:
             return _argmax(logits)
         if _is_lazy(logits):
             return [token_ids[0] for token_ids, _ in self._lazy_best(logits, params, output_indices, 1)]
-        if _has_kernels(logits):
+        if has_kernels(logits):
             return [token_ids[0] for token_ids, _ in self._device_best(logits, params, output_indices, 1, rows)]
         return _argmax(self._perturbed(logits, params, output_indices))
 
@@ -119,7 +119,7 @@ class Sampler:
         is_greedy = [p.is_greedy for p in params]
         # At least as many as `_ranked` normalises over, even where fewer are wanted.
         count = min(max(k, NUM_NORMALISED), logits.shape[-1])
-        if count <= NUM_NORMALISED and _has_kernels(logits):
+        if count <= NUM_NORMALISED and has_kernels(logits):
             best = self._device_best(logits, params, output_indices, count, rows)
         elif all(is_greedy):
             best = _topk(logits, count)
@@ -292,7 +292,8 @@ def _is_lazy(logits: Tensor) -> bool:
     return logits.device.type == "cpu" and logits.shape[-1] >= LAZY_VOCAB_SIZE
 
 
-def _has_kernels(logits: Tensor) -> bool:
+def has_kernels(logits: Tensor) -> bool:
+    """Returns True if logits lie where kernels can draw from them."""
     return logits.device.type == "cuda" and _has_triton()
 
 

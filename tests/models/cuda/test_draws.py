@@ -78,7 +78,7 @@ class KernelSampler:
             return found
 
         with self._monkeypatch.context() as patch:
-            patch.setattr(sampling, "_has_kernels", lambda _: True)
+            patch.setattr(sampling, "has_kernels", lambda _: True)
             patch.setattr(sampling, "_is_lazy", lambda _: False)
             patch.setattr(draws, "best_tokens", counted)
             yield

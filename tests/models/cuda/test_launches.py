@@ -11,9 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.core.drafting.policy import Candidate
+from outrider.core.params import SamplingParams
+from outrider.core.tree import SparseRow
+from outrider.models.chains import Chain
+
 pytest.importorskip("triton")
 
 from outrider.models.cuda.attention import Scratch, attend
+from outrider.models.cuda.device_chains import launch
 from outrider.models.cuda.heads import store_heads
 from outrider.models.cuda.layer import add_and_norm, gate_silu
 from outrider.models.cuda.moves import move_rows
@@ -78,4 +84,20 @@ def test_a_kernel_is_compiled_once_whatever_the_rows_and_the_pool(launched: Mapp
         launch_layer(num_rows, num_slots, num_tiles)
     assert {name: len(hashes) for name, hashes in launched.items()} == dict.fromkeys(
         ["add_and_norm_kernel", "gate_silu_kernel", "store_heads_kernel", "attend_kernel", "move_rows_kernel"], 1
+    )
+
+
+def test_chains_are_judged_by_four_kernels_whatever_their_number_and_nothing_waits(
+    launched: Mapping[str, set[str]],
+) -> None:
+    rows = SparseRow([5, 6, 7], [1, 2, 3]), None
+    for lengths in ([0], [1], [4], [3, 0, 2], [4] * 32):
+        chains = [
+            Chain([Candidate(5, -1.0, rows[index % 2]) for index in range(length)], 5 * number, SamplingParams(), 0)
+            for number, length in enumerate(lengths)
+        ]
+        # Of a tensor on `meta` there are no values that could be asked for.
+        launch(empty(5 * len(chains), 151_936, dtype=torch.float32), chains)
+    assert {name: len(hashes) for name, hashes in launched.items()} == dict.fromkeys(
+        ["_weigh", "_leave", "_offer_splits", "_settle"], 1
     )

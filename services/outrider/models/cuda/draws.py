@@ -38,7 +38,8 @@ _ROUGH_SHARE = tl.constexpr(1e-4)
 
 
 @triton.jit
-def _tempered(logits: tl.tensor, token_ids: tl.tensor, vocab_size: tl.tensor, divisor: tl.tensor) -> tl.tensor:
+def tempered(logits: tl.tensor, token_ids: tl.tensor, vocab_size: tl.tensor, divisor: tl.tensor) -> tl.tensor:
+    """Divide the logits of tokens by the temperature. Beyond the vocabulary they are minus infinity."""
     return tl.div_rn(tl.load(logits + token_ids, mask=token_ids < vocab_size, other=-_INF), divisor)
 
 
@@ -61,7 +62,7 @@ def _offer_block(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Put a block's tokens that are more probable than the bound among the K best, if they belong there."""
     token_ids = start + tl.arange(0, BLOCK)
-    values = _tempered(logits, token_ids, vocab_size, divisor)
+    values = tempered(logits, token_ids, vocab_size, divisor)
     # What is no number counts as infinite.
     peak = tl.max(tl.where(values == values, values, _INF), 0)
     left = tries
@@ -150,7 +151,7 @@ def _standing(
     total = tl.zeros([BLOCK], tl.float64 if EXACT else tl.float32)
     for start in tl.range(0, vocab_size, BLOCK, num_stages=NUM_STAGES):
         token_ids = start + tl.arange(0, BLOCK)
-        own = _tempered(logits, token_ids, vocab_size, divisor)
+        own = tempered(logits, token_ids, vocab_size, divisor)
         shares = tl.exp((own - peak).to(tl.float64)) if EXACT else tl.exp(own - peak)
         is_more = own[:, None] > values[None, :]
         is_more |= (own[:, None] == values[None, :]) & (token_ids[:, None] < ids[None, :])
@@ -161,7 +162,7 @@ def _standing(
 
 
 @triton.jit
-def _float_of(order: tl.tensor) -> tl.tensor:
+def float_of(order: tl.tensor) -> tl.tensor:
     """Return the float32 that comes at a place, an int64, in the order of all of them."""
     bits = order.to(tl.int32)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
@@ -183,18 +184,18 @@ def _sum_of_best(
     count = vocab_size
     while (high - low > 1) & (count != top_k):
         middle = (low + high) >> 1
-        floor = _float_of(middle)
+        floor = float_of(middle)
         counts = tl.zeros([BLOCK], tl.int32)
         for start in tl.range(0, vocab_size, BLOCK, num_stages=NUM_STAGES):
-            own = _tempered(logits, start + tl.arange(0, BLOCK), vocab_size, divisor)
+            own = tempered(logits, start + tl.arange(0, BLOCK), vocab_size, divisor)
             counts += (own >= floor).to(tl.int32)
         count = tl.sum(counts, 0)
         low = tl.where(count >= top_k, middle, low)
         high = tl.where(count >= top_k, high, middle)
-    floor = _float_of(low)
+    floor = float_of(low)
     total, counts = tl.zeros([BLOCK], tl.float64), tl.zeros([BLOCK], tl.int32)
     for start in tl.range(0, vocab_size, BLOCK, num_stages=NUM_STAGES):
-        own = _tempered(logits, start + tl.arange(0, BLOCK), vocab_size, divisor)
+        own = tempered(logits, start + tl.arange(0, BLOCK), vocab_size, divisor)
         total += tl.where(own > floor, tl.exp((own - peak).to(tl.float64)), 0.0)
         counts += (own > floor).to(tl.int32)
     # The others equal the floor.
@@ -265,7 +266,8 @@ def _joined(
     return scores, ids
 
 
-@triton.jit
+# Where scores lie depends on the number of rows: the kernel is not to be compiled again for that.
+@triton.jit(do_not_specialize_on_alignment=("ids_out", "scores_out"))
 def _settle(
     logits: tl.tensor,
     stride: tl.tensor,
@@ -310,7 +312,7 @@ def _settle(
     while is_open & (rounds > 0):
         rounds -= 1
         # Of a free place minus infinity.
-        values = _tempered(logits, ids, vocab_size, divisor)
+        values = tempered(logits, ids, vocab_size, divisor)
         is_kept, total_of_best = _kept(
             logits, vocab_size, divisor, peak, top_k, top_p, peak + log_min_p, values, ids, total_of_best,
             K, BLOCK, WIDTH, NUM_STAGES,

@@ -28,6 +28,13 @@ ROW = np.dtype(
 the vocabulary size or more is none, and so is a log_min_p of minus infinity."""
 ROW_WORDS = ROW.itemsize // 4
 """int32 words of a row."""
+TESTED = np.dtype([("bound", "f8"), ("token_id", "i4"), ("row", "i4"), ("first_claim", "i4"), ("num_claims", "i4")])
+"""A row of a chain as kernels read it: the greatest p with which its token is refused, the token, below 0 for none, the
+row of the logits, and what is subtracted from p then."""
+TESTED_WORDS = TESTED.itemsize // 4
+"""int32 words of it."""
+CHAIN_WORDS = 2
+"""int32 words of a chain as kernels read it: its first row, and how many tokens it has."""
 UNSETTLED = -1
 """Stands in place of a row's first token id where the host has to draw."""
 MAX_NUM_BEST = 8

@@ -183,7 +183,7 @@ def draft() -> Device:
 
 @pytest.fixture(autouse=True)
 def _has_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "_has_kernels", lambda logits: logits.device.type == "meta")
+    monkeypatch.setattr(sampling, "has_kernels", lambda logits: logits.device.type == "meta")
 
 
 def a_round(device: Device, rounds: Sequence[Round]) -> DeviceCounts:

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.acceptance import refusal_bound
-from outrider.core.noise import row_key
 from outrider.models.chains import Chain, claims
 from outrider.models.cuda.chains import judge_chains
 from outrider.models.cuda.rows import CHAIN_WORDS, ROW, ROW_WORDS, TESTED, TESTED_WORDS, UNSETTLED, write_rows
-from outrider.models.sampling import temperatures
 
 
 @torch.inference_mode()
@@ -56,8 +54,7 @@ def _packed(chains: Sequence[Chain], vocab_size: int, *, is_pinned: bool) -> tup
     numbers = [part.numpy() for part in _parts(buffer, sizes)]
     indices = [(chain, index) for chain in chains for index in range(len(chain.drafted) + 1)]
     params = [chain.sampling for chain, _ in indices]
-    keys = [row_key(chain.sampling.seed, chain.first_output_index + index) for chain, index in indices]
-    write_rows(numbers[0].view(ROW), params, temperatures(params), keys, vocab_size)
+    write_rows(numbers[0].view(ROW), params, [chain.first_output_index + index for chain, index in indices], vocab_size)
 
     tested = numbers[1].view(TESTED)
     tested["row"] = [chain.first_row + index for chain, index in indices]

@@ -66,8 +66,11 @@ def attend(
     for tile in sorted({tile for tile, _ in items}):
         first, count, table, root, tail, end = inputs.tiles[tile].tolist()
         assert count <= TILE // group
-        first_item = int(inputs.first_work[tile])
+        first_item = next(number for number, item in enumerate(items) if item[0] == tile)
         num_splits = -(-end // SPLIT)
+        # Where the results of its splits lie.
+        before = [int(inputs.tiles[other, 1]) for other, split in items[:first_item] if split >= 0]
+        assert items[first_item][1] < 0 or int(inputs.first_results[tile]) == sum(before)
         expected = [[tile, split] for split in range(num_splits)]
         assert items[first_item] == [tile, -1] or items[first_item : first_item + num_splits] == expected
         rows = inputs.row_list[first : first + count].long()

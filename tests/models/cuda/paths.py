@@ -48,7 +48,7 @@ def paths_of(segments: Sequence[Segment], queries_per_key: int) -> SimpleNamespa
                 tiles.append((len(row_list), len(some), first_block, root, first_tail, own[some[-1]] + 1))
                 row_list += [first_row + row for row in some]
     work = [(number, split) for number, tile in enumerate(tiles) for split in range(-(-tile[5] // SPLIT))]
-    first_work = [next(i for i, item in enumerate(work) if item[0] == number) for number in range(len(tiles))]
+    first_results = [sum(tiles[tile][1] for tile, _ in work if tile < number) for number in range(len(tiles))]
     # Behind the work stands what must not be read.
     given = {
         "positions": positions,
@@ -59,6 +59,6 @@ def paths_of(segments: Sequence[Segment], queries_per_key: int) -> SimpleNamespa
         "tiles": tiles,
         "work": [*work, (-(2**30), 2**30)],
         "num_work": [len(work)],
-        "first_work": first_work,
+        "first_results": first_results,
     }
     return SimpleNamespace(**{name: torch.tensor(value, dtype=torch.int32) for name, value in given.items()})

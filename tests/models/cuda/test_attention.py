@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def run(segments: Sequence[Segment], queries: Tensor, keys_values: Tensor, *, nu
     plan = Plan(segments, group)
     paths = paths_of(segments, group)
     pool.data[0].index_copy_(2, paths.places.long(), keys_values.permute(1, 2, 0, 3))
-    scratch = scratch_of(len(paths.work), len(paths.tiles), pool, num_programs)
+    scratch = scratch_of(paths, group, pool, num_programs)
     for _ in range(2):  # the second launch finds the counters as the first one left them, and nothing else
         out = torch.full((len(queries), queries[0].numel()), float("nan"))
         poison(scratch)
@@ -73,8 +74,11 @@ def run(segments: Sequence[Segment], queries: Tensor, keys_values: Tensor, *, nu
     return out
 
 
-def scratch_of(num_items: int, num_tiles: int, pool: KVPool, num_programs: int) -> Scratch:
-    made = Scratch.make(num_items, num_tiles, pool.shape.num_heads, pool.shape.head_dim, CPU)
+def scratch_of(paths: Any, group: int, pool: KVPool, num_programs: int) -> Scratch:
+    """Room for the results of splits, and for no more."""
+    shape, tiles = pool.shape, paths.work[: int(paths.num_work[0]), 0]
+    num_rows = int(paths.tiles[tiles.long(), 1].sum())
+    made = Scratch.make(num_rows * group * shape.num_heads, len(paths.tiles) * shape.num_heads, shape.head_dim, CPU)
     scratch = Scratch(made.sums, made.peaks, made.totals, made.counters, num_programs)
     poison(scratch)
     return scratch
@@ -235,7 +239,7 @@ def test_all_splits_of_a_tile_in_one_program_have_the_bits_of_several() -> None:
     paths.work = torch.tensor([(tile, -1) for tile in range(num_tiles)], dtype=torch.int32)
     paths.num_work = torch.tensor([num_tiles], dtype=torch.int32)
     out = torch.full_like(apart, float("nan"))
-    scratch = scratch_of(num_tiles, num_tiles, pool, 3)
+    scratch = scratch_of(paths, 4, pool, 3)
     attend(queries, pool.data[0], paths, 64, SCALE, out, scratch)
     assert torch.equal(out, apart)
     assert scratch.sums.isnan().all()
@@ -248,7 +252,7 @@ def test_rows_in_no_tile_are_left_as_they_are() -> None:
     pool.data[0].index_copy_(2, paths.places.long(), keys_values.permute(1, 2, 0, 3))
     out = torch.zeros(3, 4 * 32)
     padded = torch.cat((queries, torch.full((2, 4, 32), float("nan"))))
-    attend(padded, pool.data[0], paths, 64, SCALE, out, scratch_of(3, 1, pool, 2))
+    attend(padded, pool.data[0], paths, 64, SCALE, out, scratch_of(paths, 4, pool, 2))
     assert out[0].isfinite().all()
     assert (out[0] != 0).any()
     assert (out[1:] == 0).all()
@@ -261,7 +265,7 @@ def test_nothing_is_written_before_all_splits_of_a_tile_are_done() -> None:
     pool.data[0].index_copy_(2, paths.places.long(), keys_values.permute(1, 2, 0, 3))
     paths.num_work -= 1
     out = torch.zeros(1, 4 * 32)
-    attend(queries, pool.data[0], paths, 64, SCALE, out, scratch_of(3, 1, pool, 2))
+    attend(queries, pool.data[0], paths, 64, SCALE, out, scratch_of(paths, 4, pool, 2))
     assert (out == 0).all()
 
 
@@ -273,7 +277,7 @@ def test_attention_in_bfloat16_is_that_of_rounded_weights() -> None:
     data = pool.data[0].bfloat16()
     data.index_copy_(2, paths.places.long(), keys_values.permute(1, 2, 0, 3))
     out = torch.zeros(5, 8 * 32, dtype=torch.bfloat16)
-    attend(queries, data, paths, 64, SCALE, out, scratch_of(1, 1, pool, 2))
+    attend(queries, data, paths, 64, SCALE, out, scratch_of(paths, 4, pool, 2))
     text = data[:, :, torch.from_numpy(cache.places(np.arange(75)))].float()
     keys, values = (tensor.repeat_interleave(4, 0) for tensor in text)
     scores = torch.einsum("rhd,hpd->hrp", queries.float(), keys) * SCALE

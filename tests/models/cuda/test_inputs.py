@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.models.cuda.inputs import Inputs, Packer, Shape
+from outrider.models.cuda.inputs import SPLIT, Inputs, Packer, Shape, parts_of, share_work
 from outrider.models.kv_cache import CacheShape, KVPool
 from outrider.models.packing import Segment
 
@@ -139,4 +139,16 @@ def test_splits_of_many_tiles_are_not_shared_among_programs(num_rows: int, split
     packer.finish([])
     expected = [[tile, split] for tile in range(num_rows) for split in splits]
     assert inputs.work[: int(inputs.num_work[0])].tolist() == expected
-    assert inputs.first_work[:num_rows].tolist() == [len(splits) * tile for tile in range(num_rows)]
+    assert inputs.first_results[:num_rows].tolist() == [2 * tile for tile in range(num_rows)]
+
+
+@pytest.mark.parametrize(("num_rows", "is_shared"), [(1, True), (16, True), (17, False)])
+def test_splits_are_shared_as_long_as_there_is_room_for_the_results_of_their_rows(
+    num_rows: int, is_shared: bool
+) -> None:
+    parts = parts_of(np.zeros(Shape(64).num_fixed, dtype=np.int32), Shape(64))
+    # Two tiles of 512 splits each.
+    parts["tiles"][:2, 1], parts["tiles"][:2, 5] = num_rows, 512 * SPLIT
+    share_work(parts, 2)
+    assert (parts["num_work"][0] == 1024) == is_shared
+    assert parts["first_results"][:2].tolist() == [0, 512 * num_rows]

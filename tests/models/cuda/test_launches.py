@@ -70,9 +70,9 @@ def launch_layer(num_rows: int, num_slots: int, num_tiles: int) -> None:
     heads = empty(num_rows, (NUM_QUERIES + 2 * NUM_KEYS) * HEAD_DIM)
     turns = empty(num_slots, HEAD_DIM // 2, 2, dtype=torch.float32)
     store_heads(heads, turns, rows, rows, norms, 1e-6, queries, data[1])
-    names = ("tables", "tails", "tiles", "work", "num_work", "first_work")
+    names = ("tables", "tails", "tiles", "work", "num_work", "first_results")
     paths: Any = SimpleNamespace(positions=rows, row_list=rows, **dict.fromkeys(names, item))
-    scratch = Scratch.make(num_tiles, num_tiles, NUM_KEYS, HEAD_DIM, torch.device("meta"))
+    scratch = Scratch.make(num_tiles * NUM_QUERIES, num_tiles * NUM_KEYS, HEAD_DIM, torch.device("meta"))
     attend(queries, data[1], paths, 64, HEAD_DIM**-0.5, empty(num_rows, NUM_QUERIES * HEAD_DIM), scratch)
     move_rows(data, item, item, item)
 

@@ -57,8 +57,9 @@ class Paths(Protocol):
     """
     num_work: Tensor
     """[1]: how many items there are; what lies behind them is not read."""
-    first_work: Tensor
-    """[tiles]: first item of each tile."""
+    first_results: Tensor
+    """[tiles]: rows of all items before the first one of each tile: the results of splits lie one behind the other. Not
+    read of tiles with split -1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,34 +67,32 @@ class Scratch:
     """Holds room for the results of splits, for one forward at a time. All layers share it."""
 
     sums: Tensor
-    """float32 [items, key-value heads, 64, head_dim]: weighted values."""
+    """float32 [results, head_dim]: weighted values, of each split, key-value head, row and query head."""
     peaks: Tensor
-    """float32 [items, key-value heads, 64]: greatest score of each row of a split, as a power of two."""
+    """float32 [results]: greatest scores, as powers of two."""
     totals: Tensor
-    """float32 [items, key-value heads, 64]: sum of the weights."""
+    """float32 [results]: sums of the weights."""
     counters: Tensor
-    """int32 [tiles, key-value heads]: splits that are done. Zero between launches."""
+    """int32 [tiles * key-value heads]: splits that are done. Zero between launches."""
     num_programs: int
     """Programs of a launch. It changes no bits."""
 
     @classmethod
-    def make(cls, max_items: int, max_tiles: int, num_heads: int, head_dim: int, device: torch.device) -> Scratch:
-        """Allocates the room: 32 KiB and a little for each item and key-value head of width 128.
+    def make(cls, max_results: int, max_counters: int, head_dim: int, device: torch.device) -> Scratch:
+        """Allocates the room: half a KiB and a little for each result of width 128.
 
         Args:
-            max_items: Most items of `Paths.work`.
-            max_tiles: Most tiles.
-            num_heads: Key-value heads.
-            head_dim: Their width.
+            max_results: Most rows of all items of `Paths.work`, times the query heads.
+            max_counters: Most tiles, times the key-value heads.
+            head_dim: Width of a head.
             device: Device of the model.
         """
-        sizes = max_items, num_heads, TILE
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
         return cls(
-            torch.empty(*sizes, head_dim, device=device),
-            torch.empty(sizes, device=device),
-            torch.empty(sizes, device=device),
-            torch.zeros(max_tiles, num_heads, dtype=torch.int32, device=device),
+            torch.empty(max_results, head_dim, device=device),
+            torch.empty(max_results, device=device),
+            torch.empty(max_results, device=device),
+            torch.zeros(max_counters, dtype=torch.int32, device=device),
             PROGRAMS_PER_PROCESSOR * processors,
         )
 
@@ -137,7 +136,7 @@ def attend(
         paths.tiles,
         paths.work,
         paths.num_work,
-        paths.first_work,
+        paths.first_results,
         out,
         scratch.sums,
         scratch.peaks,
@@ -172,7 +171,7 @@ def attend_kernel(
     tiles: tl.tensor,
     work: tl.tensor,
     num_work: tl.tensor,
-    first_work: tl.tensor,
+    first_results: tl.tensor,
     out: tl.tensor,
     sums: tl.tensor,
     peaks: tl.tensor,
@@ -222,17 +221,19 @@ def attend_kernel(
         if has_all:
             tl.store(out + offsets, (sum_ / total[:, None]).to(out.dtype.element_ty), is_used[:, None])
         else:
-            line = lanes.to(tl.int64) + (index * NUM_HEADS + head) * TILE
-            tl.store(peaks + line, peak, is_used)
-            tl.store(totals + line, total, is_used)
-            tl.store(sums + line[:, None] * HEAD_DIM + dims, sum_, is_used[:, None])
+            # Read again: what would be kept over all positions has no register.
+            num_used = tl.load(entry + 1) * GROUP
+            line = lanes.to(tl.int64) + tl.load(first_results + tile) * (GROUP * NUM_HEADS) + head * num_used
+            own_line = line + tl.load(work + 2 * index + 1) * (num_used * NUM_HEADS)
+            tl.store(peaks + own_line, peak, is_used)
+            tl.store(totals + own_line, total, is_used)
+            tl.store(sums + own_line[:, None] * HEAD_DIM + dims, sum_, is_used[:, None])
             # All threads have written before one of them counts.
             tl.debug_barrier()
             counter = counters + tile * NUM_HEADS + head
             if tl.atomic_add(counter, 1) == num_splits - 1:
-                line = lanes.to(tl.int64) + (tl.load(first_work + tile) * NUM_HEADS + head) * TILE
                 _combine(out + offsets, is_used, peaks + line, totals + line, sums + line[:, None] * HEAD_DIM + dims,
-                         num_splits, NUM_HEADS * TILE, HEAD_DIM, TILE)  # fmt: skip
+                         num_splits, num_used * NUM_HEADS, HEAD_DIM, TILE)  # fmt: skip
                 tl.store(counter, 0)
 
 
@@ -303,7 +304,7 @@ def _combine(
     totals: tl.tensor,
     sums: tl.tensor,
     num_splits: tl.tensor,
-    STRIDE: tl.constexpr,
+    stride: tl.tensor,
     HEAD_DIM: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
@@ -317,7 +318,7 @@ def _combine(
         its_total = tl.load(totals, is_used, 1.0, cache_modifier=".cg")
         its_sum = tl.load(sums, is_used[:, None], 0.0, cache_modifier=".cg")
         peak, total, sum_ = _added(peak, total, sum_, its_peak, its_total, its_sum)
-        peaks += STRIDE
-        totals += STRIDE
-        sums += STRIDE * HEAD_DIM
+        peaks += stride
+        totals += stride
+        sums += stride * HEAD_DIM
     tl.store(out, (sum_ / total[:, None]).to(out.dtype.element_ty), is_used[:, None])

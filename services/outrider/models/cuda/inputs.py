@@ -27,9 +27,12 @@ SPLIT = 256
 """Positions of a split."""
 MAX_WANTED = 256
 """Most rows of a forward of whose logits the graph makes room. What is wanted beyond is computed behind it."""
-MAX_ITEMS = 1024
-"""Most items of work of a forward whose splits are shared among programs: of so many the results have room. With 8
-key-value heads of 128 that is a quarter of a GiB, and enough for 256 000 positions in fewer than `MANY_TILES` tiles."""
+MAX_ITEMS = 2048
+"""Most items of work of a forward whose splits are shared among programs: half a million positions, each counted once
+for every tile that sees it."""
+MAX_SPLIT_ROWS = 1 << 14
+"""Most rows of all these items, whose results go through memory: with 32 query heads of 128 that is a quarter of a GiB.
+Longer splits would need less, and add up in another order, so that a row had other bits."""
 MANY_TILES = 64
 """Tiles from which on one program computes all splits of a tile: there are enough of them for all programs."""
 MAX_PAIRS = 1024
@@ -67,7 +70,7 @@ class Shape:
             "places": (self.rows,),
             "row_list": (self.rows,),
             "tiles": (self.rows, 6),
-            "first_work": (self.rows,),
+            "first_results": (self.rows,),
             "wanted": (-(-self.rows // self.wanted) * self.wanted,),
             "spans": (MAX_SPANS, 2),
             "moves": (MAX_PAIRS, 2),
@@ -113,8 +116,8 @@ class Inputs:
         """[rows]: rows by path, and by position within a path."""
         self.tiles = views["tiles"]
         """[tiles, 6]: first row in `row_list`, number of rows, first of the table, root, first of the tail, end."""
-        self.first_work = views["first_work"]
-        """[tiles]: first item of each tile."""
+        self.first_results = views["first_results"]
+        """[tiles]: rows of all items before the first one of each tile."""
         self.wanted = views["wanted"]
         """[at least rows]: rows whose logits are computed, `Shape.wanted` at a time, filled up with row 0."""
         self.spans, self.moves = views["spans"], views["moves"]
@@ -198,13 +201,16 @@ def parts_of(array: Ints, shape: Shape) -> dict[str, Ints]:
 
 def share_work(parts: dict[str, Ints], num_tiles: int) -> None:
     """Makes the items of work of a forward's first tiles."""
-    splits = -(-parts["tiles"][:num_tiles, 5] // SPLIT)
+    tiles = parts["tiles"][:num_tiles]
+    splits = -(-tiles[:, 5] // SPLIT)
+    last_results = np.cumsum(splits * tiles[:, 1])
+    has_room = splits.sum() <= MAX_ITEMS and (not num_tiles or last_results[-1] <= MAX_SPLIT_ROWS)
     # The bits are the same: kernels add up splits in the same order.
-    is_whole = num_tiles >= MANY_TILES or splits.sum() > MAX_ITEMS
+    is_whole = num_tiles >= MANY_TILES or not has_room
     items = np.ones_like(splits) if is_whole else splits
     first_work = np.cumsum(items) - items
     num_items = int(items.sum())
-    parts["first_work"][:num_tiles] = first_work
+    parts["first_results"][:num_tiles] = last_results - splits * tiles[:, 1]
     parts["work"][:num_items, 0] = np.repeat(np.arange(num_tiles), items)
     parts["work"][:num_items, 1] = -1 if is_whole else np.arange(num_items) - np.repeat(first_work, items)
     parts["num_work"][0] = num_items

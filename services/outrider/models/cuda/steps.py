@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.models.cuda.inputs import MAX_ITEMS, Inputs
+from outrider.models.cuda.inputs import MAX_SPLIT_ROWS, Inputs
 from outrider.models.kv_cache import KVPool
 from outrider.models.rotary import RotaryTable
 from outrider.models.steps import AddAndNorm, Steps
@@ -29,7 +29,7 @@ class Kernels:
     """See `outrider.models.cuda.heads`."""
     attend: Callable[[Tensor, Tensor, Inputs, int, float, Tensor, Any], None]
     """See `outrider.models.cuda.attention`, as for its scratch memory."""
-    make_scratch: Callable[[int, int, int, int, torch.device], Any]
+    make_scratch: Callable[[int, int, int, torch.device], Any]
     move_rows: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     """See `outrider.models.cuda.moves`."""
     best_tokens: Callable[[Tensor, Tensor, int], Tensor]
@@ -87,7 +87,9 @@ class CudaSteps(Steps[Inputs]):
         self._queries = torch.zeros(max_rows, num_queries, shape.head_dim, dtype=shape.dtype, device=shape.device)
         # Rows that are nobody's are not written: whatever is left of another forward is a number.
         self._attended = torch.zeros_like(self._queries).flatten(1)
-        self._scratch = self._kernels.make_scratch(MAX_ITEMS, max_rows, shape.num_heads, shape.head_dim, shape.device)
+        self._scratch = self._kernels.make_scratch(
+            MAX_SPLIT_ROWS * num_queries, max_rows * shape.num_heads, shape.head_dim, shape.device
+        )
 
     def move(self, inputs: Inputs) -> None:
         """Moves the accepted rows of trees, which everything else reads where they belong."""

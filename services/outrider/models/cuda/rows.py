@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from outrider.core.noise import row_keys
+from outrider.core.noise import row_key, row_keys
 from outrider.core.params import SamplingParams
 from outrider.models.contenders import Best
 from outrider.models.sampling import temperatures
@@ -35,6 +35,8 @@ TESTED_WORDS = TESTED.itemsize // 4
 """int32 words of it."""
 CHAIN_WORDS = 2
 """int32 words of a chain as kernels read it: its first row, and how many tokens it has."""
+MANY_ROWS = 16
+"""Rows from which on their keys are computed together: fewer are quicker one by one."""
 UNSETTLED = -1
 """Stands in place of a row's first token id where the host has to draw."""
 MAX_NUM_BEST = 8
@@ -86,13 +88,15 @@ def write_rows(
     """
     # Mostly a session has several rows, of one object: what it says is looked up once.
     kinds = {id(p): p for p in params}
-    found = np.zeros(len(kinds), dtype=ROW)
-    for row, p, (divisor,) in zip(found, kinds.values(), temperatures(list(kinds.values())), strict=True):
-        if p.is_greedy:
-            row["top_p"], row["temperature"], row["top_k"], row["log_min_p"] = 1.0, 0.0, vocab_size, -math.inf
-        else:
-            row["top_p"], row["temperature"], row["top_k"] = p.top_p, divisor, min(p.top_k or vocab_size, vocab_size)
-            row["log_min_p"] = math.log(p.min_p) if p.min_p else -math.inf
-    numbers = dict(zip(kinds, range(len(kinds)), strict=True))
-    rows[:] = found[[numbers[id(p)] for p in params]]
-    rows["key"] = row_keys([p.seed for p in params], output_indices)
+    fields = {
+        each: (1.0, 0.0, vocab_size, -math.inf)
+        if p.is_greedy
+        else (p.top_p, divisor, min(p.top_k or vocab_size, vocab_size), math.log(p.min_p) if p.min_p else -math.inf)
+        for (each, p), (divisor,) in zip(kinds.items(), temperatures(list(kinds.values())), strict=True)
+    }
+    columns = np.array([fields[id(p)] for p in params]).T
+    rows["top_p"], rows["temperature"], rows["top_k"], rows["log_min_p"] = columns
+    if len(params) < MANY_ROWS:
+        rows["key"] = [row_key(p.seed, index) for p, index in zip(params, output_indices, strict=True)]
+    else:
+        rows["key"] = row_keys([p.seed for p in params], output_indices)

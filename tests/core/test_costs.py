@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from outrider.core.costs import (
     HOLD_SHARE,
     STUCK_AFTER_TIMEOUTS,
+    AttentionTimes,
+    Contexts,
     DraftTimings,
     ForwardTimes,
     Waiting,
@@ -33,6 +35,49 @@ def test_times_between_two_measurements_lie_on_a_line() -> None:
 def test_two_noisy_measurements_are_no_line_that_goes_on_for_ever() -> None:
     times = ForwardTimes({24: 6.10, 32: 6.05})
     assert [times.of(rows) for rows in (33, 1000, 2112)] == pytest.approx([6.2390625, 189.0625, 399.3])
+
+
+ATTENTION = AttentionTimes(slot_ms=0.001, row_slot_ms=0.0002, context_len=200)
+
+
+def test_long_contexts_add_a_time_for_what_is_read_once_and_for_what_each_row_attends_to() -> None:
+    times = ForwardTimes({1: 10.0, 32: 20.0}, attention=ATTENTION)
+    assert (times.of(1), times.of(32)) == (10.0, 20.0)
+    times.contexts = Contexts(4200, 1)
+    assert [times.of(rows) for rows in (1, 32)] == pytest.approx([10 + 4 + 0.8, 20 + 4 + 25.6])
+    # Eight sessions of four rows each read eight contexts, and a row attends to one of them.
+    times.contexts = Contexts(8 * 4200, 8)
+    assert times.of(32) == pytest.approx(20 + 8 * 4 + 8 * 4 * 0.8)
+    times.contexts = Contexts(8 * 100, 8)
+    assert times.of(32) == 20.0
+
+
+def test_fewer_rows_are_worth_their_time_behind_a_long_context() -> None:
+    times = ForwardTimes({1: 20.0, 32: 21.0}, attention=ATTENTION)
+    probabilities = [0.7**n for n in range(1, 17)]
+    short = num_worth(probabilities, times)
+    times.contexts = Contexts(8200, 1)
+    assert 0 < num_worth(probabilities, times) < short
+
+
+def test_forwards_behind_long_contexts_teach_what_contexts_add_and_spoil_no_size() -> None:
+    twice = replace(ATTENTION, slot_ms=2 * ATTENTION.slot_ms, row_slot_ms=2 * ATTENTION.row_slot_ms)
+    times = ForwardTimes({1: 10.0, 32: 20.0}, attention=ATTENTION)
+    truth = ForwardTimes({1: 10.0, 32: 20.0}, attention=twice)
+    for num_slots in (200, 8200, 16_200) * 300:
+        truth.contexts = Contexts(num_slots, 1)
+        for rows in (1, 32):
+            times.observe(rows, truth.of(rows), truth.contexts)
+    for num_slots in (200, 4200, 16_200):
+        times.contexts = truth.contexts = Contexts(num_slots, 1)
+        assert [times.of(rows) for rows in (1, 32)] == pytest.approx([truth.of(rows) for rows in (1, 32)], rel=0.05)
+
+
+def test_a_size_that_is_learnt_behind_a_long_context_is_known_without_it() -> None:
+    times = ForwardTimes({1: 10.0, 32: 20.0}, attention=ATTENTION)
+    contexts = Contexts(2200, 1)
+    times.observe(64, 30.0 + ATTENTION.of(64, contexts), contexts)
+    assert times.of(64) == pytest.approx(30.0)
 
 
 def test_a_single_measurement_says_nothing_of_other_sizes() -> None:

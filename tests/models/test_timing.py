@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from outrider.models import fusion
-from outrider.models.runner import Runner
-from outrider.models.timing import EventStopwatch, HostStopwatch, measure_buckets, measure_products, stopwatch_for
+from outrider.core.costs import AttentionTimes
+from outrider.models import fusion, timing
+from outrider.models.runner import Runner, Segment
+from outrider.models.timing import (
+    EventStopwatch,
+    HostStopwatch,
+    measure_attention,
+    measure_buckets,
+    measure_products,
+    stopwatch_for,
+)
 from tests.support.cuda_twins import EAGER_TWIN
 from tests.support.tiny_models import build
 
@@ -106,3 +116,42 @@ def test_large_products_are_measured_alone(monkeypatch: pytest.MonkeyPatch) -> N
     times_ms = measure_products(runner, [1, 2], num_repeats=1)
     assert times_ms.keys() == {1, 2}
     assert min(times_ms.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("slot_ms", "row_slot_ms", "found"),
+    [
+        (0.01, 0.002, (0.01, 0.002)),
+        (0.01, 0.0, (0.01, 0.0)),
+        (0.01, -0.001, (0.009, 0.0)),  # noise: more rows were faster, and one row met
+        (-0.001, 0.002, (0.0, 0.001875)),  # noise: more rows are met
+        (-0.01, 0.0, (0.0, 0.0)),
+    ],
+)
+def test_what_contexts_add_is_told_from_few_and_more_rows_behind_short_and_long_ones(
+    slot_ms: float, row_slot_ms: float, found: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take_turns(_runner: Runner, forwards: dict[tuple[int, int], Any], *_others: Any) -> dict[Any, float]:
+        assert all(cache.length == length for (length, _), parts in forwards.items() for cache, _ in parts)
+        return {
+            (length, rows): 5.0 + rows + sum(cache.length for cache, _ in parts) * (slot_ms + rows * row_slot_ms)
+            for (length, rows), parts in forwards.items()
+        }
+
+    monkeypatch.setattr(timing, "_take_turns", take_turns)
+    runner = Runner(build("llama"), num_blocks=16)
+    times = measure_attention(runner, 200)
+    assert (times.slot_ms, times.row_slot_ms) == pytest.approx(found)
+    assert times.context_len == 200
+    assert runner.pool.blocks.num_free == 16
+
+
+def test_what_contexts_add_is_measured_where_there_is_room_for_long_ones() -> None:
+    runner, small = Runner(build("llama"), num_blocks=16), Runner(build("llama"), num_blocks=9)
+    ids = list(range(40))
+    expected = runner.forward([Segment(runner.new_cache(), ids, 1)])
+    times = measure_attention(runner, 200, num_repeats=1)
+    assert times.slot_ms >= 0 <= times.row_slot_ms
+    # What was written for it is nobody's.
+    assert torch.equal(runner.forward([Segment(runner.new_cache(), ids, 1)]), expected)
+    assert measure_attention(small, 200) == AttentionTimes()

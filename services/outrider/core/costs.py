@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from outrider.core.params import Fallback, Method, SpeculationParams
 from outrider.core.tree import Node
@@ -23,6 +24,30 @@ MAX_DEVIATION = 2.0
 disturbed."""
 
 
+class Contexts(NamedTuple):
+    """Describes what stands before the rows of a forward."""
+
+    num_slots: int = 0
+    """Slots that are attended, of all sessions together."""
+    num_sessions: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTimes:
+    """Predicts what attention adds to a forward behind long contexts. Each session's keys and values are read once,
+    which takes a time by slot, and each of its rows attends to them, which takes a time by row and slot."""
+
+    slot_ms: float = 0.0
+    row_slot_ms: float = 0.0
+    context_len: int = 0
+    """Slots before the rows of the forwards that all others are compared with; shorter contexts count as this long."""
+
+    def of(self, num_rows: int, contexts: Contexts) -> float:
+        """Returns what is added, in milliseconds. Sessions have equally many of the rows."""
+        num_beyond = max(0, contexts.num_slots - contexts.num_sessions * self.context_len)
+        return num_beyond * (self.slot_ms + self.row_slot_ms * num_rows / max(1, contexts.num_sessions))
+
+
 class ForwardTimes:
     """Predicts the time of one target forward by its rows, in milliseconds, from measurements at some sizes.
 
@@ -31,18 +56,27 @@ class ForwardTimes:
     nothing of a line through them. From a single size nothing is known of others, and all count as equal to it.
 
     More rows can be cheaper: matrix products have kernels for some sizes that beat those for smaller ones. So the
-    times need not rise. The rows of a sub-tree cost what those of a chain cost: the attention is a small part of a
-    forward, and its mask a small part of that (measured: within 2 % at 8 to 32 rows behind 200 to 800 tokens).
+    times need not rise. The rows of a sub-tree cost what those of a chain cost: the mask is a small part of the
+    attention (measured: within 2 % at 8 to 32 rows behind 200 to 800 tokens).
+
+    The sizes were measured behind a short context. What long ones add is predicted apart, for `contexts`.
 
     Where forwards are filled up to a few sizes, as the graphs of a GPU are, nothing lies between these: all rows up to
     a size cost what it costs, and more than the largest one has take several forwards.
     """
 
-    def __init__(self, measured_ms: Mapping[int, float], *, is_filled_up: bool = False) -> None:
+    def __init__(
+        self,
+        measured_ms: Mapping[int, float],
+        *,
+        is_filled_up: bool = False,
+        attention: AttentionTimes | None = None,
+    ) -> None:
         """
         Args:
             measured_ms: Times by number of rows.
             is_filled_up: True if every forward is filled up to the next of these numbers.
+            attention: What long contexts add. None means nothing.
 
         Raises:
             ValueError: There is no measurement, or one is not positive.
@@ -55,23 +89,38 @@ class ForwardTimes:
         """Rows between the sizes beyond the largest one that was measured at first."""
         self._is_filled_up = is_filled_up
         self._known: dict[int, float] = {}
+        """Times of sizes without what contexts add."""
+        self._attention = attention or AttentionTimes()
+        self._attention_scale = 1.0
+        """Ratio of what contexts add to what was measured at first."""
+        self.contexts = Contexts()
+        """Contexts of the forwards that are asked about."""
 
-    def observe(self, num_rows: int, time_ms: float) -> None:
-        """Learns from a forward: the nearest size moves slowly towards its time.
+    def observe(self, num_rows: int, time_ms: float, contexts: Contexts | None = None) -> None:
+        """Learns from a forward: the nearest size, and what contexts add, move slowly towards its time.
 
         A machine that was busy when the server started is not busy for ever. A forward beyond the largest size adds
         its own.
+
+        Args:
+            num_rows: Its rows.
+            time_ms: Its time.
+            contexts: Those before its rows. None means `contexts`.
         """
+        attention_ms = self._attention_ms(num_rows, self.contexts if contexts is None else contexts)
         if num_rows > self._sizes[-1] and not self._is_filled_up:
-            self._add_size(num_rows, time_ms)
+            self._add_size(num_rows, time_ms - attention_ms)
             return
-        expected = self.of(num_rows)
+        expected = self._without_contexts(num_rows) + attention_ms
         ratio = min(MAX_DEVIATION, max(1 / MAX_DEVIATION, time_ms / expected))
+        # Each part has the share of the error that it has of the time.
+        share = attention_ms / expected
+        self._attention_scale *= 1 + LEARNING_RATE * share * (ratio - 1)
         if self._is_filled_up:
             nearest = min(bisect_left(self._sizes, num_rows), len(self._sizes) - 1)
         else:
             nearest = min(range(len(self._sizes)), key=lambda index: abs(self._sizes[index] - num_rows))
-        self._times_ms[nearest] *= 1 + LEARNING_RATE * (ratio - 1)
+        self._times_ms[nearest] *= 1 + LEARNING_RATE * (1 - share) * (ratio - 1)
         self._known.clear()  # times between the sizes depend on this one
 
     def _add_size(self, num_rows: int, time_ms: float) -> None:
@@ -80,13 +129,20 @@ class ForwardTimes:
         # Whole steps, so that they are few. Rounded up, as fewer rows do not take longer than more of them.
         size = -(-num_rows // self._step) * self._step
         # The first time of a size may be a hiccup: it lies between what is known and what would be taken without it.
-        bounded_ms = min(self.of(size), max(max(self._times_ms), time_ms))
+        bounded_ms = min(self._without_contexts(size), max(max(self._times_ms), time_ms))
         self._sizes.append(size)
         self._times_ms.append(bounded_ms)
         self._known.clear()
 
     def of(self, num_rows: int) -> float:
-        """Returns the time of a forward. Beyond the largest size it is never less than that of any known size."""
+        """Returns the time of a forward behind `contexts`. Beyond the largest size it is never less than that of any
+        known size."""
+        return self._without_contexts(num_rows) + self._attention_ms(num_rows, self.contexts)
+
+    def _attention_ms(self, num_rows: int, contexts: Contexts) -> float:
+        return self._attention_scale * self._attention.of(num_rows, contexts)
+
+    def _without_contexts(self, num_rows: int) -> float:
         # Kept, because `num_worth` asks for one size after the other, round after round.
         time_ms = self._known.get(num_rows)
         if time_ms is None:

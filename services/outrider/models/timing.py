@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 
+from outrider.core.costs import AttentionTimes
 from outrider.models.runner import KVCache, Runner, Segment
+
+K = TypeVar("K", bound=Hashable)
 
 
 class Stopwatch(Protocol):
@@ -138,6 +142,56 @@ def measure_buckets(runner: Runner, max_rows: int, context: int = 200, *, num_re
     }
 
 
+LONG_CONTEXT = 2048
+"""Most slots of the long contexts that are measured."""
+MIN_LONGER = 256
+"""Least slots that they must be longer than the short ones: less would be lost in the noise."""
+
+
+def measure_attention(runner: Runner, context: int, *, num_repeats: int = 7) -> AttentionTimes:
+    """Measures what a forward takes longer behind long contexts than behind short ones. Of a runner without room for
+    long ones it says nothing: then they add nothing.
+
+    Args:
+        runner: The model. Nothing else may use it meanwhile.
+        context: Slots of the short contexts.
+        num_repeats: Forwards of each kind, of which there are four.
+    """
+    # On a GPU one session's keys and values would be read in no time, and few rows are filled up to as many.
+    num_sessions, num_more = (1, 8) if runner.device.type == "cpu" else (8, 2)
+    block_size = runner.pool.block_size
+    room = runner.pool.blocks.num_free // num_sessions * block_size - context - 4 * block_size
+    longest = min(LONG_CONTEXT, runner.max_context_len - num_more, room)
+    if longest - context < MIN_LONGER:
+        return AttentionTimes()
+    caches = {length: [_filled(runner, length) for _ in range(num_sessions)] for length in (context, longest)}
+    forwards = {
+        (length, num_rows): [(cache, num_rows) for cache in of_length]
+        for length, of_length in caches.items()
+        for num_rows in (1, num_more)
+    }
+    # The fastest of each: what disturbs the machine only adds, and differences of medians would be those of the noise.
+    times_ms = _take_turns(runner, forwards, num_repeats, min)
+    for cache in (cache for of_length in caches.values() for cache in of_length):
+        cache.clear()
+    one, more = (times_ms[longest, num_rows] - times_ms[context, num_rows] for num_rows in (1, num_more))
+    num_slots = num_sessions * (longest - context)
+    # Neither is below 0, and the time of more rows is met where both cannot be.
+    row_slot_ms = max(0.0, min((more - one) / (num_more - 1), more / num_more)) / num_slots
+    return AttentionTimes(max(0.0, one / num_slots - row_slot_ms), row_slot_ms, context)
+
+
+def _filled(runner: Runner, num_slots: int) -> KVCache:
+    """Makes a cache with keys and values of no text: what they are does not matter for the time, but that they are
+    there does, as memory that was never written may be no memory."""
+    cache = runner.new_cache()
+    cache.reserve(num_slots)
+    places = torch.from_numpy(cache.places(np.arange(num_slots))).to(runner.device)
+    runner.pool.data.index_fill_(3, places, 0.0)
+    cache.append(range(num_slots))
+    return cache
+
+
 @torch.inference_mode()
 def measure_products(runner: Runner, rows: Sequence[int], *, num_repeats: int = 15) -> dict[int, float]:
     """Measures the median time of the large products of a forward alone, back to back, in milliseconds: the least that
@@ -169,8 +223,13 @@ def measure_sessions(
     return times_ms
 
 
-def _take_turns(runner: Runner, forwards: dict[int, list[tuple[KVCache, int]]], num_repeats: int) -> dict[int, float]:
-    times: dict[int, list[float]] = {n: [] for n in forwards}
+def _take_turns(
+    runner: Runner,
+    forwards: dict[K, list[tuple[KVCache, int]]],
+    num_repeats: int,
+    choose: Callable[[list[float]], float] = statistics.median,
+) -> dict[K, float]:
+    times: dict[K, list[float]] = {n: [] for n in forwards}
     for repeat in range(num_repeats + 2):
         for n, parts in forwards.items():
             lengths = [cache.length for cache, _ in parts]
@@ -181,7 +240,7 @@ def _take_turns(runner: Runner, forwards: dict[int, list[tuple[KVCache, int]]], 
                 times[n].append(1e3 * (time.perf_counter() - started))
             for (cache, _), length in zip(parts, lengths, strict=True):
                 cache.truncate(length)
-    return {n: statistics.median(samples) for n, samples in times.items()}
+    return {n: choose(samples) for n, samples in times.items()}
 
 
 def forward_us_of(runner: Runner) -> int:

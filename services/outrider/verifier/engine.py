@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 
 from outrider.core.blocks import OutOfBlocks
-from outrider.core.costs import HOLD_SHARE, ForwardTimes
+from outrider.core.costs import HOLD_SHARE, Contexts, ForwardTimes
 from outrider.core.retrieval.recycling import NUM_NEXT
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec, Verdict
@@ -129,7 +129,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             self._loop.call_soon_threadsafe(session.listener.on_admitted, session.cache.length)
         until_refused = self._refuse_those_that_waited_too_long(now)
         residents = self.residency.residents
-        self._timings.set_sessions([Activity.of(session.choice.strategy) for session in residents])
+        activities = [Activity.of(session.choice.strategy) for session in residents]
+        self._timings.set_sessions(activities, sum(session.cache.length for session in residents))
         # Paused sessions need no deadline: their reader's progress is posted.
         running = [session for session in residents if not session.is_paused]
         ready, wait_s = ready_sessions(running, now, self._timings.forward_ms.get(0.0))
@@ -269,7 +270,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             return num_rows
         if _is_decoding(work, segments):
             self._timings.forward_ms.add(forward_ms)
-            self._timings.forward_times.observe(num_rows, forward_ms)
+            num_slots = sum(segment.cache.length - len(segment.token_ids) for segment in segments)
+            self._timings.forward_times.observe(num_rows, forward_ms, Contexts(num_slots, len(segments)))
         return num_rows
 
 

@@ -15,7 +15,7 @@ from outrider.models.runner import cache_shape
 from outrider.models.structure import Grammars
 from outrider.models.text import TextCodec
 from outrider.models.threads import in_own_thread
-from outrider.models.timing import measure_buckets, measure_forward
+from outrider.models.timing import measure_attention, measure_buckets, measure_forward
 from outrider.peers.datastore import DatastorePeer
 from outrider.peers.fleet import SpeculatorFleet
 from outrider.peers.speculator import Speculators
@@ -153,14 +153,19 @@ class VerifierService:
         if forward_times_ms is not None:
             return model, forward_times_ms, ForwardTimes(forward_times_ms)
         context_len = min(200, model.max_context_len // 2)
+        attention = measure_attention(model.runner, context_len)
         if model.runner.buckets:
             bucket_ms = measure_buckets(model.runner, self._settings.max_rows, context_len, num_repeats=7)
             # Callers ask what a plain round takes.
-            return model, {1: bucket_ms[min(bucket_ms)], **bucket_ms}, ForwardTimes(bucket_ms, is_filled_up=True)
+            return (
+                model,
+                {1: bucket_ms[min(bucket_ms)], **bucket_ms},
+                ForwardTimes(bucket_ms, is_filled_up=True, attention=attention),
+            )
         is_accelerated = model.runner.device.type != "cpu"
         rows = (*MEASURED_ROWS, *ACCELERATOR_ROWS) if is_accelerated else MEASURED_ROWS
         forward_times_ms = measure_forward(model.runner, rows, context=context_len, num_repeats=7)
-        return model, forward_times_ms, ForwardTimes(forward_times_ms)
+        return model, forward_times_ms, ForwardTimes(forward_times_ms, attention=attention)
 
     def _load_draft_model(self, target: LoadedModel, weights: Weights | None) -> tuple[LoadedModel | None, int]:
         """Returns the draft model of this process, None if there is none, and the time of its forward in

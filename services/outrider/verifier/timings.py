@@ -9,7 +9,7 @@ from outrider.core.auto.group import Group, Share, load_class_of
 from outrider.core.auto.history import StrategyHistory
 from outrider.core.auto.strategies import Strategy
 from outrider.core.calibration import RetrievalCalibration
-from outrider.core.costs import ForwardTimes
+from outrider.core.costs import Contexts, ForwardTimes
 from outrider.core.statistics import RunningMean
 
 FIRST_OVERHEAD_MS = 0.5
@@ -82,9 +82,10 @@ class EngineTimings:
         self._num_numbered += 1
         return self._num_numbered
 
-    def set_sessions(self, activities: Sequence[Activity]) -> None:
-        """Sets what the sessions do that share the forwards from here on."""
+    def set_sessions(self, activities: Sequence[Activity], num_slots: int = 0) -> None:
+        """Sets what the sessions do that share the forwards from here on, and the slots of all their contexts."""
         self.num_sessions = len(activities)
+        self.forward_times.contexts = Contexts(num_slots, max(1, len(activities)))
         self._activity = max(activities, default=Activity.NONE)
         self._num_quiet_steps = 0 if self._activity is Activity.DRAFTING else self._num_quiet_steps + 1
         self.history.plain_ms = self.plain_ms

@@ -20,6 +20,7 @@ from outrider_cli.local.stack import LocalStack, StackConfig
 from outrider_client.client import Client
 from outrider_client.generation import Result
 from tests.support.services import running_verifier, target_model
+from tests.support.shared_calls import shared
 
 pytestmark = pytest.mark.slow
 
@@ -172,7 +173,11 @@ async def test_peers_that_were_never_started_are_not_missed() -> None:
 class LyingSpeculator(speculator_pb2_grpc.SpeculatorServiceServicer):
     """Answers every commit with nodes that cannot be, or that are wrong. No real speculator can be made to."""
 
-    async def Speculate(self, requests, context):  # type: ignore[no-untyped-def, override]
+    async def SpeculateMany(self, requests, context):  # type: ignore[no-untyped-def, override]
+        async for response in shared(self.speculate, requests, context):
+            yield response
+
+    async def speculate(self, requests, context):  # type: ignore[no-untyped-def]
         node_id = 1
         async for request in requests:
             if request.WhichOneof("event") == "open":

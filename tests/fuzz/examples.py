@@ -209,7 +209,7 @@ def _draft(random: Random, number: int) -> types.Draft:
 
 
 def _speculator(model: types.ModelInfo) -> Iterator[Rpc]:
-    def opening(random: Random) -> Message:
+    def opening(random: Random) -> spec.SpeculateRequest:
         return spec.SpeculateRequest(
             open=spec.SpeculateOpen(
                 handshake=_handshake(model),
@@ -224,7 +224,7 @@ def _speculator(model: types.ModelInfo) -> Iterator[Rpc]:
             )
         )
 
-    def event(random: Random, number: int) -> Message:
+    def event(random: Random, number: int) -> spec.SpeculateRequest:
         if random.random() < 0.25:
             steering = types.Steering(forward_us=random.randrange(10_000), round_trip_us=random.randrange(10_000))
             if random.random() < 0.5:
@@ -235,9 +235,28 @@ def _speculator(model: types.ModelInfo) -> Iterator[Rpc]:
         said = [37 * position % 2048 for position in range(skipped, number + 1)]
         return spec.SpeculateRequest(commit=types.Commit(base_len=NUM_PROMPT_TOKENS + skipped, token_ids=said))
 
+    def first_of_many(random: Random) -> Message:
+        openings = [spec.SessionRequest(number=number, open=opening(random).open) for number in (1, 2)]
+        return spec.SpeculateManyRequest(sessions=openings)
+
+    def next_of_many(random: Random, number: int) -> Message:
+        message = spec.SpeculateManyRequest()
+        for session in (1, 2):
+            said = event(random, number)
+            request = message.sessions.add(number=session)
+            if said.HasField("commit"):
+                request.commit.CopyFrom(said.commit)
+            else:
+                request.steering.CopyFrom(said.steering)
+        if random.random() < 0.1:
+            message.sessions.add(number=random.randrange(4)).close.SetInParent()
+        return message
+
     service = "outrider.v1.SpeculatorService"
     servers = ("speculator",)
     yield Rpc("speculator/Speculate", f"/{service}/Speculate", "stream_stream", servers, opening, event, True, 2.0)
+    method = f"/{service}/SpeculateMany"
+    yield Rpc("speculator/SpeculateMany", method, "stream_stream", servers, first_of_many, next_of_many, True, 2.0)
     yield Rpc(
         "speculator/GetInfo",
         f"/{service}/GetInfo",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import torch
 from structlog.testing import capture_logs
 
 from outrider.models.engine import MAX_FAILED_STEPS, EngineThread
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, until
 
 
 class FakeRunner:
@@ -37,13 +38,17 @@ class FakeRunner:
 class CountingEngine(EngineThread[list[int], list[int]]):
     """A session is a list of numbers. A step takes one number of each that has any, and fails at a negative one."""
 
-    def __init__(self, runner: Any, stream_priority: int | None = None) -> None:
-        super().__init__("counting-engine", runner, stream_priority)
+    def __init__(
+        self, runner: Any, stream_priority: int | None = None, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        super().__init__("counting-engine", runner, stream_priority, loop)
         self.steps: queue.Queue[list[int]] = queue.Queue()
+        self.num_plans = 0
         self.removed_sessions: list[list[int]] = []
         self.start()
 
     def plan(self, now: float) -> tuple[list[list[int]], float | None]:
+        self.num_plans += 1
         return [numbers for numbers in self.sessions.values() if numbers], None
 
     def step(self, work: list[list[int]]) -> None:
@@ -189,6 +194,35 @@ def test_a_device_that_recovers_is_no_longer_at_fault(engine: CountingEngine, ru
     assert engine.steps.get(timeout=WAIT_S) == [1]
     with engine.held():
         assert engine.fault() == ""
+
+
+async def test_what_one_turn_of_the_loop_posts_is_one_step(runner: FakeRunner) -> None:
+    engine = CountingEngine(runner, loop=asyncio.get_running_loop())
+    for name in "abc":
+        engine.begin_with(name)
+    await until(lambda: len(engine.sessions) == 3)
+    await until(lambda: engine._is_waiting)
+    before = engine.num_plans
+    for name in "abc":
+        engine.post(name, lambda numbers: numbers.append(1))
+        assert engine._is_waiting
+        assert engine._bell.empty()
+    await until(lambda: not engine.steps.empty())
+    assert engine.steps.get() == [1, 1, 1]
+    await until(lambda: engine._is_waiting)
+    # One before the step and one behind it.
+    assert engine.num_plans == before + 2
+    engine.stop()
+
+
+def test_any_thread_wakes_it(runner: FakeRunner) -> None:
+    loop = asyncio.new_event_loop()  # does not run
+    engine = CountingEngine(runner, loop=loop)
+    for number in range(200):
+        engine.begin_with(str(number), number)
+        assert engine.steps.get(timeout=WAIT_S) == [number]
+    engine.stop()
+    loop.close()
 
 
 def test_stop_ends_the_thread_and_may_be_called_again(engine: CountingEngine) -> None:

@@ -26,6 +26,7 @@ from outrider.v1 import datastore_pb2 as pb
 from outrider.v1 import datastore_pb2_grpc, speculator_pb2, speculator_pb2_grpc, types_pb2
 from tests.support.certificates import Authority, replaced
 from tests.support.services import draft_model
+from tests.support.shared_calls import shared
 from tests.support.waiting import until
 
 Stub = datastore_pb2_grpc.DatastoreServiceStub
@@ -246,7 +247,13 @@ async def test_copies_are_bounded_and_those_that_nobody_asks_for_are_dropped() -
 class Flooder(speculator_pb2_grpc.SpeculatorServiceServicer):
     """Sends 40 drafts of 500 nodes at once, whatever it is asked for."""
 
-    async def Speculate(  # type: ignore[override]
+    async def SpeculateMany(  # type: ignore[override]
+        self, requests: AsyncIterator[speculator_pb2.SpeculateManyRequest], context: Any
+    ) -> AsyncIterator[speculator_pb2.SpeculateManyResponse | bytes]:
+        async for response in shared(self.speculate, requests, context):
+            yield response
+
+    async def speculate(
         self, requests: AsyncIterator[speculator_pb2.SpeculateRequest], context: Any
     ) -> AsyncIterator[speculator_pb2.SpeculateResponse]:
         yield speculator_pb2.SpeculateResponse(opened=speculator_pb2.SpeculateOpened())

@@ -13,7 +13,7 @@ import pytest
 from outrider.core.params import Source
 from outrider.core.tree import Draft
 from outrider.security.quotas import Quotas
-from outrider.speculator.servicer import HIGH_WATER, _Stream
+from outrider.speculator.caller_session import HIGH_WATER, CallerSession, Outbox
 from outrider.v1 import speculator_pb2_grpc
 from tests.support.metric_values import values_of
 from tests.support.services import RunningSpeculator, running_speculator
@@ -48,13 +48,13 @@ async def test_a_caller_that_reads_nothing_is_cut_off(
     speculator: RunningSpeculator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(speculator.servicer, "_stall_timeout_s", 0.3)
-    loop, has_drafted, send = asyncio.get_running_loop(), asyncio.Event(), _Stream.send
+    has_drafted, send = asyncio.Event(), CallerSession.send
 
-    def noticed(stream: _Stream, draft: Draft) -> None:
-        send(stream, draft)
-        loop.call_soon_threadsafe(has_drafted.set)
+    def noticed(session: CallerSession, draft: Draft) -> None:
+        send(session, draft)
+        has_drafted.set()
 
-    monkeypatch.setattr(_Stream, "send", noticed)
+    monkeypatch.setattr(CallerSession, "send", noticed)
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]  # little is read ahead for it
     async with grpc.aio.insecure_channel(speculator.address, options=options) as channel:
         call = speculator_pb2_grpc.SpeculatorServiceStub(channel).Speculate()
@@ -77,19 +77,20 @@ async def test_a_caller_that_reads_nothing_is_cut_off(
     assert await speculator.is_idle()
 
 
-async def test_a_caller_that_is_behind_is_not_read_from() -> None:
-    stream = _Stream("s", (1, 2), 100)
+@pytest.mark.parametrize("num_sessions", [1, 3])
+async def test_a_caller_that_is_behind_is_not_read_from(num_sessions: int) -> None:
+    outbox = Outbox()
+    outbox.num_sessions = num_sessions
     draft = Draft(2, 1, [0], [5], [0.0], Source.DRAFT)
-    for _ in range(HIGH_WATER):
-        assert await asyncio.wait_for(stream.room(), 10) is None
-        stream.send(draft)
+    for number in range(num_sessions * HIGH_WATER):
+        assert await asyncio.wait_for(outbox.room(), 10) is None
+        outbox.put(number % num_sessions, draft)
+    waiting = asyncio.create_task(outbox.room())
+    for _ in range(num_sessions * HIGH_WATER // 2):
         await asyncio.sleep(0)
-    waiting = asyncio.create_task(stream.room())
-    responses = stream.responses()
-    for _ in range(HIGH_WATER // 2):
         assert not waiting.done()
-        await anext(responses)
-    await anext(responses)
+        await outbox.take(1)
+    await outbox.take(1)
     await asyncio.wait_for(waiting, 10)
 
 

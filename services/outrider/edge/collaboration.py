@@ -73,7 +73,6 @@ class Collaboration:
         self._opened: SpeculationParams | None = None
         self._current: SpeculationParams | None = None
         self._is_over = False
-        self._loop = asyncio.get_running_loop()
         self._drafts: asyncio.Queue[Draft | None] = asyncio.Queue()
         self._asks_for_prompt = not self._prompt_token_ids
         if self._prompt_token_ids and may_open_early:
@@ -108,12 +107,11 @@ class Collaboration:
 
     def send(self, draft: Draft) -> None:
         """See `DraftListener`."""
-        # Called on the engine's thread, and an asyncio.Queue may be touched on its loop only.
-        self._loop.call_soon_threadsafe(self._drafts.put_nowait, draft)
+        self._drafts.put_nowait(draft)
 
     def fail(self) -> None:
         """See `DraftListener`."""
-        self._loop.call_soon_threadsafe(self._drafts.put_nowait, None)
+        self._drafts.put_nowait(None)
 
     # Down: what the verifier sends.
 

@@ -6,12 +6,13 @@ isolation of a session that fails, the suspicion that the device has failed, the
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -34,22 +35,34 @@ class EngineThread(ABC, Generic[Session, Work]):
     """Runs the steps of all sessions on one thread, which alone touches the sessions: they need no lock.
 
     Any thread may call `begin`, `post` and `close`; they return at once. What they post is taken in between two steps.
-    A subclass defines a step by `plan` and `step`, and calls `start` as the last thing in its constructor.
+    What one turn of the event loop posts wakes a thread that waits once, with all of it. A subclass defines a step by
+    `plan` and `step`, and calls `start` as the last thing in its constructor.
     """
 
-    def __init__(self, name: str, runner: Runner, stream_priority: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        runner: Runner,
+        stream_priority: int | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         """
         Args:
             name: Name of the thread.
             runner: Runs the forwards, on this thread only.
             stream_priority: Priority of a CUDA stream of this engine's own, so that two engines of a process can share
                 a GPU; lower numbers go first. None means the device's default stream. Without meaning on other devices.
+            loop: Event loop that posts for many sessions in one turn. None means that there is none.
         """
         self.sessions: dict[str, Session] = {}
         """All sessions, by id. Changed by the engine's thread alone."""
         self._runner, self._stream_priority = runner, stream_priority
         self._on_failure: dict[str, Callable[[], object]] = {}
+        self._posting_loop = loop
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """Wakes the thread. Apart from the inbox: a thread that is woken by the first of many would plan for each."""
+        self._is_waiting = self._is_about_to_ring = False
         self._posted_at = 0.0
         """Time of the last step that found something in the inbox, by `time.perf_counter`."""
         self._is_over = False
@@ -64,6 +77,7 @@ class EngineThread(ABC, Generic[Session, Work]):
     def stop(self) -> None:
         """Ends the thread after the step that it is at, and waits for that. Idempotent."""
         self._inbox.put(None)
+        self._ring()  # not by the loop, which may be waiting for the thread here
         self._thread.join()
 
     # Posted by any thread.
@@ -76,15 +90,31 @@ class EngineThread(ABC, Generic[Session, Work]):
             open_session: Makes the session, on the engine's thread.
             on_failure: Called on the engine's thread if the engine cannot go on with the session, which is gone then.
         """
-        self._inbox.put(partial(self._begin, session_id, open_session, on_failure))
+        self._put(partial(self._begin, session_id, open_session, on_failure))
 
     def post(self, session_id: str, action: Callable[[Session], object]) -> None:
         """Has the engine's thread call the action with a session. Does nothing if that has ended by then."""
-        self._inbox.put(partial(self._act, session_id, action))
+        self._put(partial(self._act, session_id, action))
 
     def close(self, session_id: str) -> None:
         """Ends a session, if it is still there. Its listener may yet be called with what is on its way."""
-        self._inbox.put(partial(self.remove, session_id))
+        self._put(partial(self.remove, session_id))
+
+    def _put(self, action: Callable[[], None]) -> None:
+        self._inbox.put(action)
+        if not self._is_waiting:
+            return  # it looks before it waits
+        if self._posting_loop is None or asyncio._get_running_loop() is not self._posting_loop:
+            self._ring()
+        elif not self._is_about_to_ring:
+            self._is_about_to_ring = True
+            self._posting_loop.call_soon(self._ring)
+
+    def _ring(self) -> None:
+        self._is_about_to_ring = False
+        if self._is_waiting:
+            self._is_waiting = False
+            self._bell.put(None)
 
     @property
     def num_sessions(self) -> int:
@@ -130,20 +160,29 @@ class EngineThread(ABC, Generic[Session, Work]):
 
     def take_posted(self, timeout_s: float | None) -> None:
         """Does everything that was posted; waits at most timeout_s for it to begin (None means without end)."""
-        try:
-            actions = [self._inbox.get(block=timeout_s != 0, timeout=timeout_s)]
-        except queue.Empty:
-            return
+        if timeout_s != 0:
+            self._wait(timeout_s)
         # What is posted from here on waits for the next time: a caller that posts without end would keep all sessions
         # from their steps.
         # Only this thread takes anything out: as many as `qsize` says are there, and `get` never raises.
-        actions += [self._inbox.get(block=False) for _ in range(self._inbox.qsize())]
+        actions = [self._inbox.get(block=False) for _ in range(self._inbox.qsize())]
+        if not actions:
+            return
         self._posted_at = time.perf_counter()
         for action in actions:
             if action is None:
                 self._is_over = True
                 return  # what was posted behind the end is dropped
             action()
+
+    def _wait(self, timeout_s: float | None) -> None:
+        """Returns when something may have been posted, or after the timeout."""
+        # In this order, so that either this sees what is posted just now, or whoever posts it sees that this waits.
+        self._is_waiting = True
+        if self._inbox.empty():
+            with suppress(queue.Empty):
+                self._bell.get(timeout=timeout_s)
+        self._is_waiting = False
 
     def _run(self) -> None:
         # Of a thread's own: torch keeps the current stream for each.

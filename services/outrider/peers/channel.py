@@ -52,6 +52,13 @@ async def addresses_behind(target: str) -> list[str]:
     return [f"[{address}]:{port}" for address in by_family.get(socket.AF_INET6, ())]
 
 
+def is_balanced(target: str) -> bool:
+    """Returns True if gRPC alone knows which addresses a target means, as with dns://SERVER/NAME or ipv4:, and so
+    alone decides which of them a call goes to."""
+    host = target.removeprefix("dns:///").rpartition(":")[0]
+    return not target.startswith("unix") and ("/" in host or (":" in host and not host.startswith("[")))
+
+
 def _is_number(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
@@ -90,6 +97,8 @@ class PeerState:
         """Streams that were lost, and tried again."""
         self.traffic = Traffic()
         """Bytes of all calls."""
+        self.num_dials = 0
+        """Times that the connection was to be replaced."""
         self._channel = PeerChannel(
             address,
             PeerSecurity() if security is None else security,
@@ -144,6 +153,7 @@ class PeerState:
 
     def dial_anew(self) -> None:
         """Makes later calls use another connection, unless the current one is still being made."""
+        self.num_dials += 1
         self._channel.dial_anew()
 
     def info(self) -> verifier_pb2.PeerInfo:

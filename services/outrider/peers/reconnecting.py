@@ -1,8 +1,8 @@
 """Streams to a peer that are opened again whenever they are lost, and what decides when.
 
 A peer may be missing, die, hang, refuse or come back at any time. A `ReconnectingStream` keeps one stream open through
-all of it. A `Breaker` keeps many streams from dialling a peer that is known to be down. An `AnswerDeadline` says when a
-peer that owes answers counts as lost.
+all of it, and a `Reconnecting` what is a part of a stream. A `Breaker` keeps many streams from dialling a peer that is
+known to be down. An `AnswerDeadline` says when a peer that owes answers counts as lost.
 """
 
 from __future__ import annotations
@@ -114,66 +114,55 @@ class Loss:
         return Absence.STARTING if self.is_from_server else Absence.UNREACHABLE
 
 
-_Request = TypeVar("_Request")
-_Response = TypeVar("_Response")
+class Reconnecting(ABC):
+    """Keeps something at a peer open, from construction to `stop`. Lives on the event loop.
 
-
-class ReconnectingStream(ABC, Generic[_Request, _Response]):
-    """Keeps a stream to a peer open, from construction to `stop`. Lives on the event loop.
-
-    The loop is here, once: wait until the stream is wanted, open it, write requests, read responses, close it, judge
-    the loss, pause, again. A subclass says what is written and read, and what a loss means for it.
+    The loop is here, once: wait until it is wanted, open and attend it, judge the loss, pause, again. A subclass says
+    how it is opened and attended, and what a loss means for it.
     """
 
     def __init__(self, peer: PeerState) -> None:
         self._state = peer
         self._num_failures = 0
-        """Streams in a row, up to the last one, that were lost before an answer came."""
+        """Losses in a row, up to the last one, before an answer came."""
         self._has_answered = False
-        """True if this stream has brought an answer."""
+        """True if the peer has answered since it was opened."""
         self._timeout = asyncio.timeout(None)
         self._is_stopped = False
         # The task begins at the loop's next turn, when the constructor of the subclass has set the rest.
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
-        """Closes the stream for good."""
+        """Closes it for good."""
         self._is_stopped = True
         self._task.cancel()
 
     async def _wait_until_wanted(self) -> None:
-        """Returns when a stream should be open."""
+        """Returns when it should be open: at once, if a subclass does not say otherwise."""
+        return
 
     @abstractmethod
-    def _open(self) -> grpc.aio.StreamStreamCall[_Request, _Response] | grpc.aio.UnaryStreamCall[Any, _Response]:
-        """Begins a call, on a stub that was made just now."""
-
-    def _requests(self) -> AsyncGenerator[_Request, None] | None:
-        """Yields the requests of one stream; None means that the call has had its only one. Runs beside `_receive`."""
-        return None
-
-    @abstractmethod
-    async def _receive(self, response: _Response) -> None:
-        """Takes in a response. Calls `_answered` if it shows that the peer works. Raises InvalidParameter for contents
-        that are impossible."""
+    async def _attend(self) -> None:
+        """Opens it and serves it until it ends. Raises what has ended it, unless the peer did so in order. Keeps the
+        deadline in `_timeout` meanwhile."""
 
     @abstractmethod
     def _lose(self, loss: Loss) -> float | None:
-        """Takes in that the stream is lost.
+        """Takes in that it is lost.
 
         Returns:
-            Seconds until the next one is opened. None means that nothing was lost: it is opened at once, and is not
+            Seconds until it is opened again. None means that nothing was lost: it is opened at once, and is not
             counted as a reconnect.
         """
 
     def _answered(self) -> None:
-        """Records that the peer has answered on this stream."""
+        """Records that the peer has answered."""
         self._has_answered, self._num_failures = True, 0
 
     def _expect_answer_by(self, when: float | None) -> None:
-        """Sets the deadline for the next response, after which the stream counts as lost.
+        """Sets the deadline for the next response, after which it counts as lost.
 
-        Every response clears it. To be called only by `_requests` and `_receive` of an open stream.
+        Every response clears it. To be called only while it is open.
 
         Args:
             when: In the event loop's time. None means that no response is owed.
@@ -214,11 +203,34 @@ class ReconnectingStream(ABC, Generic[_Request, _Response]):
             self._state.num_reconnects += 1
             await asyncio.sleep(pause_s)
 
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+
+
+class ReconnectingStream(Reconnecting, Generic[_Request, _Response]):
+    """Keeps a stream to a peer open, from construction to `stop`. Lives on the event loop.
+
+    A subclass says what is written and read, and what a loss means for it.
+    """
+
+    @abstractmethod
+    def _open(self) -> grpc.aio.StreamStreamCall[_Request, _Response] | grpc.aio.UnaryStreamCall[Any, _Response]:
+        """Begins a call, on a stub that was made just now."""
+
+    def _requests(self) -> AsyncGenerator[_Request, None] | None:
+        """Yields the requests of one stream; None means that the call has had its only one. Runs beside `_receive`."""
+        return None
+
+    @abstractmethod
+    async def _receive(self, response: _Response) -> None:
+        """Takes in a response. Calls `_answered` if it shows that the peer works. Raises InvalidParameter for contents
+        that are impossible."""
+
     async def _attend(self) -> None:
-        """Opens one stream and serves it until it ends. Raises what has ended it, unless the peer did so in order."""
         call, requests = self._open(), self._requests()
         # The writer does not run before this task waits, and so finds the timeout of this stream in `_timeout`.
-        writer = None if requests is None else asyncio.create_task(_write(call, requests))
+        writer = None if requests is None else asyncio.create_task(write_all(call, requests))
         try:
             async with asyncio.timeout(None) as self._timeout:
                 async for message in call:
@@ -232,7 +244,8 @@ class ReconnectingStream(ABC, Generic[_Request, _Response]):
             call.cancel()
 
 
-async def _write(call: Any, requests: AsyncGenerator[_Request, None]) -> None:
+async def write_all(call: Any, requests: AsyncGenerator[_Request, None]) -> None:
+    """Writes requests to a call until there are no more, or the call has ended."""
     # A write to a call that has ended raises its status, or InvalidStateError once that was read. The reader of the
     # same call gets the status too, and it alone judges it.
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):

@@ -1,4 +1,5 @@
-"""The speculator as a verifier sees it: a channel for the process, and a stream for each session.
+"""The speculator as a verifier sees it: a channel for the process, and a stream for each session on a call that all
+share.
 
 A lost stream is reported to its listener, and opened again with the tokens committed by then as soon as the speculator
 is well. A speculator that refuses, or that cannot be understood, is dialled again too, but more rarely.
@@ -8,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import grpc
 import structlog
@@ -20,23 +21,25 @@ from outrider.core.params import SamplingParams, SpeculationParams, Steering
 from outrider.core.statistics import Absence, RunningMean, Traffic
 from outrider.core.structure import Structure
 from outrider.core.tree import Draft, TokenId
-from outrider.peers.channel import PeerState
+from outrider.peers.channel import PeerState, is_balanced
 from outrider.peers.reconnecting import (
     REFUSALS,
     AnswerDeadline,
     Breaker,
     Cause,
     Loss,
-    ReconnectingStream,
+    Reconnecting,
     backoff_s,
 )
+from outrider.peers.shared_call import SharedCall
 from outrider.security.peer_channel import PeerSecurity
 from outrider.security.quotas import Clock, TokenBucket
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import NO_SPAN, SPECULATE, current_span
-from outrider.v1 import speculator_pb2, speculator_pb2_grpc, types_pb2, verifier_pb2
+from outrider.v1 import speculator_pb2, types_pb2, verifier_pb2
 from outrider.wire.channels import doubled
 from outrider.wire.convert import draft_from_proto, last_node_id
+from outrider.wire.errors import ended_from_proto
 from outrider.wire.handshake import Model, handshake
 from outrider.wire.sampling import sampling_to_proto
 from outrider.wire.speculation import speculation_to_proto
@@ -86,8 +89,6 @@ FULL_S = 1.0
 MAX_PAUSED_TOKENS = 64
 """Most tokens whose commits are joined while the speculator is paused: few messages meanwhile, and little to read when
 it goes on."""
-
-Request: TypeAlias = speculator_pb2.SpeculateRequest
 
 
 class SpeculationListener(Protocol):
@@ -193,6 +194,9 @@ class SpeculatorPeer:
         self.load = LoadEstimate()
         self._full_until = 0.0
         self._on_back = on_back
+        self._call: SharedCall | None = None
+        """The call that a session joins which begins now, if it takes more."""
+        self._is_balanced = is_balanced(address)
 
     def _come_back(self) -> None:
         self.load.forget()  # it may be another process
@@ -230,6 +234,13 @@ class SpeculatorPeer:
         """
         return SpeculationStream(self, spec, committed, listener, traffic)
 
+    def shared_call(self) -> SharedCall:
+        """Returns the call for a session that begins now."""
+        # Calls take turns among replicas that gRPC alone knows of, so that each session has one of its own there.
+        if self._call is None or self._is_balanced or not self._call.takes_more:
+            self._call = SharedCall(self.state)
+        return self._call
+
     def info(self) -> verifier_pb2.PeerInfo:
         """Describes it, with what it has to do, for a caller of this server."""
         info, load = self.state.info(), self.load
@@ -243,8 +254,11 @@ class SpeculatorPeer:
         await self.state.close()
 
 
-class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResponse]):
-    """Sends one session's commits to a speculator, and hands its drafts to a listener. Lives on the event loop."""
+class SpeculationStream(Reconnecting):
+    """Sends one session's commits to a speculator, and hands its drafts to a listener. Lives on the event loop.
+
+    It is a stream to its owner, and a part of a call that sessions share to gRPC.
+    """
 
     def __init__(
         self,
@@ -257,6 +271,7 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
         super().__init__(peer.state)
         self._peer, self._spec, self._listener = peer, spec, listener
         self._session_span, self._call_span = current_span(), NO_SPAN
+        self._clock = asyncio.get_running_loop().time
         self.traffic = Traffic() if traffic is None else traffic
         """Bytes of all streams of this session so far."""
         # Now, and not when the stream opens: of many sessions that begin at once each must see those before it.
@@ -264,8 +279,12 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
         self._limit = DraftLimit(peer.max_nodes_per_s, spec.session_id)
         self._committed = committed
         self._num_sent = 0
-        """Committed tokens that this stream has sent."""
-        self._fresh = asyncio.Event()
+        """Committed tokens that this stream has sent; 0 before it has sent its opening."""
+        self._call: SharedCall | None = None
+        self._number = 0
+        """Names this stream on the call."""
+        self._end: asyncio.Future[Exception | None] | None = None
+        """Completed with what has ended this stream. None before the first one."""
         self._steering = Steering()
         self._unsent = Steering()
         """The part of it that this stream has not sent."""
@@ -282,20 +301,21 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
     def commit(self) -> None:
         """Sends the tokens that were added to the committed ones. Commits that the speculator is too slow for are
         joined, and so are those that come while it pauses."""
-        # A task that is woken in vain, in every round of every session, costs more than the rest of this.
         if not self._is_paused or len(self._committed) - self._num_sent >= MAX_PAUSED_TOKENS:
-            self._fresh.set()
+            self._wake()
 
     def steer(self, steering: Steering) -> None:
         """Sends measurements and decisions. Fields that are not set keep their last value."""
         self._steering = self._steering.then(steering)
         self._unsent = self._unsent.then(steering)
-        self._fresh.set()
+        self._wake()
 
     def close(self) -> None:
         """Ends the session on the speculator."""
         self._peer.load.end(self)
         self.stop()
+        # Not when the task ends, which is later: what was committed since is for nobody.
+        self._leave()
 
     @property
     def is_lost(self) -> bool:
@@ -305,6 +325,15 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
     @property
     def _is_paused(self) -> bool:
         return self._steering.is_pause
+
+    def _wake(self) -> None:
+        if self._call is not None:
+            self._call.wake(self._number)
+
+    def _leave(self) -> None:
+        if self._call is not None:
+            self._call.leave(self._number)
+            self._call = None
 
     async def _wait_until_wanted(self) -> None:
         if not self._peer.breaker.is_closed:
@@ -318,29 +347,50 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
 
     async def _attend(self) -> None:
         with self._session_span.calling(SPECULATE, self._state.address) as self._call_span:
-            await super()._attend()
+            self._answer_deadline = AnswerDeadline(self._peer.usual_answer_s, self._num_silent)
+            self._is_open, self._num_sent, self._last_node_id = False, 0, 0
+            self._peer.load.begin(self)
+            self._end = asyncio.get_running_loop().create_future()
+            self._call = self._peer.shared_call()
+            self._number = self._call.join(self)
+            try:
+                async with asyncio.timeout(None) as self._timeout:
+                    self._expect_answer_by(self._answer_deadline.open(self._clock()))
+                    error = await self._end
+            finally:
+                self._leave()
+            if error is not None:
+                raise error
 
-    def _open(self) -> grpc.aio.StreamStreamCall[Request, speculator_pb2.SpeculateResponse]:
-        self._answer_deadline = AnswerDeadline(self._peer.usual_answer_s, self._num_silent)
-        self._is_open = False
-        self._peer.load.begin(self)
-        stub = self._state.stub(speculator_pb2_grpc.SpeculatorServiceStub, self._call_span.metadata, self.traffic)
-        return stub.Speculate()
+    def lose(self, error: Exception | None) -> None:
+        """See `Member`."""
+        if self._end is not None and not self._end.done():
+            self._end.set_result(error)
 
-    async def _receive(self, response: speculator_pb2.SpeculateResponse) -> None:
-        if response.WhichOneof("event") == "opened":
-            self._is_open = self._is_attached = True
-            self._state.up()
-            if response.opened.HasField("load"):
-                self._peer.report(response.opened.load, self)
-            else:
-                self._peer.load.opened(self)
-            self._listener.on_attached(response.opened.forward_us)
-            return
+    def hear(self, response: speculator_pb2.SessionResponse) -> None:
+        """See `Member`."""
+        self._expect_answer_by(None)
+        match response.WhichOneof("event"):
+            case "draft":
+                self._take(response.draft)
+            case "opened":
+                self._open(response.opened)
+            case "ended":
+                self.lose(ended_from_proto(response.ended))
+
+    def _open(self, opened: speculator_pb2.SpeculateOpened) -> None:
+        self._is_open = self._is_attached = True
+        self._state.up()
+        if opened.HasField("load"):
+            self._peer.report(opened.load, self)
+        else:
+            self._peer.load.opened(self)
+        self._listener.on_attached(opened.forward_us)
+
+    def _take(self, drafted: speculator_pb2.SpeculatorDraft) -> None:
         self._answered()
-        self._answer_deadline.answered(asyncio.get_running_loop().time())
+        self._answer_deadline.answered(self._clock())
         self._num_silent = 0
-        drafted = response.draft
         if drafted.HasField("load"):
             self._peer.report(drafted.load)
         # Also of a draft that is dropped below: acknowledged is what has arrived, not what was used.
@@ -389,43 +439,42 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
             breaker.trip(loss.reason)
         return 0.0
 
-    async def _requests(self) -> AsyncGenerator[Request, None]:
-        self._expect_answer_by(self._answer_deadline.open(asyncio.get_running_loop().time()))
-        # No await between here and the message, which therefore has exactly so many tokens. What is committed while it
-        # is written sets the event again.
-        self._num_sent, self._last_node_id = len(self._committed), 0
-        self._fresh.clear()
-        yield speculator_pb2.SpeculateRequest(
-            open=speculator_pb2.SpeculateOpen(
-                handshake=handshake(self._peer.model),
-                session_id=self._spec.session_id,
-                committed_token_ids=self._committed,
-                num_prompt_tokens=self._spec.num_prompt_tokens,
-                sampling=sampling_to_proto(self._spec.sampling),
-                speculation=speculation_to_proto(self._spec.speculation),
-                max_forward_us=self._spec.max_forward_us,
-                prefix_salt=self._spec.prefix_salt,
-                structured_outputs=None if self._spec.structure is None else structure_to_proto(self._spec.structure),
-            )
+    def say(self, number: int, message: speculator_pb2.SpeculateManyRequest) -> int:
+        """See `Member`."""
+        if not self._num_sent:
+            # A speculator that comes back has forgotten everything.
+            self._num_sent, self._unsent = len(self._committed), self._steering
+            message.sessions.add(number=number, open=self._opening())
+            self._say_steering(number, message)
+            return self._num_sent
+        fresh = self._committed[self._num_sent :]
+        if fresh and (not self._is_paused or len(fresh) >= MAX_PAUSED_TOKENS):
+            commit = types_pb2.Commit(base_len=self._num_sent, token_ids=fresh, acknowledged_node_id=self._last_node_id)
+            self._num_sent += len(fresh)
+            message.sessions.add(number=number, commit=commit)
+            self._expect_answer()
+        self._say_steering(number, message)
+        return len(fresh)
+
+    def _say_steering(self, number: int, message: speculator_pb2.SpeculateManyRequest) -> None:
+        if self._unsent != Steering():
+            steering, self._unsent = steering_to_proto(self._unsent), Steering()
+            message.sessions.add(number=number, steering=steering)
+
+    def _opening(self) -> speculator_pb2.SpeculateOpen:
+        spec = self._spec
+        return speculator_pb2.SpeculateOpen(
+            handshake=handshake(self._peer.model),
+            session_id=spec.session_id,
+            committed_token_ids=self._committed,
+            num_prompt_tokens=spec.num_prompt_tokens,
+            sampling=sampling_to_proto(spec.sampling),
+            speculation=speculation_to_proto(spec.speculation),
+            max_forward_us=spec.max_forward_us,
+            prefix_salt=spec.prefix_salt,
+            structured_outputs=None if spec.structure is None else structure_to_proto(spec.structure),
+            traceparent=dict(self._call_span.metadata).get("traceparent"),
         )
-        # A speculator that comes back has forgotten everything.
-        self._unsent = self._steering
-        while True:
-            if self._unsent != Steering():
-                # Taken before the write, during which the next steering may come.
-                steering, self._unsent = self._unsent, Steering()
-                yield speculator_pb2.SpeculateRequest(steering=steering_to_proto(steering))
-            await self._fresh.wait()
-            if self._is_stopped:
-                return  # the call is about to be cancelled, and what was committed since is for nobody
-            self._fresh.clear()
-            fresh = self._committed[self._num_sent :]
-            if fresh and (not self._is_paused or len(fresh) >= MAX_PAUSED_TOKENS):
-                base_len = self._num_sent
-                commit = types_pb2.Commit(base_len=base_len, token_ids=fresh, acknowledged_node_id=self._last_node_id)
-                self._num_sent += len(fresh)
-                yield speculator_pb2.SpeculateRequest(commit=commit)
-                self._expect_answer()
 
     def _expect_answer(self) -> None:
         """Sets the deadline for the answer to a commit. A speculator that is to pause owes none."""
@@ -434,5 +483,5 @@ class SpeculationStream(ReconnectingStream[Request, speculator_pb2.SpeculateResp
         if self._is_paused:
             self._answer_deadline.forgive()
         else:
-            self._answer_deadline.sent(asyncio.get_running_loop().time())
+            self._answer_deadline.sent(self._clock())
         self._expect_answer_by(self._answer_deadline.deadline)

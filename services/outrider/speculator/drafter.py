@@ -6,6 +6,7 @@ of commits and ended. Drafts come to the listener of each session.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -45,7 +46,7 @@ class DrafterFlags(Protocol):
 
 
 class Drafter:
-    """Grows draft trees for the generations of this process. Every method may be called from the event loop."""
+    """Grows draft trees for the generations of this process. Lives on the event loop, where it calls its listeners."""
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class Drafter:
             forward_us=forward_us,
             prefix_scope=PrefixScope(flags.prefix_scope),
             stream_priority=stream_priority,
+            loop=asyncio.get_running_loop(),
         )
 
     @property

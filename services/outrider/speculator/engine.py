@@ -6,8 +6,9 @@ has anything to grow.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -37,7 +38,8 @@ log = structlog.get_logger(__name__)
 
 
 class DraftListener(Protocol):
-    """Receives the drafts of a session. Called on the engine's thread; must not block."""
+    """Receives the drafts of a session. Called on the engine's event loop, or on its thread if it has none; must not
+    block."""
 
     def send(self, draft: Draft) -> None:
         """Takes new nodes."""
@@ -75,6 +77,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
         forward_us: int = 0,
         prefix_scope: PrefixScope = PrefixScope.TENANT,
         stream_priority: int | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         """
         Args:
@@ -86,8 +89,12 @@ class Engine(EngineThread[_Drafting, _Growth]):
             forward_us: Time of a forward of one row; 0 means not measured.
             prefix_scope: Says who finds the beginning of a text again, among the sessions whose callers share any.
             stream_priority: See `EngineThread`.
+            loop: Event loop on which listeners are called. None means the engine's thread.
         """
-        super().__init__("speculator-engine", model.runner, stream_priority)
+        super().__init__("speculator-engine", model.runner, stream_priority, loop)
+        self._event_loop = loop
+        self._drafts: list[tuple[DraftListener, Draft]] = []
+        """Drafts that are not on their way to their listeners yet."""
         self.forward_us = forward_us
         """Time of a forward of one row, in microseconds; 0 means not measured."""
         model.runner.make_loop()
@@ -112,7 +119,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
 
     def open(self, spec: DraftSessionSpec, listener: DraftListener) -> None:
         """Begins a session."""
-        self.begin(spec.session_id, partial(self._open, spec, listener), listener.fail)
+        self.begin(spec.session_id, partial(self._open, spec, listener), partial(self._call, listener.fail))
 
     def commit(self, session_id: str, token_ids: tuple[TokenId, ...], acknowledged_node_id: int = 0) -> None:
         """Appends committed tokens to a session, if it is still there. `acknowledged_node_id` is the latest node that
@@ -150,6 +157,8 @@ class Engine(EngineThread[_Drafting, _Growth]):
     def plan(self, now: float) -> tuple[list[_Growth], float | None]:
         """Takes what every session wants to grow. While none does, a forward now and then keeps the model warm, unless
         all are paused: then their target has chosen to have its machine to itself."""
+        # Before a forward, or a pause without end.
+        self._deliver()
         work = []
         for session in self.residency.admit():
             session.enter()
@@ -180,6 +189,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
             self._step([growth for growth, _ in stepped], [segment for _, segment in stepped])
         if looped:
             self._draft([work[number] for number in looped], [segments[number] for number in looped], length)
+        self._deliver()
         self.counts.busy_s += time.perf_counter() - started
 
     def _step(self, work: Sequence[_Growth], segments: Sequence[Segment]) -> None:
@@ -330,15 +340,34 @@ class Engine(EngineThread[_Drafting, _Growth]):
             if session.has_begun and not self.residency.has(session):
                 log.info("engine.preempted", session_id=session_id)
                 self.remove(session_id)
-                listener.fail()
+                self._call(listener.fail)
         return chosen, segments
 
     def _send(self, session: DraftSession, listener: DraftListener) -> None:
-        """Sends the nodes that are worth a message."""
+        """Has the nodes sent that are worth a message."""
         draft = session.take_message(is_idle=session.next_expansion() is None)
         if draft is None:
             return
         self.counts.num_messages += 1
         self.counts.num_sent += len(draft.token_ids)
         self.counts.retrieval_s += draft.retrieval_us / 1e6
+        self._drafts.append((listener, draft))
+
+    def _deliver(self) -> None:
+        """Sends the drafts of all sessions on their way."""
+        if self._drafts:
+            drafts, self._drafts = self._drafts, []
+            # One call for all of them: each one would write to the pipe that wakes the loop.
+            self._call(partial(_send_all, drafts))
+
+    def _call(self, action: Callable[[], object]) -> None:
+        """Calls something of the listeners where they want to be called."""
+        if self._event_loop is None:
+            action()
+        else:
+            self._event_loop.call_soon_threadsafe(action)
+
+
+def _send_all(drafts: Sequence[tuple[DraftListener, Draft]]) -> None:
+    for listener, draft in drafts:
         listener.send(draft)

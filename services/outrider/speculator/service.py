@@ -77,6 +77,7 @@ class SpeculatorService:
             tiers=None if self._datastore is None else self._datastore.tiers(RetrievalScope.SESSION),
             forward_us=forward_us,
             prefix_scope=PrefixScope(settings.prefix_scope),
+            loop=asyncio.get_running_loop(),
         )
         self.servicer.ready(model, self.engine)
 

@@ -286,12 +286,19 @@ def traced_request(name: str, traceparent: str) -> Iterator[Span]:
 def traced_message(method: str, traceparent: str) -> _Serving | Span:
     """Traces the work on one message of a stream that many share, if the message is part of a trace that is recorded.
     It never begins a trace."""
+    span = message_span(method, traceparent)
+    return _Serving(span, None) if span.is_recorded else span
+
+
+def message_span(method: str, traceparent: str) -> Span:
+    """Begins the span of what a message of a stream that many share begins, as `traced_message` does, without making it
+    the current one: it may be ended in another task."""
     if not traceparent or _tracer is None:
         return NO_SPAN
     parent = _tracer.context_from_metadata((("traceparent", traceparent),))
     if not _tracer.is_sampled(parent):
         return NO_SPAN
-    return _Serving(_tracer.begin(method, "server", _call_attributes(method), parent), None)
+    return _tracer.begin(method, "server", _call_attributes(method), parent)
 
 
 def use_tracer(tracer: Tracer | None) -> None:

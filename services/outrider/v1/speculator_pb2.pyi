@@ -18,7 +18,7 @@ class SpeculateRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[SpeculateOpen, _Mapping]] = ..., commit: _Optional[_Union[_types_pb2.Commit, _Mapping]] = ..., steering: _Optional[_Union[_types_pb2.Steering, _Mapping]] = ...) -> None: ...
 
 class SpeculateOpen(_message.Message):
-    __slots__ = ("handshake", "session_id", "committed_token_ids", "num_prompt_tokens", "sampling", "speculation", "max_forward_us", "prefix_salt", "structured_outputs")
+    __slots__ = ("handshake", "session_id", "committed_token_ids", "num_prompt_tokens", "sampling", "speculation", "max_forward_us", "prefix_salt", "structured_outputs", "traceparent")
     HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class SpeculateOpen(_message.Message):
     MAX_FORWARD_US_FIELD_NUMBER: _ClassVar[int]
     PREFIX_SALT_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     handshake: _types_pb2.Handshake
     session_id: str
     committed_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -37,7 +38,8 @@ class SpeculateOpen(_message.Message):
     max_forward_us: int
     prefix_salt: str
     structured_outputs: _types_pb2.StructuredOutputs
-    def __init__(self, handshake: _Optional[_Union[_types_pb2.Handshake, _Mapping]] = ..., session_id: _Optional[str] = ..., committed_token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[_types_pb2.SpeculationParams, _Mapping]] = ..., max_forward_us: _Optional[int] = ..., prefix_salt: _Optional[str] = ..., structured_outputs: _Optional[_Union[_types_pb2.StructuredOutputs, _Mapping]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, handshake: _Optional[_Union[_types_pb2.Handshake, _Mapping]] = ..., session_id: _Optional[str] = ..., committed_token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[_types_pb2.SpeculationParams, _Mapping]] = ..., max_forward_us: _Optional[int] = ..., prefix_salt: _Optional[str] = ..., structured_outputs: _Optional[_Union[_types_pb2.StructuredOutputs, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class SpeculateResponse(_message.Message):
     __slots__ = ("opened", "draft")
@@ -78,6 +80,58 @@ class SpeculatorDraft(_message.Message):
     retrieval_us: int
     load: SpeculatorLoad
     def __init__(self, draft: _Optional[_Union[_types_pb2.Draft, _Mapping]] = ..., forward_us: _Optional[int] = ..., retrieval_us: _Optional[int] = ..., load: _Optional[_Union[SpeculatorLoad, _Mapping]] = ...) -> None: ...
+
+class SpeculateManyRequest(_message.Message):
+    __slots__ = ("sessions",)
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionRequest]
+    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionRequest, _Mapping]]] = ...) -> None: ...
+
+class SessionRequest(_message.Message):
+    __slots__ = ("number", "open", "commit", "steering", "close")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    STEERING_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    open: SpeculateOpen
+    commit: _types_pb2.Commit
+    steering: _types_pb2.Steering
+    close: SpeculateClose
+    def __init__(self, number: _Optional[int] = ..., open: _Optional[_Union[SpeculateOpen, _Mapping]] = ..., commit: _Optional[_Union[_types_pb2.Commit, _Mapping]] = ..., steering: _Optional[_Union[_types_pb2.Steering, _Mapping]] = ..., close: _Optional[_Union[SpeculateClose, _Mapping]] = ...) -> None: ...
+
+class SpeculateClose(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SpeculateManyResponse(_message.Message):
+    __slots__ = ("sessions",)
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionResponse]
+    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionResponse, _Mapping]]] = ...) -> None: ...
+
+class SessionResponse(_message.Message):
+    __slots__ = ("number", "opened", "draft", "ended")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    opened: SpeculateOpened
+    draft: SpeculatorDraft
+    ended: SpeculateEnded
+    def __init__(self, number: _Optional[int] = ..., opened: _Optional[_Union[SpeculateOpened, _Mapping]] = ..., draft: _Optional[_Union[SpeculatorDraft, _Mapping]] = ..., ended: _Optional[_Union[SpeculateEnded, _Mapping]] = ...) -> None: ...
+
+class SpeculateEnded(_message.Message):
+    __slots__ = ("code", "message", "status")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    message: str
+    status: bytes
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., status: _Optional[bytes] = ...) -> None: ...
 
 class SpeculatorServiceGetInfoRequest(_message.Message):
     __slots__ = ()

@@ -35,6 +35,8 @@ class SpeculatorServiceStub:
     4. verifier   -> Commit {base_len: 120, token_ids}    what the target said
     5. speculator -> SpeculatorDraft {base_len: 124, ...}        after a miss: from the new root. After a hit: only nodes that are new
     Half-closing or cancelling the stream ends the session. After a lost stream, open another with all committed tokens and go on.
+
+    SpeculateMany is the same for many generations at a time: what is ready for several of them goes in one message.
     """
 
     def __init__(self, channel):
@@ -47,6 +49,11 @@ class SpeculatorServiceStub:
                 '/outrider.v1.SpeculatorService/Speculate',
                 request_serializer=outrider_dot_v1_dot_speculator__pb2.SpeculateRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_speculator__pb2.SpeculateResponse.FromString,
+                _registered_method=True)
+        self.SpeculateMany = channel.stream_stream(
+                '/outrider.v1.SpeculatorService/SpeculateMany',
+                request_serializer=outrider_dot_v1_dot_speculator__pb2.SpeculateManyRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_speculator__pb2.SpeculateManyResponse.FromString,
                 _registered_method=True)
         self.GetInfo = channel.unary_unary(
                 '/outrider.v1.SpeculatorService/GetInfo',
@@ -65,6 +72,8 @@ class SpeculatorServiceServicer:
     4. verifier   -> Commit {base_len: 120, token_ids}    what the target said
     5. speculator -> SpeculatorDraft {base_len: 124, ...}        after a miss: from the new root. After a hit: only nodes that are new
     Half-closing or cancelling the stream ends the session. After a lost stream, open another with all committed tokens and go on.
+
+    SpeculateMany is the same for many generations at a time: what is ready for several of them goes in one message.
     """
 
     def Speculate(self, request_iterator, context):
@@ -78,6 +87,20 @@ class SpeculatorServiceServicer:
         * `RESOURCE_EXHAUSTED`: too many sessions. Ask another speculator, or decode without drafts (the text is the same) and try again later.
         * `DEADLINE_EXCEEDED`: the caller has read nothing for the server's stall timeout.
         * `UNIMPLEMENTED`: the method needs no speculator, or one that can do more.
+        * `UNAVAILABLE`: loading or draining.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SpeculateMany(self, request_iterator, context):
+        """Drafts for many generations of one caller, which share a stream. Each of them goes as if it had a stream of its own, and ends by
+        itself: by `close`, or by `ended`, whose status is the one that `Speculate` would have ended with. The status of the stream is the
+        end of all of them.
+
+        Errors:
+        * `INVALID_ARGUMENT`: an `open` has the number of a session that goes on.
+        * `DEADLINE_EXCEEDED`: the caller has read nothing for the server's stall timeout.
         * `UNAVAILABLE`: loading or draining.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -98,6 +121,11 @@ def add_SpeculatorServiceServicer_to_server(servicer, server):
                     servicer.Speculate,
                     request_deserializer=outrider_dot_v1_dot_speculator__pb2.SpeculateRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_speculator__pb2.SpeculateResponse.SerializeToString,
+            ),
+            'SpeculateMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.SpeculateMany,
+                    request_deserializer=outrider_dot_v1_dot_speculator__pb2.SpeculateManyRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_speculator__pb2.SpeculateManyResponse.SerializeToString,
             ),
             'GetInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetInfo,
@@ -122,6 +150,8 @@ class SpeculatorService:
     4. verifier   -> Commit {base_len: 120, token_ids}    what the target said
     5. speculator -> SpeculatorDraft {base_len: 124, ...}        after a miss: from the new root. After a hit: only nodes that are new
     Half-closing or cancelling the stream ends the session. After a lost stream, open another with all committed tokens and go on.
+
+    SpeculateMany is the same for many generations at a time: what is ready for several of them goes in one message.
     """
 
     @staticmethod
@@ -141,6 +171,33 @@ class SpeculatorService:
             '/outrider.v1.SpeculatorService/Speculate',
             outrider_dot_v1_dot_speculator__pb2.SpeculateRequest.SerializeToString,
             outrider_dot_v1_dot_speculator__pb2.SpeculateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SpeculateMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/outrider.v1.SpeculatorService/SpeculateMany',
+            outrider_dot_v1_dot_speculator__pb2.SpeculateManyRequest.SerializeToString,
+            outrider_dot_v1_dot_speculator__pb2.SpeculateManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,8 @@ class SpeculatorServiceStub:
       4. verifier   -> Commit {base_len: 120, token_ids}    what the target said
       5. speculator -> SpeculatorDraft {base_len: 124, ...}        after a miss: from the new root. After a hit: only nodes that are new
     Half-closing or cancelling the stream ends the session. After a lost stream, open another with all committed tokens and go on.
+
+    SpeculateMany is the same for many generations at a time: what is ready for several of them goes in one message.
     """
 
     @_typing.overload
@@ -55,6 +57,16 @@ class SpeculatorServiceStub:
     * `UNIMPLEMENTED`: the method needs no speculator, or one that can do more.
     * `UNAVAILABLE`: loading or draining.
     """
+    SpeculateMany: _grpc.StreamStreamMultiCallable[_speculator_pb2.SpeculateManyRequest, _speculator_pb2.SpeculateManyResponse]
+    """Drafts for many generations of one caller, which share a stream. Each of them goes as if it had a stream of its own, and ends by
+    itself: by `close`, or by `ended`, whose status is the one that `Speculate` would have ended with. The status of the stream is the
+    end of all of them.
+
+    Errors:
+    * `INVALID_ARGUMENT`: an `open` has the number of a session that goes on.
+    * `DEADLINE_EXCEEDED`: the caller has read nothing for the server's stall timeout.
+    * `UNAVAILABLE`: loading or draining.
+    """
     GetInfo: _grpc.UnaryUnaryMultiCallable[_speculator_pb2.SpeculatorServiceGetInfoRequest, _speculator_pb2.SpeculatorServiceGetInfoResponse]
     """Describes this server."""
 
@@ -69,6 +81,8 @@ class SpeculatorServiceAsyncStub(SpeculatorServiceStub):
       4. verifier   -> Commit {base_len: 120, token_ids}    what the target said
       5. speculator -> SpeculatorDraft {base_len: 124, ...}        after a miss: from the new root. After a hit: only nodes that are new
     Half-closing or cancelling the stream ends the session. After a lost stream, open another with all committed tokens and go on.
+
+    SpeculateMany is the same for many generations at a time: what is ready for several of them goes in one message.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -85,6 +99,16 @@ class SpeculatorServiceAsyncStub(SpeculatorServiceStub):
     * `UNIMPLEMENTED`: the method needs no speculator, or one that can do more.
     * `UNAVAILABLE`: loading or draining.
     """
+    SpeculateMany: _aio.StreamStreamMultiCallable[_speculator_pb2.SpeculateManyRequest, _speculator_pb2.SpeculateManyResponse]  # type: ignore[assignment]
+    """Drafts for many generations of one caller, which share a stream. Each of them goes as if it had a stream of its own, and ends by
+    itself: by `close`, or by `ended`, whose status is the one that `Speculate` would have ended with. The status of the stream is the
+    end of all of them.
+
+    Errors:
+    * `INVALID_ARGUMENT`: an `open` has the number of a session that goes on.
+    * `DEADLINE_EXCEEDED`: the caller has read nothing for the server's stall timeout.
+    * `UNAVAILABLE`: loading or draining.
+    """
     GetInfo: _aio.UnaryUnaryMultiCallable[_speculator_pb2.SpeculatorServiceGetInfoRequest, _speculator_pb2.SpeculatorServiceGetInfoResponse]  # type: ignore[assignment]
     """Describes this server."""
 
@@ -98,6 +122,8 @@ class SpeculatorServiceServicer(metaclass=_abc_1.ABCMeta):
       4. verifier   -> Commit {base_len: 120, token_ids}    what the target said
       5. speculator -> SpeculatorDraft {base_len: 124, ...}        after a miss: from the new root. After a hit: only nodes that are new
     Half-closing or cancelling the stream ends the session. After a lost stream, open another with all committed tokens and go on.
+
+    SpeculateMany is the same for many generations at a time: what is ready for several of them goes in one message.
     """
 
     @_abc_1.abstractmethod
@@ -116,6 +142,22 @@ class SpeculatorServiceServicer(metaclass=_abc_1.ABCMeta):
         * `RESOURCE_EXHAUSTED`: too many sessions. Ask another speculator, or decode without drafts (the text is the same) and try again later.
         * `DEADLINE_EXCEEDED`: the caller has read nothing for the server's stall timeout.
         * `UNIMPLEMENTED`: the method needs no speculator, or one that can do more.
+        * `UNAVAILABLE`: loading or draining.
+        """
+
+    @_abc_1.abstractmethod
+    def SpeculateMany(
+        self,
+        request_iterator: _MaybeAsyncIterator[_speculator_pb2.SpeculateManyRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_speculator_pb2.SpeculateManyResponse], _abc.AsyncIterator[_speculator_pb2.SpeculateManyResponse]]:
+        """Drafts for many generations of one caller, which share a stream. Each of them goes as if it had a stream of its own, and ends by
+        itself: by `close`, or by `ended`, whose status is the one that `Speculate` would have ended with. The status of the stream is the
+        end of all of them.
+
+        Errors:
+        * `INVALID_ARGUMENT`: an `open` has the number of a session that goes on.
+        * `DEADLINE_EXCEEDED`: the caller has read nothing for the server's stall timeout.
         * `UNAVAILABLE`: loading or draining.
         """
 

@@ -66,7 +66,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             stopwatch: Times the forwards. None means the one for the target's device.
             stream_priority: See `EngineThread`.
         """
-        super().__init__("verifier-engine", model.runner, stream_priority)
+        super().__init__("verifier-engine", model.runner, stream_priority, loop)
         self.counts = RoundCounts()
         self._timings = EngineTimings(forward_times, max_num_rows)
         self._sampler = Sampler()

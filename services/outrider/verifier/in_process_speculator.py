@@ -165,7 +165,7 @@ class InProcessSpeculator:
 
 
 class _Opening:
-    """Brings what one of a session's openings gives from the engine's thread to the event loop."""
+    """Passes on what one of a session's openings gives."""
 
     def __init__(self, session: InProcessSession, session_id: str) -> None:
         self.session_id = session_id
@@ -173,15 +173,15 @@ class _Opening:
         """Id of the latest node that has arrived."""
         self.num_drafts = self.num_nodes = 0
         """Drafts that have arrived, and the nodes in them."""
-        self._session, self._loop = session, asyncio.get_running_loop()
+        self._session = session
 
     def send(self, draft: Draft) -> None:
         """See `DraftListener`."""
-        self._loop.call_soon_threadsafe(self._session.on_draft, self, draft)
+        self._session.on_draft(self, draft)
 
     def fail(self) -> None:
         """See `DraftListener`."""
-        self._loop.call_soon_threadsafe(self._session.on_failure, self)
+        self._session.on_failure(self)
 
 
 class InProcessSession:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import structlog
@@ -17,12 +17,16 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from outrider.core.params import InvalidParameter
+from outrider.v1 import speculator_pb2
 
 log = structlog.get_logger(__name__)
 
 MAX_TEXT_BYTES = 800
 """Longest message on the wire. A text that quotes a request may have megabytes; trailers beyond 8 kB, where the message
 stands twice (grpc-message and grpc-status-details-bin), are dropped on the way, and the status with them."""
+
+_DETAILS = "grpc-status-details-bin"
+"""Name of the trailer that a status with details comes in."""
 
 
 class RpcError(Exception):
@@ -136,6 +140,26 @@ def to_status(error: RpcError) -> grpc.Status:
     code = code_pb2.Code.Value(error.code.name)
     status: grpc.Status = rpc_status.to_status(status_pb2.Status(code=code, message=str(error), details=details))
     return status
+
+
+def ended_to_proto(error: RpcError) -> speculator_pb2.SpeculateEnded:
+    """Converts what has ended a session on a stream that others share."""
+    status = to_status(error)
+    details = cast(bytes, dict(status.trailing_metadata)[_DETAILS])
+    return speculator_pb2.SpeculateEnded(code=status.code.value[0], message=status.details, status=details)
+
+
+def ended_from_proto(ended: speculator_pb2.SpeculateEnded) -> grpc.aio.AioRpcError | None:
+    """Converts what has ended a session to what would have ended a call; None means that it has ended in order."""
+    code = next((each for each in grpc.StatusCode if each.value[0] == ended.code), grpc.StatusCode.UNKNOWN)
+    if code is grpc.StatusCode.OK:
+        return None
+    nothing = grpc.aio.Metadata()
+    try:
+        status_pb2.Status.FromString(ended.status)
+    except message.DecodeError:
+        return grpc.aio.AioRpcError(code, nothing, nothing, ended.message)
+    return grpc.aio.AioRpcError(code, nothing, grpc.aio.Metadata((_DETAILS, ended.status)), ended.message)
 
 
 @contextmanager

@@ -1,0 +1,148 @@
+"""The call that the sessions of a process share at a speculator: one message for all that have something to say.
+
+Sessions come and go; whatever ends the call ends it for all of them, and each opens anew on the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol
+
+import grpc
+
+from outrider.core.statistics import Traffic
+from outrider.peers.channel import PeerState
+from outrider.peers.reconnecting import write_all
+from outrider.v1 import speculator_pb2, speculator_pb2_grpc
+from outrider.wire.channels import require_message
+
+MAX_AGE_S = 60.0
+"""Time for which a call takes further sessions: those after that find other credentials, or another connection."""
+MAX_MESSAGE_TOKENS = 16_384
+"""Token ids from which on a message takes no further session: a text to be opened holds up others for no longer."""
+
+
+class Member(Protocol):
+    """A session on a shared call. Called on the event loop."""
+
+    traffic: Traffic
+    """Bytes that were exchanged for it so far: those of its own messages, without the message around them."""
+
+    def say(self, number: int, message: speculator_pb2.SpeculateManyRequest) -> int:
+        """Adds what the session has to say now to a message; returns how many token ids that are.
+
+        Args:
+            number: Names the session on this call.
+            message: May hold what other sessions say.
+        """
+
+    def hear(self, response: speculator_pb2.SessionResponse) -> None:
+        """Takes in a response. Raises InvalidParameter for contents that are impossible."""
+
+    def lose(self, error: Exception | None) -> None:
+        """Takes in that the session has no call any more, and why; None means that the peer has ended it in order."""
+
+
+class SharedCall:
+    """One `SpeculateMany` call and its sessions. Lives on the event loop, from construction to the end of its last
+    session."""
+
+    def __init__(self, state: PeerState) -> None:
+        self._state, self._num_dials = state, state.num_dials
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._numbers = itertools.count(1)
+        self._members: dict[int, Member] = {}
+        self._due: dict[int, None] = {}
+        """Numbers of sessions that have something to say, in the order of their turns."""
+        self._left: list[int] = []
+        """Numbers of sessions that are over, of which the speculator does not know yet."""
+        self._wake = asyncio.Event()
+        self._is_over = False
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def takes_more(self) -> bool:
+        """True if further sessions may join."""
+        is_young = self._loop.time() - self._began < MAX_AGE_S
+        return is_young and not self._is_over and self._num_dials == self._state.num_dials
+
+    def join(self, member: Member) -> int:
+        """Takes a session, which has something to say: its opening. Returns its number."""
+        number = next(self._numbers)
+        self._members[number] = member
+        self.wake(number)
+        return number
+
+    def wake(self, number: int) -> None:
+        """Has a session asked for what it has to say, with all others that are due then."""
+        self._due[number] = None
+        self._wake.set()
+
+    def leave(self, number: int) -> None:
+        """Ends a session at the speculator. Idempotent."""
+        if self._members.pop(number, None) is None:
+            return
+        self._due.pop(number, None)
+        if self._members:
+            self._left.append(number)
+            self._wake.set()
+        else:
+            self._is_over = True
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        end: Exception | None = None
+        try:
+            await self._attend(self._state.stub(speculator_pb2_grpc.SpeculatorServiceStub).SpeculateMany())
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            end = error
+        finally:
+            self._is_over = True
+        members, self._members = self._members, {}
+        for member in members.values():
+            member.lose(end)
+
+    async def _attend(self, call: grpc.aio.StreamStreamCall[Any, speculator_pb2.SpeculateManyResponse]) -> None:
+        writer = asyncio.create_task(write_all(call, self._messages()))
+        try:
+            async for message in call:
+                for response in require_message(message).sessions:
+                    if (member := self._members.get(response.number)) is not None:
+                        member.traffic.num_bytes_received += response.ByteSize()
+                        _hear(member, response)
+        finally:
+            writer.cancel()
+            # A call that is only forgotten stays open until the garbage collector finds it.
+            call.cancel()
+
+    async def _messages(self) -> AsyncGenerator[speculator_pb2.SpeculateManyRequest, None]:
+        while True:
+            await self._wake.wait()
+            message, num_tokens = speculator_pb2.SpeculateManyRequest(), 0
+            for number in self._left:
+                message.sessions.add(number=number).close.SetInParent()
+            self._left.clear()
+            traffics: dict[int, Traffic] = {}
+            while self._due and num_tokens < MAX_MESSAGE_TOKENS:
+                number = next(iter(self._due))
+                del self._due[number]
+                traffics[number] = self._members[number].traffic
+                num_tokens += self._members[number].say(number, message)
+            if not self._due:
+                self._wake.clear()
+            if message.sessions:
+                yield message
+                # Behind the write, which may never have been made.
+                for request in message.sessions:
+                    if (traffic := traffics.get(request.number)) is not None:
+                        traffic.num_bytes_sent += request.ByteSize()
+
+
+def _hear(member: Member, response: speculator_pb2.SessionResponse) -> None:
+    try:
+        member.hear(response)
+    except Exception as error:
+        member.lose(error)  # what comes in for one is no reason to lose the others

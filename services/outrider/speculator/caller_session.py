@@ -1,0 +1,179 @@
+"""A session as its caller has it: what comes in for it is checked, and what goes out of it waits to be read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from outrider.core.params import InvalidParameter, SpeculationParams, check
+from outrider.core.tree import Draft, TokenId
+from outrider.telemetry.tracing import Span
+from outrider.v1 import speculator_pb2
+from outrider.wire.errors import InvalidArgument, OutOfRange, RpcError, Unavailable, invalid_argument
+
+HIGH_WATER = 64
+"""Drafts of a session that may wait for a caller. While more do, nothing is read from it: without commits, no new
+drafts grow."""
+ALL = 0
+"""Stands for all sessions of a call where their numbers stand."""
+
+Item: TypeAlias = speculator_pb2.SpeculateOpened | Draft | Exception | None
+"""Something that a caller is to be told. An error ends a session; None ends it in order."""
+
+
+class Outbox:
+    """Holds what the sessions of a call have for their caller. Lives on the event loop."""
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[int, Item]] = deque()
+        self._is_fresh, self._has_room = asyncio.Event(), asyncio.Event()
+        self._has_room.set()
+        self.num_sessions = 1
+        """Sessions that share the room."""
+
+    def put(self, number: int, item: Item) -> None:
+        """Adds what the session of this number has to tell."""
+        self._items.append((number, item))
+        self._is_fresh.set()
+        if len(self._items) >= HIGH_WATER * self.num_sessions:
+            self._has_room.clear()
+
+    async def room(self) -> None:
+        """Returns when little enough waits for the caller to read it."""
+        await self._has_room.wait()
+
+    async def take(self, most: int | None = None) -> list[tuple[int, Item]]:
+        """Returns what there is when there is something: the first `most` of it, where None means all."""
+        await self._is_fresh.wait()
+        items = [self._items.popleft() for _ in range(min(len(self._items), most or len(self._items)))]
+        if not self._items:
+            self._is_fresh.clear()
+        # Half, so that reading does not stop and go with every single draft.
+        if len(self._items) < HIGH_WATER * self.num_sessions // 2:
+            self._has_room.set()
+        return items
+
+
+@dataclass(eq=False)
+class CallerSession:
+    """Holds one session of a call, and its committed tokens to check what comes in. Lives on the event loop."""
+
+    number: int
+    """Names it on its call."""
+    session_id: str
+    """Names it in the engine and the logs."""
+    committed: list[TokenId]
+    """Prompt and output so far."""
+    max_context_len: int
+    """Most tokens that the draft model takes."""
+    opened: SpeculationParams
+    """Parameters that it began with."""
+    outbox: Outbox
+    """Outbox of its call."""
+    span: Span
+    """Span that its work is recorded in."""
+    exits: ExitStack
+    """Closed with it: what counts it among its caller's sessions."""
+    num_drafts: int = 0
+    num_nodes: int = 0
+    """Drafts, and the nodes in them, that the caller was sent."""
+
+    def send(self, draft: Draft) -> None:
+        """See `DraftListener`."""
+        self.outbox.put(self.number, draft)
+
+    def fail(self) -> None:
+        """See `DraftListener`."""
+        self.outbox.put(self.number, Unavailable("the speculator lost this session"))
+
+    def fresh_tokens(self, base_len: int, token_ids: tuple[TokenId, ...]) -> tuple[TokenId, ...]:
+        """Takes a commit in and returns the tokens of it that are new. Repeated commits are harmless.
+
+        Raises:
+            OutOfRange: the commit leaves a gap, or goes beyond the context.
+            InvalidArgument: it is empty, or contradicts what is committed.
+        """
+        if not token_ids:
+            raise InvalidArgument("commit.token_ids", "must hold at least one token")
+        if base_len > len(self.committed):
+            raise OutOfRange(
+                f"commit.base_len must be at most {len(self.committed)}, the tokens committed so far, got {base_len}"
+            )
+        # An int32 on the wire: a negative one would count from the end in the slices below.
+        check(base_len > 0, "commit.base_len", ">= 1", base_len)
+        if base_len + len(token_ids) > self.max_context_len:
+            raise OutOfRange(
+                f"commit.token_ids must end within the draft model's context of {self.max_context_len} tokens, got "
+                f"{len(token_ids)} from position {base_len} on"
+            )
+        known = tuple(self.committed[base_len : base_len + len(token_ids)])
+        if token_ids[: len(known)] != known:
+            raise InvalidArgument("commit.token_ids", f"must repeat what is committed from position {base_len} on")
+        fresh = token_ids[len(known) :]
+        self.committed.extend(fresh)
+        return fresh
+
+
+class DraftingCall:
+    """Holds a call and its sessions: one, or as many as share it. Lives on the event loop."""
+
+    def __init__(self, caller: str, connection: str) -> None:
+        self.caller, self.connection = caller, connection
+        self.outbox = Outbox()
+        self.sessions: dict[int, CallerSession] = {}
+        """Those that have begun, by number."""
+        self.held: dict[int, list[speculator_pb2.SessionRequest]] = {}
+        """Requests that wait until their session has begun, by its number."""
+        self._openings: set[asyncio.Task[None]] = set()
+
+    def add(self, session: CallerSession) -> None:
+        """Takes in a session that has begun."""
+        self.sessions[session.number] = session
+        self.outbox.num_sessions = len(self.sessions)
+
+    def remove(self, number: int) -> CallerSession:
+        """Takes in that a session is over."""
+        session = self.sessions.pop(number)
+        self.outbox.num_sessions = max(1, len(self.sessions))
+        return session
+
+    def open_beside(self, number: int, opening: Coroutine[Any, Any, None]) -> None:
+        """Opens a session while others go on. Its further requests are held meanwhile."""
+        self.held[number] = []
+        task = asyncio.create_task(opening)
+        self._openings.add(task)
+        task.add_done_callback(self._openings.discard)
+
+    @contextmanager
+    def ending(self, number: int) -> Iterator[None]:
+        """Ends this session alone with an error of the body that is its caller's."""
+        try:
+            yield
+        except RpcError as error:
+            self.outbox.put(number, error)
+        except InvalidParameter as error:
+            self.outbox.put(number, invalid_argument(error))
+
+    @asynccontextmanager
+    async def reading(self, read: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+        """Reads what the caller sends beside the body. All sessions end with the reading, and by its error."""
+
+        async def run() -> None:
+            try:
+                await read
+            except Exception as error:
+                # Not raised: nobody awaits this task. Whoever takes it out of the outbox ends the call with it.
+                self.outbox.put(ALL, error)
+            else:
+                self.outbox.put(ALL, None)
+
+        reader = asyncio.create_task(run())
+        try:
+            yield
+        finally:
+            for task in (reader, *self._openings):
+                task.cancel()

@@ -1,0 +1,95 @@
+"""A servicer's sessions, each of which the test wrote as a stream of its own, on the call that verifiers share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from outrider.v1 import speculator_pb2 as pb
+
+WHOLE_CALL = (grpc.StatusCode.UNIMPLEMENTED,)
+"""Statuses with which a test ends the call of all sessions, as a server without the method does."""
+
+Session = Callable[[AsyncIterator[pb.SpeculateRequest], Any], AsyncIterator[pb.SpeculateResponse | bytes]]
+"""A method as `Speculate` is: bytes stand for a whole message of the call."""
+
+
+class _Context:
+    """The context of a session: its end is its own."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise _Ended(pb.SpeculateEnded(code=code.value[0], message=details))
+
+    async def abort_with_status(self, status: Any) -> None:
+        details = dict(status.trailing_metadata)["grpc-status-details-bin"]
+        raise _Ended(pb.SpeculateEnded(code=status.code.value[0], message=status.details, status=details))
+
+
+class _Ended(Exception):
+    def __init__(self, ended: pb.SpeculateEnded) -> None:
+        self.ended = ended
+
+
+async def shared(
+    speculate: Session, requests: AsyncIterator[pb.SpeculateManyRequest], context: Any
+) -> AsyncIterator[pb.SpeculateManyResponse | bytes]:
+    """Answers as `SpeculateMany` what `speculate` says of each session."""
+    said: asyncio.Queue[pb.SpeculateManyResponse | bytes | pb.SpeculateEnded | None] = asyncio.Queue()
+    heard: dict[int, asyncio.Queue[pb.SpeculateRequest | None]] = {}
+    tasks: list[asyncio.Task[None]] = []
+
+    async def session(number: int) -> None:
+        async def requests_of_session() -> AsyncIterator[pb.SpeculateRequest]:
+            while (request := await heard[number].get()) is not None:
+                yield request
+
+        try:
+            async for response in speculate(requests_of_session(), _Context(context)):
+                if isinstance(response, bytes):
+                    said.put_nowait(response)
+                    continue
+                answer = pb.SessionResponse(number=number)
+                event = response.WhichOneof("event")
+                assert event is not None
+                getattr(answer, event).CopyFrom(getattr(response, event))
+                said.put_nowait(pb.SpeculateManyResponse(sessions=[answer]))
+        except _Ended as error:
+            if error.ended.code in [code.value[0] for code in WHOLE_CALL]:
+                said.put_nowait(error.ended)
+            answer = pb.SessionResponse(number=number, ended=error.ended)
+            said.put_nowait(pb.SpeculateManyResponse(sessions=[answer]))
+
+    async def read() -> None:
+        async for message in requests:
+            for request in message.sessions:
+                event = request.WhichOneof("event")
+                if event == "open":
+                    heard[request.number] = asyncio.Queue()
+                    tasks.append(asyncio.create_task(session(request.number)))
+                if event == "close":
+                    heard[request.number].put_nowait(None)
+                    continue
+                assert event is not None
+                heard[request.number].put_nowait(pb.SpeculateRequest(**{event: getattr(request, event)}))
+        said.put_nowait(None)
+
+    tasks.append(asyncio.create_task(read()))
+    try:
+        while (response := await said.get()) is not None:
+            if isinstance(response, pb.SpeculateEnded):
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, response.message)
+            else:
+                yield response
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -98,6 +98,18 @@ async def test_a_call_that_breaks_is_lost_to_all_and_each_goes_on_by_itself(spec
                 stream.close()
 
 
+async def test_a_peer_that_is_closed_leaves_no_session_waiting(speculator: Counting) -> None:
+    async with serving(speculator) as address:
+        before = len(asyncio.all_tasks())
+        async with dialling(address) as peer:
+            listeners = [Listener() for _ in range(NUM_SESSIONS)]
+            streams = [speculate(peer, listener) for listener in listeners]
+            await until(lambda: all(listener.num_drafts for listener in listeners))
+        await until(lambda: len(asyncio.all_tasks()) <= before)
+        assert all(not listener.num_detached for listener in listeners)
+        assert streams
+
+
 async def test_contents_that_cannot_be_lose_their_own_session(speculator: Counting) -> None:
     async with serving(speculator) as address, dialling(address) as peer:
         speculator.garbled = 1
@@ -132,7 +144,6 @@ async def test_sessions_that_begin_later_or_after_a_redial_have_another_call(
         for stream in streams:
             stream.close()
         await until(lambda: speculator.num_calls == 0)
-        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,27 @@ async def test_an_error_of_one_ends_no_other(caller: Caller) -> None:
     await caller.drafts(3, len(PROMPT) + 1)
 
 
+async def test_a_bug_that_one_meets_ends_no_other(
+    caller: Caller, speculator: RunningSpeculator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_in = speculator.engine.commit
+
+    def failing(session_id: str, token_ids: tuple[int, ...], acknowledged_node_id: int = 0) -> None:
+        if token_ids == (13,):
+            raise ValueError("a bug")
+        take_in(session_id, token_ids, acknowledged_node_id)
+
+    monkeypatch.setattr(speculator.engine, "commit", failing)
+    await caller.write(caller.open(1), caller.open(2))
+    await caller.write(commit(1, len(PROMPT), 13), commit(2, len(PROMPT), 7))
+    ended = await caller.end(1)
+    assert (ended.code, ended.message) == (
+        Code.INTERNAL.value[0],
+        "internal error; the server's log has the details",
+    )
+    await caller.drafts(2, len(PROMPT) + 1)
+
+
 async def test_a_session_too_many_is_told_when_to_come_back(caller: Caller) -> None:
     await caller.write(*(caller.open(number) for number in range(1, NUM_SESSIONS + 2)))
     ended = await caller.end(NUM_SESSIONS + 1)

@@ -41,7 +41,7 @@ class Member(Protocol):
     def hear(self, response: speculator_pb2.SessionResponse) -> None:
         """Takes in a response. Raises InvalidParameter for contents that are impossible."""
 
-    def lose(self, error: Exception | None) -> None:
+    def lose(self, error: BaseException | None) -> None:
         """Takes in that the session has no call any more, and why; None means that the peer has ended it in order."""
 
 
@@ -94,16 +94,19 @@ class SharedCall:
             self._task.cancel()
 
     async def _run(self) -> None:
-        end: Exception | None = None
+        end: BaseException | None = None
         try:
             await self._attend(self._state.stub(speculator_pb2_grpc.SpeculatorServiceStub).SpeculateMany())
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             end = error
+        except asyncio.CancelledError as error:
+            end = error  # by the last session, which has left, or because the channel was closed
+            raise
         finally:
             self._is_over = True
-        members, self._members = self._members, {}
-        for member in members.values():
-            member.lose(end)
+            members, self._members = self._members, {}
+            for member in members.values():
+                member.lose(end)
 
     async def _attend(self, call: grpc.aio.StreamStreamCall[Any, speculator_pb2.SpeculateManyResponse]) -> None:
         writer = asyncio.create_task(write_all(call, self._messages()))

@@ -283,7 +283,7 @@ class SpeculationStream(Reconnecting):
         self._call: SharedCall | None = None
         self._number = 0
         """Names this stream on the call."""
-        self._end: asyncio.Future[Exception | None] | None = None
+        self._end: asyncio.Future[BaseException | None] | None = None
         """Completed with what has ended this stream. None before the first one."""
         self._steering = Steering()
         self._unsent = Steering()
@@ -362,7 +362,7 @@ class SpeculationStream(Reconnecting):
             if error is not None:
                 raise error
 
-    def lose(self, error: Exception | None) -> None:
+    def lose(self, error: BaseException | None) -> None:
         """See `Member`."""
         if self._end is not None and not self._end.done():
             self._end.set_result(error)

@@ -9,11 +9,15 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import structlog
+
 from outrider.core.params import InvalidParameter, SpeculationParams, check
 from outrider.core.tree import Draft, TokenId
 from outrider.telemetry.tracing import Span
 from outrider.v1 import speculator_pb2
-from outrider.wire.errors import InvalidArgument, OutOfRange, RpcError, Unavailable, invalid_argument
+from outrider.wire.errors import INTERNAL_ERROR, InvalidArgument, OutOfRange, RpcError, Unavailable, invalid_argument
+
+log = structlog.get_logger(__name__)
 
 HIGH_WATER = 64
 """Drafts of a session that may wait for a caller. While more do, nothing is read from it: without commits, no new
@@ -150,13 +154,16 @@ class DraftingCall:
 
     @contextmanager
     def ending(self, number: int) -> Iterator[None]:
-        """Ends this session alone with an error of the body that is its caller's."""
+        """Ends this session alone with an error of the body: what comes in for one is no reason to lose the others."""
         try:
             yield
         except RpcError as error:
             self.outbox.put(number, error)
         except InvalidParameter as error:
             self.outbox.put(number, invalid_argument(error))
+        except Exception:
+            log.exception("rpc.failed")
+            self.outbox.put(number, RpcError(INTERNAL_ERROR))
 
     @asynccontextmanager
     async def reading(self, read: Coroutine[Any, Any, None]) -> AsyncIterator[None]:

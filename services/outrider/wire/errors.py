@@ -25,6 +25,8 @@ MAX_TEXT_BYTES = 800
 """Longest message on the wire. A text that quotes a request may have megabytes; trailers beyond 8 kB, where the message
 stands twice (grpc-message and grpc-status-details-bin), are dropped on the way, and the status with them."""
 
+INTERNAL_ERROR = "internal error; the server's log has the details"
+"""Text of an error that is a bug here."""
 _DETAILS = "grpc-status-details-bin"
 """Name of the trailer that a status with details comes in."""
 
@@ -186,7 +188,7 @@ def rpc_errors(context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[None]:
     except Exception:
         log.exception("rpc.failed")
         context.set_code(grpc.StatusCode.INTERNAL)
-        context.set_details("internal error; the server's log has the details")
+        context.set_details(INTERNAL_ERROR)
 
 
 def _set_status(context: grpc.aio.ServicerContext[Any, Any], error: RpcError) -> None:

@@ -31,7 +31,7 @@ def edge(
         help="The cloud's verifier, HOST:PORT; several, with commas between, share the generations."
     ),
     model: options.Draft = "demo/draft",
-    dtype: options.DraftDtype = "float32",
+    dtype: options.DraftDtype = None,
     device: str = typer.Option("cpu", help="Device of the draft model, like cpu or cuda:0."),
     num_threads: int = typer.Option(1, min=0, help="Threads of the draft model on a CPU; 0 = one a core."),
     listen: str = typer.Option("127.0.0.1:50061", help="Where applications find it, HOST:PORT; port 0 = any free one."),
@@ -46,7 +46,8 @@ def edge(
 
     Applications talk to it as to a verifier: outrider generate --address 127.0.0.1:50061 ...
     """
-    flags = ["--upstream", upstream, "--model", model, "--dtype", dtype, "--device", device]
+    flags = ["--upstream", upstream, "--model", model, "--device", device]
+    flags += [] if dtype is None else ["--dtype", dtype]
     # To the edge the cloud is a peer: what it shows to it, and expects of it, has that prefix.
     files = dict(zip(_FLAG_NAMES, (token_file, ca_file, cert_file, key_file), strict=False))
     for name, path in files.items():

@@ -50,7 +50,9 @@ Target = Annotated[
 Dtype = Literal["auto", "bfloat16", "float32"]
 TargetDtype = Annotated[Dtype, typer.Option(help="Target model's numbers.", rich_help_panel=_MODELS)]
 Draft = Annotated[str, typer.Option(help="Draft model; its tokenizer must be the target's.", rich_help_panel=_MODELS)]
-DraftDtype = Annotated[Dtype, typer.Option(help="Draft model's numbers.", rich_help_panel=_MODELS)]
+DraftDtype = Annotated[
+    Dtype | None, typer.Option(help="Draft model's numbers; unset = by device.", rich_help_panel=_MODELS)
+]
 Drafter = Annotated[
     Literal["speculator", "in-process"],
     typer.Option(help="Where the draft model runs; in-process: the verifier's.", rich_help_panel=_MODELS),

@@ -104,7 +104,7 @@ def build(
     target: options.Target = StackConfig.target,
     target_dtype: options.TargetDtype = "auto",
     draft: options.Draft = "demo/draft",
-    draft_dtype: options.DraftDtype = "float32",
+    draft_dtype: options.DraftDtype = None,
     speculator: Annotated[bool, typer.Option(help="Whether there is a speculator.")] = True,
     device: options.Device = StackConfig.device,
     num_threads: options.NumThreads = StackConfig.num_threads,

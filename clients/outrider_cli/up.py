@@ -36,7 +36,7 @@ def up(
     target: options.Target = StackConfig.target,
     target_dtype: options.TargetDtype = "auto",
     draft: options.Draft = "demo/draft",
-    draft_dtype: options.DraftDtype = "float32",
+    draft_dtype: options.DraftDtype = None,
     drafter: options.Drafter = StackConfig.drafter,
     device: options.Device = StackConfig.device,
     num_threads: options.NumThreads = StackConfig.num_threads,

@@ -9,6 +9,7 @@ import pytest
 from outrider.edge.settings import EdgeSettings
 from outrider.gateway.settings import GatewaySettings
 from outrider.server.settings import ModelSettings, ProcessSettings, ServiceSettings, model_config, parse_settings
+from outrider.speculator.settings import DraftModelSettings, SpeculatorSettings
 
 
 class Settings(ServiceSettings):
@@ -82,6 +83,18 @@ class OfAModel(ModelSettings):
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:3", "xpu:0", "mps"])
 def test_a_device_is_one_of_torchs(device: str) -> None:
     assert parse_settings(OfAModel, ["--device", device]).device == device
+
+
+@pytest.mark.parametrize("service", [SpeculatorSettings, EdgeSettings])
+@pytest.mark.parametrize(
+    ("arguments", "dtype"),
+    [([], "float32"), (["--device", "cuda:0"], "auto"), (["--device", "cuda:0", "--dtype", "float32"], "float32")],
+)
+def test_the_numbers_of_a_draft_model_are_those_that_suit_its_device_unless_they_are_named(
+    service: type[DraftModelSettings], arguments: list[str], dtype: str
+) -> None:
+    upstream = ["--upstream", "127.0.0.1:1"] if service is EdgeSettings else []
+    assert parse_settings(service, [*arguments, *upstream]).dtype == dtype
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "CPU", "cpu:0", ""])

@@ -51,8 +51,8 @@ class StackConfig:
     """Number format of the target: "auto", "bfloat16", "float32"."""
     draft: str | None = "demo/draft"
     """The draft model, as --model of the speculator or the edge; None means neither."""
-    draft_dtype: str = "float32"
-    """Number format of the draft model."""
+    draft_dtype: str | None = None
+    """Number format of the draft model; None leaves it to the service."""
     drafter: Literal["speculator", "in-process"] = "speculator"
     """The place of the draft model, if there is no edge: in speculators, or in the process of each verifier."""
     num_verifiers: int = 1
@@ -273,7 +273,8 @@ class LocalStack:
                 "datastore", ("--redis-url", self.redis_url, *config.datastore_arguments), other_core
             )
             peers += ("--datastore", self.datastore.address)
-        draft_flags = ("--model", config.draft or "", "--dtype", config.draft_dtype, *model_arguments)
+        draft_flags: tuple[str, ...] = ("--model", config.draft or "", *model_arguments)
+        draft_flags += () if config.draft_dtype is None else ("--dtype", config.draft_dtype)
         if config.draft is not None and not config.edge and not config.is_in_process:
             flags = (*draft_flags, *peers, *config.speculator_arguments)
             if config.speculator_at is not None:
@@ -287,7 +288,7 @@ class LocalStack:
         flags = ("--model", config.target, "--dtype", config.target_dtype, *model_arguments)
         if config.is_in_process:
             flags += ("--drafter", config.drafter, "--draft-model", config.draft or "")
-            flags += ("--draft-dtype", config.draft_dtype)
+            flags += () if config.draft_dtype is None else ("--draft-dtype", config.draft_dtype)
             verifier_core |= other_core  # both models run there
         flags += peers + config.verifier_arguments
         if config.speculator_at is not None:

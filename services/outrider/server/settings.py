@@ -140,6 +140,12 @@ class DialingSettings(ServiceSettings, PeerSecuritySettings):
     """Holds the settings of a service that dials peers."""
 
 
+def draft_dtype_on(device: str) -> Literal["auto", "float32"]:
+    """Returns the numbers of a draft model for which none are named: small models are fastest in float32 on a CPU, and
+    elsewhere what is read of their weights is what they cost."""
+    return "float32" if device == "cpu" else "auto"
+
+
 class ModelSettings(DialingSettings):
     """Settings of a service that runs a model. `outrider.models.loading.load_for` loads what they name."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from outrider.security.settings import SESSIONS_PER_CALLER
-from outrider.server.settings import LISTEN, ModelSettings, model_config
+from outrider.server.settings import LISTEN, ModelSettings, draft_dtype_on, model_config
 
 
 class DraftModelSettings(ModelSettings):
@@ -15,7 +15,7 @@ class DraftModelSettings(ModelSettings):
 
     model: str = Field("demo/draft", description="Draft model: a demo name, a folder or a Hugging Face name.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "float32", description="Numbers of the draft model; float32 is fastest for a small one on a CPU."
+        "float32", description="Numbers of the draft model; unset = float32 on a CPU, auto elsewhere."
     )
     prefill_chunk: int = Field(512, ge=1, description="Most rows of a prompt in one forward.")
     keep_warm_ms: float = Field(
@@ -23,6 +23,11 @@ class DraftModelSettings(ModelSettings):
         ge=0,
         description="For so long after a commit, idle forwards keep the model in a CPU's caches; 0 = never.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_dtype(cls, given: dict[str, Any]) -> dict[str, Any]:
+        return {"dtype": draft_dtype_on(given.get("device", "cpu")), **given}
 
     @property
     def keep_warm_s(self) -> float:

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from outrider.core.params import MAX_BEAM_WIDTH, MAX_BUDGET, MAX_ROWS, Method
 from outrider.peers.speculator import MAX_NODES_PER_S
 from outrider.security.settings import SESSIONS_PER_CALLER
-from outrider.server.settings import LISTEN, ModelSettings, check_pool, checked_device, model_config
+from outrider.server.settings import LISTEN, ModelSettings, check_pool, checked_device, draft_dtype_on, model_config
 
 if TYPE_CHECKING:
     MethodName = str
@@ -158,10 +158,9 @@ class VerifierSettings(ModelSettings):
     def draft(self) -> DraftFlags:
         """Settings of the draft model in this process."""
         device = self.draft_device or self.device
-        is_cpu = device == "cpu"
         return DraftFlags(
             model=self.draft_model,
-            dtype=self.draft_dtype or ("float32" if is_cpu else "auto"),
+            dtype=self.draft_dtype or draft_dtype_on(device),
             device=device,
             num_threads=self.num_threads,
             cores=self.cores,
@@ -171,7 +170,7 @@ class VerifierSettings(ModelSettings):
             kv_block_size=self.kv_block_size,
             max_num_sessions=self.max_num_sessions,
             prefill_chunk=self.draft_prefill_chunk,
-            keep_warm_s=self.draft_keep_warm_ms / 1e3 if is_cpu else 0.0,
+            keep_warm_s=self.draft_keep_warm_ms / 1e3 if device == "cpu" else 0.0,
             prefix_scope=self.prefix_scope,
         )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -46,6 +48,32 @@ def test_sessions_share_forwards_and_keep_their_own_chains(engine: Engine) -> No
         engine.open(spec(f"s{number}"), sink)
     expected = expected_chain(PROMPT)
     assert [list(sink.drafts.get(timeout=30).token_ids) for sink in sinks] == [expected] * 4
+
+
+class RecordedLoop:
+    """Notes what it is to call."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], object]] = []
+
+    def call_soon_threadsafe(self, action: Callable[[], object]) -> None:
+        self.calls.append(action)
+
+
+def test_what_a_step_drafts_for_all_sessions_goes_to_the_loop_in_one_call() -> None:
+    loop, sinks = RecordedLoop(), [Collector() for _ in range(4)]
+    engine = Engine(draft_model(), loop=cast(asyncio.AbstractEventLoop, loop))
+    engine.stop()  # this test takes its steps
+    for number, sink in enumerate(sinks):
+        engine.open(spec(f"s{number}"), sink)
+    engine.take_posted(0.0)
+    while not loop.calls:
+        work, _ = engine.plan(0.0)
+        engine.step(work)
+    [call] = loop.calls
+    assert all(sink.drafts.empty() for sink in sinks)
+    call()
+    assert [sink.drafts.qsize() for sink in sinks] == [1] * 4
 
 
 def test_a_commit_for_a_session_that_has_ended_does_nothing(engine: Engine) -> None:

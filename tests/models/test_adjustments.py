@@ -81,6 +81,15 @@ def test_adjusted_logits_are_those_of_transformers_and_are_given_back_as_they_we
     assert torch.equal(logits, before)
 
 
+def test_parameters_that_change_nothing_any_more_leave_all_logits_alone() -> None:
+    params = SamplingParams(min_tokens=len(OUTPUT), stop_token_ids=(3,))  # as many tokens as there are
+    adjustments, tree = text_adjustments(params)
+    logits = logits_of(2)
+    before = logits.clone()
+    with adjusted(logits, [adjustments.behind(tree.root), None]):
+        assert torch.equal(logits, before)
+
+
 def test_logits_are_given_back_even_if_the_body_fails() -> None:
     adjustments, tree = text_adjustments(PARAMS)
     logits = logits_of(1)

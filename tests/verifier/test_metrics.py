@@ -72,7 +72,8 @@ async def test_counters_say_what_the_summaries_say(client: Client, verifier: Run
     assert values["outrider_request_acceptance_rate"] == {"count": 4, "sum": pytest.approx(sum(rates))}
     sent, received = (sum(getattr(s, f"num_bytes_{way}") for s in summaries) for way in ("sent", "received"))
     wire = values["outrider_wire_bytes_total"]
-    assert wire["speculator,sent"] == sent > 0
+    # What is said for a session stands in a message with its number and its length before it.
+    assert 0 < sent < wire["speculator,sent"] < 1.2 * sent
     assert wire["speculator,received"] >= received > 0  # drafts may come when the text is complete
     assert values["outrider_degraded_sessions_total"][""] == 0
 

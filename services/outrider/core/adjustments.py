@@ -36,6 +36,11 @@ class Adjustment:
     forbidden_token_ids: npt.NDArray[np.int64]
     """Tokens that are not drawn."""
 
+    @property
+    def is_empty(self) -> bool:
+        """True if no logit of the row changes."""
+        return not (len(self.bias_token_ids) or len(self.seen_token_ids) or len(self.forbidden_token_ids))
+
 
 class TextAdjustments:
     """Follows one generation's text, and says how the logits behind any part of its draft tree are adjusted."""

@@ -21,7 +21,7 @@ def adjusted(logits: Tensor, adjustments: Sequence[Adjustment | None]) -> Iterat
         logits: float32 [rows, vocab], contiguous.
         adjustments: One for each row; None where the row stays as it is.
     """
-    rows = [(row, each) for row, each in enumerate(adjustments) if each is not None]
+    rows = [(row, each) for row, each in enumerate(adjustments) if each is not None and not each.is_empty]
     if not rows:
         yield
         return

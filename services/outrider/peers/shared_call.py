@@ -18,7 +18,7 @@ from outrider.peers.reconnecting import write_all
 from outrider.v1 import speculator_pb2, speculator_pb2_grpc
 from outrider.wire.channels import require_message
 
-MAX_AGE_S = 60.0
+MAX_AGE_S = 5.0
 """Time for which a call takes further sessions: those after that find other credentials, or another connection."""
 MAX_MESSAGE_TOKENS = 16_384
 """Token ids from which on a message takes no further session: a text to be opened holds up others for no longer."""

@@ -24,7 +24,8 @@ PROMPTS = (
 METHODS = ("auto", "pearl", "best-first", "double", "retrieval", "saguaro", "card", "off")
 LONG, LONG_SEED = 40, 7
 NUM_LONG = 2
-"""Applications that stream the long case and nothing else: so one is in its middle when a pod ends, however fast."""
+"""Applications that stream the long case and nothing else: so one is in its middle when a pod ends, however fast. No
+other streams it: that a pod is given work, generations must begin meanwhile, however slow."""
 THINKING_S = 0.2
 """Between two generations of an application: two cores must start pods meanwhile, too."""
 
@@ -119,10 +120,12 @@ class Load:
                 await asyncio.sleep(THINKING_S)
 
     def _turns(self, number: int) -> Iterator[tuple[Case, str]]:
+        (long,) = (case for case in self._cases if case.seed == LONG_SEED)
+        short = [case for case in self._cases if case is not long]
         for turn in itertools.count(number):
-            # Prime to both counts: every case meets every method.
-            place = LONG_SEED if number < NUM_LONG else 5 * turn % len(self._cases)
-            yield self._cases[place], METHODS[(turn + turn // len(METHODS)) % len(METHODS)]
+            # Their count is prime to that of the methods: every case meets every method.
+            case = long if number < NUM_LONG else short[turn % len(short)]
+            yield case, METHODS[turn % len(METHODS)]
 
     async def _generate(self, client: Client, case: Case, method: str) -> None:
         pauses = [0.0]

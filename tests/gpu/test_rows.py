@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
-from outrider.models.loading import LoadedModel, build_hf_model
+from outrider.models.demo.widen import QWEN3_8B, randomise
+from outrider.models.loading import DEMO_FOLDER, LoadedModel, build_hf_model, load_model
 from outrider.models.runner import Runner, Segment
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -49,3 +53,33 @@ def test_replayed_graphs_have_the_bits_of_the_same_kernels_without_them(device: 
                 cache.clear()
         found.append(torch.cat(rows))
     assert torch.equal(*found)
+
+
+def test_two_models_that_compute_at_the_same_time_have_the_bits_that_each_has_alone(
+    device: str, tmp_path: Path
+) -> None:
+    if not device.startswith("cuda"):
+        pytest.skip("streams are those of CUDA")
+    # As wide as those whose products are summed up in memory of the library's.
+    size = dataclasses.replace(QWEN3_8B, num_layers=2, vocab_size=2304)
+    runners = []
+    for name in ("one", "other"):
+        randomise(size, DEMO_FOLDER / "target", tmp_path / name, device=device, dtype=torch.bfloat16)
+        model = load_model(str(tmp_path / name), dtype="bfloat16", device=device, exact="auto", num_tokens=1024)
+        runners.append(model.runner)
+
+    def found(runner: Runner, num_times: int) -> torch.Tensor:
+        cache, rows = runner.new_cache(), []
+        with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+            for _ in range(num_times):
+                rows.append(runner.forward([Segment(cache, range(5, 17), 12)]).clone())
+                cache.truncate(0)
+            together = torch.stack(rows).cpu()
+        cache.clear()
+        return together
+
+    alone = [found(runner, 1) for runner in runners]
+    with ThreadPoolExecutor(2) as threads:
+        together = list(threads.map(lambda runner: found(runner, 400), runners))
+    for rows, expected in zip(together, alone, strict=True):
+        assert (rows == expected).all()

@@ -14,7 +14,7 @@ from torch.nn import functional
 from outrider.core.noise import gumbel_of_words, hashed
 from outrider.core.params import SamplingParams
 from outrider.models.cuda.graphs import Acceleration, Results
-from outrider.models.cuda.inputs import SPLIT, TILE, Inputs
+from outrider.models.cuda.inputs import SPLIT, Inputs, tile_of
 from outrider.models.cuda.rows import ROW
 from outrider.models.cuda.steps import Kernels
 from outrider.models.runner import Runner
@@ -65,7 +65,7 @@ def attend(
     items = inputs.work[: int(inputs.num_work[0])].tolist()
     for tile in sorted({tile for tile, _ in items}):
         first, count, table, root, tail, end = inputs.tiles[tile].tolist()
-        assert count <= TILE // group
+        assert count <= tile_of(group) // group
         first_item = next(number for number, item in enumerate(items) if item[0] == tile)
         num_splits = -(-end // SPLIT)
         # Where the results of its splits lie.

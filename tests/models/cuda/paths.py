@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from outrider.models.cuda.inputs import SPLIT, TILE
+from outrider.models.cuda.inputs import SPLIT, tile_of
 from outrider.models.packing import Segment
 
 
@@ -17,7 +17,7 @@ def paths_of(segments: Sequence[Segment], queries_per_key: int) -> SimpleNamespa
 
     Of two nodes as deep, the first one's path comes first.
     """
-    max_rows = TILE // queries_per_key
+    max_rows = tile_of(queries_per_key) // queries_per_key
     tables: list[int] = []
     tails: list[int] = []
     row_list: list[int] = []

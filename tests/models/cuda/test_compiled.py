@@ -9,6 +9,7 @@ from tests.models.cuda.compiling import TARGETS, Compiled, compiled
 pytest.importorskip("triton")
 
 from outrider.models.cuda import attention, heads, layer, moves
+from outrider.models.cuda.inputs import tile_of
 
 pytestmark = pytest.mark.compile
 
@@ -32,7 +33,8 @@ def attend_for(capability: int, type_: str = "bf16", group: int = 4, head_dim: i
             "GROUP": group,
             "HEAD_DIM": head_dim,
             "BLOCK_SIZE": 64,
-            "TILE": attention.TILE,
+            "TILE": tile_of(group),
+            "KEYS": attention.KEYS,
             "SPLIT": attention.SPLIT,
         },
         capability,

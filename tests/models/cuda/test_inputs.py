@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.models.cuda.inputs import SPLIT, Inputs, Packer, Shape, parts_of, share_work
+from outrider.models.cuda.inputs import SPLIT, Inputs, Packer, Shape, parts_of, share_work, tile_of
 from outrider.models.kv_cache import CacheShape, KVPool
 from outrider.models.packing import Segment
 
@@ -55,7 +55,7 @@ def test_every_row_is_in_one_tile_and_sees_what_its_segment_says(data: st.DataOb
     found: dict[int, list[int]] = {}
     num_tiles = len({tile for tile, _ in inputs.work[: int(inputs.num_work[0])].tolist()})
     for first, count, table, root, tail, _ in inputs.tiles[:num_tiles].tolist():
-        assert count <= 64 // queries_per_key
+        assert count <= tile_of(queries_per_key) // queries_per_key
         for row in inputs.row_list[first : first + count].tolist():
             assert row not in found
             found[row] = [

@@ -13,12 +13,13 @@ from outrider_bench.config import GpuConfig
 
 PEERS: dict[str, dict[str, Any]] = {
     "transformers": {},
-    "transformers, static cache": {"cache_implementation": "static"},
     "transformers, assisted": {"assistant": {}},
     "plain loop": {"graph": True},
+    "transformers, static cache": {"cache_implementation": "static"},
 }
 """Options of the worker by the name of each way of another program to decode. With a static cache, transformers
-compiles the model where the device is a GPU; the plain loop is a CUDA graph there."""
+compiles the model where the device is a GPU, which takes so long that it comes last; the plain loop is a CUDA graph
+there."""
 ROOM = 256
 """Tokens of a session beyond prompt and output: drafts, and what does not fill a block."""
 POOLS_SHARE = 0.8

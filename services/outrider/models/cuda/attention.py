@@ -4,7 +4,7 @@ A path is a causal sequence with its own table of places: blocks of the pool bel
 So a row of a chain and a row of a tree are alike: both see the positions up to their own, one after the other. There is
 no mask but that.
 
-Rows of one path are computed in *tiles* of 64 query rows, keys in tiles of 64 positions, and positions in *splits* of
+Rows of one path are computed in *tiles* of 16 query rows, keys in tiles of 64 positions, and positions in *splits* of
 256 that several programs share among them. The last program of a tile to finish adds the results of its splits in
 ascending order, as a program that computes all of them does. All of these sizes are fixed, and all limits are those of
 positions: a row's bits depend on its own path alone.
@@ -20,13 +20,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.models.cuda.inputs import SPLIT, TILE
+from outrider.models.cuda.inputs import SPLIT, TILES, tile_of
 
+KEYS = 64
+"""Positions of a tile of keys."""
 NUM_WARPS = 4
 """Warps of a program."""
-NUM_STAGES = 2
+NUM_STAGES = 3
 """Tiles of keys and values of which one is loaded while the other is computed with."""
-PROGRAMS_PER_PROCESSOR = 2
+PROGRAMS_PER_PROCESSOR = 3
 """Programs that a multiprocessor of a GPU runs beside each other."""
 WIDTHS = (16, 32, 64, 128, 256)
 """Widths of a head that the kernel is made for."""
@@ -106,8 +108,8 @@ def check_shape(queries_per_key: int, head_dim: int) -> None:
     """
     if head_dim not in WIDTHS:
         raise ValueError(f"head_dim must be one of {', '.join(map(str, WIDTHS))}, got {head_dim}")
-    if not 1 <= queries_per_key <= TILE:
-        raise ValueError(f"queries_per_key must be in [1, {TILE}], got {queries_per_key}")
+    if not 1 <= queries_per_key <= TILES[-1]:
+        raise ValueError(f"queries_per_key must be in [1, {TILES[-1]}], got {queries_per_key}")
 
 
 def attend(
@@ -118,7 +120,7 @@ def attend(
     Args:
         queries: [rows, query heads, head_dim], not scaled, of the type of the pool.
         layer_data: [2, key-value heads, slots, head_dim]: a layer's keys and values in the pool.
-        paths: What the rows see. A tile has at most 64 // queries per key rows.
+        paths: What the rows see. A tile has at most `tile_of(queries per key)` // queries per key rows.
         block_size: Slots of a block of the pool, a multiple of 64.
         scale: Factor of the scores.
         out: [rows, query heads * head_dim], written. Rows in no tile are left as they are.
@@ -149,7 +151,8 @@ def attend(
         num_queries // num_heads,
         head_dim,
         block_size,
-        TILE,
+        tile_of(num_queries // num_heads),
+        KEYS,
         SPLIT,
         num_warps=NUM_WARPS,
         num_stages=NUM_STAGES,
@@ -185,6 +188,7 @@ def attend_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
 ) -> None:
     """Computes items of work, each of them for one key-value head, until none is left."""
@@ -215,7 +219,7 @@ def attend_kernel(
             start = its_split * SPLIT
             its_peak, its_total, its_sum = _attend_split(
                 q, own, keys, keys + half_stride, tables + first_block, tails + first_tail, root, end, start,
-                tl.minimum(start + SPLIT, end), scale, HEAD_DIM, BLOCK_SIZE, TILE
+                tl.minimum(start + SPLIT, end), scale, HEAD_DIM, BLOCK_SIZE, TILE, KEYS
             )  # fmt: skip
             peak, total, sum_ = _added(peak, total, sum_, its_peak, its_total, its_sum)
         if has_all:
@@ -232,8 +236,9 @@ def attend_kernel(
             tl.debug_barrier()
             counter = counters + tile * NUM_HEADS + head
             if tl.atomic_add(counter, 1) == num_splits - 1:
-                _combine(out + offsets, is_used, peaks + line, totals + line, sums + line[:, None] * HEAD_DIM + dims,
-                         num_splits, num_used * NUM_HEADS, HEAD_DIM, TILE)  # fmt: skip
+                first_result = tl.load(first_results + tile).to(tl.int64) * (GROUP * NUM_HEADS) + head * num_used
+                _combine(out, row_list + tl.load(entry), head, peaks + first_result, totals + first_result,
+                         sums + first_result * HEAD_DIM, num_used, num_splits, NUM_HEADS, GROUP, HEAD_DIM)  # fmt: skip
                 tl.store(counter, 0)
 
 
@@ -253,21 +258,21 @@ def _attend_split(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    KEYS: tl.constexpr,
 ) -> tl.tensor:
     """Attends to the positions from `start` to `stop`; returns greatest scores, sums of weights, weighted values."""
     dims = tl.arange(0, HEAD_DIM)
     peak = tl.full((TILE,), float("-inf"), tl.float32)
     total = tl.zeros((TILE,), tl.float32)
     sum_ = tl.zeros((TILE, HEAD_DIM), tl.float32)
-    for first in range(start, stop, TILE):
-        at = first + tl.arange(0, TILE)
+    at = start + tl.arange(0, KEYS)
+    # Looked up a tile ahead: so several tiles of keys and values are copied while others are computed with.
+    place = _places(table, tail, root, end, at, BLOCK_SIZE)
+    for _ in range(start, stop, KEYS):
         # What lies behind the end may be anything, even no number, which times a weight of 0 is none.
-        is_there, is_below = at < end, at < root
-        block = tl.load(table + at // BLOCK_SIZE, is_there & is_below, 0)
-        place = tl.load(tail + at - root, is_there & (at >= root), 0)
-        place = tl.where(is_below, block * BLOCK_SIZE + at % BLOCK_SIZE, place)
+        is_there = (at < end)[:, None]
         offsets = place[:, None] * HEAD_DIM + dims
-        k = tl.load(keys + offsets, is_there[:, None], 0.0)
+        k = tl.load(keys + offsets, is_there, 0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         scores = tl.where(at[None, :] <= own[:, None], scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
@@ -276,10 +281,23 @@ def _attend_split(
         shrink = tl.exp2(peak - base)
         weights = tl.exp2(scores - base[:, None])
         total = total * shrink + tl.sum(weights, 1)
-        v = tl.load(values + offsets, is_there[:, None], 0.0)
+        v = tl.load(values + offsets, is_there, 0.0)
         sum_ = tl.dot(weights.to(v.dtype), v, sum_ * shrink[:, None], input_precision="ieee")
         peak = new_peak
+        at += KEYS
+        place = _places(table, tail, root, end, at, BLOCK_SIZE)
     return peak, total, sum_
+
+
+@triton.jit
+def _places(
+    table: tl.tensor, tail: tl.tensor, root: tl.tensor, end: tl.tensor, at: tl.tensor, BLOCK_SIZE: tl.constexpr
+) -> tl.tensor:
+    """Looks up where positions lie in the pool; those from `end` on lie anywhere."""
+    is_there, is_below = at < end, at < root
+    block = tl.load(table + at // BLOCK_SIZE, is_there & is_below, 0)
+    place = tl.load(tail + at - root, is_there & (at >= root), 0)
+    return tl.where(is_below, block * BLOCK_SIZE + at % BLOCK_SIZE, place)
 
 
 @triton.jit
@@ -299,26 +317,57 @@ def _added(
 @triton.jit
 def _combine(
     out: tl.tensor,
-    is_used: tl.tensor,
+    row_list: tl.tensor,
+    head: tl.tensor,
     peaks: tl.tensor,
     totals: tl.tensor,
     sums: tl.tensor,
+    num_used: tl.tensor,
     num_splits: tl.tensor,
-    stride: tl.tensor,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    TILE: tl.constexpr,
 ) -> None:
     """Adds the results of a tile's splits, in ascending order, and writes what rows attend to."""
-    peak = tl.full((TILE,), float("-inf"), tl.float32)
-    total = tl.zeros((TILE,), tl.float32)
-    sum_ = tl.zeros((TILE, HEAD_DIM), tl.float32)
-    for _ in range(num_splits):
-        # Other programs wrote them: not from this processor's own cache.
-        its_peak = tl.load(peaks, is_used, 0.0, cache_modifier=".cg")
-        its_total = tl.load(totals, is_used, 1.0, cache_modifier=".cg")
-        its_sum = tl.load(sums, is_used[:, None], 0.0, cache_modifier=".cg")
-        peak, total, sum_ = _added(peak, total, sum_, its_peak, its_total, its_sum)
-        peaks += stride
-        totals += stride
-        sums += stride * HEAD_DIM
-    tl.store(out, (sum_ / total[:, None]).to(out.dtype.element_ty), is_used[:, None])
+    dims = tl.arange(0, HEAD_DIM)
+    stride = num_used * NUM_HEADS
+    # Few lanes at a time: so there are registers for several splits, which are read at once.
+    for first in range(0, num_used, 16):
+        lanes = first + tl.arange(0, 16)
+        is_used = lanes < num_used
+        peak = tl.full((16,), float("-inf"), tl.float32)
+        total = tl.zeros((16,), tl.float32)
+        sum_ = tl.zeros((16, HEAD_DIM), tl.float32)
+        for split in range(0, num_splits, 4):
+            line = lanes + split * stride
+            left = num_splits - split
+            peak_0, total_0, sum_0 = _result(peaks, totals, sums, line, is_used, left > 0, HEAD_DIM)
+            peak_1, total_1, sum_1 = _result(peaks, totals, sums, line + stride, is_used, left > 1, HEAD_DIM)
+            peak_2, total_2, sum_2 = _result(peaks, totals, sums, line + 2 * stride, is_used, left > 2, HEAD_DIM)
+            peak_3, total_3, sum_3 = _result(peaks, totals, sums, line + 3 * stride, is_used, left > 3, HEAD_DIM)
+            peak, total, sum_ = _added(peak, total, sum_, peak_0, total_0, sum_0)
+            peak, total, sum_ = _added(peak, total, sum_, peak_1, total_1, sum_1)
+            peak, total, sum_ = _added(peak, total, sum_, peak_2, total_2, sum_2)
+            peak, total, sum_ = _added(peak, total, sum_, peak_3, total_3, sum_3)
+        rows = tl.load(row_list + lanes // GROUP, is_used, 0)
+        offsets = (rows * (NUM_HEADS * GROUP) + head * GROUP + lanes % GROUP)[:, None] * HEAD_DIM + dims
+        tl.store(out + offsets, (sum_ / total[:, None]).to(out.dtype.element_ty), is_used[:, None])
+
+
+@triton.jit
+def _result(
+    peaks: tl.tensor,
+    totals: tl.tensor,
+    sums: tl.tensor,
+    line: tl.tensor,
+    is_used: tl.tensor,
+    is_there: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+) -> tl.tensor:
+    """Reads the results of a split for some lanes. Of a split that is not there, they add nothing."""
+    # Other programs wrote them: not from this processor's own cache.
+    is_read = is_used & is_there
+    peak = tl.load(peaks + line, is_read, float("-inf"), cache_modifier=".cg")
+    total = tl.load(totals + line, is_read, 0.0, cache_modifier=".cg")
+    places = line[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)
+    return peak, total, tl.load(sums + places, is_read[:, None], 0.0, cache_modifier=".cg")

@@ -59,7 +59,7 @@ class Acceleration:
         # Sums in bfloat16 would depend on how a library splits them; with this workspace it always splits them alike.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        return cls(kernels, capture_cuda() if use_graphs else None)
+        return cls(kernels, capture_cuda(device) if use_graphs else None)
 
     def suits(self, queries_per_key: int, head_dim: int) -> bool:
         """Returns True if there are kernels for a model's heads."""
@@ -284,9 +284,14 @@ def warn_not_captured(error: RuntimeError, **sizes: int) -> None:
     )
 
 
-def capture_cuda() -> Capture:
-    """Returns what captures CUDA graphs that share one pool of memory."""
+def capture_cuda(device: torch.device) -> Capture:
+    """Returns what captures CUDA graphs that share one pool of memory, for models of which each has its own.
+
+    And its own stream: libraries keep memory for partial sums, one for each stream that they were captured on. Graphs
+    of two models that had it in common would write over each other's sums where they run at the same time.
+    """
     memory = torch.cuda.graph_pool_handle()
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(compute: Callable[[], Results]) -> Callable[[], Results]:
         # Once outside a graph: kernels are compiled, and libraries take their memory.
@@ -294,7 +299,7 @@ def capture_cuda() -> Capture:
         torch.cuda.synchronize()
         gc.collect()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=memory):
+        with torch.cuda.graph(graph, pool=memory, stream=stream):
             results = compute()
 
         def replay() -> Results:

@@ -6,8 +6,10 @@ trees and prompts: their number and length are data.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -20,9 +22,10 @@ from outrider.models.cuda.rows import ROW_WORDS
 from outrider.models.kv_cache import KVPool, Move
 from outrider.models.packing import Segment
 
-TILE = 64
-"""Query rows of a tile (rows times the query heads of a key-value head), and positions of a tile of keys. With fewer
-query rows a GPU of compute capability 9 would compute by its older instructions."""
+TILES = (16, 64)
+"""Lanes of a tile: rows times the query heads of a key-value head. Sixteen are the fewest that a GPU multiplies at a
+time. A decoding session has a row or a few: more lanes would be computed for nobody, and their registers would keep
+other programs out."""
 SPLIT = 256
 """Positions of a split."""
 MAX_WANTED = 256
@@ -83,12 +86,22 @@ class Shape:
     @property
     def num_fixed(self) -> int:
         """Numbers in front of the places, whose number is data."""
-        return sum(int(np.prod(size)) for size in self.sizes.values())
+        return _num_fixed(self)
 
     def num_loop(self, length: int) -> int:
         """Returns the numbers that a loop of so many steps has in front of the inputs of its first step: how the rows
         of all steps are drawn from, and the inputs of the others."""
         return length * self.rows * ROW_WORDS + (length - 1) * self.num_fixed
+
+
+@cache
+def _num_fixed(shape: Shape) -> int:
+    return sum(math.prod(size) for size in shape.sizes.values())
+
+
+def tile_of(queries_per_key: int) -> int:
+    """Returns the lanes of a model's tiles: always the same, since rows get their bits there."""
+    return next(lanes for lanes in TILES if lanes >= queries_per_key)
 
 
 class Inputs:
@@ -232,7 +245,7 @@ class Packer:
             max_context_len: Most slots of a chain.
         """
         self._pool = pool
-        self._rows_per_tile = TILE // queries_per_key
+        self._rows_per_tile = tile_of(queries_per_key) // queries_per_key
         # One session of any length fits, its table and all of it behind a root; and so do many short ones.
         num_numbers = max(shape.num_fixed for shape in shapes) + max(1 << 16, 3 * max_context_len)
         loops = [shape.num_loop(max(LOOP_LENS)) for shape in shapes if shape.rows <= MAX_LOOP_ROWS]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 from outrider.server.extras import needs_extra
@@ -14,9 +13,6 @@ with needs_extra("datastore"):
 
 def main() -> None:
     """Runs the service until a signal ends it."""
-    # Rings are indexed and small corpora counted in threads. With the default of 5 ms, a lookup would wait so long for
-    # the GIL each time that one of them computes in Python.
-    sys.setswitchinterval(0.0005)
     launch("datastore", DatastoreSettings, _load)
 
 

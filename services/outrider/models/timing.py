@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 from outrider.core.costs import AttentionTimes
+from outrider.models.cuda.graphs import capture_cuda
+from outrider.models.products import Product
 from outrider.models.runner import KVCache, Runner, Segment
 
 K = TypeVar("K", bound=Hashable)
@@ -197,17 +199,32 @@ def measure_products(runner: Runner, rows: Sequence[int], *, num_repeats: int = 
     """Measures the median time of the large products of a forward alone, back to back, in milliseconds: the least that
     a forward can take with these libraries. Empty for a model that runs as the library has it."""
     products = runner.large_products()
-    times: dict[int, list[float]] = {n: [] for n in rows if products}
+    if not products:
+        return {}
+    computes = {n: _back_to_back(runner, products, n) for n in rows}
+    times: dict[int, list[float]] = {n: [] for n in rows}
     for repeat in range(num_repeats + 2):
         for n, samples in times.items():
-            inputs = {size: torch.ones(n, size, dtype=runner.dtype, device=runner.device) for _, size in products}
             started = time.perf_counter()
-            for product, size in products:
-                out = product(inputs[size])
-            out[-1, -1].item()  # waits for an accelerator
+            computes[n]()[0][-1, -1].item()  # waits for an accelerator
             if repeat >= 2:
                 samples.append(1e3 * (time.perf_counter() - started))
     return {n: statistics.median(samples) for n, samples in times.items()}
+
+
+def _back_to_back(
+    runner: Runner, products: Sequence[tuple[Product, int]], num_rows: int
+) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """Returns what computes the products of some rows. On a GPU it is a graph: launched one by one, they would take as
+    long as the host takes for that."""
+    inputs = {size: torch.ones(num_rows, size, dtype=runner.dtype, device=runner.device) for _, size in products}
+
+    def compute() -> tuple[torch.Tensor, ...]:
+        for product, size in products:
+            out = product(inputs[size])
+        return (out,)
+
+    return capture_cuda(runner.device)(compute) if runner.device.type == "cuda" else compute
 
 
 def measure_sessions(

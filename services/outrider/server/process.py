@@ -19,6 +19,10 @@ from outrider.telemetry.logs import configure_logs
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
+SWITCH_INTERVAL_S = 0.0005
+"""Seconds for which a thread that computes in Python keeps the GIL while another one wants it. An engine gives it up at
+each of a forward's launches, and would wait for it for up to 5 ms, Python's default, while the event loop writes
+messages."""
 
 
 def run_process(
@@ -33,6 +37,7 @@ def run_process(
             seconds to import, and a wrong flag is reported before.
     """
     settings = parse_settings(settings_class)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Before the imports, which take seconds, and in words: gRPC would log a page of its own.
     for flag, address in {"--listen": settings.listen, "--metrics-listen": settings.metrics_listen}.items():
         if is_taken(address):

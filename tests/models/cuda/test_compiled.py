@@ -43,34 +43,29 @@ def attend_for(capability: int, type_: str = "bf16", group: int = 4, head_dim: i
     )
 
 
-@pytest.mark.parametrize(
-    ("capability", "instructions"),
-    [
-        (80, ["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"]),
-        # 64 query rows fill the instructions that work on whole tiles.
-        (90, ["wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16", "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16"]),
-        (100, ["tcgen05.mma.cta_group::1.kind::f16"]),
-    ],
-)
-def test_attention_runs_on_the_units_for_products_and_in_registers(capability: int, instructions: list[str]) -> None:
+@pytest.mark.parametrize("capability", TARGETS)
+def test_attention_runs_on_the_units_for_products_and_in_registers(capability: int) -> None:
     found = attend_for(capability)
-    # A few addresses wait in memory while a program goes over keys; where it does, all is in registers.
-    assert found.num_spilled <= 168
-    assert capability == 100 or not found.is_spilled_by_products
+    assert found.num_spilled == 0
+    # Three programs on a processor of compute capability 9: 65 536 registers for 384 threads.
+    assert found.num_registers <= 168
     assert found.num_shared < MOST_SHARED
-    for instruction in instructions:
-        assert instruction in found.ptx
+    # A tile of 16 lanes fills it.
+    assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in found.ptx
     # Keys and values are copied while others are computed with.
     assert "cp.async" in found.ptx
     # What a program wrote is seen by the last one of its tile.
     assert "atom.global.gpu.acq_rel.add.u32" in found.ptx
 
 
-@pytest.mark.parametrize(("type_", "group", "head_dim"), [("fp16", 2, 128), ("bf16", 7, 64), ("bf16", 8, 32)])
+@pytest.mark.parametrize(
+    ("type_", "group", "head_dim"), [("fp16", 2, 128), ("bf16", 7, 64), ("bf16", 8, 32), ("bf16", 32, 128)]
+)
 def test_attention_compiles_for_other_models(type_: str, group: int, head_dim: int) -> None:
     found = attend_for(90, type_, group, head_dim)
     assert not found.is_spilled_by_products
-    assert "wgmma" in found.ptx
+    assert found.num_shared < MOST_SHARED or group > 16
+    assert "mma" in found.ptx
 
 
 @pytest.mark.parametrize("capability", TARGETS)

@@ -26,8 +26,6 @@ KEYS = 64
 """Positions of a tile of keys."""
 NUM_WARPS = 4
 """Warps of a program."""
-NUM_STAGES = 3
-"""Tiles of keys and values of which one is loaded while the other is computed with."""
 PROGRAMS_PER_PROCESSOR = 3
 """Programs that a multiprocessor of a GPU runs beside each other."""
 WIDTHS = (16, 32, 64, 128, 256)
@@ -99,6 +97,17 @@ class Scratch:
         )
 
 
+def stages_of(head_dim: int, itemsize: int) -> int:
+    """Returns how many tiles of keys and values are under way at a time, the one that is computed with among them.
+
+    Args:
+        head_dim: Width of a head.
+        itemsize: Bytes of a key's dimension.
+    """
+    # As many as fit into the 99 KB of shared memory that a program of a smaller GPU may have.
+    return 3 if head_dim * itemsize <= 256 else 2
+
+
 def check_shape(queries_per_key: int, head_dim: int) -> None:
     """Raises ValueError if the kernel is not made for a model's heads.
 
@@ -155,7 +164,7 @@ def attend(
         KEYS,
         SPLIT,
         num_warps=NUM_WARPS,
-        num_stages=NUM_STAGES,
+        num_stages=stages_of(head_dim, layer_data.element_size()),
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import NoReturn
 
 import pytest
 
 from outrider.security.watched_files import UnusableFile
 from outrider.server import process
-from outrider.server.process import INTERRUPTED, is_taken
+from outrider.server.process import INTERRUPTED, SWITCH_INTERVAL_S, is_taken
 from outrider.server.run import launch
 from outrider.server.settings import ServiceSettings, model_config
 
@@ -21,10 +22,13 @@ class Settings(ServiceSettings):
 
 
 @pytest.fixture(autouse=True)
-def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No arguments, and the logs of the tests stay as they are."""
+def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No arguments, and logs and threads of the tests stay as they are."""
     monkeypatch.setattr("sys.argv", ["test"])
     monkeypatch.setattr(process, "configure_logs", lambda *_: None)
+    interval_s = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(interval_s)
 
 
 def test_a_wrong_flag_is_told_before_anything_is_imported(
@@ -44,6 +48,16 @@ def test_an_interrupt_while_it_imports_is_no_traceback() -> None:
     with pytest.raises(SystemExit) as ended:
         launch("test", Settings, load)
     assert ended.value.code == INTERRUPTED
+
+
+def test_its_threads_do_not_wait_long_for_each_other() -> None:
+    def load() -> NoReturn:
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S)
+        raise SystemExit(7)
+
+    with pytest.raises(SystemExit) as ended:
+        launch("test", Settings, load)
+    assert ended.value.code == 7
 
 
 def test_a_file_that_cannot_be_used_is_one_line() -> None:

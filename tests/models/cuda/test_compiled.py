@@ -65,7 +65,9 @@ def test_attention_runs_on_the_units_for_products_and_in_registers(capability: i
 def test_attention_compiles_for_other_models(type_: str, group: int, head_dim: int) -> None:
     found = attend_for(90, type_, group, head_dim)
     assert not found.is_spilled_by_products
-    assert "mma" in found.ptx
+    # 64 lanes fill the instructions that work on whole tiles.
+    assert ("wgmma.mma_async" in found.ptx) == (tile_of(group) == 64)
+    assert ("mma.sync" in found.ptx) == (tile_of(group) == 16)
 
 
 @pytest.mark.parametrize("capability", [80, 90])

@@ -4,10 +4,10 @@ A path is a causal sequence with its own table of places: blocks of the pool bel
 So a row of a chain and a row of a tree are alike: both see the positions up to their own, one after the other. There is
 no mask but that.
 
-Rows of one path are computed in *tiles* of 16 query rows, keys in tiles of 64 positions, and positions in *splits* of
-256 that several programs share among them. The last program of a tile to finish adds the results of its splits in
-ascending order, as a program that computes all of them does. All of these sizes are fixed, and all limits are those of
-positions: a row's bits depend on its own path alone.
+Rows of one path are computed in *tiles* of 16 query rows (of 64 where more query heads share a key-value head than 16),
+keys in tiles of 64 positions, and positions in *splits* of 256 that several programs share among them. The last program
+of a tile to finish adds the results of its splits in ascending order, as a program that computes all of them does. All
+of these sizes are fixed, and all limits are those of positions: a row's bits depend on its own path alone.
 """
 
 from __future__ import annotations
@@ -236,7 +236,8 @@ def attend_kernel(
         else:
             # Read again: what would be kept over all positions has no register.
             num_used = tl.load(entry + 1) * GROUP
-            line = lanes.to(tl.int64) + tl.load(first_results + tile) * (GROUP * NUM_HEADS) + head * num_used
+            first_result = tl.load(first_results + tile).to(tl.int64) * (GROUP * NUM_HEADS) + head * num_used
+            line = first_result + lanes
             own_line = line + tl.load(work + 2 * index + 1) * (num_used * NUM_HEADS)
             tl.store(peaks + own_line, peak, is_used)
             tl.store(totals + own_line, total, is_used)
@@ -245,7 +246,6 @@ def attend_kernel(
             tl.debug_barrier()
             counter = counters + tile * NUM_HEADS + head
             if tl.atomic_add(counter, 1) == num_splits - 1:
-                first_result = tl.load(first_results + tile).to(tl.int64) * (GROUP * NUM_HEADS) + head * num_used
                 _combine(out, row_list + tl.load(entry), head, peaks + first_result, totals + first_result,
                          sums + first_result * HEAD_DIM, num_used, num_splits, NUM_HEADS, GROUP, HEAD_DIM)  # fmt: skip
                 tl.store(counter, 0)

@@ -154,6 +154,74 @@ def test_a_session_that_is_closed_during_a_forward_breaks_no_step(engine: Engine
     assert other.session.num_output_tokens == 1
 
 
+class TellingLoop:
+    """An event loop that notes in a device's list when it is told of verdicts, and of how many."""
+
+    def __init__(self, device: Asynchronous) -> None:
+        self._happened = device.happened
+
+    def call_soon_threadsafe(self, action: object, *args: Any) -> None:
+        self._happened.append(f"told of {len(args[0])}")
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch, engine: Engine, device: Asynchronous) -> list[str]:
+    """What happens on an engine whose device works on by itself."""
+    monkeypatch.setattr(engine, "_loop", TellingLoop(device))
+    monkeypatch.setattr(engine, "_delivers_late", True)
+    return device.happened
+
+
+def test_the_loop_is_told_of_verdicts_while_the_device_is_at_the_next_forward(engine: Engine, late: list[str]) -> None:
+    sessions = [add_session(engine, Method.OFF, 3, 2) for _ in range(2)]
+    engine.step(sessions)
+    engine.take_posted(0.0)
+    assert late == ["start", "forward", "stop", "draws", "elapsed"]
+    late.clear()
+    engine.step(sessions)
+    assert late == ["start", "forward", "stop", "told of 2", "draws", "elapsed"]
+
+
+def test_without_a_next_forward_the_loop_is_told_before_the_engine_waits(engine: Engine, late: list[str]) -> None:
+    engine.step([add_session(engine, Method.OFF, 3, 2)])
+    engine.take_posted(0.001)
+    assert late[-1] == "told of 1"
+    assert late.count("told of 1") == 1
+
+
+def test_what_was_posted_is_done_behind_the_verdicts_so_far(engine: Engine, late: list[str]) -> None:
+    session = add_session(engine, Method.OFF, 3, 2)
+    engine.step([session])
+    engine.post(session.session.spec.session_id, lambda _: late.append("done"))
+    engine.take_posted(0.0)
+    assert late[-2:] == ["told of 1", "done"]
+
+
+def test_a_failure_is_told_behind_the_verdicts_so_far(engine: Engine, late: list[str]) -> None:
+    session = add_session(engine, Method.OFF, 3, 2)
+    session_id = session.session.spec.session_id
+    cast(Any, engine)._on_failure[session_id] = lambda: late.append("failed")
+    engine.step([session])
+    with engine.isolated(session_id):
+        raise RuntimeError
+    assert late[-2:] == ["told of 1", "failed"]
+
+
+def test_the_loop_is_told_at_once_where_somebody_drafts(engine: Engine, late: list[str]) -> None:
+    session = add_session(engine, Method.BEST_FIRST, 3, 2)
+    session.attach()
+    engine.step([add_session(engine, Method.OFF, 3, 2), session])
+    assert late[-1] == "told of 2"
+
+
+def test_a_processor_that_computes_itself_leaves_nothing_to_be_told_later(
+    engine: Engine, device: Asynchronous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_loop", TellingLoop(device))
+    engine.step([add_session(engine, Method.OFF, 3, 2)])
+    assert device.happened[-1] == "told of 1"
+
+
 def test_nothing_waits_for_a_piece_of_a_prompt(engine: Engine, device: Asynchronous) -> None:
     engine.step([add_session(engine, Method.OFF, 600, 0)])
     assert "elapsed" not in device.happened

@@ -158,6 +158,11 @@ class EngineThread(ABC, Generic[Session, Work]):
         if session is not None:
             self.removed(session, has_failed=has_failed)
 
+    @property
+    def has_posted(self) -> bool:
+        """True if something was posted that was not taken yet."""
+        return not self._inbox.empty()
+
     def take_posted(self, timeout_s: float | None) -> None:
         """Does everything that was posted; waits at most timeout_s for it to begin (None means without end)."""
         if timeout_s != 0:

@@ -35,6 +35,8 @@ from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import VerifySession
 from outrider.verifier.timings import Activity, EngineTimings
 
+_Delivery = tuple[GenerationListener, Verdict, Statistics, PeerRequests]
+
 
 class Engine(EngineThread[VerifySession, VerifySession]):
     """Runs the rounds of all sessions. `open` and the properties may be used in any thread."""
@@ -76,6 +78,11 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._prefill_turns: PrefillTurns[VerifySession] = PrefillTurns(prefill_chunk)
         self._max_rows = max_rows
         self._queue_timeout_s = queue_timeout_s
+        self._verdicts: list[_Delivery] = []
+        """Verdicts that the loop has not been told of yet."""
+        self._delivers_late = model.runner.pool.shape.device.type != "cpu"
+        """True for a device that works on by itself. While it does, the interpreter is the loop's: told of verdicts
+        before, the loop would take it from this thread, which has the next forward to prepare."""
         self.residency: Residency[VerifySession] = Residency(model.runner.pool, max_num_sessions)
         """Sessions by age, those with room in the pool and those that wait for it. Others may read its counts."""
         self.start()  # last: the thread reads all of the above
@@ -121,6 +128,13 @@ class Engine(EngineThread[VerifySession, VerifySession]):
 
     # On the engine's thread.
 
+    def take_posted(self, timeout_s: float | None) -> None:
+        """See `EngineThread`. What is posted may lead to further calls of the listeners, which come behind the
+        verdicts so far."""
+        if timeout_s != 0 or self.has_posted:
+            self._deliver()
+        super().take_posted(timeout_s)
+
     def plan(self, now: float) -> tuple[list[VerifySession], float | None]:
         """Returns the sessions whose round begins now; if there are none, how long to wait for something to be posted,
         where None means without end."""
@@ -164,6 +178,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
 
     def removed(self, session: VerifySession, *, has_failed: bool) -> None:
         """Gives the session's blocks back; what it has said can be found again."""
+        if has_failed:
+            self._deliver()  # the listener hears of the failure next
         self.residency.discard(session, has_failed=has_failed)
 
     def step(self, work: list[VerifySession]) -> None:
@@ -183,6 +199,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._stopwatch.start()
         logits = self._runner.forward(segments, draws=None if known.is_greedy else known)
         self._stopwatch.stop()
+        self._deliver()
         logits = _without_prompts(logits, work, segments)
         draws = emitted(self._sampler, logits, rounds, known)
         wanted = [temperature for session in drawing for temperature in wanted_temperatures(session)]
@@ -195,11 +212,12 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self.take_posted(0.0)
         now = time.perf_counter()
         num_rows = self._measure(work, segments, forward_ms, num_verdicts=len(drawing))
-        verdicts, first_row = [], 0
+        first_row = 0
         for session, round_, token_ids in zip(drawing, rounds, draws, strict=True):
-            rows = logits[first_row : first_row + len(round_.output_indices)]
-            first_row += len(rows)
-            of_session = list(islice(next_tokens, len(rows)))
+            num_logits = len(round_.output_indices)
+            rows = slice(first_row, first_row + num_logits)
+            first_row += num_logits
+            of_session = list(islice(next_tokens, num_logits))
             if not self.residency.has(session):
                 continue  # closed a moment ago, by what was posted during the forward: its cache is empty
             if round_.structured is not None and round_.structured.error:
@@ -207,15 +225,24 @@ class Engine(EngineThread[VerifySession, VerifySession]):
                 self.remove(session.session.spec.session_id)
                 continue
             verdict = session.apply(token_ids, forward_ms, started, now, of_session, num_rows)
-            if logprobs := round_logprobs(rows, round_, verdict, session.session.spec.report):
-                verdict = replace(verdict, logprobs=logprobs)
-            verdicts.append((session.listener, verdict, session.session.statistics, session.peer_requests()))
+            report = session.session.spec.report
+            if report.logprobs is not None:
+                verdict = replace(verdict, logprobs=round_logprobs(logits[rows], round_, verdict, report))
+            delivery = (session.listener, verdict, session.session.statistics, session.peer_requests())
+            self._verdicts.append(delivery)
             if verdict.finish_reason is not None:
                 self.remove(session.session.spec.session_id)
         self._end_step(drawing, now, is_typical=_is_decoding(work, segments))
-        if verdicts:
+        # A drafter goes on from a verdict: it is told at once.
+        if not self._delivers_late or any(session.is_drafting for session in drawing):
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Tells the loop of the verdicts since the last time."""
+        if self._verdicts:
+            verdicts, self._verdicts = self._verdicts, []
             # One call for all of them: each one would write to the pipe that wakes the loop.
-            self._loop.call_soon_threadsafe(_deliver, verdicts)
+            self._loop.call_soon_threadsafe(_tell, verdicts)
 
     def _end_step(self, drawing: list[VerifySession], now: float, *, is_typical: bool) -> None:
         """Has the sessions that share forwards learn from a step, also those that were not ready for it."""
@@ -235,7 +262,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         chosen, segments = [], []
         # The oldest first: younger ones may lose their room to them.
         for session in work:
-            if not session.is_prefilling or session in prefill_rows:
+            if session not in missing or session in prefill_rows:
                 with self.isolated(session.session.spec.session_id):
                     segment = self._segment(session, prefill_rows.get(session, 0), max_num_nodes)
                     if segment is not None:
@@ -344,6 +371,6 @@ def round_of(session: VerifySession) -> Round:
     return Round(sampling, indices, chain, session.adjustments(), session.nodes, structured)
 
 
-def _deliver(verdicts: list[tuple[GenerationListener, Verdict, Statistics, PeerRequests]]) -> None:
+def _tell(verdicts: Iterable[_Delivery]) -> None:
     for listener, verdict, statistics, requests in verdicts:
         listener.on_verdict(verdict, statistics, requests)

@@ -222,7 +222,7 @@ class VerifySession:
     @property
     def _is_pending(self) -> bool:
         """True if the strategy needs a drafter that has said nothing yet: it reads what it has missed."""
-        return self._is_drafting and not self._is_listening
+        return self.is_drafting and not self._is_listening
 
     def add_draft(self, draft: Draft, now: float, arrived_at: float | None = None) -> None:
         """Adds new nodes to the mirror of the draft tree, which have arrived before if a forward was running."""
@@ -288,7 +288,7 @@ class VerifySession:
         self.nodes = self._next_nodes()
         is_ready = self._is_worth_verifying() or now >= self.deadline
         # The datastore may have answered with nothing: then there is nothing more to wait for.
-        is_ready = is_ready or (self._is_answered and not self._is_drafting)
+        is_ready = is_ready or (self._is_answered and not self.is_drafting)
         if is_ready:
             self.ready_since = self.ready_since or now
         elif self._waiting_since is None:
@@ -306,7 +306,7 @@ class VerifySession:
         return self.num_missing > MIN_PREFILL_ROWS
 
     @property
-    def _is_drafting(self) -> bool:
+    def is_drafting(self) -> bool:
         """True if drafts are on their way, and wanted."""
         return self._is_attached and self.choice.strategy.method.has_draft_model
 
@@ -315,7 +315,7 @@ class VerifySession:
         return waiting_of(self.choice.strategy.method, self.session.spec.speculation)
 
     def _is_worth_verifying(self) -> bool:
-        if not self._is_drafting or self._is_answered:
+        if not self.is_drafting or self._is_answered:
             return bool(self.nodes)
         if self._waiting is Waiting.ALWAYS and self.nodes and self.nodes[0].source not in DRAFTED:
             return False  # draft, then verify: what was retrieved stands behind the draft, not in its place
@@ -328,7 +328,7 @@ class VerifySession:
             return 0.0
         if self._is_pending and self.choice.is_probing:
             return 0.0  # a reading may take many rounds, and is worth none of them before it is known what it leads to
-        if self._is_drafting:
+        if self.is_drafting:
             latency_ms, forward_ms = self._timings.speculator_ms.value, self._timings.forward_ms.get(0.0)
             accepted = self._accepted_per_chain.get(1.0)
             num_sessions = self._timings.num_sessions
@@ -364,8 +364,9 @@ class VerifySession:
     def _chosen_nodes(self) -> list[Node]:
         fallback = self._fallback()
         if self.choice.strategy.is_plain or fallback is Fallback.PLAIN:
-            forced = takewhile(lambda node: node.source is Source.GRAMMAR, self.session.next_chain())
-            return [] if self.session.structured is None else list(forced)
+            if self.session.structured is None:
+                return []
+            return list(takewhile(lambda node: node.source is Source.GRAMMAR, self.session.next_chain()))
         if fallback is Fallback.RANDOM:
             self.session.add_random_chain()
         # A sub-tree needs no chain, but making one puts what is retrieved into the tree.
@@ -425,13 +426,14 @@ class VerifySession:
         """
         # After a round this is the last committed token alone: `apply` keeps the slots of all before it.
         pending = list(self.session.committed[self.cache.length :])
-        if self.is_prefilling and len(pending) > max_prefill_rows:
+        is_prefilling = len(pending) > MIN_PREFILL_ROWS
+        if is_prefilling and len(pending) > max_prefill_rows:
             # No verdict follows, which would begin a round: the next piece is ready from the next plan on.
             self.ready_since = None
             self.num_prompt_rows = max_prefill_rows if self.reports.wants_prompt else 0
             return Segment(self.cache, pending[:max_prefill_rows], num_logits=self.num_prompt_rows)
         # The last piece of a prompt; `is_ready` has chosen no nodes while there was more of it.
-        if self.is_prefilling:
+        if is_prefilling:
             self.nodes = self._next_nodes()
         is_crowded_out = bool(self.nodes) and not max_num_nodes
         # Parents come before their children: what is left is a chain or a sub-tree still.
@@ -498,7 +500,7 @@ class VerifySession:
             # From now on others find the prompt, while this session goes on behind it.
             self.cache.publish(session.committed)
         # A retrieved chain in place of a draft says nothing of what a draft that is waited for is worth.
-        if nodes and (nodes[0].source is Source.DRAFT or not self._is_drafting):
+        if nodes and (nodes[0].source is Source.DRAFT or not self.is_drafting):
             self._accepted_per_chain.add(verdict.num_accepted)
         if self._retrieval is not None:
             rejected_rows = () if verdict.rejected_row is None else (verdict.rejected_row,)
@@ -513,7 +515,7 @@ class VerifySession:
     def _count_timeout(self) -> None:
         if self.nodes or self._waiting_since is None or self._is_answered:
             return
-        if self._is_drafting:
+        if self.is_drafting:
             self._num_timeouts += 1
         elif self._retrieval is not None:
             self._retrieval.time_out()
@@ -535,8 +537,9 @@ class VerifySession:
             self._timings.add_overhead(times.overhead_ms)
         if not is_disturbed:
             self.choice.observe(len(verdict.token_ids), times.round_ms, is_pending=self._is_pending)
-        with self._listening_anew():
-            self.choice.choose()
+        if self.choice.is_auto:
+            with self._listening_anew():
+                self.choice.choose()
         if verdict.finish_reason is not None:
             statistics.decisions = self.choice.decisions()
         return times
@@ -556,7 +559,7 @@ class VerifySession:
         if self.reports.drafts is not None and self._is_attached:
             self.reports.drafts.commit(len(self.session.committed), now)
         # What answers a drafter's reading says nothing of its speed.
-        if self._is_drafting and self._is_listening and not self.session.tree.root.children:
+        if self.is_drafting and self._is_listening and not self.session.tree.root.children:
             self._misses[len(self.session.committed)] = now
         # Last: the datastore's answer is waited for only if `ask` has put a question.
         self._patience_ms = self._patience()

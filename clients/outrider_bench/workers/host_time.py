@@ -1,8 +1,8 @@
 """Print what a round costs the host, without any model: ``python -m outrider_bench.workers.host_time``.
 
 Both models are stubs whose forwards look their logits up in one table, so that every draft is right and all the time is
-that of the services: packing, draws, trees, threads and, with the speculator in a process of its own, messages. The
-verifier's generations are driven directly: what clients' streams cost is left out.
+that of the services: packing as for a GPU, draws, trees, threads and, with the speculator in a process of its own,
+messages. The verifier's generations are driven directly: what clients' streams cost is left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from torch import Tensor
 from outrider.core.params import Method, SamplingParams, SpeculationParams
 from outrider.core.session import SessionSpec, Verdict
 from outrider.models.loading import LoadedModel, load_model
-from outrider.models.packing import Plan, Segment
+from outrider.models.cuda.inputs import Packer, Shape
+from outrider.models.packing import Segment
 from outrider.models.runner import Runner
 from outrider.speculator.service import SpeculatorService
 from outrider.speculator.settings import SpeculatorSettings
@@ -39,6 +40,10 @@ from outrider.verifier.settings import VerifierSettings
 WAYS = ("off", "speculator", "in-process")
 """Plain decoding, a speculator in a process of its own, and one in the verifier's process."""
 MAX_NUM_SESSIONS = 64
+SHAPES = (Shape(128), Shape(MAX_NUM_SESSIONS * 64))
+"""Those of forwards that decode, and of those that read prompts, all of them at once."""
+QUERIES_PER_KEY = 4
+"""Those of Qwen3-8B."""
 WARM_UP_TOKENS = 64
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -48,6 +53,7 @@ class StubRunner:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
+        self._packer = Packer(runner.pool, QUERIES_PER_KEY, SHAPES, runner.max_context_len)
         self._table = torch.randn(runner.vocab_size, runner.vocab_size, generator=torch.Generator().manual_seed(1))
 
     def __getattr__(self, name: str) -> Any:
@@ -55,8 +61,17 @@ class StubRunner:
 
     def forward(self, segments: Sequence[Segment], **_options: Any) -> Tensor:
         """See `Runner.forward`."""
-        Plan(segments, 1, use_kernels=False).commit()
-        wanted = [token_id for each in segments for token_id in each.token_ids[len(each.token_ids) - each.num_logits :]]
+        num_rows_of_all = sum(len(segment.token_ids) for segment in segments)
+        self._packer.begin(next(shape for shape in SHAPES if num_rows_of_all <= shape.rows))
+        wanted: list[int] = []
+        for segment in segments:
+            length, num_rows = segment.cache.length, len(segment.token_ids)
+            segment.cache.reserve(length + num_rows)
+            position_ids = segment.position_ids or range(length, length + num_rows)
+            assert self._packer.add(segment, position_ids, 0, num_rows)
+            segment.cache.append(position_ids)
+            wanted.extend(segment.token_ids[num_rows - segment.num_logits :])
+        self._packer.finish(range(len(wanted)))
         return self._table[wanted]
 
 

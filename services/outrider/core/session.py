@@ -232,8 +232,9 @@ class Session:
         refused = _path_below(node, nodes)
         sources = [accepted.source for accepted in path] + [Source.TARGET]
         reason, stop_token_id = None, None
+        stop_token_ids = self.spec.stop_token_ids
         for index, token_id in enumerate(token_ids):
-            if token_id in self.spec.stop_token_ids:
+            if token_id in stop_token_ids:
                 reason, stop_token_id = FinishReason.STOP, token_id
                 # A stop is not part of the output, nor is what was accepted behind it.
                 del token_ids[index:], sources[index:]
@@ -252,7 +253,8 @@ class Session:
         # A hit needs the next token, too, among the known ones. After a stop none is committed, so there is no hit.
         accepted_sources = [source for source in sources if source is not Source.TARGET]
         self.statistics.count_round(len(nodes), accepted_sources, is_hit)
-        self.statistics.add(num_ready_hits=is_hit and bool(self.tree.root.children))
+        if is_hit and self.tree.root.children:
+            self.statistics.add(num_ready_hits=1)
         self.finish_reason, self.stop_token_id = reason, stop_token_id
         return Verdict(
             num_drafted=len(nodes),

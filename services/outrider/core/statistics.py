@@ -92,7 +92,8 @@ class MissingPeers:
 
     def end_round(self) -> None:
         """Counts a round for each peer that is missing now."""
-        self.num_rounds.update(self._absent.items())
+        if self._absent:
+            self.num_rounds.update(self._absent.items())
 
 
 @dataclass(slots=True)
@@ -188,17 +189,19 @@ class Counts:
             accepted_sources: Where those of them came from that were kept.
             is_hit: True if the tree had the committed next token as a node.
         """
+        if not num_drafted:
+            # Most rounds of a machine with many sessions: nothing else is known of them.
+            self.add(num_rounds=1, num_empty_rounds=1, num_hits=is_hit)
+            return
+        behind_draft = dropwhile(lambda source: source is not Source.DRAFT, accepted_sources)
         self.add(
             num_rounds=1,
             num_drafted_tokens=num_drafted,
             num_accepted_tokens=len(accepted_sources),
-            num_empty_rounds=num_drafted == 0,
             num_hits=is_hit,
+            num_tail_tokens=sum(source is not Source.DRAFT for source in behind_draft),
         )
-        behind_draft = dropwhile(lambda source: source is not Source.DRAFT, accepted_sources)
-        self.add(num_tail_tokens=sum(source is not Source.DRAFT for source in behind_draft))
-        if num_drafted:
-            self.rounds_by_num_accepted[len(accepted_sources)] += 1
+        self.rounds_by_num_accepted[len(accepted_sources)] += 1
         # Counter.update adds to what is there, unlike dict.update.
         self.accepted_by_source.update(accepted_sources)
         if self.totals is not None:

@@ -197,8 +197,8 @@ def _emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round], draws: R
             found[number] = list(islice(tokens, len(rounds[number].output_indices)))
     found.update(zip(chains, wait(), strict=True))
     for number, (each, span) in enumerate(zip(rounds, spans, strict=True)):
-        rows = logits[slice(*span)]
         if each.structured is not None:
+            rows = logits[slice(*span)]
             tokens_as_drawn = _likeliest(sampler, rows) if each.redraws_all else found.get(number, [])
             found[number] = _structured(sampler, rows, each, each.structured, tokens_as_drawn)
     return [found[number] for number in range(len(rounds))]

@@ -135,7 +135,10 @@ class Overheads:
     def add(self, overhead_ms: float, num_sessions: int, activity: Activity) -> None:
         """Adds a round."""
         key = activity, load_class_of(num_sessions)
-        self._means.setdefault(key, RunningMean(LEARNING_RATE)).add(overhead_ms)
+        mean = self._means.get(key)
+        if mean is None:
+            mean = self._means[key] = RunningMean(LEARNING_RATE)
+        mean.add(overhead_ms)
 
     def of(self, num_sessions: int, activity: Activity) -> float:
         """Returns the usual one in milliseconds, by what is known of the nearest number of sessions."""

@@ -49,6 +49,7 @@ LOOP_LENS = (4, 8)
 MAX_LOOP_ROWS = 128
 """Most rows of a loop's forwards."""
 Ints = npt.NDArray[np.int32]
+NO_SLOTS: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +276,11 @@ class Packer:
         self.num_rows = 0
         """Rows that were added."""
         self._end = shape.num_fixed
-        self._num_listed = 0
+        # Those of all segments, which `finish` writes at once: most segments have a single row.
+        self._token_ids: list[int] = []
+        self._positions: list[int] = []
+        self._places: list[int] = []
+        self._row_list: list[int] = []
         self._tiles: list[tuple[int, int, int, int, int, int]] = []
         self.tables: list[int] = []
         """Numbers of the buffer at which tables begin, one for each segment, or piece of one, that was added."""
@@ -324,14 +329,14 @@ class Packer:
         positions = position_ids[first:last]
         if segment.is_chain:
             root = start + count
-            paths = [Path(range(count), np.empty(0, dtype=np.int64))]
+            paths = [Path(range(count), NO_SLOTS)]
         else:
             trunk = cache.length - len(cache.tail_positions)
             root, paths = tree_paths(segment.seen()[first:last], positions, trunk, start)
         tiles, end = [], self._end
         table = cache.table[: self._pool.num_blocks_for(root + num_ahead)]
         first_block, end = end, end + len(table)
-        num_listed = self._num_listed
+        num_listed = len(self._row_list)
         for path in paths:
             # A tile ends behind its last row, wherever its path goes on to.
             for begin in range(0, len(path.rows), self._rows_per_tile):
@@ -342,20 +347,21 @@ class Packer:
             end += len(path.slots)
         if self.num_rows + count > self._shape.rows or end > len(self._array):
             return False
-        parts, to = self._parts, slice(self.num_rows, self.num_rows + count)
-        parts["token_ids"][to] = segment.token_ids[first:last]
-        parts["positions"][to] = positions
-        # In one go for the rows and all paths, which have few slots each.
-        places = cache.places(np.concatenate([np.arange(start, start + count), *(path.slots for path in paths)]))
-        parts["places"][to] = places[:count]
-        order = [row for path in paths for row in path.rows] if len(paths) > 1 else paths[0].rows
-        parts["row_list"][self._num_listed : num_listed] = np.asarray(order) + self.num_rows
+        self._token_ids += segment.token_ids[first:last]
+        self._positions += positions
         first_tail = first_block + len(table)
         self._array[first_block:first_tail] = table
-        self._array[first_tail:end] = places[count:]
+        if segment.is_chain:
+            self._places += cache.chain_places(start, count)
+        else:
+            # In one go for the rows and all paths, which have few slots each.
+            places = cache.places(np.concatenate([np.arange(start, start + count), *(path.slots for path in paths)]))
+            self._places += places[:count].tolist()
+            self._array[first_tail:end] = places[count:]
+        self._row_list += [self.num_rows + row for path in paths for row in path.rows]
         self._tiles += tiles
         self.tables.append(first_block)
-        self._end, self._num_listed = end, num_listed
+        self._end = end
         self.num_rows += count
         return True
 
@@ -367,6 +373,8 @@ class Packer:
         """
         parts = self._parts
         if self._tiles:
+            parts["token_ids"][: self.num_rows], parts["positions"][: self.num_rows] = self._token_ids, self._positions
+            parts["places"][: self.num_rows], parts["row_list"][: self.num_rows] = self._places, self._row_list
             parts["tiles"][: len(self._tiles)] = self._tiles
         share_work(parts, len(self._tiles))
         parts["wanted"][: len(wanted)] = wanted

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from outrider.core.params import Method, SamplingParams, SpeculationParams
 from outrider.core.session import SessionSpec, Verdict
-from outrider.models.loading import LoadedModel, load_model
 from outrider.models.cuda.inputs import Packer, Shape
+from outrider.models.loading import LoadedModel, load_model
 from outrider.models.packing import Segment
 from outrider.models.runner import Runner
 from outrider.speculator.service import SpeculatorService

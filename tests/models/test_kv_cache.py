@@ -44,6 +44,14 @@ def test_a_cache_holds_the_blocks_of_what_was_said() -> None:
     assert contents(cache) == list(range(TILE + 1))
 
 
+@pytest.mark.parametrize(("first", "count"), [(0, 1), (TILE - 1, 1), (TILE, 1), (5, 3 * TILE), (0, 4 * TILE), (7, 0)])
+def test_a_run_of_slots_lies_where_each_of_them_does(first: int, count: int) -> None:
+    cache = filled(4 * TILE)
+    cache._table.reverse()  # in pieces, as behind other sessions
+    slots = torch.arange(first, first + count).numpy()
+    assert cache.chain_places(first, count) == cache.places(slots).tolist()
+
+
 def test_truncating_forgets_the_end_and_gives_its_blocks_back() -> None:
     cache = filled(3 * TILE)
     cache.truncate(3)

@@ -15,6 +15,7 @@ from outrider.models.cuda.rows import RowDraws
 from outrider.models.kv_cache import CacheShape, KVPool
 from outrider.models.timing import HostStopwatch
 from outrider.verifier.engine import HOLD_SHARE, Engine
+from outrider.verifier.listener import PeerRequests
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import VerifySession
 from outrider.verifier.timings import EngineTimings
@@ -210,6 +211,15 @@ def test_a_failure_is_told_behind_the_verdicts_so_far(engine: Engine, late: list
 def test_the_loop_is_told_at_once_where_somebody_drafts(engine: Engine, late: list[str]) -> None:
     session = add_session(engine, Method.BEST_FIRST, 3, 2)
     session.attach()
+    engine.step([add_session(engine, Method.OFF, 3, 2), session])
+    assert late[-1] == "told of 2"
+
+
+def test_the_loop_is_told_at_once_where_the_datastore_is_asked(
+    engine: Engine, late: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = add_session(engine, Method.RETRIEVAL, 3, 2)
+    monkeypatch.setattr(session, "peer_requests", lambda: PeerRequests(question=(7,)))
     engine.step([add_session(engine, Method.OFF, 3, 2), session])
     assert late[-1] == "told of 2"
 

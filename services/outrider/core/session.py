@@ -232,9 +232,8 @@ class Session:
         refused = _path_below(node, nodes)
         sources = [accepted.source for accepted in path] + [Source.TARGET]
         reason, stop_token_id = None, None
-        stop_token_ids = self.spec.stop_token_ids
         for index, token_id in enumerate(token_ids):
-            if token_id in stop_token_ids:
+            if token_id in self.spec.stop_token_ids:
                 reason, stop_token_id = FinishReason.STOP, token_id
                 # A stop is not part of the output, nor is what was accepted behind it.
                 del token_ids[index:], sources[index:]

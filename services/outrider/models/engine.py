@@ -151,6 +151,9 @@ class EngineThread(ABC, Generic[Session, Work]):
     def removed(self, session: Session, *, has_failed: bool) -> None:
         """Called when a session has ended for whatever reason; `has_failed` if the engine could not go on with it."""
 
+    def settle(self) -> None:
+        """Called before the thread waits, and before it does what was posted: what a step has put off is due now."""
+
     def remove(self, session_id: str, *, has_failed: bool = False) -> None:
         """Forgets a session, if it is there."""
         session = self.sessions.pop(session_id, None)
@@ -158,14 +161,10 @@ class EngineThread(ABC, Generic[Session, Work]):
         if session is not None:
             self.removed(session, has_failed=has_failed)
 
-    @property
-    def has_posted(self) -> bool:
-        """True if something was posted that was not taken yet."""
-        return not self._inbox.empty()
-
     def take_posted(self, timeout_s: float | None) -> None:
         """Does everything that was posted; waits at most timeout_s for it to begin (None means without end)."""
         if timeout_s != 0:
+            self.settle()
             self._wait(timeout_s)
         # What is posted from here on waits for the next time: a caller that posts without end would keep all sessions
         # from their steps.
@@ -173,6 +172,7 @@ class EngineThread(ABC, Generic[Session, Work]):
         actions = [self._inbox.get(block=False) for _ in range(self._inbox.qsize())]
         if not actions:
             return
+        self.settle()
         self._posted_at = time.perf_counter()
         for action in actions:
             if action is None:

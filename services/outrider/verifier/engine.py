@@ -128,13 +128,6 @@ class Engine(EngineThread[VerifySession, VerifySession]):
 
     # On the engine's thread.
 
-    def take_posted(self, timeout_s: float | None) -> None:
-        """See `EngineThread`. What is posted may lead to further calls of the listeners, which come behind the
-        verdicts so far."""
-        if timeout_s != 0 or self.has_posted:
-            self._deliver()
-        super().take_posted(timeout_s)
-
     def plan(self, now: float) -> tuple[list[VerifySession], float | None]:
         """Returns the sessions whose round begins now; if there are none, how long to wait for something to be posted,
         where None means without end."""
@@ -176,6 +169,10 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         session = self.sessions.get(session_id)
         return session is not None and not self.residency.has(session)
 
+    def settle(self) -> None:
+        """Tells the loop of verdicts: what was posted may lead to other calls of their listeners."""
+        self._deliver()
+
     def removed(self, session: VerifySession, *, has_failed: bool) -> None:
         """Gives the session's blocks back; what it has said can be found again."""
         if has_failed:
@@ -212,7 +209,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self.take_posted(0.0)
         now = time.perf_counter()
         num_rows = self._measure(work, segments, forward_ms, num_verdicts=len(drawing))
-        first_row = 0
+        first_row, is_urgent = 0, not self._delivers_late
         for session, round_, token_ids in zip(drawing, rounds, draws, strict=True):
             num_logits = len(round_.output_indices)
             rows = slice(first_row, first_row + num_logits)
@@ -228,13 +225,14 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             report = session.session.spec.report
             if report.logprobs is not None:
                 verdict = replace(verdict, logprobs=round_logprobs(logits[rows], round_, verdict, report))
-            delivery = (session.listener, verdict, session.session.statistics, session.peer_requests())
-            self._verdicts.append(delivery)
+            requests = session.peer_requests()
+            self._verdicts.append((session.listener, verdict, session.session.statistics, requests))
+            # Peers go on from a verdict: they are told at once.
+            is_urgent = is_urgent or session.is_drafting or requests.question is not None
             if verdict.finish_reason is not None:
                 self.remove(session.session.spec.session_id)
         self._end_step(drawing, now, is_typical=_is_decoding(work, segments))
-        # A drafter goes on from a verdict: it is told at once.
-        if not self._delivers_late or any(session.is_drafting for session in drawing):
+        if is_urgent:
             self._deliver()
 
     def _deliver(self) -> None:

@@ -426,14 +426,13 @@ class VerifySession:
         """
         # After a round this is the last committed token alone: `apply` keeps the slots of all before it.
         pending = list(self.session.committed[self.cache.length :])
-        is_prefilling = len(pending) > MIN_PREFILL_ROWS
-        if is_prefilling and len(pending) > max_prefill_rows:
+        if self.is_prefilling and len(pending) > max_prefill_rows:
             # No verdict follows, which would begin a round: the next piece is ready from the next plan on.
             self.ready_since = None
             self.num_prompt_rows = max_prefill_rows if self.reports.wants_prompt else 0
             return Segment(self.cache, pending[:max_prefill_rows], num_logits=self.num_prompt_rows)
         # The last piece of a prompt; `is_ready` has chosen no nodes while there was more of it.
-        if is_prefilling:
+        if self.is_prefilling:
             self.nodes = self._next_nodes()
         is_crowded_out = bool(self.nodes) and not max_num_nodes
         # Parents come before their children: what is left is a chain or a sub-tree still.

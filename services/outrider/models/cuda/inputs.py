@@ -49,7 +49,8 @@ LOOP_LENS = (4, 8)
 MAX_LOOP_ROWS = 128
 """Most rows of a loop's forwards."""
 Ints = npt.NDArray[np.int32]
-NO_SLOTS: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+NO_TAIL: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+"""Slots of a chain's path: its root is behind its last row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +330,7 @@ class Packer:
         positions = position_ids[first:last]
         if segment.is_chain:
             root = start + count
-            paths = [Path(range(count), NO_SLOTS)]
+            paths = [Path(range(count), NO_TAIL)]
         else:
             trunk = cache.length - len(cache.tail_positions)
             root, paths = tree_paths(segment.seen()[first:last], positions, trunk, start)

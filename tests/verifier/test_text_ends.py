@@ -62,13 +62,13 @@ def told(spec: SessionSpec, chunks: Sequence[tuple[int, ...]]) -> tuple[str, lis
     assert template is not None
     texts, ends, num_tokens = [], [], 0
     for token_ids in chunks:
-        verdict: Verdict = replace(template, token_ids=token_ids, finish_reason=None)
+        verdict: Verdict = template._replace(token_ids=token_ids, finish_reason=None)
         num_kept = None
         if stop_text is not None:
             num_kept = stop_text.take(token_ids)
             kept = token_ids[:num_kept]
             ends_of_text = stop_text.take_text_ends()
-            verdict = replace(verdict, token_ids=kept, text=stop_text.take_text(), text_ends=ends_of_text)
+            verdict = verdict._replace(token_ids=kept, text=stop_text.take_text(), text_ends=ends_of_text)
         for message in responses.of_verdict(verdict, 0):
             assert len(message.text_ends) == len(message.token_ids)  # type: ignore[union-attr]
             texts.append(message.text)  # type: ignore[union-attr]
@@ -145,6 +145,6 @@ def told_nothing(spec: SessionSpec) -> bool:
     template = ending_of(replace(spec, is_complete=True))
     assert template is not None
     responses = Responses(cast(Any, SimpleNamespace(spec=spec)), target_model(), codec())
-    verdict = replace(template, token_ids=tuple(codec().encode("abc")), finish_reason=None)
+    verdict = template._replace(token_ids=tuple(codec().encode("abc")), finish_reason=None)
     (message,) = responses.of_verdict(verdict, 0)
     return not message.text_ends and stop_text.take_text_ends() == ()  # type: ignore[union-attr]

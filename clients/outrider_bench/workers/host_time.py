@@ -92,8 +92,9 @@ def stub_model(name: str) -> LoadedModel:
     return replace(model, runner=StubRunner(model.runner))  # type: ignore[arg-type]  # it runs as one does
 
 
-async def measure(way: str, num_sessions: int, num_tokens: int) -> Cost:
-    """Run so many generations side by side, after a short one of each."""
+async def measure(way: str, num_sessions: int, num_tokens: int, method: Method = Method.SPECULATIVE) -> Cost:
+    """Run so many generations side by side, after a short one of each; `method` is that of all ways but off."""
+    method = Method.OFF if way == "off" else method
     with _speculator(way) as (address, process):
         settings = VerifierSettings.model_validate(
             {
@@ -106,12 +107,12 @@ async def measure(way: str, num_sessions: int, num_tokens: int) -> Cost:
         service = VerifierService(settings, stub_model("demo/target"), {1: 5.0}, draft_model=draft)
         await service.load()
         try:
-            await _generate_all(service, way, num_sessions, WARM_UP_TOKENS)
+            await _generate_all(service, method, num_sessions, WARM_UP_TOKENS)
             assert service.serving is not None
             counts = service.serving.engine.counts
             num_before = counts.forwards.num_observations
             before = time.perf_counter(), time.process_time(), _cpu_s(process)
-            await _generate_all(service, way, num_sessions, num_tokens)
+            await _generate_all(service, method, num_sessions, num_tokens)
             after = time.perf_counter(), time.process_time(), _cpu_s(process)
             num_forwards = counts.forwards.num_observations - num_before
         finally:
@@ -122,9 +123,8 @@ async def measure(way: str, num_sessions: int, num_tokens: int) -> Cost:
     return Cost(wall_ms, verifier_ms, speculator_ms, num_sessions * num_tokens / num_forwards)
 
 
-async def _generate_all(service: VerifierService, way: str, num_sessions: int, num_tokens: int) -> None:
+async def _generate_all(service: VerifierService, method: Method, num_sessions: int, num_tokens: int) -> None:
     assert service.serving is not None
-    method = Method.OFF if way == "off" else Method.SPECULATIVE
     speculation = SpeculationParams(method, num_speculative_tokens=5, lookahead=32)
 
     async def generate(number: int) -> None:
@@ -188,6 +188,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", default="1,8,32")
     parser.add_argument("--ways", default=",".join(WAYS), help="of " + ", ".join(WAYS))
+    methods = [method.value for method in Method]
+    parser.add_argument("--method", choices=methods, default="speculative", help="that of all ways but off")
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -196,10 +198,11 @@ def main() -> None:
     if options.serve:
         asyncio.run(_serve())
         return
+    method = Method(options.method)
     print(f"{'way':12}{'sessions':>9}{'ms a round':>12}{'CPU ms':>8}{'+ speculator':>14}{'us/token':>10}{'tokens':>8}")
     for way in options.ways.split(","):
         for num_sessions in map(int, options.sessions.split(",")):
-            cost = asyncio.run(measure(way, num_sessions, options.tokens))
+            cost = asyncio.run(measure(way, num_sessions, options.tokens, method))
             us = 1e3 * (cost.verifier_cpu_ms + cost.speculator_cpu_ms) / cost.tokens
             print(
                 f"{way:12}{num_sessions:9}{cost.wall_ms:12.2f}{cost.verifier_cpu_ms:8.2f}"

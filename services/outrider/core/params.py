@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 
 class InvalidParameter(ValueError):
@@ -133,32 +134,34 @@ class Method(Enum):
     SEQUOIA = "sequoia"
     AUTO = "auto"
 
-    @property
+    # What follows from a method is asked in every round of every session.
+
+    @cached_property
     def has_draft_model(self) -> bool:
         """True if a speculator, where there is one, grows the tree."""
         return self not in (Method.OFF, Method.RETRIEVAL, Method.SPACELIKE)
 
-    @property
+    @cached_property
     def needs_draft_model(self) -> bool:
         """True if the method does nothing without a speculator."""
         return self.has_draft_model and self is not Method.AUTO
 
-    @property
+    @cached_property
     def needs_datastore(self) -> bool:
         """True if the method does nothing without a datastore."""
         return self is Method.SPACELIKE
 
-    @property
+    @cached_property
     def drafts_ahead(self) -> bool:
         """True if the tree grows while the target verifies."""
         return self.has_draft_model and self not in (Method.SPECULATIVE, Method.OPT_TREE, Method.SEQUOIA)
 
-    @property
+    @cached_property
     def always_retrieves(self) -> bool:
         """True if continuations are looked up even if the request does not ask for it."""
         return self in (Method.RETRIEVAL, Method.SPACELIKE, Method.DOUBLE, Method.AUTO)
 
-    @property
+    @cached_property
     def samples(self) -> bool:
         """True if its drafted tokens can be samples of the draft model, as the ratio rule needs them."""
         return self in (Method.SPECULATIVE, Method.PEARL, Method.SAGUARO, Method.DOUBLE)
@@ -199,6 +202,10 @@ class Source(Enum):
     RANDOM = 11
     GRAMMAR = 12
     PREDICTION = 13
+
+    # A member is equal to itself alone. Enum's own hash is computed in Python, from the name, and every round looks up
+    # many keys with a source in them.
+    __hash__ = object.__hash__
 
 
 class RetrievalScope(Enum):

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from outrider.core.acceptance import decides_by_ratio
 from outrider.core.noise import row_key
@@ -31,9 +31,10 @@ class FinishReason(Enum):
     STOP = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The decision of one round."""
+
+    # A tuple, as what else is made for every session and round: a frozen dataclass takes four times as long to make.
 
     num_drafted: int
     """Drafted tokens that were verified."""
@@ -162,6 +163,9 @@ class Session:
         if spec.matcher is not None:
             self.structured = StructuredText(spec.matcher, self.tree, spec.resume_token_ids)
         self._endings = [each for each in (self.structured, ending) if each is not None]
+        self.committed: Sequence[TokenId] = self.tree.committed
+        """Prompt and output so far. Append-only."""
+        self._num_prompt_tokens = len(spec.prompt_token_ids)
         self.statistics = Statistics(totals=totals)
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: TokenId | None = None
@@ -169,19 +173,14 @@ class Session:
         """True if the draws that `apply` takes come from the ratio rule (`outrider.core.acceptance`)."""
 
     @property
-    def committed(self) -> Sequence[TokenId]:
-        """Prompt and output so far. Append-only."""
-        return self.tree.committed
-
-    @property
     def num_output_tokens(self) -> int:
         """Length of the output so far; the output index of the next token."""
-        return len(self.tree.committed) - len(self.spec.prompt_token_ids)
+        return len(self.committed) - self._num_prompt_tokens
 
     @property
     def num_wanted(self) -> int:
         """Tokens that may still be emitted."""
-        return self.spec.max_tokens - self.num_output_tokens
+        return self.spec.max_tokens - (len(self.committed) - self._num_prompt_tokens)
 
     @property
     def max_chain_len(self) -> int:
@@ -229,11 +228,11 @@ class Session:
             node, row = child, rows[child]
         num_accepted = len(path)
         # Found before the commit, which takes their parents from the nodes.
-        refused = _path_below(node, nodes)
+        refused = _path_below(node, nodes) if nodes else []
         sources = [accepted.source for accepted in path] + [Source.TARGET]
-        reason, stop_token_id = None, None
+        reason, stop_token_id, stop_token_ids = None, None, self.spec.stop_token_ids
         for index, token_id in enumerate(token_ids):
-            if token_id in self.spec.stop_token_ids:
+            if token_id in stop_token_ids:
                 reason, stop_token_id = FinishReason.STOP, token_id
                 # A stop is not part of the output, nor is what was accepted behind it.
                 del token_ids[index:], sources[index:]
@@ -246,7 +245,7 @@ class Session:
                 del token_ids[num_kept:], sources[num_kept:]
         if reason is None and len(token_ids) >= self.num_wanted:  # never more: the chain left room for the next token
             reason = FinishReason.LENGTH
-        base_len = len(self.tree.committed)
+        base_len = len(self.committed)
         num_known = self.tree.commit(token_ids)
         is_hit = num_known == num_accepted + 1
         # A hit needs the next token, too, among the known ones. After a stop none is committed, so there is no hit.
@@ -258,11 +257,11 @@ class Session:
         return Verdict(
             num_drafted=len(nodes),
             num_accepted=num_accepted,
-            accepted_rows=tuple(rows[accepted] for accepted in path),
+            accepted_rows=tuple([rows[accepted] for accepted in path]),
             base_len=base_len,
             token_ids=tuple(token_ids),
             sources=tuple(sources),
-            rejected_token_ids=tuple(each.token_id for each in refused),
+            rejected_token_ids=tuple([each.token_id for each in refused]),
             rejected_row=rows[refused[0]] if refused else None,
             finish_reason=reason,
             stop_token_id=stop_token_id,

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from itertools import dropwhile
 from statistics import median
+from typing import NamedTuple
 
 from outrider.core.auto.strategies import Decision
 from outrider.core.params import Source
 
 
-@dataclass(frozen=True, slots=True)
-class RoundTime:
+class RoundTime(NamedTuple):
     """One round, in milliseconds."""
 
     round_ms: float
@@ -191,7 +191,12 @@ class Counts:
         """
         if not num_drafted:
             # Most rounds of a machine with many sessions: nothing else is known of them.
-            self.add(num_rounds=1, num_empty_rounds=1, num_hits=is_hit)
+            counts: Counts | None = self
+            while counts is not None:
+                counts.num_rounds += 1
+                counts.num_empty_rounds += 1
+                counts.num_hits += is_hit
+                counts = counts.totals
             return
         behind_draft = dropwhile(lambda source: source is not Source.DRAFT, accepted_sources)
         self.add(

@@ -238,8 +238,12 @@ class EngineThread(ABC, Generic[Session, Work]):
         try:
             yield
         except Exception:
-            log.exception("engine.session_failed", session_id=session_id)
-            self._fail(session_id)
+            self.lose(session_id)
+
+    def lose(self, session_id: str) -> None:
+        """Loses the session in whose part the exception was raised that is being handled."""
+        log.exception("engine.session_failed", session_id=session_id)
+        self._fail(session_id)
 
     def _fail(self, session_id: str) -> None:
         on_failure = self._on_failure[session_id]  # read before `remove` forgets it

@@ -172,13 +172,15 @@ class KVCache:
         Raises:
             OutOfBlocks: There is no room. The blocks that were got by then are held.
         """
-        self.pool.take_back()
-        blocks, size = self.pool.blocks, self.pool.block_size
+        pool = self.pool
+        if pool.dropped:
+            pool.take_back()
+        blocks, size = pool.blocks, pool.block_size
         first = self.length // size
         # A block that others hold, or can find, stays as it is: whoever goes on in it writes to a copy.
         if first < len(self._table) and num_slots > self.length and not blocks.is_writable(self._table[first]):
             self._copy_block(first, may_evict=may_evict)
-        while self.capacity < num_slots:
+        while len(self._table) * size < num_slots:
             self._table.append(blocks.allocate(self._table[-1] if self._table else None, may_evict=may_evict))
 
     def _copy_block(self, index: int, *, may_evict: bool) -> None:
@@ -202,8 +204,9 @@ class KVCache:
     def shrink(self) -> None:
         """Gives back the blocks behind the one that the next slot goes to."""
         num_kept = self.length // self.pool.block_size + 1 if self.length else 0
-        _release_all(self.pool.blocks, self._table, num_kept)
-        del self._keys[len(self._table) :]
+        if len(self._table) > num_kept:
+            _release_all(self.pool.blocks, self._table, num_kept)
+            del self._keys[num_kept:]
 
     def places(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Returns where in the pool some of this cache's slots lie: int64, as many."""
@@ -274,6 +277,9 @@ class KVCache:
         Raises:
             ValueError: `slots` are not ascending or not all in [start, length).
         """
+        if not slots and start == self.length:
+            self.shrink()  # a round without drafts: nothing is moved, nor forgotten
+            return
         # Ascending pairs check both ends and the order in one go; without slots, that `start` is at most `length`.
         bounds = [start - 1, *slots, self.length]
         if start < 0 or any(a >= b for a, b in pairwise(bounds)):

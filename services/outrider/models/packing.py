@@ -7,8 +7,8 @@ Linear layers read their weights once for all rows of all sessions. Attention ru
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,7 @@ from outrider.models.paths import Paths
 NO_SLOTS: Mapping[Node, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """Holds the rows of one session in a packed forward. They are appended to the session's cache."""
 
     cache: KVCache
@@ -56,6 +55,8 @@ class Segment:
             slots: Where in the cache the nodes stand that have been through a forward.
             num_logits: Number of rows, the last ones, whose logits are wanted.
         """
+        if not nodes:
+            return cls(cache, pending, num_logits)
         token_ids = [*pending, *(node.token_id for node in nodes)]
         first = cache.length + len(pending)
         # A node has as many ancestors as its position says. Where that is its slot too, everything before it is one:

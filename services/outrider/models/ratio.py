@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -119,8 +120,7 @@ def candidates(
     return [found[row] for row in range(len(draws))]
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(NamedTuple):
     """Describes what one session wants of a target's logits."""
 
     sampling: SamplingParams
@@ -138,8 +138,9 @@ class Round:
     @property
     def redraws_all(self) -> bool:
         """True if no draw without the structure counts: filters look at the whole distribution, and come behind it."""
-        is_filtered = self.sampling.has_filters and not self.sampling.is_greedy
-        return self.structured is not None and self.chain is None and is_filtered
+        if self.structured is None or self.chain is not None:
+            return False
+        return self.sampling.has_filters and not self.sampling.is_greedy
 
     @property
     def is_drawn(self) -> bool:
@@ -172,6 +173,8 @@ def emitted(
         rounds: One for each session; both rules may be among them.
         draws: What `draws_of` says of them, if that is known already.
     """
+    if not any(each.adjustments for each in rounds):
+        return _emitted(sampler, logits, rounds, draws or draws_of(rounds))
     of_rows = [each.adjustments or [None] * len(each.output_indices) for each in rounds]
     with adjusted(logits, [adjustment for of_round in of_rows for adjustment in of_round]):
         return _emitted(sampler, logits, rounds, draws or draws_of(rounds))

@@ -267,7 +267,7 @@ class DraftSession:
         segment = Segment.of_tree(self.cache, trunk, branches, self._slots, num_logits=len(expansion.nodes))
         if expansion.phrase:  # stands behind one chain, so there is no mask to be widened
             token_ids = [*segment.token_ids, *expansion.phrase]
-            segment = replace(segment, token_ids=token_ids, num_logits=segment.num_logits + len(expansion.phrase))
+            segment = segment._replace(token_ids=token_ids, num_logits=segment.num_logits + len(expansion.phrase))
         self._trunk_len = len(committed)
         for slot, node in enumerate(branches, start=self.cache.length + len(trunk)):
             self._slots[node] = slot

@@ -10,12 +10,11 @@ import asyncio
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
-from itertools import islice
 
 from outrider.core.blocks import OutOfBlocks
 from outrider.core.costs import HOLD_SHARE, Contexts, ForwardTimes
+from outrider.core.retrieval.ngrams import Follower
 from outrider.core.retrieval.recycling import NUM_NEXT
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec, Verdict
@@ -199,8 +198,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._deliver()
         logits = _without_prompts(logits, work, segments)
         draws = emitted(self._sampler, logits, rounds, known)
-        wanted = [temperature for session in drawing for temperature in wanted_temperatures(session)]
-        next_tokens = iter(most_probable(logits, wanted, NUM_NEXT))
+        next_tokens = _next_tokens(logits, drawing)
         # Asked behind the draws: an asynchronous device has only been told of the forward when that returns. Pieces of
         # prompts alone have no draws, and nothing waits for them.
         forward_ms = self._stopwatch.elapsed_ms() if drawing else 0.0
@@ -208,30 +206,30 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         # round goes on from them.
         self.take_posted(0.0)
         now = time.perf_counter()
-        num_rows = self._measure(work, segments, forward_ms, num_verdicts=len(drawing))
+        is_decoding = _is_decoding(work, segments)
+        num_rows = self._measure(segments, forward_ms, num_verdicts=len(drawing), is_decoding=is_decoding)
         first_row, is_urgent = 0, not self._delivers_late
         for session, round_, token_ids in zip(drawing, rounds, draws, strict=True):
             num_logits = len(round_.output_indices)
             rows = slice(first_row, first_row + num_logits)
             first_row += num_logits
-            of_session = list(islice(next_tokens, num_logits))
             if not self.residency.has(session):
                 continue  # closed a moment ago, by what was posted during the forward: its cache is empty
             if round_.structured is not None and round_.structured.error:
                 self._loop.call_soon_threadsafe(session.listener.on_broken, round_.structured.error)
                 self.remove(session.session.spec.session_id)
                 continue
-            verdict = session.apply(token_ids, forward_ms, started, now, of_session, num_rows)
+            verdict = session.apply(token_ids, forward_ms, started, now, next_tokens[rows], num_rows)
             report = session.session.spec.report
             if report.logprobs is not None:
-                verdict = replace(verdict, logprobs=round_logprobs(logits[rows], round_, verdict, report))
+                verdict = verdict._replace(logprobs=round_logprobs(logits[rows], round_, verdict, report))
             requests = session.peer_requests()
             self._verdicts.append((session.listener, verdict, session.session.statistics, requests))
             # Peers go on from a verdict: they are told at once.
             is_urgent = is_urgent or session.is_drafting or requests.question is not None
             if verdict.finish_reason is not None:
                 self.remove(session.session.spec.session_id)
-        self._end_step(drawing, now, is_typical=_is_decoding(work, segments))
+        self._end_step(drawing, now, is_typical=is_decoding)
         if is_urgent:
             self._deliver()
 
@@ -244,11 +242,11 @@ class Engine(EngineThread[VerifySession, VerifySession]):
 
     def _end_step(self, drawing: list[VerifySession], now: float, *, is_typical: bool) -> None:
         """Has the sessions that share forwards learn from a step, also those that were not ready for it."""
-        stepped = set(drawing)
+        sessions = [session for session in drawing if session.choice.is_auto]
+        others = set(self.residency.residents).difference(drawing)
         # Those whose reader is too slow for them have nothing to wait for here.
-        others = (each for each in self.residency.residents if not (each.is_paused or each.is_prefilling))
-        sessions = (*drawing, *(each for each in others if each not in stepped))
-        shares = [session.choice.take_share() for session in sessions if session.choice.is_auto]
+        sessions += [each for each in others if each.choice.is_auto and not (each.is_paused or each.is_prefilling)]
+        shares = [session.choice.take_share() for session in sessions]
         self._timings.end_step(shares, now, is_typical=is_typical)
 
     def _segments(self, work: list[VerifySession]) -> tuple[list[VerifySession], list[Segment]]:
@@ -261,11 +259,14 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         # The oldest first: younger ones may lose their room to them.
         for session in work:
             if session not in missing or session in prefill_rows:
-                with self.isolated(session.session.spec.session_id):
+                try:
                     segment = self._segment(session, prefill_rows.get(session, 0), max_num_nodes)
-                    if segment is not None:
-                        chosen.append(session)
-                        segments.append(segment)
+                except Exception:
+                    self.lose(session.session.spec.session_id)
+                    continue
+                if segment is not None:
+                    chosen.append(session)
+                    segments.append(segment)
         return chosen, segments
 
     def _segment(self, session: VerifySession, max_prefill_rows: int, max_num_nodes: int) -> Segment | None:
@@ -285,7 +286,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             return False
         return True
 
-    def _measure(self, work: list[VerifySession], segments: list[Segment], forward_ms: float, num_verdicts: int) -> int:
+    def _measure(self, segments: list[Segment], forward_ms: float, *, num_verdicts: int, is_decoding: bool) -> int:
         """Counts a forward and its time; returns its rows."""
         num_rows = sum(len(segment.token_ids) for segment in segments)
         if num_verdicts:
@@ -293,7 +294,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         # A drafter that is only tried may slow the forward down: it would seem to be no slower than a plain one.
         if any(session.choice.is_probing for session in self.sessions.values()):
             return num_rows
-        if _is_decoding(work, segments):
+        if is_decoding:
             self._timings.forward_ms.add(forward_ms)
             num_slots = sum(segment.cache.length - len(segment.token_ids) for segment in segments)
             self._timings.forward_times.observe(num_rows, forward_ms, Contexts(num_slots, len(segments)))
@@ -350,6 +351,15 @@ def ready_sessions(
     return [], max(0.0, until - now)
 
 
+def _next_tokens(logits: Logits, drawing: Sequence[VerifySession]) -> list[list[Follower]]:
+    """Returns the most probable next tokens of every row, none for rows of whose sessions nobody wants them; an empty
+    list if none does."""
+    if not any(session.wants_next_tokens for session in drawing):
+        return []
+    wanted = [temperature for session in drawing for temperature in wanted_temperatures(session)]
+    return most_probable(logits, wanted, NUM_NEXT)
+
+
 def wanted_temperatures(session: VerifySession) -> list[float | None]:
     """Returns for each row of a session the temperature at which its most probable tokens are wanted; None where they
     are not."""
@@ -363,7 +373,7 @@ def round_of(session: VerifySession) -> Round:
     first = generation.num_output_tokens
     # Minus the length of the prompt: what follows position p has the output index p + 1 + offset.
     offset = first - len(generation.committed)
-    indices = [first, *(node.position + 1 + offset for node in session.nodes)]
+    indices = [first, *[node.position + 1 + offset for node in session.nodes]]
     chain = session.nodes if generation.decides_by_ratio else None
     sampling, structured = generation.spec.sampling, generation.structured
     return Round(sampling, indices, chain, session.adjustments(), session.nodes, structured)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from outrider.core.params import Steering
 from outrider.core.session import Verdict
@@ -11,8 +10,7 @@ from outrider.core.statistics import Statistics
 from outrider.verifier.retrieval import Question
 
 
-@dataclass(frozen=True, slots=True)
-class PeerRequests:
+class PeerRequests(NamedTuple):
     """Requests that a generation sends to its peers after a round: a lookup for the datastore, new parameters for the
     speculator."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 from outrider.core.params import Method
 from outrider.core.reports import RoundReport, TokenLogprobs, VerifiedTree
@@ -96,9 +95,9 @@ class SessionReports:
             last_text = self._stop_text.finish() if verdict.finish_reason is not None else ""
             text, stop_string = self._stop_text.take_text(), self._stop_text.found
             ends = self._stop_text.take_text_ends()
-            verdict = replace(verdict, text=text, last_text=last_text, text_ends=ends, stop_string=stop_string)
+            verdict = verdict._replace(text=text, last_text=last_text, text_ends=ends, stop_string=stop_string)
         if self._is_first and self._prompt_logprobs:
-            verdict = replace(verdict, prompt_logprobs=tuple(self._prompt_logprobs))
+            verdict = verdict._replace(prompt_logprobs=tuple(self._prompt_logprobs))
         self._is_first = False
         if self.drafts is None:
             return verdict
@@ -106,4 +105,4 @@ class SessionReports:
         report = RoundReport(
             method, drafted, verdict.num_accepted, num_forward_rows, times, self.drafts.take(), self._tree
         )
-        return replace(verdict, report=report)
+        return verdict._replace(report=report)

@@ -81,6 +81,7 @@ class VerifySession:
         """
         stop_text = StopText(spec, codec) if spec.stop and codec is not None else None
         self.session = Session(spec, counts, stop_text)
+        self._has_adjustments = spec.sampling.has_adjustments
         self._adjustments = TextAdjustments(spec.sampling, self.session.tree, len(spec.prompt_token_ids))
         self.listener = listener
         self.cache = cache
@@ -286,14 +287,13 @@ class VerifySession:
             self.ready_since = self.ready_since or now
             return True
         self.nodes = self._next_nodes()
-        is_ready = self._is_worth_verifying() or now >= self.deadline
         # The datastore may have answered with nothing: then there is nothing more to wait for.
-        is_ready = is_ready or (self._is_answered and not self.is_drafting)
-        if is_ready:
+        if self._is_worth_verifying() or now >= self.deadline or (self._is_answered and not self.is_drafting):
             self.ready_since = self.ready_since or now
-        elif self._waiting_since is None:
+            return True
+        if self._waiting_since is None:
             self._waiting_since = now
-        return is_ready
+        return False
 
     @property
     def deadline(self) -> float:
@@ -323,12 +323,15 @@ class VerifySession:
 
     def _patience(self) -> float:
         """Returns how long a draft or a continuation is worth waiting for after a commit, in milliseconds."""
+        is_drafting = self.is_drafting
+        if not is_drafting and self._retrieval is None:
+            return 0.0  # nobody answers
         # The last token is the target's own: no chain fits before it.
         if self.session.num_wanted <= 1:
             return 0.0
         if self._is_pending and self.choice.is_probing:
             return 0.0  # a reading may take many rounds, and is worth none of them before it is known what it leads to
-        if self.is_drafting:
+        if is_drafting:
             latency_ms, forward_ms = self._timings.speculator_ms.value, self._timings.forward_ms.get(0.0)
             accepted = self._accepted_per_chain.get(1.0)
             num_sessions = self._timings.num_sessions
@@ -426,13 +429,14 @@ class VerifySession:
         """
         # After a round this is the last committed token alone: `apply` keeps the slots of all before it.
         pending = list(self.session.committed[self.cache.length :])
-        if self.is_prefilling and len(pending) > max_prefill_rows:
+        is_prefilling = len(pending) > MIN_PREFILL_ROWS
+        if is_prefilling and len(pending) > max_prefill_rows:
             # No verdict follows, which would begin a round: the next piece is ready from the next plan on.
             self.ready_since = None
             self.num_prompt_rows = max_prefill_rows if self.reports.wants_prompt else 0
             return Segment(self.cache, pending[:max_prefill_rows], num_logits=self.num_prompt_rows)
         # The last piece of a prompt; `is_ready` has chosen no nodes while there was more of it.
-        if self.is_prefilling:
+        if is_prefilling:
             self.nodes = self._next_nodes()
         is_crowded_out = bool(self.nodes) and not max_num_nodes
         # Parents come before their children: what is left is a chain or a sub-tree still.
@@ -457,9 +461,9 @@ class VerifySession:
         )
 
     def adjustments(self) -> list[Adjustment | None]:
-        """Returns for each row of the round how its logits are changed before a token is drawn."""
-        if not self.session.spec.sampling.has_adjustments:
-            return [None] * (1 + len(self.nodes))
+        """Returns for each row of the round how its logits are changed before a token is drawn; empty if none is."""
+        if not self._has_adjustments:
+            return []
         return [self._adjustments.behind(node) for node in (self.session.tree.root, *self.nodes)]
 
     @property
@@ -534,9 +538,9 @@ class VerifySession:
         self._counts.add_times(times, is_first=is_first, has_waited=has_waited)
         if not is_disturbed and not self.choice.is_probing:
             self._timings.add_overhead(times.overhead_ms)
-        if not is_disturbed:
-            self.choice.observe(len(verdict.token_ids), times.round_ms, is_pending=self._is_pending)
         if self.choice.is_auto:
+            if not is_disturbed:
+                self.choice.observe(len(verdict.token_ids), times.round_ms, is_pending=self._is_pending)
             with self._listening_anew():
                 self.choice.choose()
         if verdict.finish_reason is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 from outrider.core.auto.controller import Controller
@@ -26,6 +27,7 @@ TEMPERATURE = 0.7
 """Stands for those of all sessions: what is measured is of all of them together."""
 
 
+@cache
 def load_class_of(num_sessions: int) -> int:
     """Returns the class of a load: what costs and pays under one costs and pays about as much under its neighbours.
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from outrider.models.cuda.rows import ROW_WORDS
-from outrider.models.kv_cache import KVPool, Move
+from outrider.models.kv_cache import KVCache, KVPool, Move
 from outrider.models.packing import Segment
 
 TILES = (16, 64)
@@ -49,8 +49,6 @@ LOOP_LENS = (4, 8)
 MAX_LOOP_ROWS = 128
 """Most rows of a loop's forwards."""
 Ints = npt.NDArray[np.int32]
-NO_TAIL: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
-"""Slots of a chain's path: its root is behind its last row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +281,7 @@ class Packer:
         self._places: list[int] = []
         self._row_list: list[int] = []
         self._tiles: list[tuple[int, int, int, int, int, int]] = []
+        self._numbers: list[int] = []
         self.tables: list[int] = []
         """Numbers of the buffer at which tables begin, one for each segment, or piece of one, that was added."""
         for name in ("num_moved", "token_ids", "positions", "wanted"):
@@ -325,46 +324,67 @@ class Packer:
         Raises:
             ValueError: A row does not see exactly one slot for every position before its own.
         """
-        cache, count = segment.cache, last - first
-        start = cache.length + first
+        count = last - first
+        start = segment.cache.length + first
         positions = position_ids[first:last]
         if segment.is_chain:
-            root = start + count
-            paths = [Path(range(count), NO_TAIL)]
+            has_room = self._add_chain(segment.cache, start, count, num_ahead)
         else:
-            trunk = cache.length - len(cache.tail_positions)
-            root, paths = tree_paths(segment.seen()[first:last], positions, trunk, start)
-        tiles, end = [], self._end
-        table = cache.table[: self._pool.num_blocks_for(root + num_ahead)]
-        first_block, end = end, end + len(table)
-        num_listed = len(self._row_list)
+            has_room = self._add_tree(segment, positions, first, last)
+        if has_room:
+            self._token_ids += segment.token_ids[first:last]
+            self._positions += positions
+            self.num_rows += count
+        return has_room
+
+    def _add_chain(self, cache: KVCache, start: int, count: int, num_ahead: int) -> bool:
+        """Adds rows of a chain: a single path, whose root is behind its last row."""
+        stop, per_tile, num_listed = start + count, self._rows_per_tile, len(self._row_list)
+        table = cache.table[: self._pool.num_blocks_for(stop + num_ahead)]
+        if not self._has_room(count, len(table)):
+            return False
+        first_block = self._take_numbers(table)
+        self.tables.append(first_block)
+        for done in range(0, count, per_tile):
+            num_rows = min(per_tile, count - done)
+            self._tiles.append((num_listed + done, num_rows, first_block, stop, self._end, start + done + num_rows))
+        self._row_list += range(self.num_rows, self.num_rows + count)
+        self._places += cache.chain_places(start, count)
+        return True
+
+    def _add_tree(self, segment: Segment, positions: Sequence[int], first: int, last: int) -> bool:
+        """Adds rows of a tree, path by path. What they see behind the root stands behind its table."""
+        cache, count = segment.cache, last - first
+        start, trunk = cache.length + first, cache.length - len(cache.tail_positions)
+        root, paths = tree_paths(segment.seen()[first:last], positions, trunk, start)
+        table = cache.table[: self._pool.num_blocks_for(root)]
+        if not self._has_room(count, len(table) + sum(len(path.slots) for path in paths)):
+            return False
+        first_block = self._take_numbers(table)
+        self.tables.append(first_block)
+        # In one go for the rows and all paths, which have few slots each.
+        places = cache.places(np.concatenate([np.arange(start, start + count), *(path.slots for path in paths)]))
+        first_tail = self._take_numbers(places[count:].tolist())
         for path in paths:
             # A tile ends behind its last row, wherever its path goes on to.
-            for begin in range(0, len(path.rows), self._rows_per_tile):
-                rows = path.rows[begin : begin + self._rows_per_tile]
+            for done in range(0, len(path.rows), self._rows_per_tile):
+                rows = path.rows[done : done + self._rows_per_tile]
                 stop = positions[rows[-1]] + 1
-                tiles.append((num_listed, len(rows), first_block, root, end, stop))
-                num_listed += len(rows)
-            end += len(path.slots)
-        if self.num_rows + count > self._shape.rows or end > len(self._array):
-            return False
-        self._token_ids += segment.token_ids[first:last]
-        self._positions += positions
-        first_tail = first_block + len(table)
-        self._array[first_block:first_tail] = table
-        if segment.is_chain:
-            self._places += cache.chain_places(start, count)
-        else:
-            # In one go for the rows and all paths, which have few slots each.
-            places = cache.places(np.concatenate([np.arange(start, start + count), *(path.slots for path in paths)]))
-            self._places += places[:count].tolist()
-            self._array[first_tail:end] = places[count:]
-        self._row_list += [self.num_rows + row for path in paths for row in path.rows]
-        self._tiles += tiles
-        self.tables.append(first_block)
-        self._end = end
-        self.num_rows += count
+                self._tiles.append((len(self._row_list), len(rows), first_block, root, first_tail, stop))
+                self._row_list += [self.num_rows + row for row in rows]
+            first_tail += len(path.slots)
+        self._places += places[:count].tolist()
         return True
+
+    def _has_room(self, num_rows: int, num_numbers: int) -> bool:
+        return self.num_rows + num_rows <= self._shape.rows and self._end + num_numbers <= len(self._array)
+
+    def _take_numbers(self, numbers: Sequence[int]) -> int:
+        """Takes the next numbers of the buffer; returns where they begin."""
+        first = self._end
+        self._numbers += numbers
+        self._end += len(numbers)
+        return first
 
     def finish(self, wanted: Sequence[int]) -> None:
         """Copies the forward's inputs to the device.
@@ -374,6 +394,7 @@ class Packer:
         """
         parts = self._parts
         if self._tiles:
+            self._array[self._shape.num_fixed : self._end] = self._numbers
             parts["token_ids"][: self.num_rows], parts["positions"][: self.num_rows] = self._token_ids, self._positions
             parts["places"][: self.num_rows], parts["row_list"][: self.num_rows] = self._places, self._row_list
             parts["tiles"][: len(self._tiles)] = self._tiles

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 from typing import Protocol
@@ -203,7 +203,7 @@ class ToyGeneration:
         assert expansion is not None
         if self._is_double:
             phrase = retrieved(self._context(tree, expansion.nodes[0]))[: expansion.max_len - 1]
-            expansion = replace(expansion, phrase=phrase)
+            expansion = expansion._replace(phrase=phrase)
         words = self._noise.words(tree, expansion)
         for node in expansion.nodes:
             node.is_expanded = True

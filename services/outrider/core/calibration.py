@@ -84,8 +84,8 @@ DRAFT_FIRST_WEIGHT = 6.0
 """Claims that the first correction, which changes nothing, is worth."""
 CLAIM_DECAY = 1 - 1 / 400
 """Factor of the weight of old claims at each new one."""
-MOST_PROBABILITY = 0.99
-"""Greatest corrected probability of a claim."""
+MOST_LOGPROB = math.log(0.99)
+"""Greatest corrected log-probability of a claim."""
 LEAST_LOGPROB = -100.0
 """Least weight of a claim, as a logarithm: at a low temperature a probability may be 0 as a floating-point number."""
 
@@ -116,12 +116,12 @@ class DraftCalibration:
         """Returns the log-probability that the target says a token that is claimed with this log-probability."""
         sums = self._sums.get(key)
         if sums is None:
-            return min(logprob, math.log(MOST_PROBABILITY))
+            return min(logprob, MOST_LOGPROB)
         claimed, agreed = sums
         # Observed over expected agreement, shrunk towards 1 by a prior of DRAFT_FIRST_WEIGHT claims. LEAST_LOGPROB
         # keeps the prior above 0, so that neither the quotient nor its logarithm can fail.
         first = DRAFT_FIRST_WEIGHT * math.exp(max(logprob, LEAST_LOGPROB))
-        return min(logprob + math.log((agreed + first) / (claimed + first)), math.log(MOST_PROBABILITY))
+        return min(logprob + math.log((agreed + first) / (claimed + first)), MOST_LOGPROB)
 
     def add(self, claims: Sequence[tuple[DraftKey, float]], agreed: int) -> None:
         """Counts a verdict of the target on the candidates of a node.

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import NamedTuple
 
 from outrider.core.params import Source
 
@@ -76,8 +77,7 @@ class Node:
         return f"Node({self.token_id}@{self.position}, {self.state.value}, {len(self.children)} children)"
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """New nodes of a drafter's tree, as they cross the wire. The lists run in parallel."""
 
     base_len: int

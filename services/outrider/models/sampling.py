@@ -385,11 +385,12 @@ def ranked(best: Best, k: int, *, is_greedy: bool) -> list[Candidate]:
     # Python numbers: for eight of them, a tensor operator costs more than the arithmetic. The best score is taken off
     # because `exp` must not overflow.
     sharp = [sharpness * (score - scores[0]) for score in scores]
-    total = math.log(sum(math.exp(score) for score in sharp[:NUM_NORMALISED]))
-    pairs = [Candidate(t, score - total) for t, score in zip(token_ids, sharp, strict=True) if score != -math.inf]
+    total = math.log(sum(map(math.exp, sharp[:NUM_NORMALISED])))
+    if k == 1 and scores[1] < scores[0]:
+        return [Candidate(token_ids[0], -total)]
     # `topk` promises no order between equals.
-    pairs.sort(key=lambda pair: (-pair[1], pair[0]))
-    return pairs[:k]
+    order = sorted(zip([-score for score in sharp], token_ids, strict=True))[:k]
+    return [Candidate(token_id, -score - total) for score, token_id in order if score != math.inf]
 
 
 def _rescored(candidates: Sequence[Candidate], logprobs: Tensor) -> list[Candidate]:

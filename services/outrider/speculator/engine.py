@@ -258,31 +258,33 @@ class Engine(EngineThread[_Drafting, _Growth]):
         for number in unsettled:
             # As if nothing had been run.
             segments[number].cache.truncate(lengths[number])
-        going = list(zip(work, found, strict=True))
-        for step in range(length):
-            self.counts.steps.add(forward_us / 1e6)
-            grown = [(self._grown(growth, of_steps, step, forward_us), of_steps) for growth, of_steps in going]
-            going = [(growth, of_steps) for growth, of_steps in grown if growth is not None]
+        self.counts.steps.add(forward_us / 1e6, length)
+        for growth, of_steps in zip(work, found, strict=True):
+            if of_steps[0] is not None:
+                self._grow_chain(growth, of_steps, forward_us)
         for segment in segments:
             # Room of steps that were in vain.
             segment.cache.shrink()
         if unsettled:
             self._step([work[number] for number in unsettled], [segments[number] for number in unsettled])
 
-    def _grown(self, growth: _Growth, of_steps: Sequence[Best | None], step: int, forward_us: float) -> _Growth | None:
-        """Grows what a step of several has found behind the one before, which was of `growth`. Returns what has grown,
-        or None where the session goes on otherwise."""
+    def _grow_chain(self, growth: _Growth, of_steps: Sequence[Best | None], forward_us: float) -> None:
+        """Grows what several steps have found, each behind the one before, up to where the session goes on
+        otherwise."""
         session, listener, expansion = growth
-        best, before = of_steps[step], of_steps[step - 1]
         following: Expansion | None = expansion
-        if step:
-            following = session.followed(expansion, before[0][0]) if before and best else None
-        if best is None or following is None:
-            return None
-        session.grow(following, [ranked(best, 1, is_greedy=session.ranking.is_greedy)], forward_us)
+        before: Best | None = None
+        for best in of_steps:
+            if best is None:
+                break
+            if before is not None and following is not None:
+                following = session.followed(following, before[0][0])
+            if following is None:
+                break
+            session.grow(following, [ranked(best, 1, is_greedy=session.ranking.is_greedy)], forward_us)
+            before = best
         session.share_prefix()
         self._send(session, listener)
-        return _Growth(session, listener, following)
 
     def _candidates(
         self,

@@ -89,6 +89,10 @@ class DraftSession:
         if spec.matcher is not None:
             output = spec.committed_token_ids[spec.num_prompt_tokens :]
             self._structured = StructuredText(spec.matcher, self.tree, output)
+        self._asks_more = (
+            is_sampled or self._structured is not None or self.has_raw_scores or spec.sampling.has_adjustments
+        )
+        """True if what a forward finds needs the session before the next one."""
         self.cache = cache
         self.has_begun = False
         """True once it has had room in the pool."""
@@ -97,6 +101,9 @@ class DraftSession:
         self._policy: GrowthPolicy | None = None if spec.begins_paused else growth_policy(spec.speculation)
         calibration_of_claims = None if self.has_raw_scores else draft_calibration or DraftCalibration()
         self._claims = PendingClaims(calibration_of_claims, self.ranking.is_greedy)
+        self._next_expansion: Expansion | None = None
+        self._has_changed = True
+        """True if `_next_expansion` says nothing of the tree as it is."""
         self._tokens_per_round = RunningMean()
         self._forward_us = self._round_trip_us = 0
         self._max_context_len = max_context_len
@@ -149,6 +156,7 @@ class DraftSession:
 
     def steer(self, steering: Steering) -> None:
         """Goes on as the caller says. Nodes that were grown stay."""
+        self._has_changed = True
         if steering.speculation is not None and steering.speculation.method is Method.OFF:
             self._policy = None
         elif steering.speculation is not None:
@@ -165,6 +173,7 @@ class DraftSession:
             token_ids: Tokens behind those that are committed.
             acknowledged_node_id: Latest node that the target had by then; 0 means that it does not say.
         """
+        self._has_changed = True
         self._send_budget.begin_round(acknowledged_node_id)
         # These two walk down from the old root, so they come before the tree is re-rooted.
         self._claims.judge(self.tree, token_ids)
@@ -201,12 +210,18 @@ class DraftSession:
 
     def next_expansion(self) -> Expansion | None:
         """Returns what the policy grows next. None means nothing until the next commit, or a full context."""
+        # Asked several times between two changes.
+        if self._has_changed:
+            self._has_changed, self._next_expansion = False, self._find_next_expansion()
+        return self._next_expansion
+
+    def _find_next_expansion(self) -> Expansion | None:
         expansion = None if self._policy is None else self._policy.next_expansion(self.tree)
         if expansion is None:
             return None
-        nodes = tuple(node for node in expansion.nodes if node.position + 1 < self._max_context_len)
+        nodes = tuple([node for node in expansion.nodes if node.position + 1 < self._max_context_len])
         if len(nodes) < len(expansion.nodes):
-            expansion = replace(expansion, nodes=nodes)
+            expansion = expansion._replace(nodes=nodes)
         return expansion if nodes else None
 
     def with_phrase(self, expansion: Expansion) -> Expansion:
@@ -218,7 +233,7 @@ class DraftSession:
             # A phrase is quick where samples agree with it, and samples may not decide when they are sent.
             return expansion
         phrase = self._phrases.behind(tip, min(expansion.max_len - 1, self._max_context_len - tip.position - 2))
-        return replace(expansion, phrase=phrase) if phrase else expansion
+        return expansion._replace(phrase=phrase) if phrase else expansion
 
     def _is_chain(self, nodes: Sequence[Node]) -> bool:
         """Returns True if the trunk, the nodes in the cache and these nodes are one path."""
@@ -230,8 +245,7 @@ class DraftSession:
     def can_loop(self, expansion: Expansion) -> bool:
         """Returns True if what follows an expansion is a chain whose every token is the draft model's best one: then
         several forwards need nothing from the session in between."""
-        asks_more = self._noise is not None or self._structured is not None or self.spec.sampling.has_adjustments
-        if asks_more or self.has_raw_scores or self._phrases.is_used:
+        if self._asks_more or self._phrases.is_used:
             return False
         return expansion.num_children == 1 and len(expansion.nodes) == 1
 
@@ -332,6 +346,7 @@ class DraftSession:
 
     def grow(self, expansion: Expansion, found: Sequence[Sequence[Candidate]], forward_us: float) -> None:
         """Adds what a forward found: the candidates of each expanded node, best first."""
+        self._has_changed = True
         self._unsent_forward_us += forward_us
         self._unsent_forwards += 1
         self._unsent_rows += len(expansion.nodes) + len(expansion.phrase)

@@ -164,12 +164,11 @@ class SampledChainGrowth:
 
 def _tip(tree: DraftTree) -> tuple[Node, int]:
     """Returns the end of the tree's only chain, and its depth below the root."""
-    node, depth = tree.root, 0
-    while node.children:
+    node = tree.root
+    while children := node.children:
         # If another policy has grown branches before, this is the child that was added first.
-        node = next(iter(node.children.values()))
-        depth += 1
-    return node, depth
+        node = next(iter(children.values()))
+    return node, node.position - tree.root.position
 
 
 def _path_logprob(tree: DraftTree, node: Node) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from outrider.core.tree import DraftTree, Node, SparseRow, TokenId
@@ -33,8 +32,7 @@ class Child(NamedTuple):
     candidate: Candidate
 
 
-@dataclass(frozen=True, slots=True)
-class Expansion:
+class Expansion(NamedTuple):
     """Nodes to send through the next draft forward, and how many candidates each wants."""
 
     nodes: tuple[Node, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import torch
 
 from outrider.core.costs import ForwardTimes
 from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
+from outrider.core.reports import ReportParams
 from outrider.core.session import SessionSpec
 from outrider.models.cuda.rows import RowDraws
 from outrider.models.kv_cache import CacheShape, KVPool
@@ -17,12 +19,15 @@ from outrider.models.timing import HostStopwatch
 from outrider.verifier.engine import HOLD_SHARE, Engine
 from outrider.verifier.listener import PeerRequests
 from outrider.verifier.metrics import RoundCounts
+from outrider.verifier.reports import SessionReports
 from outrider.verifier.session import VerifySession
 from outrider.verifier.timings import EngineTimings
 
 HOLD_S = HOLD_SHARE * 0.01
 OPENED_AT = 100.0
 GREEDY = SamplingParams(temperature=0.0)
+PENALISED = SamplingParams(temperature=0.0, repetition_penalty=1.5)
+"""With these the next draw depends on the whole text, so that no round is known before the last one's verdict."""
 
 
 @pytest.fixture
@@ -169,12 +174,12 @@ class TellingLoop:
 def late(monkeypatch: pytest.MonkeyPatch, engine: Engine, device: Asynchronous) -> list[str]:
     """What happens on an engine whose device works on by itself."""
     monkeypatch.setattr(engine, "_loop", TellingLoop(device))
-    monkeypatch.setattr(engine, "_delivers_late", True)
+    monkeypatch.setattr(engine, "_works_on", True)
     return device.happened
 
 
 def test_the_loop_is_told_of_verdicts_while_the_device_is_at_the_next_forward(engine: Engine, late: list[str]) -> None:
-    sessions = [add_session(engine, Method.OFF, 3, 2) for _ in range(2)]
+    sessions = [add_session(engine, Method.OFF, 3, 2, PENALISED) for _ in range(2)]
     engine.step(sessions)
     engine.take_posted(0.0)
     assert late == ["start", "forward", "stop", "draws", "elapsed"]
@@ -184,14 +189,14 @@ def test_the_loop_is_told_of_verdicts_while_the_device_is_at_the_next_forward(en
 
 
 def test_without_a_next_forward_the_loop_is_told_before_the_engine_waits(engine: Engine, late: list[str]) -> None:
-    engine.step([add_session(engine, Method.OFF, 3, 2)])
+    engine.step([add_session(engine, Method.OFF, 3, 2, PENALISED)])
     engine.take_posted(0.001)
     assert late[-1] == "told of 1"
     assert late.count("told of 1") == 1
 
 
 def test_what_was_posted_is_done_behind_the_verdicts_so_far(engine: Engine, late: list[str]) -> None:
-    session = add_session(engine, Method.OFF, 3, 2)
+    session = add_session(engine, Method.OFF, 3, 2, PENALISED)
     engine.step([session])
     engine.post(session.session.spec.session_id, lambda _: late.append("done"))
     engine.take_posted(0.0)
@@ -199,7 +204,7 @@ def test_what_was_posted_is_done_behind_the_verdicts_so_far(engine: Engine, late
 
 
 def test_a_failure_is_told_behind_the_verdicts_so_far(engine: Engine, late: list[str]) -> None:
-    session = add_session(engine, Method.OFF, 3, 2)
+    session = add_session(engine, Method.OFF, 3, 2, PENALISED)
     session_id = session.session.spec.session_id
     cast(Any, engine)._on_failure[session_id] = lambda: late.append("failed")
     engine.step([session])
@@ -211,7 +216,7 @@ def test_a_failure_is_told_behind_the_verdicts_so_far(engine: Engine, late: list
 def test_the_loop_is_told_at_once_where_somebody_drafts(engine: Engine, late: list[str]) -> None:
     session = add_session(engine, Method.BEST_FIRST, 3, 2)
     session.attach()
-    engine.step([add_session(engine, Method.OFF, 3, 2), session])
+    engine.step([add_session(engine, Method.OFF, 3, 2, PENALISED), session])
     assert late[-1] == "told of 2"
 
 
@@ -220,8 +225,116 @@ def test_the_loop_is_told_at_once_where_the_datastore_is_asked(
 ) -> None:
     session = add_session(engine, Method.RETRIEVAL, 3, 2)
     monkeypatch.setattr(session, "peer_requests", lambda: PeerRequests(question=(7,)))
-    engine.step([add_session(engine, Method.OFF, 3, 2), session])
+    engine.step([add_session(engine, Method.OFF, 3, 2, PENALISED), session])
     assert late[-1] == "told of 2"
+
+
+def test_a_device_that_works_on_is_asked_for_the_next_forward_before_verdicts_are_made(
+    engine: Engine, late: list[str]
+) -> None:
+    sessions = [add_session(engine, Method.OFF, 3, 2, SamplingParams(seed=4)) for _ in range(2)]
+    asked = ["start", "forward", "stop"]
+    engine.step(sessions)
+    assert late == [*asked, "draws", "elapsed", *asked, "told of 2"]
+    assert [session.session.num_output_tokens for session in sessions] == [1, 1]
+    for count in (2, 3):
+        late.clear()
+        assert engine.plan(OPENED_AT) == (sessions, None)
+        engine.step(sessions)
+        assert late == ["draws", "elapsed", *asked, "told of 2"]
+        assert [session.session.num_output_tokens for session in sessions] == [count] * 2
+        assert [session.cache.length - session.num_missing for session in sessions] == [3 + count] * 2
+
+
+def test_a_row_that_is_asked_for_ahead_is_the_token_just_drawn_and_is_drawn_from_as_the_next_one(
+    engine: Engine, device: Asynchronous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_works_on", True)
+    rows: list[list[int]] = []
+    runner = cast(Any, engine)._runner
+    forward = runner.forward
+
+    def watched(segments: list[Any], draws: RowDraws) -> torch.Tensor:
+        rows.append([*segments[0].token_ids, segments[0].cache.length, *draws.output_indices])
+        return cast(torch.Tensor, forward(segments, draws))
+
+    monkeypatch.setattr(runner, "forward", watched)
+    engine.step([add_session(engine, Method.OFF, 3, 2, SamplingParams(seed=4))])
+    engine.step([])
+    # Token, its slot, and how many tokens were put out before the one that is drawn behind it.
+    assert rows == [[2, 2, 0], [7, 3, 1], [7, 4, 2]]
+
+
+@pytest.mark.parametrize("is_stop", [True, False], ids=["by a stop token", "by its length"])
+def test_nothing_is_asked_for_a_text_that_ends(engine: Engine, late: list[str], *, is_stop: bool) -> None:
+    going, ending = add_session(engine, Method.OFF, 3, 2), add_session(engine, Method.OFF, 3, 2)
+    spec = ending.session.spec
+    ending.session.spec = replace(spec, stop_token_ids=frozenset({7})) if is_stop else replace(spec, max_tokens=1)
+    engine.step([going, ending])
+    assert ending.session.finish_reason is not None
+    assert engine.plan(OPENED_AT) == ([going], None)
+    assert late[-1] == "told of 2"
+    engine.close("0")
+    engine.step([going])
+    assert engine.plan(OPENED_AT) == ([], None)
+
+
+def test_who_is_closed_while_its_next_row_is_computed_breaks_no_step(engine: Engine, late: list[str]) -> None:
+    closed, other = (add_session(engine, Method.OFF, 3, 2) for _ in range(2))
+    engine.step([closed, other])
+    engine.close(closed.session.spec.session_id)
+    engine.step([closed, other])
+    assert (closed.session.num_output_tokens, other.session.num_output_tokens) == (1, 2)
+    assert engine.plan(OPENED_AT) == ([other], None)
+
+
+def test_who_is_paused_has_no_row_in_the_next_forward(engine: Engine, late: list[str]) -> None:
+    paused, other = (add_session(engine, Method.OFF, 3, 2) for _ in range(2))
+    engine.post(paused.session.spec.session_id, lambda session: setattr(session, "is_paused", True))
+    engine.step([paused, other])
+    assert engine.plan(OPENED_AT) == ([other], None)
+    assert paused.num_missing == 1
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["drafting", "retrieving", "penalised", "reading", "reported", "reported and over", "prompt", "waiting", "no room"],
+)
+def test_a_forward_is_asked_for_ahead_only_if_it_is_known_to_be_the_next_one(
+    engine: Engine, device: Asynchronous, late: list[str], kind: str
+) -> None:
+    plain = add_session(engine, Method.OFF, 3, 2)
+    work = [plain]
+    if kind == "waiting":
+        cast(Any, engine.residency)._max_num_residents = 1
+        add_session(engine, Method.OFF, 3, 0)
+    elif kind == "no room":
+        blocks = pool_of(engine).blocks
+        plain.cache.append(range(2, 63))  # the row of now takes the last slot of its block
+        plain.session.tree.commit(range(61))
+        while blocks.num_free:
+            blocks.allocate()
+    elif kind == "reading":
+        add_session(engine, Method.OFF, 300, 0)
+    else:
+        method = {"drafting": Method.BEST_FIRST, "retrieving": Method.RETRIEVAL}.get(kind, Method.OFF)
+        other = add_session(engine, method, 3, 2, PENALISED if kind == "penalised" else GREEDY)
+        work.append(other)
+        device.logits = torch.zeros(2, 1000)
+        if kind.startswith("reported"):
+            max_tokens = 1 if "over" in kind else 9
+            report = ReportParams(logprobs=1)
+            other.session.spec = replace(other.session.spec, report=report, max_tokens=max_tokens)
+        elif kind == "prompt":
+            # Its next row would be taken for the prompt's again.
+            other.reports = SessionReports(
+                replace(other.session.spec, report=ReportParams(prompt_logprobs=1)), stop_text=None
+            )
+            other.cache.truncate(0)
+            device.logits = torch.zeros(4, 1000)
+    engine.step(work)
+    assert engine._ahead is None
+    assert plain.session.num_output_tokens >= 1
 
 
 def test_a_processor_that_computes_itself_leaves_nothing_to_be_told_later(

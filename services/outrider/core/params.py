@@ -134,6 +134,8 @@ class Method(Enum):
     SEQUOIA = "sequoia"
     AUTO = "auto"
 
+    __hash__ = object.__hash__  # see `Source`
+
     # What follows from a method is asked in every round of every session.
 
     @cached_property

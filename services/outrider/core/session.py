@@ -10,7 +10,7 @@ ratio rule the caller decides what is emitted (`outrider.core.acceptance`), and 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -163,6 +163,10 @@ class Session:
         if spec.matcher is not None:
             self.structured = StructuredText(spec.matcher, self.tree, spec.resume_token_ids)
         self._endings = [each for each in (self.structured, ending) if each is not None]
+        is_as_drawn = self.structured is None and not spec.sampling.has_adjustments
+        self.is_plain = spec.speculation.method is Method.OFF and is_as_drawn
+        """True if nothing is drafted, and a token has no influence on the next draw but as the row that it is drawn
+        from: then the next round is known as soon as this one's token is, unless the text ends (`may_go_on_behind`)."""
         self.committed: Sequence[TokenId] = self.tree.committed
         """Prompt and output so far. Append-only."""
         self._num_prompt_tokens = len(spec.prompt_token_ids)
@@ -186,6 +190,11 @@ class Session:
     def max_chain_len(self) -> int:
         """Longest chain of the next round: never more than can still be emitted beside the next token."""
         return min(self.spec.speculation.num_speculative_tokens, self.num_wanted - 1)
+
+    def may_go_on_behind(self, token_id: TokenId) -> bool:
+        """Returns False if a generation that `is_plain` ends with this token as its next one, for another reason than a
+        string."""
+        return self.num_wanted > 1 and token_id not in self.spec.stop_token_ids
 
     def next_chain(self) -> list[Node]:
         """Returns the chain for the next round, possibly empty."""
@@ -213,23 +222,13 @@ class Session:
         row: from the root down, the child that equals the draw is accepted, and its own draw counts next; the first
         draw that no child equals is the next token. Draws of rows that are never reached may be missing.
         """
-        rows = {node: row for row, node in enumerate(nodes, start=1)}
-        path: list[Node] = []
-        token_ids: list[TokenId] = []
-        node, row = self.tree.root, 0
-        while True:
-            token_ids.append(draws[row])
-            child = node.children.get(draws[row])
-            # The mirror may have grown since the forward began: a node that came later has no row, and so no draw.
-            # Nor has one behind the end of a structure, which whoever drew has seen.
-            if child is None or rows.get(child, len(draws)) >= len(draws):
-                break
-            path.append(child)
-            node, row = child, rows[child]
+        rows = {node: row for row, node in enumerate(nodes, start=1)} if nodes else {}
+        path, next_token_id = self._accepted(rows, draws) if nodes else ([], draws[0])
         num_accepted = len(path)
         # Found before the commit, which takes their parents from the nodes.
-        refused = _path_below(node, nodes) if nodes else []
-        sources = [accepted.source for accepted in path] + [Source.TARGET]
+        refused = _path_below(path[-1] if path else self.tree.root, nodes) if nodes else []
+        token_ids = [*[accepted.token_id for accepted in path], next_token_id]
+        sources = [*[accepted.source for accepted in path], Source.TARGET]
         reason, stop_token_id, stop_token_ids = None, None, self.spec.stop_token_ids
         for index, token_id in enumerate(token_ids):
             if token_id in stop_token_ids:
@@ -249,23 +248,37 @@ class Session:
         num_known = self.tree.commit(token_ids)
         is_hit = num_known == num_accepted + 1
         # A hit needs the next token, too, among the known ones. After a stop none is committed, so there is no hit.
-        accepted_sources = [source for source in sources if source is not Source.TARGET]
-        self.statistics.count_round(len(nodes), accepted_sources, is_hit)
+        self.statistics.count_round(
+            len(nodes), [source for source in sources if source is not Source.TARGET] if path else (), is_hit
+        )
         if is_hit and self.tree.root.children:
             self.statistics.add(num_ready_hits=1)
         self.finish_reason, self.stop_token_id = reason, stop_token_id
         return Verdict(
             num_drafted=len(nodes),
             num_accepted=num_accepted,
-            accepted_rows=tuple([rows[accepted] for accepted in path]),
+            accepted_rows=tuple([rows[accepted] for accepted in path]) if path else (),
             base_len=base_len,
             token_ids=tuple(token_ids),
             sources=tuple(sources),
-            rejected_token_ids=tuple([each.token_id for each in refused]),
+            rejected_token_ids=tuple([each.token_id for each in refused]) if refused else (),
             rejected_row=rows[refused[0]] if refused else None,
             finish_reason=reason,
             stop_token_id=stop_token_id,
         )
+
+    def _accepted(self, rows: Mapping[Node, int], draws: Sequence[TokenId]) -> tuple[list[Node], TokenId]:
+        """Returns the path that the draws follow down from the root, and the draw behind it."""
+        path: list[Node] = []
+        node, row = self.tree.root, 0
+        while True:
+            child = node.children.get(draws[row])
+            # The mirror may have grown since the forward began: a node that came later has no row, and so no draw.
+            # Nor has one behind the end of a structure, which whoever drew has seen.
+            if child is None or rows.get(child, len(draws)) >= len(draws):
+                return path, draws[row]
+            path.append(child)
+            node, row = child, rows[child]
 
 
 def _path_below(node: Node, nodes: Sequence[Node]) -> list[Node]:

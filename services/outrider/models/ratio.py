@@ -191,14 +191,15 @@ def _emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round], draws: R
         if each.chain is not None and each.structured is None
     }
     # A device is told of all before it is waited for.
-    wait = begin_judging(sampler, logits, list(chains.values()))
+    wait = begin_judging(sampler, logits, list(chains.values())) if chains else None
     if drawn:
         # Copied only where another kind of round is among them.
         rows = logits if len(drawn) == len(rounds) else torch.cat([logits[slice(*spans[number])] for number in drawn])
         tokens = iter(sampler.draw(rows, draws.params, draws.output_indices, draws.on_device))
         for number in drawn:
             found[number] = list(islice(tokens, len(rounds[number].output_indices)))
-    found.update(zip(chains, wait(), strict=True))
+    if wait is not None:
+        found.update(zip(chains, wait(), strict=True))
     for number, (each, span) in enumerate(zip(rounds, spans, strict=True)):
         if each.structured is not None:
             rows = logits[slice(*span)]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from outrider.core.blocks import OutOfBlocks
 from outrider.core.costs import HOLD_SHARE, Contexts, ForwardTimes
@@ -19,6 +20,8 @@ from outrider.core.retrieval.recycling import NUM_NEXT
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
+from outrider.core.tree import TokenId
+from outrider.models.cuda.rows import RowDraws
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
 from outrider.models.logprobs import round_logprobs, without_prompts
@@ -35,6 +38,22 @@ from outrider.verifier.session import VerifySession
 from outrider.verifier.timings import Activity, EngineTimings
 
 _Delivery = tuple[GenerationListener, Verdict, Statistics, PeerRequests]
+
+
+class _Forward(NamedTuple):
+    """A forward that the device has been asked for."""
+
+    work: Sequence[VerifySession]
+    segments: Sequence[Segment]
+    """Rows of each session."""
+    drawing: Sequence[VerifySession]
+    """Those of the sessions that get a verdict."""
+    rounds: Sequence[Round]
+    """What each of these wants of the logits."""
+    draws: RowDraws
+    logits: Logits
+    started: float
+    """Time at which the step began."""
 
 
 class Engine(EngineThread[VerifySession, VerifySession]):
@@ -79,9 +98,11 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._queue_timeout_s = queue_timeout_s
         self._verdicts: list[_Delivery] = []
         """Verdicts that the loop has not been told of yet."""
-        self._delivers_late = model.runner.pool.shape.device.type != "cpu"
-        """True for a device that works on by itself. While it does, the interpreter is the loop's: told of verdicts
-        before, the loop would take it from this thread, which has the next forward to prepare."""
+        self._works_on = model.runner.pool.shape.device.type != "cpu"
+        """True for a device that works on by itself. It is asked for the next forward first, and the rest is done while
+        it runs. The loop is told of verdicts then, too: told before, it would take the interpreter from this thread."""
+        self._ahead: _Forward | None = None
+        """The forward of the next step, if the device was asked for it in the step before."""
         self.residency: Residency[VerifySession] = Residency(model.runner.pool, max_num_sessions)
         """Sessions by age, those with room in the pool and those that wait for it. Others may read its counts."""
         self.start()  # last: the thread reads all of the above
@@ -137,6 +158,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         residents = self.residency.residents
         activities = [Activity.of(session.choice.strategy) for session in residents]
         self._timings.set_sessions(activities, sum(session.cache.length for session in residents))
+        if self._ahead is not None:
+            return list(self._ahead.work), None
         # Paused sessions need no deadline: their reader's progress is posted.
         running = [session for session in residents if not session.is_paused]
         ready, wait_s = ready_sessions(running, now, self._timings.forward_ms.get(0.0))
@@ -180,22 +203,40 @@ class Engine(EngineThread[VerifySession, VerifySession]):
 
     def step(self, work: list[VerifySession]) -> None:
         """Runs one forward, draws for each row, and delivers a verdict for each session that is past its prompt."""
-        started = time.perf_counter()
-        work, segments = self._segments(work)
-        if not segments:
-            return  # all of them have lost their room to others
-        # Without a verdict are the pieces of prompts that are not through.
-        drawing = [
-            session
-            for session, segment in zip(work, segments, strict=True)
-            if segment.num_logits > session.num_prompt_rows
-        ]
-        rounds = [round_of(session) for session in drawing]
-        known = draws_of(rounds)
+        forward, self._ahead = self._ahead, None
+        if forward is None:
+            started = time.perf_counter()
+            work, segments = self._segments(work)
+            if not segments:
+                return  # all of them have lost their room to others
+            # Without a verdict are the pieces of prompts that are not through.
+            drawing = [
+                session
+                for session, segment in zip(work, segments, strict=True)
+                if segment.num_logits > session.num_prompt_rows
+            ]
+            forward = self._ask(work, segments, drawing, [round_of(session) for session in drawing], started)
+        self._finish(forward)
+
+    def _ask(
+        self,
+        work: Sequence[VerifySession],
+        segments: Sequence[Segment],
+        drawing: Sequence[VerifySession],
+        rounds: Sequence[Round],
+        started: float,
+    ) -> _Forward:
+        """Asks the device for a forward."""
+        draws = draws_of(rounds)
         self._stopwatch.start()
-        logits = self._runner.forward(segments, draws=None if known.is_greedy else known)
+        logits = self._runner.forward(segments, draws=None if draws.is_greedy else draws)
         self._stopwatch.stop()
         self._deliver()
+        return _Forward(work, segments, drawing, rounds, draws, logits, started)
+
+    def _finish(self, forward: _Forward) -> None:
+        """Waits for a forward, draws, and makes the verdicts."""
+        work, segments, drawing, rounds, known, logits, started = forward
         logits = _without_prompts(logits, work, segments)
         draws = emitted(self._sampler, logits, rounds, known)
         next_tokens = _next_tokens(logits, drawing)
@@ -208,7 +249,8 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         now = time.perf_counter()
         is_decoding = _is_decoding(work, segments)
         num_rows = self._measure(segments, forward_ms, num_verdicts=len(drawing), is_decoding=is_decoding)
-        first_row, is_urgent = 0, not self._delivers_late
+        ahead = self._ask_ahead(forward, draws, now)
+        first_row, is_urgent = 0, not self._works_on or self._ahead is not None
         for session, round_, token_ids in zip(drawing, rounds, draws, strict=True):
             num_logits = len(round_.output_indices)
             rows = slice(first_row, first_row + num_logits)
@@ -219,7 +261,9 @@ class Engine(EngineThread[VerifySession, VerifySession]):
                 self._loop.call_soon_threadsafe(session.listener.on_broken, round_.structured.error)
                 self.remove(session.session.spec.session_id)
                 continue
-            verdict = session.apply(token_ids, forward_ms, started, now, next_tokens[rows], num_rows)
+            verdict = session.apply(
+                token_ids, forward_ms, started, now, next_tokens[rows], num_rows, is_ahead=session in ahead
+            )
             report = session.session.spec.report
             if report.logprobs is not None:
                 verdict = verdict._replace(logprobs=round_logprobs(logits[rows], round_, verdict, report))
@@ -233,6 +277,41 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         if is_urgent:
             self._deliver()
 
+    def _ask_ahead(
+        self, forward: _Forward, draws: Sequence[Sequence[TokenId]], now: float
+    ) -> Collection[VerifySession]:
+        """Asks a device that works on by itself for the next forward, if that is known to be of these sessions alone:
+        what is left to be done for the one before is then done meanwhile.
+
+        Args:
+            forward: A forward, none of whose verdicts is made yet.
+            draws: What was drawn from its rows.
+            now: The time.
+
+        Returns:
+            The sessions of the next forward.
+        """
+        sharing = {session for session in self.residency.residents if not session.is_paused}
+        if not self._works_on or self.residency.waiting or not sharing.issubset(forward.drawing):
+            return ()
+        going, segments, rounds = [], [], []
+        for session, round_, token_ids in zip(forward.drawing, forward.rounds, draws, strict=True):
+            generation = session.session
+            # The next logits come where these are: nobody may still want to know how probable the tokens were.
+            if not generation.is_plain or generation.spec.report.logprobs is not None or session.num_prompt_rows:
+                return ()
+            if session not in sharing or not generation.may_go_on_behind(token_ids[0]):
+                continue
+            segment = Segment(session.cache, token_ids, 1)
+            if not self._has_free_room(segment):
+                return ()
+            going.append(session)
+            segments.append(segment)
+            rounds.append(round_._replace(output_indices=[round_.output_indices[0] + 1]))
+        if going:
+            self._ahead = self._ask(going, segments, going, rounds, now)
+        return set(going)
+
     def _deliver(self) -> None:
         """Tells the loop of the verdicts since the last time."""
         if self._verdicts:
@@ -240,7 +319,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             # One call for all of them: each one would write to the pipe that wakes the loop.
             self._loop.call_soon_threadsafe(_tell, verdicts)
 
-    def _end_step(self, drawing: list[VerifySession], now: float, *, is_typical: bool) -> None:
+    def _end_step(self, drawing: Sequence[VerifySession], now: float, *, is_typical: bool) -> None:
         """Has the sessions that share forwards learn from a step, also those that were not ready for it."""
         sessions = [session for session in drawing if session.choice.is_auto]
         others = set(self.residency.residents).difference(drawing)
@@ -286,7 +365,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             return False
         return True
 
-    def _measure(self, segments: list[Segment], forward_ms: float, *, num_verdicts: int, is_decoding: bool) -> int:
+    def _measure(self, segments: Sequence[Segment], forward_ms: float, *, num_verdicts: int, is_decoding: bool) -> int:
         """Counts a forward and its time; returns its rows."""
         num_rows = sum(len(segment.token_ids) for segment in segments)
         if num_verdicts:

@@ -89,7 +89,13 @@ class RoundCounts(Counts):
         self.num_rows += num_rows
 
     def add_round(
-        self, spec: SessionSpec, method: Method, verdict: Verdict, empty_reason: EmptyRoundReason | None
+        self,
+        spec: SessionSpec,
+        method: Method,
+        verdict: Verdict,
+        empty_reason: EmptyRoundReason | None,
+        *,
+        is_first: bool,
     ) -> None:
         """Counts a verdict.
 
@@ -98,6 +104,7 @@ class RoundCounts(Counts):
             method: The method that the round went by.
             verdict: Its outcome.
             empty_reason: The reason why it verified nothing. None means that it did, or that nothing was wanted.
+            is_first: True for the first one of its session.
         """
         self.rounds[method] += 1
         if spec.speculation.method is Method.AUTO:
@@ -105,8 +112,7 @@ class RoundCounts(Counts):
         if empty_reason is not None:
             self.empty_rounds[empty_reason] += 1
         self.num_generated_tokens += len(verdict.token_ids)
-        # Only a session's first verdict begins there.
-        if verdict.base_len == len(spec.prompt_token_ids) + len(spec.resume_token_ids):
+        if is_first:
             self.num_prompt_tokens += len(spec.prompt_token_ids)
         if not verdict.num_drafted:
             return

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from itertools import takewhile
 
 from outrider.core.auto.strategies import Strategy
 from outrider.core.costs import num_worth, path_probabilities
 from outrider.core.params import Rows, Source
 from outrider.core.session import Session
 from outrider.core.tree import Node
+from outrider.verifier.retrieval import SessionRetrieval
 from outrider.verifier.timings import Activity, EngineTimings
 
 MIN_OPEN_PROBABILITY = 0.25
@@ -33,6 +35,22 @@ def select_nodes(session: Session, chain: list[Node], rows: Rows, timings: Engin
     least = 1 if session.spec.speculation.method.has_draft_model else 0
     # Every beginning of these nodes is connected, too (`best_subtree`).
     return nodes if num_requested else nodes[: max(least, _num_worth(session, nodes, timings))]
+
+
+def with_tail(session: Session, chain: list[Node], retrieval: SessionRetrieval) -> list[Node]:
+    """Returns what is drafted of a chain, and behind that what is retrieved, wherever the chain was cut (DOUBLE,
+    section 4.2 and Algorithm 1)."""
+    drafted = list(takewhile(lambda node: node.source is Source.DRAFT, chain))
+    # Without a draft, what the datastore has answered is as good a beginning.
+    beginning = drafted or chain
+    retrieved = len(beginning) - len(drafted)
+    room = min(retrieval.max_tail_len - retrieved, session.num_wanted - 1 - len(beginning))
+    tip = beginning[-1] if beginning else session.tree.root
+    if session.decides_by_ratio and any(child.q is not None for child in tip.children.values()):
+        # A sample of the draft model stands there already. If the tail took it in where the two agree, its value
+        # would decide whether it is judged now, and the text would not have the target's distribution any more.
+        return beginning
+    return beginning + retrieval.tail(beginning, room)
 
 
 def _num_whole(session: Session, chain: Sequence[Node]) -> int:

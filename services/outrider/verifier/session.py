@@ -29,6 +29,7 @@ from outrider.verifier.round import (
     empty_round_reason,
     is_worth_verifying,
     select_nodes,
+    with_tail,
 )
 from outrider.verifier.stop_text import StopText
 from outrider.verifier.strategy_choice import StrategyChoice
@@ -391,7 +392,7 @@ class VerifySession:
         if self._retrieval is None or not self.choice.strategy.retrieval:
             return chain
         if self._retrieval.max_tail_len:
-            return self._with_tail(chain, self._retrieval)
+            return with_tail(self.session, chain, self._retrieval)
         missing = self.session.max_chain_len - len(chain)
         if self.choice.strategy.rows is Rows.TREE and self._retrieval.has_branches:
             self._retrieval.branch(self.session.max_chain_len)
@@ -401,21 +402,6 @@ class VerifySession:
             missing = self.session.max_chain_len - len(chain)
         # What was retrieved may have another path overtake the chain: it is chosen again.
         return self.session.next_chain() if self._retrieval.extend(chain, missing) else chain
-
-    def _with_tail(self, chain: list[Node], retrieval: SessionRetrieval) -> list[Node]:
-        """Returns what is drafted of a chain, and behind that what is retrieved, wherever the chain was cut (DOUBLE,
-        section 4.2 and Algorithm 1)."""
-        drafted = list(takewhile(lambda node: node.source is Source.DRAFT, chain))
-        # Without a draft, what the datastore has answered is as good a beginning.
-        beginning = drafted or chain
-        retrieved = len(beginning) - len(drafted)
-        room = min(retrieval.max_tail_len - retrieved, self.session.num_wanted - 1 - len(beginning))
-        tip = beginning[-1] if beginning else self.session.tree.root
-        if self.session.decides_by_ratio and any(child.q is not None for child in tip.children.values()):
-            # A sample of the draft model stands there already. If the tail took it in where the two agree, its value
-            # would decide whether it is judged now, and the text would not have the target's distribution any more.
-            return beginning
-        return beginning + retrieval.tail(beginning, room)
 
     # The round.
 
@@ -479,6 +465,8 @@ class VerifySession:
         now: float,
         next_tokens: Sequence[Sequence[Follower]] = (),
         num_forward_rows: int = 0,
+        *,
+        is_ahead: bool = False,
     ) -> Verdict:
         """Commits what the target's draws decide, and prepares the next round.
 
@@ -489,6 +477,7 @@ class VerifySession:
             now: Time at which its draws were there.
             next_tokens: The most probable ones of each row with their weights, if the session wants them.
             num_forward_rows: Rows of the forward, those of other sessions included.
+            is_ahead: True if the row of the next round is in the cache already.
         """
         session, nodes = self.session, self.nodes
         self._count_timeout()
@@ -498,7 +487,8 @@ class VerifySession:
         self.reports.watch(nodes)
         verdict = session.apply(nodes, draws)
         # Committed tokens fill the slots below `length`; row 0 is the last of them, so row 1 lies at `length`.
-        self.cache.keep(length, [length + row - 1 for row in verdict.accepted_rows])
+        if not is_ahead:
+            self.cache.keep(length, [length + row - 1 for row in verdict.accepted_rows])
         if session.statistics.num_rounds == 1:
             # From now on others find the prompt, while this session goes on behind it.
             self.cache.publish(session.committed)
@@ -534,7 +524,8 @@ class VerifySession:
         statistics.missing.end_round()
         is_first = statistics.num_rounds == 1  # this round is counted already
         is_disturbed, self._is_disturbed = self._is_disturbed, False
-        self._counts.add_round(self.session.spec, self.choice.strategy.method, verdict, self._empty_reason)
+        method = self.choice.strategy.method
+        self._counts.add_round(self.session.spec, method, verdict, self._empty_reason, is_first=is_first)
         self._counts.add_times(times, is_first=is_first, has_waited=has_waited)
         if not is_disturbed and not self.choice.is_probing:
             self._timings.add_overhead(times.overhead_ms)

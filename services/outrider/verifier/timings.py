@@ -88,8 +88,8 @@ class EngineTimings:
         self.forward_times.contexts = Contexts(num_slots, max(1, len(activities)))
         self._activity = max(activities, default=Activity.NONE)
         self._num_quiet_steps = 0 if self._activity is Activity.DRAFTING else self._num_quiet_steps + 1
-        self.history.plain_ms = self.plain_ms
-        self.group.set_load(self.num_sessions, self.plain_ms)
+        plain_ms = self.history.plain_ms = self.plain_ms
+        self.group.set_load(self.num_sessions, plain_ms)
         if not activities:
             self._stepped_at = None
 
@@ -130,21 +130,21 @@ class Overheads:
     any of them does meanwhile."""
 
     def __init__(self) -> None:
-        self._means: dict[tuple[Activity, int], RunningMean] = {}
+        # By the activity, and then by the class of the number of sessions.
+        self._means: list[dict[int, RunningMean]] = [{} for _ in Activity]
 
     def add(self, overhead_ms: float, num_sessions: int, activity: Activity) -> None:
         """Adds a round."""
-        key = activity, load_class_of(num_sessions)
-        mean = self._means.get(key)
+        means, load_class = self._means[activity], load_class_of(num_sessions)
+        mean = means.get(load_class)
         if mean is None:
-            mean = self._means[key] = RunningMean(LEARNING_RATE)
+            mean = means[load_class] = RunningMean(LEARNING_RATE)
         mean.add(overhead_ms)
 
     def of(self, num_sessions: int, activity: Activity) -> float:
         """Returns the usual one in milliseconds, by what is known of the nearest number of sessions."""
-        load_class = load_class_of(num_sessions)
-        known = [each for of, each in self._means if of is activity]
-        if known:
-            nearest = min(known, key=lambda each: (abs(each - load_class), each))
-            return self._means[activity, nearest].get(FIRST_OVERHEAD_MS)
+        means, load_class = self._means[activity], load_class_of(num_sessions)
+        if means:
+            nearest = load_class if load_class in means else min(means, key=lambda each: (abs(each - load_class), each))
+            return means[nearest].get(FIRST_OVERHEAD_MS)
         return self.of(num_sessions, Activity(activity - 1)) if activity else FIRST_OVERHEAD_MS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from outrider.core.params import OWN_SOURCES, TIERS, Method, Rows, Source, SpeculationParams
 
@@ -18,7 +19,7 @@ MAX_RUN_LEN = 16
 """Tokens of a continuation that a datastore returns at most, by its default settings."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RetrievalPlan:
     """The lookups of one side of a session."""
 
@@ -45,22 +46,22 @@ class RetrievalPlan:
     has_branches: bool = False
     """Grows a tree of all that is known in process behind the committed tokens, where rows may branch."""
 
-    @property
+    @cached_property
     def tiers(self) -> tuple[Source, ...]:
         """Those of the sources that are tiers of the datastore."""
         return tuple(source for source in self.sources if source in TIERS)
 
-    @property
+    @cached_property
     def is_in_process(self) -> bool:
         """True if anything is looked up without the datastore."""
         return set(self.sources) != {Source.RING}
 
-    @property
+    @cached_property
     def has_own_sources(self) -> bool:
         """True if a source is looked up that the verifier has of its own."""
         return any(source in OWN_SOURCES for source in self.sources)
 
-    @property
+    @cached_property
     def judges_siblings(self) -> bool:
         """True if guesses learn from every token that the target says behind their parent, not from verdicts on paths:
         of a tree most nodes lie beside the path, and are refused without a verdict of their own."""

@@ -216,16 +216,18 @@ def share_work(parts: dict[str, Ints], num_tiles: int) -> None:
     """Makes the items of work of a forward's first tiles."""
     tiles = parts["tiles"][:num_tiles]
     splits = -(-tiles[:, 5] // SPLIT)
-    last_results = np.cumsum(splits * tiles[:, 1])
-    has_room = splits.sum() <= MAX_ITEMS and (not num_tiles or last_results[-1] <= MAX_SPLIT_ROWS)
+    results = splits * tiles[:, 1]
+    last_results, last_items = results.cumsum(), splits.cumsum()
+    num_items = int(last_items[-1]) if num_tiles else 0
+    parts["first_results"][:num_tiles] = last_results - results
+    work = parts["work"]
     # The bits are the same: kernels add up splits in the same order.
-    is_whole = num_tiles >= MANY_TILES or not has_room
-    items = np.ones_like(splits) if is_whole else splits
-    first_work = np.cumsum(items) - items
-    num_items = int(items.sum())
-    parts["first_results"][:num_tiles] = last_results - splits * tiles[:, 1]
-    parts["work"][:num_items, 0] = np.repeat(np.arange(num_tiles), items)
-    parts["work"][:num_items, 1] = -1 if is_whole else np.arange(num_items) - np.repeat(first_work, items)
+    if num_tiles >= MANY_TILES or num_items > MAX_ITEMS or (num_items and last_results[-1] > MAX_SPLIT_ROWS):
+        work[:num_tiles, 0], work[:num_tiles, 1] = np.arange(num_tiles), -1
+        num_items = num_tiles
+    else:
+        work[:num_items, 0] = np.arange(num_tiles).repeat(splits)
+        work[:num_items, 1] = np.arange(num_items) - (last_items - splits).repeat(splits)
     parts["num_work"][0] = num_items
 
 
@@ -256,6 +258,7 @@ class Packer:
         self.buffer = self._device[self._num_front :]
         """int32 [numbers]: the device's, always at the same address."""
         self._hosts = [torch.zeros(len(self._device), dtype=torch.int32, pin_memory=is_pinned) for _ in range(2)]
+        self._host_arrays: list[Ints] = [host.numpy() for host in self._hosts]
         self._copied: list[Callable[[], object]] = [lambda: None] * 2
         self._turn = 0
         self._arrays: dict[tuple[int, Shape], dict[str, Ints]] = {}
@@ -265,7 +268,7 @@ class Packer:
         self._turn = 1 - self._turn
         self._copied[self._turn]()
         self._shape = shape
-        self._host: Ints = self._hosts[self._turn].numpy()
+        self._host = self._host_arrays[self._turn]
         self._array: Ints = self._host[self._num_front :]
         self._begin = self._num_front
         key = self._turn, shape

@@ -1,0 +1,84 @@
+"""Texts of an engine that asks its device for the next forward before it makes the verdicts of the last one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import pytest
+
+from outrider.verifier.engine import Engine
+from outrider_client.client import Client
+from tests.support.services import running_verifier
+from tests.verifier.test_pool import PROMPTS, crowded_model
+
+WORK: list[dict[str, Any]] = [
+    {"max_tokens": 1},
+    {"max_tokens": 40, "temperature": 0.0},
+    {"max_tokens": 90, "stop_token_ids": [13, 199]},
+    {"max_tokens": 70, "stop": ["return", ")"], "temperature": 0.0},
+    {"max_tokens": 50, "top_p": 0.8},
+    {"max_tokens": 30, "repetition_penalty": 1.3},
+    {"max_tokens": 60, "logprobs": 2},
+    {"max_tokens": 60, "method": "retrieval", "temperature": 0.0},
+    {"max_tokens": 120},
+    {"max_tokens": 25, "structured_outputs": {"regex": "[a-c]{8,20}"}},
+]
+"""Requests that end in all ways, and some whose next round is not known before the verdict."""
+
+
+@pytest.fixture
+def num_ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Sessions of each forward that was asked for ahead."""
+    counts: list[int] = []
+    ask_ahead = Engine._ask_ahead
+
+    def counted(self: Engine, *of_forward: Any) -> Collection[Any]:
+        going = ask_ahead(self, *of_forward)
+        counts.append(len(going))
+        return going
+
+    monkeypatch.setattr(Engine, "_ask_ahead", counted)
+    return counts
+
+
+async def texts(client: Client, work: list[dict[str, Any]]) -> list[tuple[list[int], str]]:
+    async def complete(number: int, asked: dict[str, Any]) -> tuple[list[int], str]:
+        options = {"method": "off", "seed": number, "temperature": 0.8} | asked
+        done = await client.complete(PROMPTS[number % len(PROMPTS)], **options)
+        return list(done.token_ids), done.text
+
+    return list(await asyncio.gather(*(complete(number, asked) for number, asked in enumerate(work))))
+
+
+@pytest.mark.parametrize(
+    "work",
+    [WORK, [WORK[2]] * 6, [WORK[3]] * 6, [WORK[8]] * 9],
+    ids=["all kinds", "stop tokens", "stop strings", "a crowded pool"],
+)
+async def test_texts_are_those_of_an_engine_that_waits(
+    monkeypatch: pytest.MonkeyPatch, num_ahead: list[int], work: list[dict[str, Any]]
+) -> None:
+    async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
+        expected = await texts(client, work)
+        assert not any(num_ahead)
+        monkeypatch.setattr(verifier.engine, "_works_on", True)
+        assert await texts(client, work) == expected
+        assert sum(map(bool, num_ahead)) > 10
+
+
+async def test_who_comes_and_who_leaves_in_the_middle_changes_no_text(
+    monkeypatch: pytest.MonkeyPatch, num_ahead: list[int]
+) -> None:
+    async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
+        (expected,) = await texts(client, WORK[8:9])
+        monkeypatch.setattr(verifier.engine, "_works_on", True)
+        going = asyncio.create_task(texts(client, WORK[8:9]))
+        for number in range(4):
+            leaving = client.generate(PROMPTS[1 + number], max_tokens=200, ignore_eos=True, method="off")
+            for _ in range(3):
+                await anext(leaving)
+            await leaving.aclose()
+        assert await going == [expected]
+        assert max(num_ahead) == 2

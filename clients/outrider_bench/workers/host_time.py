@@ -13,6 +13,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,8 @@ class Cost(NamedTuple):
     """Costs of a forward of the target with all that belongs to it, in milliseconds."""
 
     wall_ms: float
+    engine_cpu_ms: float
+    """CPU time of the thread that the target's engine is: what stands between two forwards of a GPU."""
     verifier_cpu_ms: float
     speculator_cpu_ms: float
     """CPU time of a speculator in a process of its own; the one in process is part of the verifier's."""
@@ -111,16 +114,24 @@ async def measure(way: str, num_sessions: int, num_tokens: int, method: Method =
             assert service.serving is not None
             counts = service.serving.engine.counts
             num_before = counts.forwards.num_observations
-            before = time.perf_counter(), time.process_time(), _cpu_s(process)
+            before = _times_s(process)
             await _generate_all(service, method, num_sessions, num_tokens)
-            after = time.perf_counter(), time.process_time(), _cpu_s(process)
+            after = _times_s(process)
             num_forwards = counts.forwards.num_observations - num_before
         finally:
             await service.close()
-    wall_ms, verifier_ms, speculator_ms = (
+    wall_ms, engine_ms, verifier_ms, speculator_ms = (
         1e3 * (end - begin) / num_forwards for begin, end in zip(before, after, strict=True)
     )
-    return Cost(wall_ms, verifier_ms, speculator_ms, num_sessions * num_tokens / num_forwards)
+    return Cost(wall_ms, engine_ms, verifier_ms, speculator_ms, num_sessions * num_tokens / num_forwards)
+
+
+def _times_s(process: subprocess.Popen[str] | None) -> tuple[float, float, float, float]:
+    """Return the time by the clock, and the CPU time of the engine's thread, of this process and of the other."""
+    engine = next(thread for thread in threading.enumerate() if thread.name == "verifier-engine")
+    assert engine.ident is not None, "it runs"
+    engine_s = time.clock_gettime(time.pthread_getcpuclockid(engine.ident))
+    return time.perf_counter(), engine_s, time.process_time(), _cpu_s(process)
 
 
 async def _generate_all(service: VerifierService, method: Method, num_sessions: int, num_tokens: int) -> None:
@@ -199,13 +210,14 @@ def main() -> None:
         asyncio.run(_serve())
         return
     method = Method(options.method)
-    print(f"{'way':12}{'sessions':>9}{'ms a round':>12}{'CPU ms':>8}{'+ speculator':>14}{'us/token':>10}{'tokens':>8}")
+    titles = ("sessions", "ms a round", "engine's CPU", "CPU ms", "+ speculator", "us/token", "tokens")
+    print(f"{'way':12}" + "".join(f"{title:>{2 + len(title)}}" for title in titles))
     for way in options.ways.split(","):
         for num_sessions in map(int, options.sessions.split(",")):
             cost = asyncio.run(measure(way, num_sessions, options.tokens, method))
             us = 1e3 * (cost.verifier_cpu_ms + cost.speculator_cpu_ms) / cost.tokens
             print(
-                f"{way:12}{num_sessions:9}{cost.wall_ms:12.2f}{cost.verifier_cpu_ms:8.2f}"
+                f"{way:12}{num_sessions:10}{cost.wall_ms:12.2f}{cost.engine_cpu_ms:14.2f}{cost.verifier_cpu_ms:8.2f}"
                 f"{cost.speculator_cpu_ms:14.2f}{us:10.0f}{cost.tokens:8.1f}",
                 flush=True,
             )

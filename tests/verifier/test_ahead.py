@@ -10,8 +10,8 @@ import pytest
 
 from outrider.verifier.engine import Engine
 from outrider_client.client import Client
+from tests.support.crowded_pool import PROMPTS, crowded_model
 from tests.support.services import running_verifier
-from tests.verifier.test_pool import PROMPTS, crowded_model
 
 WORK: list[dict[str, Any]] = [
     {"max_tokens": 1},

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from functools import cache
 
 import pytest
 from grpc.aio import insecure_channel
 from pydantic import ValidationError
 
 from outrider.core.blocks import PrefixScope
-from outrider.models.loading import LoadedModel, load_model
 from outrider.v1.verifier_pb2_grpc import VerifierServiceStub
 from outrider.verifier import generation
 from outrider.verifier.settings import VerifierSettings
 from outrider_client.client import Client
 from outrider_client.errors import OutOfRange, ResourceExhausted
 from outrider_client.requests import generate_request
+from tests.support.crowded_pool import NUM_TOKENS, PROMPTS, crowded_model
 from tests.support.services import RunningVerifier, running_verifier
 from tests.support.waiting import until
 
-NUM_TOKENS = 640
-PROMPTS = [f"def f{n}(x):\n    # {'step ' * (5 * n)}\n    return" for n in range(10)]
 LONG = "\n".join(f"value_{n} = compute({n}, scale={n * n})" for n in range(40))
-
-
-@cache
-def crowded_model() -> LoadedModel:
-    """The demo target with room for ten blocks."""
-    return load_model("demo/target", exact="auto", num_tokens=NUM_TOKENS)
 
 
 async def text_of(client: Client, prompt: str, num_tokens: int = 120, method: str = "off") -> list[int]:

@@ -49,7 +49,7 @@ class _Forward(NamedTuple):
     drawing: Sequence[VerifySession]
     """Those of the sessions that get a verdict."""
     rounds: Sequence[Round]
-    """What each of these wants of the logits."""
+    """For each of these, how it is drawn for."""
     draws: RowDraws
     logits: Logits
     started: float

@@ -291,8 +291,10 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         Returns:
             The sessions of the next forward.
         """
+        if not self._works_on or self.residency.waiting:
+            return ()
         sharing = {session for session in self.residency.residents if not session.is_paused}
-        if not self._works_on or self.residency.waiting or not sharing.issubset(forward.drawing):
+        if not sharing.issubset(forward.drawing):
             return ()
         going, segments, rounds = [], [], []
         for session, round_, token_ids in zip(forward.drawing, forward.rounds, draws, strict=True):
@@ -321,10 +323,11 @@ class Engine(EngineThread[VerifySession, VerifySession]):
 
     def _end_step(self, drawing: Sequence[VerifySession], now: float, *, is_typical: bool) -> None:
         """Has the sessions that share forwards learn from a step, also those that were not ready for it."""
+        stepped = set(drawing)
+        others = [each for each in self.residency.residents if each.choice.is_auto and each not in stepped]
         sessions = [session for session in drawing if session.choice.is_auto]
-        others = set(self.residency.residents).difference(drawing)
         # Those whose reader is too slow for them have nothing to wait for here.
-        sessions += [each for each in others if each.choice.is_auto and not (each.is_paused or each.is_prefilling)]
+        sessions += [each for each in others if not (each.is_paused or each.is_prefilling)]
         shares = [session.choice.take_share() for session in sessions]
         self._timings.end_step(shares, now, is_typical=is_typical)
 

@@ -282,9 +282,9 @@ class Engine(EngineThread[_Drafting, _Growth]):
             if following is None:
                 break
             session.grow(following, [ranked(best, 1, is_greedy=session.ranking.is_greedy)], forward_us)
+            session.share_prefix()
+            self._send(session, listener)
             before = best
-        session.share_prefix()
-        self._send(session, listener)
 
     def _candidates(
         self,

@@ -48,11 +48,6 @@ class LocalTiers:
         self.rejected = NgramTier(max_match_len, MAX_REJECTED_NGRAMS)
         self.prediction = NgramTier(max_match_len)
         """A text that the session will probably repeat parts of; looked up where the order names it."""
-        self._own = {
-            Source.DYNAMIC: self.dynamic,
-            Source.REJECTED: self.rejected,
-            Source.PREDICTION: self.prediction,
-        }
 
     def record(self, accepted: Sequence[TokenId]) -> None:
         """Adds the next accepted tokens to the dynamic tier."""
@@ -88,6 +83,12 @@ class LocalTiers:
     ) -> tuple[tuple[PriorTable, int, int] | None, tuple[Source, NgramTier, Ngram, Sequence[Follower]] | None]:
         """Finds the longest match of a tail. Where it is one of another tier than the prior, the second is set."""
         prior, shared = self.prior, self.shared  # read once: they may be replaced meanwhile
+        tiers = {
+            Source.PREDICTION: self.prediction,
+            Source.DYNAMIC: self.dynamic,
+            Source.SHARED: shared,
+            Source.REJECTED: self.rejected,
+        }
         match_len, in_prior, in_tier = 0, None, None
         # Each of these counts only with a longer match than all before it.
         for source in self._order:
@@ -96,7 +97,7 @@ class LocalTiers:
                 if prior is not None and length > match_len:
                     match_len, in_prior, in_tier = length, (prior, length, node), None
                 continue
-            tier = shared if source is Source.SHARED else self._own.get(source)
+            tier = tiers.get(source)
             found = None if tier is None else tier.longest(tail, match_len + 1)
             if tier is not None and found is not None:
                 match_len, in_tier = len(found[0]), (source, tier, *found)

@@ -14,7 +14,7 @@ from scipy import stats
 from outrider.core.noise import gumbel
 from outrider.core.params import SamplingParams
 from outrider.models.ratio import DraftDraw, draft_candidates
-from outrider.models.sampling import GREEDY_SHARPNESS, SAMPLED_SHARPNESS, Sampler, most_probable
+from outrider.models.sampling import GREEDY_SHARPNESS, SAMPLED_SHARPNESS, Sampler, most_probable, ranked
 
 NUM_DRAWS = 200_000
 COMBINATIONS: list[dict[str, Any]] = [
@@ -79,10 +79,10 @@ def test_every_valid_temperature_has_a_draw_and_candidates(extreme: dict[str, An
     assert other == sampler.draw(logits[1:], params[1:], [1])[0], "nobody else's draw is another one"
     if extreme["temperature"] < 1:
         assert drawn == int(logits[0].argmax()), "what is almost greedy says the same as what is"
-    ranked = sampler.candidates(logits, params, [0, 1], 8)[0]
-    assert ranked[0].token_id == drawn
+    picked = sampler.candidates(logits, params, [0, 1], 8)[0]
+    assert picked[0].token_id == drawn
     sampled = draft_candidates(logits[:1], [DraftDraw(params[0], 7 << 60, 2048)], 8)[0]
-    for candidate in (*ranked, *sampled):
+    for candidate in (*picked, *sampled):
         assert -math.inf < candidate.logprob <= 0
 
 
@@ -105,6 +105,19 @@ def allowed_tokens(logits: list[float], **filters: Any) -> set[int]:
     """Which tokens come up in many draws."""
     params = [SamplingParams(seed=seed, **filters) for seed in range(3000)]
     return set(Sampler().draw(torch.tensor([logits] * 3000), params, [0] * 3000))
+
+
+@pytest.mark.parametrize("is_greedy", [True, False])
+def test_the_best_candidate_is_the_same_however_many_are_wanted(*, is_greedy: bool) -> None:
+    scores = [2.0, 2.0, 2.0, 1.0, 0.5, 0.0, -1.0, -math.inf]
+    for best, token_id in (
+        (([9, 3, 12, 5, 6, 7, 8, 1], scores), 3),
+        (([9, 3, 12, 5, 6, 7, 8, 1], [2.5, *scores[1:]]), 9),
+    ):
+        candidates = ranked(best, 8, is_greedy=is_greedy)
+        assert len(candidates) == 7, "what a filter forbids is none"
+        assert ranked(best, 1, is_greedy=is_greedy) == candidates[:1]
+        assert candidates[0].token_id == token_id
 
 
 def test_top_k_breaks_ties_by_the_lower_id() -> None:

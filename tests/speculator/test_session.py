@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from outrider.core.calibration import DraftCalibration, DraftKey
 from outrider.core.drafting.policy import Candidate, Child, Expansion, all_children
-from outrider.core.params import Method, SamplingParams, SpeculationParams
+from outrider.core.params import Method, SamplingParams, SpeculationParams, Steering
 from outrider.core.retrieval.prior import PriorTable
 from outrider.core.tree import DraftTree, Node, StreamNodes
 from outrider.models.runner import Runner, Segment
@@ -103,6 +103,15 @@ def make_drafting(runner: Runner, *, bushy: bool = False, method: Method = Metho
     if bushy:
         drafting._policy = Bushy()
     return drafting
+
+
+def test_what_grows_next_is_asked_anew_when_the_caller_steers(runner: Runner) -> None:
+    drafting = make_drafting(runner)
+    assert drafting.next_expansion() is not None
+    drafting.steer(Steering(SpeculationParams(Method.OFF)))
+    assert drafting.next_expansion() is None
+    drafting.steer(Steering(SpeculationParams(Method.PEARL, 3, 6)))
+    assert drafting.next_expansion() is not None
 
 
 @settings(deadline=None, max_examples=60)

@@ -260,8 +260,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
             segments[number].cache.truncate(lengths[number])
         self.counts.steps.add(forward_us / 1e6, length)
         for growth, of_steps in zip(work, found, strict=True):
-            if of_steps[0] is not None:
-                self._grow_chain(growth, of_steps, forward_us)
+            self._grow_chain(growth, of_steps, forward_us)
         for segment in segments:
             # Room of steps that were in vain.
             segment.cache.shrink()

@@ -24,6 +24,7 @@ WORK: list[dict[str, Any]] = [
     {"max_tokens": 60, "method": "retrieval", "temperature": 0.0},
     {"max_tokens": 120},
     {"max_tokens": 25, "structured_outputs": {"regex": "[a-c]{8,20}"}},
+    {"max_tokens": 150, "method": "auto"},
 ]
 """Requests that end in all ways, and some whose next round is not known before the verdict."""
 
@@ -54,8 +55,8 @@ async def texts(client: Client, work: list[dict[str, Any]]) -> list[tuple[list[i
 
 @pytest.mark.parametrize(
     "work",
-    [WORK, [WORK[2]] * 6, [WORK[3]] * 6, [WORK[8]] * 9],
-    ids=["all kinds", "stop tokens", "stop strings", "a crowded pool"],
+    [WORK, [WORK[2]] * 6, [WORK[3]] * 6, [WORK[8]] * 9, [WORK[10]], [WORK[10]] * 5],
+    ids=["all kinds", "stop tokens", "stop strings", "a crowded pool", "auto", "auto in company"],
 )
 async def test_texts_are_those_of_an_engine_that_waits(
     monkeypatch: pytest.MonkeyPatch, num_ahead: list[int], work: list[dict[str, Any]]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
+from outrider.core.auto.strategies import PLAIN, Strategy
 from outrider.core.costs import ForwardTimes
 from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
 from outrider.core.reports import ReportParams
 from outrider.core.session import SessionSpec
+from outrider.core.tree import Draft
 from outrider.models.cuda.rows import RowDraws
 from outrider.models.kv_cache import CacheShape, KVPool
 from outrider.models.timing import HostStopwatch
@@ -263,6 +266,55 @@ def test_a_row_that_is_asked_for_ahead_is_the_token_just_drawn_and_is_drawn_from
     engine.step([])
     # Token, its slot, and how many tokens were put out before the one that is drawn behind it.
     assert rows == [[2, 2, 0], [7, 3, 1], [7, 4, 2]]
+
+
+def choose(session: VerifySession, strategy: Strategy) -> None:
+    """Has a session choose this from now on."""
+    cast(Any, session.choice).choose = lambda: setattr(session.choice, "strategy", strategy)
+    session.choice.choose()
+
+
+def test_who_has_chosen_plain_rounds_is_asked_for_ahead_as_well(engine: Engine, late: list[str]) -> None:
+    session = add_session(engine, Method.AUTO, 3, 2)
+    choose(session, PLAIN)
+    for count in (1, 2, 3):
+        engine.step([session])
+        assert late[-4:] == ["start", "forward", "stop", "told of 1"]
+        assert session.session.num_output_tokens == count
+    (plain,) = session.choice.decisions()
+    assert (plain.strategy, plain.num_rounds) == (PLAIN, 2)  # the first one has read the prompt
+
+
+def test_what_is_chosen_while_a_plain_round_runs_is_judged_by_those_behind_it(
+    engine: Engine, late: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = add_session(engine, Method.AUTO, 3, 2)
+    choose(session, PLAIN)
+    engine.step([session])
+    learnt: list[Strategy] = []
+    monkeypatch.setattr(session.choice, "observe", lambda *_, **__: learnt.append(session.choice.strategy))
+    found = Strategy(Method.RETRIEVAL, retrieval=True)
+    cast(Any, session.choice).choose = lambda: setattr(session.choice, "strategy", found)
+    engine.step([session])
+    assert engine.plan(OPENED_AT) == ([session], None)
+    engine.step([session])
+    assert engine._ahead is None
+    engine.step([session])
+    # Of its rounds the third ran before it was chosen.
+    assert learnt == [PLAIN, found]
+
+
+def test_who_had_drafts_in_a_round_is_not_asked_for_ahead_when_the_drafter_leaves_during_it(
+    engine: Engine, late: list[str]
+) -> None:
+    session = add_session(engine, Method.AUTO, 3, 2)
+    session.add_draft(Draft(3, 1, [0], [7], [-0.1], Source.DRAFT), OPENED_AT)
+    assert session.is_ready(OPENED_AT)
+    assert session.nodes
+    engine.post(session.session.spec.session_id, partial(choose, strategy=PLAIN))
+    engine.step([session])
+    assert engine._ahead is None
+    assert session.session.num_output_tokens == 2
 
 
 @pytest.mark.parametrize("is_stop", [True, False], ids=["by a stop token", "by its length"])

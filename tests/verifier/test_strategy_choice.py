@@ -27,10 +27,12 @@ def choice(timings: EngineTimings, speculation: SpeculationParams = AUTO) -> Str
     return made
 
 
-def run(timings: EngineTimings, choices: list[StrategyChoice], num_steps: int, step_ms: float) -> list[int]:
+def run(
+    timings: EngineTimings, choices: list[StrategyChoice], num_steps: int, step_ms: float, now: float = 0.0
+) -> list[int]:
     """Runs steps that take this long while anybody drafts and bring nobody more than a plain one; returns how many
     strategies were followed after each."""
-    now, counts = 0.0, []
+    counts = []
     for _ in range(num_steps):
         timings.set_sessions([Activity.of(each.strategy) for each in choices])
         is_drafting = any(each.strategy.method.has_draft_model for each in choices)
@@ -96,6 +98,34 @@ def test_a_round_that_the_group_has_chosen_teaches_a_session_nothing_that_is_alo
     two[0].choose()
     two[0].observe(1, 10.0, is_pending=False)
     assert timings.history.num_rounds == 1
+
+
+def test_a_named_method_goes_on_plain_if_it_is_off(timings: EngineTimings) -> None:
+    off, pearl = (choice(timings, SpeculationParams(method)) for method in (Method.OFF, Method.PEARL))
+    assert (off.goes_on_plain, pearl.goes_on_plain) == (True, False)
+
+
+@pytest.mark.parametrize("num_sessions", [1, 16])
+def test_it_goes_on_plain_as_long_as_nothing_better_was_found(timings: EngineTimings, num_sessions: int) -> None:
+    choices = [choice(timings) for _ in range(num_sessions)]
+    foretold: list[tuple[bool, bool]] = []
+    for step in range(300):
+        was_plain = choices[0].strategy.is_plain
+        goes_on = choices[0].goes_on_plain
+        run(timings, choices, 1, step_ms=100.0, now=step)
+        foretold.append((goes_on, was_plain and choices[0].strategy.is_plain))
+    assert {True, False} == {goes_on for goes_on, _ in foretold}
+    # A group has decided before the step; a controller of its own may find something else in the step itself.
+    wrong = [pair for pair in foretold if pair[0] != pair[1]]
+    assert wrong == [] if num_sessions > 1 else set(wrong) <= {(True, False)}
+
+
+def test_who_is_left_alone_may_not_go_on_plain_as_the_group_did(timings: EngineTimings) -> None:
+    choices = [choice(timings) for _ in range(16)]
+    run(timings, choices, 40, step_ms=100.0)
+    assert choices[0].goes_on_plain
+    timings.set_sessions([Activity.NONE])
+    assert not choices[0].goes_on_plain
 
 
 @pytest.mark.parametrize("num_sessions", [1, 16])

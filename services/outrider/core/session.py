@@ -163,10 +163,9 @@ class Session:
         if spec.matcher is not None:
             self.structured = StructuredText(spec.matcher, self.tree, spec.resume_token_ids)
         self._endings = [each for each in (self.structured, ending) if each is not None]
-        is_as_drawn = self.structured is None and not spec.sampling.has_adjustments
-        self.is_plain = spec.speculation.method is Method.OFF and is_as_drawn
-        """True if nothing is drafted, and a token has no influence on the next draw but as the row that it is drawn
-        from: then the next round is known as soon as this one's token is, unless the text ends (`may_go_on_behind`)."""
+        self.is_as_drawn = self.structured is None and not spec.sampling.has_adjustments
+        """True if a token has no influence on the next draw but as the row that it is drawn from: without drafts, the
+        next round is known as soon as this one's token is, unless the text ends (`may_go_on_behind`)."""
         self.committed: Sequence[TokenId] = self.tree.committed
         """Prompt and output so far. Append-only."""
         self._num_prompt_tokens = len(spec.prompt_token_ids)
@@ -192,8 +191,8 @@ class Session:
         return min(self.spec.speculation.num_speculative_tokens, self.num_wanted - 1)
 
     def may_go_on_behind(self, token_id: TokenId) -> bool:
-        """Returns False if a generation that `is_plain` ends with this token as its next one, for another reason than a
-        string."""
+        """Returns False if a generation without structure ends with this token as its next one, for another reason than
+        a string."""
         return self.num_wanted > 1 and token_id not in self.spec.stop_token_ids
 
     def next_chain(self) -> list[Node]:

@@ -299,8 +299,11 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         going, segments, rounds = [], [], []
         for session, round_, token_ids in zip(forward.drawing, forward.rounds, draws, strict=True):
             generation = session.session
+            # A round with nodes had another strategy: what came during it may have changed that.
+            if session.nodes or not (generation.is_as_drawn and session.choice.goes_on_plain):
+                return ()
             # The next logits come where these are: nobody may still want to know how probable the tokens were.
-            if not generation.is_plain or generation.spec.report.logprobs is not None or session.num_prompt_rows:
+            if generation.spec.report.logprobs is not None or session.num_prompt_rows:
                 return ()
             if session not in sharing or not generation.may_go_on_behind(token_ids[0]):
                 continue

@@ -501,6 +501,8 @@ class VerifySession:
             self._retrieval.learn(judged, verdict, looks_up=self.choice.strategy.retrieval)
         method = self.choice.strategy.method  # read before the controller chooses that of the next round
         times = self._count_round(verdict, forward_ms, started, now)
+        # A round that runs already is a plain one, whatever has just been chosen: it says nothing of that.
+        self._is_disturbed = is_ahead and not self.choice.strategy.is_plain
         verdict = self.reports.complete(verdict, method, nodes, times, num_forward_rows)
         self._begin_round(now)
         return verdict

@@ -67,6 +67,17 @@ class StrategyChoice:
         self.choose()
 
     @property
+    def goes_on_plain(self) -> bool:
+        """True if this round is plain, and so is the next one, unless a controller of its own learns better from
+        this one."""
+        if not (self.is_auto and self.strategy.is_plain):
+            return self.strategy.is_plain
+        if self._timings.num_sessions > 1:
+            # What `choose` will find: the group has learnt from the steps so far, and learns from this one later.
+            return self._timings.group.leader(self._strategies).strategy_for(self._usable).is_plain
+        return isinstance(self._chooser, Controller)
+
+    @property
     def is_probing(self) -> bool:
         """True while a drafter is awake of which it is not known if it pays, and which may slow all forwards down."""
         return self._chooser is not None and self._chooser.is_probing

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jinja2 import TemplateError
 
-from outrider.core.auto.strategies import params_of, strategies_of
+from outrider.core.auto.strategies import opening_params, params_of, strategies_of
 from outrider.core.params import (
     TIERS,
     AcceptanceRule,
@@ -40,6 +40,7 @@ def admitted(
     has_speculator: bool = False,
     has_datastore: bool = False,
     brings_drafts: bool = False,
+    shares_gpu: bool = False,
     temperature: float = 1.0,
     **fields: Any,
 ) -> SessionSpec:
@@ -49,7 +50,7 @@ def admitted(
         speculation=types_pb2.SpeculationParams(method=METHODS_TO_PROTO[method], **fields),
     )
     model = target_model()
-    limits = Limits(defaults, SpeculationLimits(), has_speculator, has_datastore)
+    limits = Limits(defaults, SpeculationLimits(), has_speculator, has_datastore, shares_gpu=shares_gpu)
     codec, grammars = TextCodec(model.tokenizer), Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids)
     (spec,) = session_specs(request, model, codec, limits, grammars, brings_drafts=brings_drafts)
     assert spec is not None
@@ -147,6 +148,34 @@ def test_the_server_s_settings_become_its_limits_and_defaults() -> None:
     said = limits_of(VerifierSettings(retrieval_scope="session", default_method="best-first"))
     assert said.speculation.spacelike_scope is RetrievalScope.SESSION, "who says so shares with nobody"
     assert said.defaults.method is Method.BEST_FIRST
+
+
+@pytest.mark.parametrize(
+    ("drafter", "device", "draft_device", "shares_gpu"),
+    [
+        ("in-process", "cuda:0", "cuda:0", True),
+        ("in-process", "cuda", "cuda:0", True),
+        ("in-process", "cuda:0", "cuda:1", False),
+        ("in-process", "cpu", "cpu", False),
+        ("speculator", "cuda:0", "", False),
+    ],
+)
+def test_a_draft_model_in_the_verifier_s_process_may_share_its_gpu(
+    drafter: str, device: str, draft_device: str, *, shares_gpu: bool
+) -> None:
+    draft = {"draft_device": draft_device, "draft_model": "demo/draft"} if drafter == "in-process" else {}
+    settings = VerifierSettings.model_validate({"drafter": drafter, "device": device, **draft})
+    assert limits_of(settings).shares_gpu == shares_gpu
+
+
+def test_where_both_models_share_a_gpu_auto_begins_with_draft_then_verify() -> None:
+    spec = admitted(Method.AUTO, has_speculator=True, shares_gpu=True)
+    methods = [strategy.method for strategy in strategies_of(spec.speculation, shares_gpu=spec.shares_gpu)]
+    assert methods == [Method.SPECULATIVE, Method.BEST_FIRST, Method.DOUBLE, Method.RETRIEVAL, Method.OFF]
+    assert spec.speculation.double.serial, "they take turns"
+    assert opening_params(spec.speculation, shares_gpu=True).method is Method.SPECULATIVE
+    elsewhere = admitted(Method.AUTO, has_speculator=True, shares_gpu=True, brings_drafts=True)
+    assert (elsewhere.shares_gpu, elsewhere.speculation.double.serial) == (False, False)
 
 
 @pytest.mark.parametrize("min_path_probability", [0.0, 0.2])

@@ -29,6 +29,7 @@ from outrider.verifier import service as service_module
 from outrider.verifier.in_process_speculator import InProcessSpeculator, load_draft_model, read_draft_weights
 from outrider.verifier.service import VerifierService
 from outrider.verifier.settings import VerifierSettings
+from outrider.wire.speculation import METHODS_TO_PROTO
 from outrider_client.client import Client
 from outrider_client.generation import Result
 from tests.support.cuda_twins import TWINS, fake_graph
@@ -80,6 +81,30 @@ async def test_the_text_is_the_same_under_every_method(verifier: RunningVerifier
         for variant, chosen in options.items()
     }
     assert {variant for variant, text in texts.items() if text != texts["off"]} == set()
+
+
+@pytest.mark.parametrize(("shares_gpu", "first"), [(False, Method.BEST_FIRST), (True, Method.SPECULATIVE)])
+async def test_on_the_target_s_gpu_auto_begins_with_drafts_that_the_target_waits_for(
+    verifier: RunningVerifier, monkeypatch: pytest.MonkeyPatch, *, shares_gpu: bool, first: Method
+) -> None:
+    plain = await generate(verifier, "off")
+    serving = verifier.servicer._serving
+    assert serving is not None
+    limits = replace(serving.limits, shares_gpu=shares_gpu)
+    monkeypatch.setattr(verifier.servicer, "_serving", replace(serving, limits=limits))
+    opened: list[Method] = []
+    open_session = Drafter.open
+
+    def noted(drafter: Drafter, *asked: Any, **options: Any) -> None:
+        opened.append(asked[4].method)
+        open_session(drafter, *asked, **options)
+
+    monkeypatch.setattr(Drafter, "open", noted)
+    result = await generate(verifier, "auto")
+    assert result.token_ids == plain.token_ids
+    assert opened == [first]
+    assert result.summary.decisions[0].method == METHODS_TO_PROTO[first]
+    assert result.summary.num_accepted_tokens > 0
 
 
 async def test_its_drafts_are_verified_and_nothing_is_sent_for_them(verifier: RunningVerifier) -> None:

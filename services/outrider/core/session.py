@@ -122,6 +122,8 @@ class SessionSpec:
     prediction_token_ids: tuple[TokenId, ...] = ()
     """A text that the output will probably repeat parts of; empty means none. Only where `target_plan` looks anything
     up in process."""
+    shares_gpu: bool = False
+    """True if its draft model runs on the GPU that the target runs on, so that one slows the other down."""
     skip_special_tokens: bool = True
     """Leaves special tokens out of the text; the tokens are the same."""
 

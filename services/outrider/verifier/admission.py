@@ -52,6 +52,8 @@ class Limits:
     """Says who finds the keys and values of a generation's beginning again."""
     max_num_choices: int = 16
     """Most texts of one request."""
+    shares_gpu: bool = False
+    """True if the server's draft model runs on the GPU of the target."""
 
 
 def prompt_token_ids(prompt: verifier_pb2.Prompt, model: LoadedModel, codec: TextCodec) -> tuple[TokenId, ...]:
@@ -156,6 +158,9 @@ def _spec(
         # together with a bias of 1: `SpeculationParams` refuses another one.
         saguaro = replace(speculation.saguaro, bias=1.0)
         speculation = replace(speculation, acceptance_rule=AcceptanceRule.MATCH, saguaro=saguaro)
+    shares_gpu = limits.shares_gpu and not brings_drafts
+    if shares_gpu and speculation.method is Method.AUTO:
+        speculation = replace(speculation, double=replace(speculation.double, serial=True))
     max_tokens = _max_tokens(request, len(prompt), model)
     # Where max_tokens is clamped, so is what is wanted at least: the end of the room is an end of the length.
     most = request.sampling.max_tokens if request.sampling.HasField("max_tokens") else max_tokens
@@ -174,6 +179,7 @@ def _spec(
         includes_stop=request.sampling.include_stop_str_in_output,
         report=report_from_proto(request.report),
         prediction_token_ids=prediction,
+        shares_gpu=shares_gpu,
         skip_special_tokens=request.skip_special_tokens or not request.HasField("skip_special_tokens"),
     )
 

@@ -109,7 +109,8 @@ class Generation:
     def _open_speculation(self, max_forward_us: int = 0) -> None:
         if self._speculators is None or self._speculation is not None:
             return
-        spec, params = self.spec, opening_params(self.spec.speculation)
+        spec = self.spec
+        params = opening_params(spec.speculation, shares_gpu=spec.shares_gpu)
         opening = SpeculationSpec(
             spec.session_id,
             len(spec.prompt_token_ids),

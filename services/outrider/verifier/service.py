@@ -140,10 +140,8 @@ class VerifierService:
     def _weights_beside(self) -> Weights | None:
         """Reads the draft model's weights before all else, if it shares a GPU with the target: what the target's pool
         may take of the memory is known then. None means that it does not."""
-        settings = self._settings
-        if settings.drafter != "in-process" or self._draft_model is not None or self._model is not None:
-            return None
-        return read_draft_weights(settings.draft) if is_same_gpu(settings.device, settings.draft.device) else None
+        is_given = self._draft_model is not None or self._model is not None
+        return None if is_given or not shares_gpu(self._settings) else read_draft_weights(self._settings.draft)
 
     def _load_model(self, beside: Beside | None) -> tuple[LoadedModel, dict[int, float], ForwardTimes]:
         """Returns the target, the times of its forwards as they are told to callers, and as the engine has them."""
@@ -241,4 +239,10 @@ def limits_of(settings: VerifierSettings) -> Limits:
         max_prompt_tokens=settings.max_prompt_tokens,
         prefix_scope=PrefixScope(settings.prefix_scope),
         max_num_choices=settings.max_num_choices,
+        shares_gpu=shares_gpu(settings),
     )
+
+
+def shares_gpu(settings: VerifierSettings) -> bool:
+    """Returns True if the draft model runs in this process, on the GPU that the target runs on."""
+    return settings.drafter == "in-process" and is_same_gpu(settings.device, settings.draft.device)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from itertools import takewhile
 
 from outrider.core.adjustments import Adjustment, TextAdjustments
-from outrider.core.auto.strategies import PLAIN, opening_params, params_of
+from outrider.core.auto.strategies import PLAIN, params_of
 from outrider.core.costs import DraftTimings, Waiting, patience_ms, waiting_of
 from outrider.core.params import Fallback, Method, Rows, Source, Steering
 from outrider.core.retrieval.ngrams import Continuation, Follower
@@ -173,9 +173,8 @@ class VerifySession:
         """Returns what `GenerationListener.on_begun` is told. None means that the method leaves no choice."""
         if not self.choice.is_auto:
             return None
-        speculation = self.session.spec.speculation
-        params = params_of(self.choice.strategy, speculation)
-        return Steering(None if params == opening_params(speculation) else params), self._max_forward_us
+        params = None if self.choice.is_first else params_of(self.choice.strategy, self.session.spec.speculation)
+        return Steering(params), self._max_forward_us
 
     def attach(self, forward_us: int = 0) -> None:
         """Takes up a stream of the drafter's, whose node ids begin again.

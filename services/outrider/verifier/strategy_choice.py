@@ -21,7 +21,7 @@ class StrategyChoice:
             timings: What all sessions have measured.
         """
         self._spec, self._timings = spec, timings
-        self._strategies = strategies_of(spec.speculation)
+        self._strategies = strategies_of(spec.speculation, shares_gpu=spec.shares_gpu)
         self.strategy = self._strategies[0]
         """That of the next round."""
         self.is_auto = spec.speculation.method is Method.AUTO
@@ -65,6 +65,11 @@ class StrategyChoice:
         if self._chooser is not None:
             self._chooser.hold_drafts()
         self.choose()
+
+    @property
+    def is_first(self) -> bool:
+        """True for the strategy that a drafter is opened with."""
+        return self.strategy == self._strategies[0]
 
     @property
     def goes_on_plain(self) -> bool:

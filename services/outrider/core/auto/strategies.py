@@ -52,22 +52,29 @@ class Decision:
         self.time_ms += round_ms
 
 
-def strategies_of(params: SpeculationParams) -> tuple[Strategy, ...]:
+def strategies_of(params: SpeculationParams, *, shares_gpu: bool = False) -> tuple[Strategy, ...]:
     """Returns the strategies that a session may use, the one expected to be best first.
 
     Every method but `Method.AUTO` has a single strategy.
+
+    Args:
+        params: Those of its request.
+        shares_gpu: See `SessionSpec.shares_gpu`.
     """
-    return _strategies_of(params.method, params.rows, params.retrieves)
+    return _strategies_of(params.method, params.rows, params.retrieves, shares_gpu)
 
 
 @cache  # the very same objects for all sessions: comparing them costs next to nothing
-def _strategies_of(method: Method, rows: Rows, retrieval: bool) -> tuple[Strategy, ...]:
+def _strategies_of(method: Method, rows: Rows, retrieval: bool, shares_gpu: bool) -> tuple[Strategy, ...]:
     if method is not Method.AUTO:
         return (Strategy(method, rows, retrieval),)
+    best_first = Strategy(Method.BEST_FIRST, rows, retrieval)
+    # On a GPU that both models share, the draft model has it to itself only while the target waits. One that drafts
+    # meanwhile is enough there, for a target that leaves room beside it.
     drafted = (
-        Strategy(Method.BEST_FIRST, rows, retrieval),
-        Strategy(Method.SAGUARO, Rows.CHAIN, False),
-        Strategy(Method.PEARL, Rows.CHAIN, False),
+        (Strategy(Method.SPECULATIVE, Rows.CHAIN, retrieval), best_first)
+        if shares_gpu
+        else (best_first, Strategy(Method.SAGUARO, Rows.CHAIN, False), Strategy(Method.PEARL, Rows.CHAIN, False))
     )
     retrieved = (
         (Strategy(Method.DOUBLE, Rows.CHAIN, True), Strategy(Method.RETRIEVAL, Rows.CHAIN, True)) if retrieval else ()
@@ -99,9 +106,11 @@ def _double_params(strategy: Strategy, params: SpeculationParams) -> Speculation
     )
 
 
-def opening_params(params: SpeculationParams) -> SpeculationParams:
+def opening_params(params: SpeculationParams, *, shares_gpu: bool = False) -> SpeculationParams:
     """Returns the parameters that a drafter is opened with.
 
     A drafter does not know `Method.AUTO`: it is opened with the first strategy, and `Steering` brings the later ones.
     """
-    return params_of(strategies_of(params)[0], params) if params.method is Method.AUTO else params
+    if params.method is not Method.AUTO:
+        return params
+    return params_of(strategies_of(params, shares_gpu=shares_gpu)[0], params)

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.slow
 async def test_drafts_of_the_stub_are_right_and_the_time_of_each_process_is_told(way: str) -> None:
     cost = await measure(way, num_sessions=1, num_tokens=60)
     # On a busy machine a round may not wait until the chain of 5 is there.
-    assert cost.tokens == 1 if way == "off" else 1 < cost.tokens <= 6
-    assert cost.wall_ms > 0
-    assert 0 < cost.engine_cpu_ms < cost.verifier_cpu_ms
-    assert cost.verifier_cpu_ms > 0
+    assert 1 < cost.tokens <= 6 if way in {"speculator", "in-process"} else cost.tokens == 1
+    if cost.tokens == 1:
+        assert 0 < cost.gap_ms < cost.wall_ms
+    assert 0 < cost.engine_cpu_ms < 1.1 * cost.verifier_cpu_ms
     assert way == "speculator" or cost.speculator_cpu_ms == 0

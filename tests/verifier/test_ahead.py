@@ -64,7 +64,7 @@ async def test_texts_are_those_of_an_engine_that_waits(
     async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
         expected = await texts(client, work)
         assert not any(num_ahead)
-        monkeypatch.setattr(verifier.engine, "_works_on", True)
+        monkeypatch.setattr(verifier.engine, "works_on", True)
         assert await texts(client, work) == expected
         assert sum(map(bool, num_ahead)) > 10
 
@@ -74,7 +74,7 @@ async def test_who_comes_and_who_leaves_in_the_middle_changes_no_text(
 ) -> None:
     async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
         (expected,) = await texts(client, WORK[8:9])
-        monkeypatch.setattr(verifier.engine, "_works_on", True)
+        monkeypatch.setattr(verifier.engine, "works_on", True)
         going = asyncio.create_task(texts(client, WORK[8:9]))
         for number in range(4):
             leaving = client.generate(PROMPTS[1 + number], max_tokens=200, ignore_eos=True, method="off")

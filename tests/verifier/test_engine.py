@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -177,7 +178,7 @@ class TellingLoop:
 def late(monkeypatch: pytest.MonkeyPatch, engine: Engine, device: Asynchronous) -> list[str]:
     """What happens on an engine whose device works on by itself."""
     monkeypatch.setattr(engine, "_loop", TellingLoop(device))
-    monkeypatch.setattr(engine, "_works_on", True)
+    monkeypatch.setattr(engine, "works_on", True)
     return device.happened
 
 
@@ -252,7 +253,7 @@ def test_a_device_that_works_on_is_asked_for_the_next_forward_before_verdicts_ar
 def test_a_row_that_is_asked_for_ahead_is_the_token_just_drawn_and_is_drawn_from_as_the_next_one(
     engine: Engine, device: Asynchronous, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_works_on", True)
+    monkeypatch.setattr(engine, "works_on", True)
     rows: list[list[int]] = []
     runner = cast(Any, engine)._runner
     forward = runner.forward
@@ -266,6 +267,34 @@ def test_a_row_that_is_asked_for_ahead_is_the_token_just_drawn_and_is_drawn_from
     engine.step([])
     # Token, its slot, and how many tokens were put out before the one that is drawn behind it.
     assert rows == [[2, 2, 0], [7, 3, 1], [7, 4, 2]]
+
+
+@pytest.mark.parametrize("works_on", [True, False])
+def test_a_gap_is_between_two_forwards_that_wait_for_nothing_else(
+    engine: Engine, device: Asynchronous, monkeypatch: pytest.MonkeyPatch, *, works_on: bool
+) -> None:
+    monkeypatch.setattr(engine, "works_on", works_on)
+    session = add_session(engine, Method.OFF, 3, 2)
+    for num_gaps in (1, 2):
+        engine.step([session])
+        assert engine.plan(time.perf_counter()) == ([session], None)
+        assert engine.counts.gaps.num_observations == num_gaps - (not works_on)
+
+
+def test_there_is_no_gap_where_a_draft_a_request_or_a_prompt_was_waited_for(
+    engine: Engine, device: Asynchronous
+) -> None:
+    drafting = add_session(engine, Method.SPECULATIVE, 3, 2)
+    engine.step([drafting])
+    assert engine.plan(drafting.deadline - 1e-4) == ([], pytest.approx(1e-4))
+    engine.step([drafting])
+    engine.close("0")
+    engine.take_posted(0.0)
+    assert engine.plan(OPENED_AT) == ([], None)
+    reading = add_session(engine, Method.OFF, 900, 0)
+    for _ in range(3):
+        engine.step([reading])  # its prompt: these forwards have no draws
+    assert engine.counts.gaps.num_observations == 0
 
 
 def choose(session: VerifySession, strategy: Strategy) -> None:

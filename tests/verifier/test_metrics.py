@@ -221,6 +221,15 @@ async def test_times_add_up(client: Client, verifier: RunningVerifier) -> None:
     assert values["outrider_draft_latency_seconds"]["count"] > 0
 
 
+async def test_between_the_forwards_of_plain_rounds_is_a_gap(client: Client, verifier: RunningVerifier) -> None:
+    result = await generate(client, "off")
+    assert await verifier.is_idle()
+    values = values_of(verifier.servicer.metrics())
+    gaps = values["outrider_verify_gap_seconds"]
+    assert gaps["count"] == result.summary.num_rounds - 1
+    assert 0 < gaps["sum"] < values["outrider_request_duration_seconds"]["sum"]
+
+
 async def test_a_resumed_generation_is_counted_as_one(client: Client, verifier: RunningVerifier) -> None:
     begun = await generate(client, "off", max_tokens=8)
     again = await client.complete(

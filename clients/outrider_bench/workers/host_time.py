@@ -19,27 +19,32 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import grpc
 import structlog
 import torch
 from torch import Tensor
 
+from outrider.core.costs import ForwardTimes
 from outrider.core.params import Method, SamplingParams, SpeculationParams
 from outrider.core.session import SessionSpec, Verdict
 from outrider.models.cuda.inputs import Packer, Shape
 from outrider.models.loading import LoadedModel, load_model
 from outrider.models.packing import Segment
 from outrider.models.runner import Runner
+from outrider.server.process import SWITCH_INTERVAL_S
 from outrider.speculator.service import SpeculatorService
 from outrider.speculator.settings import SpeculatorSettings
+from outrider.verifier.engine import Engine
 from outrider.verifier.generation import Generation
 from outrider.verifier.service import VerifierService
 from outrider.verifier.settings import VerifierSettings
 
-WAYS = ("off", "speculator", "in-process")
-"""Plain decoding, a speculator in a process of its own, and one in the verifier's process."""
+WAYS = ("alone", "off", "speculator", "in-process")
+"""Plain decoding by the target's engine alone, with nobody else at the interpreter; the same beside the event loop, as
+in a service; a speculator in a process of its own, and one in the verifier's process."""
 MAX_NUM_SESSIONS = 64
 SHAPES = (Shape(128), Shape(MAX_NUM_SESSIONS * 64))
 """Those of forwards that decode, and of those that read prompts, all of them at once."""
@@ -80,8 +85,11 @@ class Cost(NamedTuple):
     """Costs of a forward of the target with all that belongs to it, in milliseconds."""
 
     wall_ms: float
+    gap_ms: float
+    """Mean time from the draws of a forward until the next one is asked for: what a GPU waits for. Rounds that wait for
+    drafts have none."""
     engine_cpu_ms: float
-    """CPU time of the thread that the target's engine is: what stands between two forwards of a GPU."""
+    """CPU time of the thread that the target's engine is."""
     verifier_cpu_ms: float
     speculator_cpu_ms: float
     """CPU time of a speculator in a process of its own; the one in process is part of the verifier's."""
@@ -96,7 +104,9 @@ def stub_model(name: str) -> LoadedModel:
 
 
 async def measure(way: str, num_sessions: int, num_tokens: int, method: Method = Method.SPECULATIVE) -> Cost:
-    """Run so many generations side by side, after a short one of each; `method` is that of all ways but off."""
+    """Run so many generations side by side, after a short one of each; `method` is that of the ways that draft."""
+    if way == "alone":
+        return _measure_alone(num_sessions, num_tokens)
     method = Method.OFF if way == "off" else method
     with _speculator(way) as (address, process):
         settings = VerifierSettings.model_validate(
@@ -110,20 +120,52 @@ async def measure(way: str, num_sessions: int, num_tokens: int, method: Method =
         service = VerifierService(settings, stub_model("demo/target"), {1: 5.0}, draft_model=draft)
         await service.load()
         try:
-            await _generate_all(service, method, num_sessions, WARM_UP_TOKENS)
             assert service.serving is not None
-            counts = service.serving.engine.counts
-            num_before = counts.forwards.num_observations
-            before = _times_s(process)
+            engine = service.serving.engine
+            engine.works_on = True  # as a GPU does
+            await _generate_all(service, method, num_sessions, WARM_UP_TOKENS)
+            counted, before = _counted(engine), _times_s(process)
             await _generate_all(service, method, num_sessions, num_tokens)
             after = _times_s(process)
-            num_forwards = counts.forwards.num_observations - num_before
         finally:
             await service.close()
-    wall_ms, engine_ms, verifier_ms, speculator_ms = (
-        1e3 * (end - begin) / num_forwards for begin, end in zip(before, after, strict=True)
-    )
-    return Cost(wall_ms, engine_ms, verifier_ms, speculator_ms, num_sessions * num_tokens / num_forwards)
+    return _cost(engine, counted, before, after, num_sessions * num_tokens)
+
+
+def _measure_alone(num_sessions: int, num_tokens: int) -> Cost:
+    """Step an engine by hand whose verdicts go nowhere."""
+    model = stub_model("demo/target")
+    loop = SimpleNamespace(call_soon_threadsafe=lambda *_: None)
+    engine = Engine(model, cast(Any, loop), forward_times=ForwardTimes({1: 5.0}), max_num_sessions=MAX_NUM_SESSIONS)
+    engine.stop()  # its thread
+    engine.works_on = True
+    listener = SimpleNamespace(on_admitted=None, on_verdict=None, on_failure=None)
+    for tokens in (WARM_UP_TOKENS, num_tokens):
+        for number in range(num_sessions):
+            engine.open(_spec(Method.OFF, number, tokens, model.vocab_size), cast(Any, listener))
+        engine.take_posted(0.0)
+        counted, before = _counted(engine), (time.perf_counter(), time.thread_time(), time.process_time(), 0.0)
+        while engine.sessions:
+            work, _ = engine.plan(time.perf_counter())
+            engine.step(work)
+        after = (time.perf_counter(), time.thread_time(), time.process_time(), 0.0)
+    return _cost(engine, counted, before, after, num_sessions * num_tokens)
+
+
+def _counted(engine: Engine) -> tuple[int, int, float]:
+    """Return the forwards so far, the gaps between them, and the sum of these in seconds."""
+    counts = engine.counts
+    return counts.forwards.num_observations, counts.gaps.num_observations, counts.gaps.total
+
+
+def _cost(
+    engine: Engine, counted: tuple[int, int, float], before: Sequence[float], after: Sequence[float], num_tokens: int
+) -> Cost:
+    num_forwards, num_gaps, gaps_s = (now - then for now, then in zip(_counted(engine), counted, strict=True))
+    per_forward = [1e3 * (end - begin) / num_forwards for begin, end in zip(before, after, strict=True)]
+    wall_ms, engine_ms, verifier_ms, speculator_ms = per_forward
+    gap_ms = 1e3 * gaps_s / num_gaps if num_gaps else 0.0
+    return Cost(wall_ms, gap_ms, engine_ms, verifier_ms, speculator_ms, num_tokens / num_forwards)
 
 
 def _times_s(process: subprocess.Popen[str] | None) -> tuple[float, float, float, float]:
@@ -135,19 +177,9 @@ def _times_s(process: subprocess.Popen[str] | None) -> tuple[float, float, float
 
 
 async def _generate_all(service: VerifierService, method: Method, num_sessions: int, num_tokens: int) -> None:
-    assert service.serving is not None
-    speculation = SpeculationParams(method, num_speculative_tokens=5, lookahead=32)
-
     async def generate(number: int) -> None:
         assert service.serving is not None
-        spec = SessionSpec(
-            session_id=f"{num_tokens}-{number}",
-            prompt_token_ids=tuple(range(10 + number, 74 + number)),
-            sampling=SamplingParams(seed=number, temperature=0.0),
-            speculation=speculation,
-            vocab_size=service.serving.model.vocab_size,
-            max_tokens=num_tokens,
-        )
+        spec = _spec(method, number, num_tokens, service.serving.model.vocab_size)
         generation = Generation(spec, service.serving.engine, service.serving.speculators, None)
         try:
             async for event in generation.events():
@@ -156,6 +188,17 @@ async def _generate_all(service: VerifierService, method: Method, num_sessions: 
             generation.close()
 
     await asyncio.gather(*map(generate, range(num_sessions)))
+
+
+def _spec(method: Method, number: int, num_tokens: int, vocab_size: int) -> SessionSpec:
+    return SessionSpec(
+        session_id=f"{num_tokens}-{number}",
+        prompt_token_ids=tuple(range(10 + number, 74 + number)),
+        sampling=SamplingParams(seed=number, temperature=0.0),
+        speculation=SpeculationParams(method, num_speculative_tokens=5, lookahead=32),
+        vocab_size=vocab_size,
+        max_tokens=num_tokens,
+    )
 
 
 @contextmanager
@@ -200,24 +243,25 @@ def main() -> None:
     parser.add_argument("--sessions", default="1,8,32")
     parser.add_argument("--ways", default=",".join(WAYS), help="of " + ", ".join(WAYS))
     methods = [method.value for method in Method]
-    parser.add_argument("--method", choices=methods, default="speculative", help="that of all ways but off")
+    parser.add_argument("--method", choices=methods, default="speculative", help="that of the ways that draft")
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     torch.set_num_threads(1)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)  # as the services do
     if options.serve:
         asyncio.run(_serve())
         return
     method = Method(options.method)
-    titles = ("sessions", "ms a round", "engine's CPU", "CPU ms", "+ speculator", "us/token", "tokens")
+    titles = ("sessions", "ms a round", "GPU waits", "engine's CPU", "CPU ms", "+ speculator", "us/token", "tokens")
     print(f"{'way':12}" + "".join(f"{title:>{2 + len(title)}}" for title in titles))
     for way in options.ways.split(","):
         for num_sessions in map(int, options.sessions.split(",")):
             cost = asyncio.run(measure(way, num_sessions, options.tokens, method))
             us = 1e3 * (cost.verifier_cpu_ms + cost.speculator_cpu_ms) / cost.tokens
             print(
-                f"{way:12}{num_sessions:10}{cost.wall_ms:12.2f}{cost.engine_cpu_ms:14.2f}{cost.verifier_cpu_ms:8.2f}"
+                f"{way:12}{num_sessions:10}{cost.wall_ms:12.2f}{cost.gap_ms:11.2f}{cost.engine_cpu_ms:14.2f}{cost.verifier_cpu_ms:8.2f}"
                 f"{cost.speculator_cpu_ms:14.2f}{us:10.0f}{cost.tokens:8.1f}",
                 flush=True,
             )

@@ -98,11 +98,13 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._queue_timeout_s = queue_timeout_s
         self._verdicts: list[_Delivery] = []
         """Verdicts that the loop has not been told of yet."""
-        self._works_on = model.runner.pool.shape.device.type != "cpu"
+        self.works_on = model.runner.pool.shape.device.type != "cpu"
         """True for a device that works on by itself. It is asked for the next forward first, and the rest is done while
         it runs. The loop is told of verdicts then, too: told before, it would take the interpreter from this thread."""
         self._ahead: _Forward | None = None
         """The forward of the next step, if the device was asked for it in the step before."""
+        self._drawn_at: float | None = None
+        """Time since which the device waits for this process alone. None means that it does not."""
         self.residency: Residency[VerifySession] = Residency(model.runner.pool, max_num_sessions)
         """Sessions by age, those with room in the pool and those that wait for it. Others may read its counts."""
         self.start()  # last: the thread reads all of the above
@@ -163,8 +165,11 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         # Paused sessions need no deadline: their reader's progress is posted.
         running = [session for session in residents if not session.is_paused]
         ready, wait_s = ready_sessions(running, now, self._timings.forward_ms.get(0.0))
+        if wait_s is None and ready:
+            return ready, None
+        self._drawn_at = None  # drafts or requests are waited for
         if wait_s is None:
-            return ready, None if ready else until_refused
+            return [], until_refused
         return [], min(wait_s, math.inf if until_refused is None else until_refused)
 
     def _refuse_those_that_waited_too_long(self, now: float) -> float | None:
@@ -231,6 +236,9 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         self._stopwatch.start()
         logits = self._runner.forward(segments, draws=None if draws.is_greedy else draws)
         self._stopwatch.stop()
+        if self._drawn_at is not None:
+            self.counts.gaps.add(time.perf_counter() - self._drawn_at)
+            self._drawn_at = None
         self._deliver()
         return _Forward(work, segments, drawing, rounds, draws, logits, started)
 
@@ -239,6 +247,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         work, segments, drawing, rounds, known, logits, started = forward
         logits = _without_prompts(logits, work, segments)
         draws = emitted(self._sampler, logits, rounds, known)
+        self._drawn_at = time.perf_counter() if drawing else None
         next_tokens = _next_tokens(logits, drawing)
         # Asked behind the draws: an asynchronous device has only been told of the forward when that returns. Pieces of
         # prompts alone have no draws, and nothing waits for them.
@@ -250,7 +259,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         is_decoding = _is_decoding(work, segments)
         num_rows = self._measure(segments, forward_ms, num_verdicts=len(drawing), is_decoding=is_decoding)
         ahead = self._ask_ahead(forward, draws, now)
-        first_row, is_urgent = 0, not self._works_on or self._ahead is not None
+        first_row, is_urgent = 0, not self.works_on or self._ahead is not None
         for session, round_, token_ids in zip(drawing, rounds, draws, strict=True):
             num_logits = len(round_.output_indices)
             rows = slice(first_row, first_row + num_logits)
@@ -291,7 +300,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         Returns:
             The sessions of the next forward.
         """
-        if not self._works_on or self.residency.waiting:
+        if not self.works_on or self.residency.waiting:
             return ()
         sharing = {session for session in self.residency.residents if not session.is_paused}
         if not sharing.issubset(forward.drawing):

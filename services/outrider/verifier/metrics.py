@@ -19,6 +19,8 @@ from outrider.verifier.round import EmptyRoundReason
 SHARE_BOUNDS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 """Bounds of the times of a round's parts."""
+GAP_BOUNDS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
+"""Bounds of the times between two forwards."""
 
 
 @dataclass(slots=True)
@@ -58,6 +60,9 @@ class RoundCounts(Counts):
 
     forwards: Histogram = field(default_factory=lambda: Histogram(STEP_BOUNDS_S))
     """Durations in seconds of the target's forwards that a round came of."""
+    gaps: Histogram = field(default_factory=lambda: Histogram(GAP_BOUNDS_S))
+    """Seconds from the draws of a forward until the next one was asked for, where nothing but this process was waited
+    for: a GPU has nothing to do meanwhile."""
     num_rows: int = 0
     """Rows of these forwards, those of prompts included."""
     rounds: dict[Method, int] = field(default_factory=lambda: dict.fromkeys(Method, 0))
@@ -167,6 +172,12 @@ def read_rounds(counts: RoundCounts, max_chain_len: int) -> Metrics:
         "outrider_verify_duration_seconds",
         "A forward of the target, for all sessions that had a round then.",
         counts.forwards,
+    )
+    yield HistogramMetric(
+        "outrider_verify_gap_seconds",
+        "From the draws of a forward until the next one was asked for, where neither drafts nor requests were waited "
+        "for: the host's share, in which a GPU has nothing to do.",
+        counts.gaps,
     )
     yield counter("outrider_verify_rows_total", "Rows of these forwards, those of prompts included.", counts.num_rows)
     for name, info in COUNTS.items():

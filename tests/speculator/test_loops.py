@@ -166,6 +166,38 @@ def test_a_chain_of_five_tokens_takes_two_launches() -> None:
     assert stepped.messages()["s0"][0].num_forwards == 5
 
 
+@pytest.mark.parametrize(("num_speculative_tokens", "told"), [(5, [False]), (9, [True, False])])
+def test_a_loop_goes_on_only_with_a_loop(num_speculative_tokens: int, told: list[bool]) -> None:
+    stepped, noted = Stepped(loops=True), list[bool]()
+    choice = stepped.engine._loop_choice
+    choice.observe = lambda *_, goes_on, **__: noted.append(goes_on)  # type: ignore[method-assign]
+    params = SpeculationParams(Method.SPECULATIVE, num_speculative_tokens, num_speculative_tokens)
+    stepped.engine.open(DraftSessionSpec("s", tuple(text(30, 1)), 30, SPECS[0][0], params, VOCAB_SIZE), Sink())
+    stepped.settle()
+    # Steps of which there are too few for a loop are made one by one.
+    assert noted == told
+
+
+@pytest.mark.parametrize(("min_path_probability", "lengths"), [(0.9, {4}), (0.0, {8})], ids=["end early", "go on"])
+def test_loops_are_as_long_as_chains_have_been(min_path_probability: float, lengths: set[int]) -> None:
+    stepped, chosen = Stepped(loops=True), list[int]()
+    choose = stepped.engine._loop_choice.choose
+
+    def noted(longer: int, shorter: int) -> int:
+        chosen.append(choose(longer, shorter) if shorter else 0)
+        return chosen[-1] or choose(longer, shorter)
+
+    stepped.engine._loop_choice.choose = noted  # type: ignore[method-assign]
+    params = SpeculationParams(Method.SPECULATIVE, 8, 8, min_path_probability=min_path_probability)
+    spec = DraftSessionSpec("s", tuple(text(30, 1)), 30, SPECS[0][0], params, VOCAB_SIZE)
+    stepped.engine.open(spec, Sink())
+    for number in range(6):
+        stepped.settle()
+        stepped.engine.commit("s", (number,))
+    # The first one finds out.
+    assert set(filter(None, chosen[1:])) == lengths
+
+
 def test_a_row_that_is_left_to_the_host_is_drawn_by_it() -> None:
     calls = 0
 

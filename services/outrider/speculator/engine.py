@@ -31,6 +31,7 @@ from outrider.models.ratio import DraftDraw, candidates
 from outrider.models.residency import Residency
 from outrider.models.runner import Segment
 from outrider.models.sampling import Logits, Sampler, ranked
+from outrider.speculator.loop_choice import LoopChoice
 from outrider.speculator.metrics import DraftCounts
 from outrider.speculator.session import DraftSession, DraftSessionSpec
 
@@ -95,6 +96,7 @@ class Engine(EngineThread[_Drafting, _Growth]):
         self._event_loop = loop
         self._drafts: list[tuple[DraftListener, Draft]] = []
         """Drafts that are not on their way to their listeners yet."""
+        self._loop_choice = LoopChoice()
         self.forward_us = forward_us
         """Time of a forward of one row, in microseconds; 0 means not measured."""
         model.runner.make_loop()
@@ -230,9 +232,10 @@ class Engine(EngineThread[_Drafting, _Growth]):
             for number, (session, _, expansion) in enumerate(work)
             if segments[number].num_logits and segments[number].is_chain and session.can_loop(expansion)
         }
-        length = self._runner.loop_len(max(wanted.values(), default=0))
-        if not length:
+        longest = self._runner.loop_len(max(wanted.values(), default=0))
+        if not longest:
             return 0, []
+        length = self._loop_choice.choose(longest, self._runner.loop_len(longest - 1))
         pool, looped = self._runner.pool, []
         # Nothing is taken from others: steps may be in vain.
         num_free = pool.blocks.num_free
@@ -259,20 +262,29 @@ class Engine(EngineThread[_Drafting, _Growth]):
             # As if nothing had been run.
             segments[number].cache.truncate(lengths[number])
         self.counts.steps.add(forward_us / 1e6, length)
-        for growth, of_steps in zip(work, found, strict=True):
-            self._grow_chain(growth, of_steps, forward_us)
+        num_used = max(
+            self._grow_chain(growth, of_steps, forward_us) for growth, of_steps in zip(work, found, strict=True)
+        )
+        self._loop_choice.observe(
+            length,
+            started,
+            started + forward_us * length / 1e6,
+            num_used=num_used,
+            goes_on=any(self._is_looped(growth.session) for growth in work),
+        )
         for segment in segments:
             # Room of steps that were in vain.
             segment.cache.shrink()
         if unsettled:
             self._step([work[number] for number in unsettled], [segments[number] for number in unsettled])
 
-    def _grow_chain(self, growth: _Growth, of_steps: Sequence[Best | None], forward_us: float) -> None:
-        """Grows what several steps have found, each behind the one before, up to where the session goes on
-        otherwise."""
+    def _grow_chain(self, growth: _Growth, of_steps: Sequence[Best | None], forward_us: float) -> int:
+        """Grows what several steps have found, each behind the one before, up to where the session goes on otherwise;
+        returns how many steps that were."""
         session, listener, expansion = growth
         following: Expansion | None = expansion
         before: Best | None = None
+        num_grown = 0
         for best in of_steps:
             if best is None:
                 break
@@ -284,6 +296,15 @@ class Engine(EngineThread[_Drafting, _Growth]):
             session.share_prefix()
             self._send(session, listener)
             before = best
+            num_grown += 1
+        return num_grown
+
+    def _is_looped(self, session: DraftSession) -> bool:
+        """Returns True if a session's next steps are made at once as well."""
+        following = session.next_expansion()
+        if following is None or not session.can_loop(following):
+            return False
+        return self._runner.loop_len(following.max_len) > 0
 
     def _candidates(
         self,

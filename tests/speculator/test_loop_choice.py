@@ -1,0 +1,83 @@
+"""How many steps a draft model makes at once: as many as its chains have been worth."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.speculator.loop_choice import FIRST_GAP_S, LoopChoice
+
+STEP_S = 0.001
+
+
+class Loops:
+    """Loops of four or eight steps, for chains of some length."""
+
+    def __init__(self, gap_s: float) -> None:
+        self.choice = LoopChoice()
+        self._gap_s = gap_s
+        self._now = 0.0
+
+    def draft(self, chain_len: int) -> list[int]:
+        """Drafts a chain of at most eight; returns the lengths of its loops, the second of which nobody chooses."""
+        made: list[int] = []
+        while sum(made) < chain_len:
+            length = self.choice.choose(8, 4) if not made else self.choice.choose(4, 0)
+            ended = self._now + length * STEP_S
+            num_used = min(length, chain_len - sum(made))
+            goes_on = sum(made) + length < chain_len
+            self.choice.observe(length, self._now, ended, num_used=num_used, goes_on=goes_on)
+            made.append(length)
+            self._now = ended + (self._gap_s if goes_on else 1.0)
+        return made
+
+
+def test_where_there_is_one_length_it_is_taken() -> None:
+    assert LoopChoice().choose(8, 0) == 8
+    assert LoopChoice().choose(4, 0) == 4
+
+
+def test_it_begins_with_the_shorter_one_and_follows_the_chains() -> None:
+    loops = Loops(gap_s=0.001)
+    assert loops.draft(8) == [4, 4]
+    assert [loops.draft(8) for _ in range(20)][-1] == [8]
+    # What they have been does not bind for ever.
+    assert [loops.draft(3) for _ in range(20)][-1] == [4]
+    assert [loops.draft(8) for _ in range(60)][-1] == [8]
+
+
+@pytest.mark.parametrize(("gap_s", "length"), [(0.0003, 4), (0.002, 8)])
+def test_steps_in_vain_are_weighed_against_gaps(gap_s: float, length: int) -> None:
+    loops = Loops(gap_s)
+    for _ in range(60):
+        # Three chains of four go on behind four steps: the gaps of three, or four steps of one in vain.
+        for chain_len in (8, 8, 8, 3):
+            loops.draft(chain_len)
+    assert loops.draft(8)[0] == length
+
+
+def test_what_the_target_takes_between_two_chains_is_no_gap() -> None:
+    choice = LoopChoice()
+    for number in range(10):
+        choice.choose(8, 4)
+        choice.observe(4, number, number + 4 * STEP_S, num_used=3, goes_on=False)
+    assert choice._gap_s.get(FIRST_GAP_S) == FIRST_GAP_S
+
+
+def test_loops_that_were_not_chosen_say_nothing_of_a_choice() -> None:
+    choice = LoopChoice()
+    for number in range(10):
+        choice.choose(4, 0)
+        choice.observe(4, number, number + 4 * STEP_S, num_used=4, goes_on=False)
+    assert choice.choose(8, 4) == 4
+
+
+def test_how_chains_begin_and_how_they_go_on_are_two_things() -> None:
+    choice = LoopChoice()
+    for now in range(20):
+        choice.choose(8, 4)
+        choice.observe(4, now, now + 4 * STEP_S, num_used=4, goes_on=True)
+        choice.choose(8, 4)
+        choice.observe(4, now + 5 * STEP_S, now + 9 * STEP_S, num_used=2, goes_on=False)
+    assert choice.choose(8, 4) == 8
+    choice.observe(8, 20.0, 20.0 + 8 * STEP_S, num_used=8, goes_on=True)
+    assert choice.choose(8, 4) == 4

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from outrider_bench.workers.host_time import WAYS, measure
-
-pytestmark = pytest.mark.slow
+from outrider_bench.workers.host_time import WAYS, main, measure
 
 
+def test_a_way_that_there_is_not_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["host_time", "--ways", "off,on"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--ways must be of alone, off, speculator, in-process, got on" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 async def test_drafts_of_the_stub_are_right_and_the_time_of_each_process_is_told(way: str) -> None:
     cost = await measure(way, num_sessions=1, num_tokens=60)

@@ -247,6 +247,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    ways = options.ways.split(",")
+    if unknown := set(ways) - set(WAYS):
+        parser.error(f"--ways must be of {', '.join(WAYS)}, got {', '.join(sorted(unknown))}")
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     torch.set_num_threads(1)
     sys.setswitchinterval(SWITCH_INTERVAL_S)  # as the services do
@@ -256,7 +259,7 @@ def main() -> None:
     method = Method(options.method)
     titles = ("sessions", "ms a round", "GPU waits", "engine's CPU", "CPU ms", "+ speculator", "us/token", "tokens")
     print(f"{'way':12}" + "".join(f"{title:>{2 + len(title)}}" for title in titles))
-    for way in options.ways.split(","):
+    for way in ways:
         for num_sessions in map(int, options.sessions.split(",")):
             cost = asyncio.run(measure(way, num_sessions, options.tokens, method))
             us = 1e3 * (cost.verifier_cpu_ms + cost.speculator_cpu_ms) / cost.tokens

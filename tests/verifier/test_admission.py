@@ -8,6 +8,8 @@ import pytest
 from jinja2 import TemplateError
 
 from outrider.core.auto.strategies import opening_params, params_of, strategies_of
+from outrider.core.costs import Waiting, waiting_of
+from outrider.core.drafting.methods import growth_policy
 from outrider.core.params import (
     TIERS,
     AcceptanceRule,
@@ -172,7 +174,10 @@ def test_where_both_models_share_a_gpu_auto_begins_with_draft_then_verify() -> N
     spec = admitted(Method.AUTO, has_speculator=True, shares_gpu=True)
     methods = [strategy.method for strategy in strategies_of(spec.speculation, shares_gpu=spec.shares_gpu)]
     assert methods == [Method.SPECULATIVE, Method.BEST_FIRST, Method.DOUBLE, Method.RETRIEVAL, Method.OFF]
-    assert spec.speculation.double.serial, "they take turns"
+    drafted = [params_of(strategy, spec.speculation) for strategy in strategies_of(spec.speculation, shares_gpu=True)]
+    assert [params.double.serial for params in drafted if params.method is Method.DOUBLE] == [True], "they take turns"
+    assert waiting_of(Method.DOUBLE, spec.speculation) is Waiting.ALWAYS
+    assert all(growth_policy(params) for params in drafted if params.method.has_draft_model)
     assert opening_params(spec.speculation, shares_gpu=True).method is Method.SPECULATIVE
     elsewhere = admitted(Method.AUTO, has_speculator=True, shares_gpu=True, brings_drafts=True)
     assert (elsewhere.shares_gpu, elsewhere.speculation.double.serial) == (False, False)

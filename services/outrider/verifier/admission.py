@@ -160,6 +160,7 @@ def _spec(
         speculation = replace(speculation, acceptance_rule=AcceptanceRule.MATCH, saguaro=saguaro)
     shares_gpu = limits.shares_gpu and not brings_drafts
     if shares_gpu and speculation.method is Method.AUTO:
+        # Draft and target take turns (DOUBLE, section D.8). A request for the method itself says so or not.
         speculation = replace(speculation, double=replace(speculation.double, serial=True))
     max_tokens = _max_tokens(request, len(prompt), model)
     # Where max_tokens is clamped, so is what is wanted at least: the end of the room is an end of the length.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -60,11 +61,14 @@ def add_session(
     num_prompt_tokens: int,
     num_cached: int,
     sampling: SamplingParams = GREEDY,
+    *,
+    shares_gpu: bool = False,
     **fields: Any,
 ) -> VerifySession:
     name = f"{len(engine.sessions)}"
     prompt = tuple(range(num_prompt_tokens))
-    spec = SessionSpec(name, prompt, sampling, SpeculationParams(method, 8, **fields), vocab_size=1000, max_tokens=1000)
+    speculation = SpeculationParams(method, 8, **fields)
+    spec = SessionSpec(name, prompt, sampling, speculation, vocab_size=1000, max_tokens=1000, shares_gpu=shares_gpu)
     cache, listener = pool_of(engine).new_cache(), SimpleNamespace(on_admitted=None)
     timings = EngineTimings(ForwardTimes({1: 10.0}))
     session = VerifySession(spec, cast(Any, listener), cache, timings, RoundCounts(), tiers=None, now=OPENED_AT)
@@ -96,6 +100,71 @@ def test_a_piece_of_a_prompt_is_not_held_back_beyond_the_deadline_of_those_that_
     prefilling = add_session(engine, Method.OFF, 300, 0)
     assert engine.plan(waiting.deadline - HOLD_S / 2) == ([], pytest.approx(HOLD_S / 2))
     assert engine.plan(waiting.deadline) == ([waiting, prefilling], None)
+
+
+def draft_to(session: VerifySession, num_tokens: int) -> None:
+    """A chain of tokens that the draft model is sure of, behind all that is committed."""
+    tokens = list(range(100, 100 + num_tokens))
+    draft = Draft(len(session.session.committed), 1, [0] + [1] * (num_tokens - 1), tokens, [], Source.DRAFT)
+    session.add_draft(draft, OPENED_AT)
+
+
+def add_drafted(engine: Engine, method: Method = Method.SPECULATIVE, *, shares_gpu: bool = True) -> VerifySession:
+    """A session whose draft model has read its prompt, and has drafted nothing behind it yet."""
+    session = add_session(engine, method, 3, 2, shares_gpu=shares_gpu)
+    session.attach()
+    session.add_draft(Draft(2, 1, [0], [2], [], Source.DRAFT), OPENED_AT)
+    return session
+
+
+def test_who_shares_a_gpu_with_the_draft_model_is_verified_when_all_drafts_are_there(engine: Engine) -> None:
+    first, second = add_drafted(engine), add_drafted(engine)
+    draft_to(first, 8)
+    late = OPENED_AT + 10 * HOLD_S
+    assert engine.plan(late) == ([], pytest.approx(second.deadline - late))
+    draft_to(second, 8)
+    assert engine.plan(late) == ([first, second], None)
+
+
+def test_a_draft_that_does_not_come_holds_the_others_until_its_deadline(engine: Engine) -> None:
+    first, second = add_drafted(engine), add_drafted(engine)
+    draft_to(first, 8)
+    assert engine.plan(second.deadline) == ([first, second], None)
+
+
+def another_gpu(engine: Engine) -> list[VerifySession]:
+    return [add_drafted(engine, shares_gpu=False), add_drafted(engine, shares_gpu=False)]
+
+
+def a_plain_one(engine: Engine) -> list[VerifySession]:
+    return [add_drafted(engine), add_drafted(engine), add_session(engine, Method.OFF, 3, 2, shares_gpu=True)]
+
+
+def one_that_is_drafted_ahead(engine: Engine) -> list[VerifySession]:
+    return [add_drafted(engine), add_drafted(engine), add_drafted(engine, Method.PEARL)]
+
+
+def one_that_reads_its_prompt(engine: Engine) -> list[VerifySession]:
+    return [add_drafted(engine), add_drafted(engine), add_session(engine, Method.SPECULATIVE, 300, 0, shares_gpu=True)]
+
+
+def a_draft_model_that_reads(engine: Engine) -> list[VerifySession]:
+    return [add_drafted(engine), add_session(engine, Method.SPECULATIVE, 3, 2, shares_gpu=True)]
+
+
+@pytest.mark.parametrize(
+    "sharing",
+    [another_gpu, a_plain_one, one_that_is_drafted_ahead, one_that_reads_its_prompt, a_draft_model_that_reads],
+)
+def test_none_is_held_back_for_drafts_but_among_those_that_take_turns_with_the_draft_model(
+    engine: Engine, sharing: Callable[[Engine], list[VerifySession]]
+) -> None:
+    drafted, waiting, *others = sharing(engine)
+    for session in (drafted, *(each for each in others if each.is_drafting and not each.is_prefilling)):
+        draft_to(session, 8)
+    assert engine.plan(OPENED_AT) == ([], pytest.approx(HOLD_S))
+    assert engine.plan(OPENED_AT + 1.01 * HOLD_S) == ([drafted, *others], None)
+    assert not waiting.nodes
 
 
 class Asynchronous:

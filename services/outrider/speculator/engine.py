@@ -293,10 +293,11 @@ class Engine(EngineThread[_Drafting, _Growth]):
             if following is None:
                 break
             session.grow(following, [ranked(best, 1, is_greedy=session.ranking.is_greedy)], forward_us)
-            session.share_prefix()
-            self._send(session, listener)
             before = best
             num_grown += 1
+        session.share_prefix()
+        # In one message, as all of it is there at the same time.
+        self._send(session, listener)
         return num_grown
 
     def _is_looped(self, session: DraftSession) -> bool:

@@ -437,7 +437,8 @@ def ready_sessions(
     if not waiting:
         return ready, None
     until = min(session.deadline for session in waiting)
-    if ready:
+    # Those that take turns with the draft model are in step.
+    if ready and not all(session.takes_turns for session in (*ready, *waiting)):
         held_since = min(session.ready_since or now for session in ready)
         until = min(until, held_since + HOLD_SHARE * forward_ms / 1e3)
         if until <= now:

@@ -38,8 +38,6 @@ from outrider.verifier.timings import EngineTimings
 MAX_DRAFT_ROUNDS = 4.0
 """Plain rounds that a draft forward may take for an unknown drafter to be tried at once. A slower one can bring a
 quarter at most, and takes several times as long as the target to read a prompt."""
-
-
 FORCED_LOGPROB = -0.05
 """Log-probability of a token of which the grammar allows the text, but perhaps also another spelling."""
 DRAFTED = (Source.DRAFT, Source.GRAMMAR)
@@ -309,6 +307,12 @@ class VerifySession:
     def is_drafting(self) -> bool:
         """True if drafts are on their way, and wanted."""
         return self._is_attached and self.choice.strategy.method.has_draft_model
+
+    @property
+    def takes_turns(self) -> bool:
+        """True if the target should wait for its draft, and the draft model for its verdict, as both share a GPU."""
+        is_awaited = self.is_drafting and self._is_listening and self._waiting is Waiting.ALWAYS
+        return self.session.spec.shares_gpu and is_awaited and not self.is_prefilling
 
     @property
     def _waiting(self) -> Waiting:

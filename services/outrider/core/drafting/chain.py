@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from outrider.core.calibration import AcceptanceRate
 from outrider.core.drafting.policy import Candidate, Child, Expansion, GrowthPolicy, all_children, reach
 from outrider.core.params import SpeculationParams
-from outrider.core.tree import DraftTree, Node
+from outrider.core.tree import DraftTree, Node, NodeState
 
 
 def speculative_growth(params: SpeculationParams) -> GrowthPolicy:
@@ -61,13 +61,15 @@ class ChainGrowth:
     """The target's chain ends where its path falls below this, so a first message need not go further."""
     max_depth: int = field(init=False)
     """Most nodes below the root that are worth growing, by the round trip."""
+    _known_tip: Node | None = field(init=False, default=None)
+    """The chain's end when it was last asked for. As long as it lives, the chain goes on there."""
 
     def __post_init__(self) -> None:
         self.max_depth = self.lookahead
 
     def next_expansion(self, tree: DraftTree) -> Expansion | None:
         """Returns the end of the chain, until it is long or improbable enough."""
-        tip, depth = _tip(tree)
+        tip, depth = self._tip(tree)
         if depth >= self.max_depth or _path_logprob(tree, tip) < self.min_path_logprob:
             return None
         return Expansion((tip,), 1, self.max_depth - depth)
@@ -91,9 +93,14 @@ class ChainGrowth:
         """Returns true for a whole chain; right after a miss, as soon as the target would not verify more."""
         if num_unsent >= self.chain_len:
             return True
-        tip, depth = _tip(tree)
+        tip, depth = self._tip(tree)
         # Nothing of the chain was sent yet: the target has nothing to verify, and may be waiting.
         return depth == num_unsent and _path_logprob(tree, tip) < self.min_chain_logprob
+
+    def _tip(self, tree: DraftTree) -> tuple[Node, int]:
+        known = self._known_tip
+        self._known_tip, depth = _tip(tree, known if known is not None and known.state is NodeState.LIVE else tree.root)
+        return self._known_tip, depth
 
 
 class SampledChainGrowth:
@@ -123,7 +130,7 @@ class SampledChainGrowth:
 
     def next_expansion(self, tree: DraftTree) -> Expansion | None:
         """Returns the end of the chain, until it is long enough."""
-        tip, self._depth = _tip(tree)
+        tip, self._depth = _tip(tree, tree.root)
         max_depth = min(self._max_depth, 2 * self._worth_len if self._grows_ahead else self.message_len)
         return Expansion((tip,), 1, max_depth - self._depth) if self._depth < max_depth else None
 
@@ -162,9 +169,8 @@ class SampledChainGrowth:
         return max(1, int(self._min_path_logprob / math.log(self._acceptance_rate.value)))
 
 
-def _tip(tree: DraftTree) -> tuple[Node, int]:
-    """Returns the end of the tree's only chain, and its depth below the root."""
-    node = tree.root
+def _tip(tree: DraftTree, node: Node) -> tuple[Node, int]:
+    """Returns the end of the tree's only chain, from a node of it on, and its depth below the root."""
     while children := node.children:
         # If another policy has grown branches before, this is the child that was added first.
         node = next(iter(children.values()))

@@ -17,6 +17,7 @@ from outrider.core.costs import ForwardTimes
 from outrider.core.params import Method, SamplingParams, Source, SpeculationParams
 from outrider.core.reports import ReportParams
 from outrider.core.session import SessionSpec
+from outrider.core.statistics import Absence, Peer
 from outrider.core.tree import Draft
 from outrider.models.cuda.rows import RowDraws
 from outrider.models.kv_cache import CacheShape, KVPool
@@ -109,9 +110,11 @@ def draft_to(session: VerifySession, num_tokens: int) -> None:
     session.add_draft(draft, OPENED_AT)
 
 
-def add_drafted(engine: Engine, method: Method = Method.SPECULATIVE, *, shares_gpu: bool = True) -> VerifySession:
+def add_drafted(
+    engine: Engine, method: Method = Method.SPECULATIVE, num_prompt_tokens: int = 3, *, shares_gpu: bool = True
+) -> VerifySession:
     """A session whose draft model has read its prompt, and has drafted nothing behind it yet."""
-    session = add_session(engine, method, 3, 2, shares_gpu=shares_gpu)
+    session = add_session(engine, method, num_prompt_tokens, 2, shares_gpu=shares_gpu)
     session.attach()
     session.add_draft(Draft(2, 1, [0], [2], [], Source.DRAFT), OPENED_AT)
     return session
@@ -145,7 +148,13 @@ def one_that_is_drafted_ahead(engine: Engine) -> list[VerifySession]:
 
 
 def one_that_reads_its_prompt(engine: Engine) -> list[VerifySession]:
-    return [add_drafted(engine), add_drafted(engine), add_session(engine, Method.SPECULATIVE, 300, 0, shares_gpu=True)]
+    return [add_drafted(engine), add_drafted(engine), add_drafted(engine, num_prompt_tokens=300)]
+
+
+def one_without_drafter(engine: Engine) -> list[VerifySession]:
+    sessions = [add_drafted(engine) for _ in range(3)]
+    sessions[2].detach(Peer.SPECULATOR, Absence.LOST)
+    return sessions
 
 
 def a_draft_model_that_reads(engine: Engine) -> list[VerifySession]:

@@ -151,9 +151,9 @@ def one_that_reads_its_prompt(engine: Engine) -> list[VerifySession]:
     return [add_drafted(engine), add_drafted(engine), add_drafted(engine, num_prompt_tokens=300)]
 
 
-def one_without_drafter(engine: Engine) -> list[VerifySession]:
-    sessions = [add_drafted(engine) for _ in range(3)]
-    sessions[2].detach(Peer.SPECULATOR, Absence.LOST)
+def one_that_has_lost_its_drafter(engine: Engine) -> list[VerifySession]:
+    sessions = [add_drafted(engine), add_drafted(engine)]
+    sessions[1].detach(Peer.SPECULATOR, Absence.LOST)
     return sessions
 
 
@@ -163,7 +163,14 @@ def a_draft_model_that_reads(engine: Engine) -> list[VerifySession]:
 
 @pytest.mark.parametrize(
     "sharing",
-    [another_gpu, a_plain_one, one_that_is_drafted_ahead, one_that_reads_its_prompt, a_draft_model_that_reads],
+    [
+        another_gpu,
+        a_plain_one,
+        one_that_is_drafted_ahead,
+        one_that_reads_its_prompt,
+        one_that_has_lost_its_drafter,
+        a_draft_model_that_reads,
+    ],
 )
 def test_none_is_held_back_for_drafts_but_among_those_that_take_turns_with_the_draft_model(
     engine: Engine, sharing: Callable[[Engine], list[VerifySession]]

@@ -10,18 +10,18 @@ STEP_S = 0.001
 
 
 class Loops:
-    """Loops of four or eight steps, for chains of some length."""
+    """Loops of four steps, eight or twelve, for chains of some length."""
 
     def __init__(self, gap_s: float) -> None:
         self.choice = LoopChoice()
         self._gap_s = gap_s
         self._now = 0.0
 
-    def draft(self, chain_len: int) -> list[int]:
-        """Drafts a chain of at most eight; returns the lengths of its loops, the second of which nobody chooses."""
+    def draft(self, chain_len: int, most: int = 8) -> list[int]:
+        """Drafts a chain that may have so many tokens; returns the lengths of its loops."""
         made: list[int] = []
         while sum(made) < chain_len:
-            length = self.choice.choose(8, 4) if not made else self.choice.choose(4, 0)
+            length = self.choice.choose([each for each in (4, 8, 12) if each <= most - sum(made)])
             ended = self._now + length * STEP_S
             num_used = min(length, chain_len - sum(made))
             goes_on = sum(made) + length < chain_len
@@ -32,8 +32,8 @@ class Loops:
 
 
 def test_where_there_is_one_length_it_is_taken() -> None:
-    assert LoopChoice().choose(8, 0) == 8
-    assert LoopChoice().choose(4, 0) == 4
+    assert LoopChoice().choose([8]) == 8
+    assert LoopChoice().choose([4]) == 4
 
 
 def test_it_begins_with_the_shorter_one_and_follows_the_chains() -> None:
@@ -43,6 +43,31 @@ def test_it_begins_with_the_shorter_one_and_follows_the_chains() -> None:
     # What they have been does not bind for ever.
     assert [loops.draft(3) for _ in range(20)][-1] == [4]
     assert [loops.draft(8) for _ in range(60)][-1] == [8]
+
+
+@pytest.mark.parametrize(("chain_len", "length"), [(3, 4), (8, 8), (12, 12)])
+def test_of_three_lengths_it_takes_that_of_the_chains(chain_len: int, length: int) -> None:
+    loops = Loops(gap_s=0.001)
+    for before in (12, 3):
+        for _ in range(60):
+            loops.draft(before, most=12)
+    assert [loops.draft(chain_len, most=12) for _ in range(60)][-1] == [length]
+
+
+def test_few_chains_of_twelve_among_those_of_eight_are_not_worth_twelve_steps_of_all() -> None:
+    loops = Loops(gap_s=0.001)
+    for _ in range(60):
+        for chain_len in (8, 8, 8, 12):
+            loops.draft(chain_len, most=12)
+    assert loops.draft(12, most=12) == [8, 4]
+
+
+def test_chains_that_may_not_be_longer_do_not_say_that_others_are_not() -> None:
+    loops = Loops(gap_s=0.001)
+    assert [loops.draft(12, most=12) for _ in range(30)][-1] == [12]
+    for _ in range(60):
+        loops.draft(8, most=8)
+    assert loops.draft(12, most=12) == [12]
 
 
 @pytest.mark.parametrize(("gap_s", "length"), [(0.0003, 4), (0.002, 8)])
@@ -58,7 +83,7 @@ def test_steps_in_vain_are_weighed_against_gaps(gap_s: float, length: int) -> No
 def test_what_the_target_takes_between_two_chains_is_no_gap() -> None:
     choice = LoopChoice()
     for number in range(10):
-        choice.choose(8, 4)
+        choice.choose([4, 8])
         choice.observe(4, number, number + 4 * STEP_S, num_used=3, goes_on=False)
     assert choice._gap_s.get(FIRST_GAP_S) == FIRST_GAP_S
 
@@ -66,18 +91,18 @@ def test_what_the_target_takes_between_two_chains_is_no_gap() -> None:
 def test_loops_that_were_not_chosen_say_nothing_of_a_choice() -> None:
     choice = LoopChoice()
     for number in range(10):
-        choice.choose(4, 0)
+        choice.choose([4])
         choice.observe(4, number, number + 4 * STEP_S, num_used=4, goes_on=False)
-    assert choice.choose(8, 4) == 4
+    assert choice.choose([4, 8]) == 4
 
 
 def test_how_chains_begin_and_how_they_go_on_are_two_things() -> None:
     choice = LoopChoice()
     for now in range(20):
-        choice.choose(8, 4)
+        choice.choose([4, 8])
         choice.observe(4, now, now + 4 * STEP_S, num_used=4, goes_on=True)
-        choice.choose(8, 4)
+        choice.choose([4, 8])
         choice.observe(4, now + 5 * STEP_S, now + 9 * STEP_S, num_used=2, goes_on=False)
-    assert choice.choose(8, 4) == 8
+    assert choice.choose([4, 8]) == 8
     choice.observe(8, 20.0, 20.0 + 8 * STEP_S, num_used=8, goes_on=True)
-    assert choice.choose(8, 4) == 4
+    assert choice.choose([4, 8]) == 4

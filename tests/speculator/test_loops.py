@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from outrider.core.params import AcceptanceRule, Method, SamplingParams, SpeculationParams
+from outrider.core.params import AcceptanceRule, Method, SamplingParams, SpeculationParams, Steering
 from outrider.core.tree import Draft
 from outrider.models.cuda.graphs import Acceleration
 from outrider.models.cuda.rows import UNSETTLED, RowDraws
@@ -178,24 +178,48 @@ def test_a_loop_goes_on_only_with_a_loop(num_speculative_tokens: int, told: list
     assert noted == told
 
 
-@pytest.mark.parametrize(("min_path_probability", "lengths"), [(0.9, {4}), (0.0, {8})], ids=["end early", "go on"])
-def test_loops_are_as_long_as_chains_have_been(min_path_probability: float, lengths: set[int]) -> None:
+@pytest.mark.parametrize(
+    ("min_path_probability", "most", "length"),
+    [(0.9, 8, 4), (0.0, 8, 8), (0.9, 12, 4), (0.0, 12, 12)],
+    ids=["8 end early", "8 go on", "12 end early", "12 go on"],
+)
+def test_loops_are_as_long_as_chains_have_been(min_path_probability: float, most: int, length: int) -> None:
     stepped, chosen = Stepped(loops=True), list[int]()
     choose = stepped.engine._loop_choice.choose
 
-    def noted(longer: int, shorter: int) -> int:
-        chosen.append(choose(longer, shorter) if shorter else 0)
-        return chosen[-1] or choose(longer, shorter)
+    def noted(lengths: Sequence[int]) -> int:
+        length = choose(lengths)
+        # What is left of a chain may leave no choice.
+        chosen.extend([length] if len(lengths) > 1 else [])
+        return length
 
     stepped.engine._loop_choice.choose = noted  # type: ignore[method-assign]
-    params = SpeculationParams(Method.SPECULATIVE, 8, 8, min_path_probability=min_path_probability)
+    params = SpeculationParams(Method.SPECULATIVE, most, most, min_path_probability=min_path_probability)
     spec = DraftSessionSpec("s", tuple(text(30, 1)), 30, SPECS[0][0], params, VOCAB_SIZE)
     stepped.engine.open(spec, Sink())
     for number in range(6):
         stepped.settle()
         stepped.engine.commit("s", (number,))
-    # The first one finds out.
-    assert set(filter(None, chosen[1:])) == lengths
+    # The first ones find out.
+    assert set(chosen[3:]) == {length}
+
+
+@pytest.mark.parametrize(("method", "most"), [(Method.SPECULATIVE, 12), (Method.PEARL, 8)])
+def test_a_commit_waits_for_eight_steps_at_most_where_the_target_does_not_wait_for_drafts(
+    method: Method, most: int
+) -> None:
+    stepped, asked = Stepped(loops=True), list[int]()
+    stepped.engine._loop_choice.choose = lambda lengths: asked.append(lengths[-1]) or lengths[-1]  # type: ignore
+    params = SpeculationParams(method, 12, 24)
+    stepped.engine.open(DraftSessionSpec("s", tuple(text(30, 1)), 30, SPECS[0][0], params, VOCAB_SIZE), Sink())
+    stepped.settle()
+    assert asked[0] == most
+    other = Method.PEARL if method is Method.SPECULATIVE else Method.SPECULATIVE
+    stepped.engine.steer("s", Steering(replace(params, method=other)))
+    stepped.engine.commit("s", (1,))
+    asked.clear()
+    stepped.settle()
+    assert asked[0] == 20 - most
 
 
 def test_a_row_that_is_left_to_the_host_is_drawn_by_it() -> None:

@@ -233,9 +233,9 @@ class Runner:
         """True if chains may grow by several steps at once."""
         return self._loop is not None
 
-    def loop_len(self, length: int) -> int:
-        """Returns how many steps `draft` makes where so many are wanted: at most as many, or 0 if it can make none."""
-        return 0 if self._loop is None else max((each for each in LOOP_LENS if each <= length), default=0)
+    def loop_lens(self, length: int) -> list[int]:
+        """Returns how many steps `draft` can make at once where so many are wanted: numbers up to that, ascending."""
+        return [] if self._loop is None else [each for each in LOOP_LENS if each <= length]
 
     def draft(
         self, segments: Sequence[Segment], params: Sequence[SamplingParams], first_indices: Sequence[int], length: int
@@ -249,7 +249,7 @@ class Runner:
                 appends it.
             params: Parameters by which each session draws.
             first_indices: For each session, how many tokens the generation put out before the first one drawn.
-            length: Steps: what `loop_len` returns.
+            length: Steps: one of those that `loop_lens` returns.
 
         Returns:
             For each segment and step, the `MAX_NUM_BEST` best tokens of `logits / temperature + noise` and their
@@ -260,7 +260,7 @@ class Runner:
             ValueError: A segment is malformed, or has too many rows, or two share a cache. No cache has changed then.
             OutOfBlocks: The pool has no room for all steps.
         """
-        assert self._loop is not None, "`loop_len` says if there is one"
+        assert self._loop is not None, "`loop_lens` says if there is one"
         return self._loop.run(segments, params, first_indices, length)
 
     def large_products(self) -> list[tuple[Product, int]]:

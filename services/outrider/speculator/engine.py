@@ -228,14 +228,14 @@ class Engine(EngineThread[_Drafting, _Growth]):
         if not self._runner.has_loop:
             return 0, []
         wanted = {
-            number: expansion.max_len
+            number: session.loop_room(expansion)
             for number, (session, _, expansion) in enumerate(work)
-            if segments[number].num_logits and segments[number].is_chain and session.can_loop(expansion)
+            if segments[number].num_logits and segments[number].is_chain
         }
-        longest = self._runner.loop_len(max(wanted.values(), default=0))
-        if not longest:
+        lengths = self._runner.loop_lens(max(wanted.values(), default=0))
+        if not lengths:
             return 0, []
-        length = self._loop_choice.choose(longest, self._runner.loop_len(longest - 1))
+        length = self._loop_choice.choose(lengths)
         pool, looped = self._runner.pool, []
         # Nothing is taken from others: steps may be in vain.
         num_free = pool.blocks.num_free
@@ -293,19 +293,16 @@ class Engine(EngineThread[_Drafting, _Growth]):
             if following is None:
                 break
             session.grow(following, [ranked(best, 1, is_greedy=session.ranking.is_greedy)], forward_us)
+            session.share_prefix()
+            self._send(session, listener)
             before = best
             num_grown += 1
-        session.share_prefix()
-        # In one message, as all of it is there at the same time.
-        self._send(session, listener)
         return num_grown
 
     def _is_looped(self, session: DraftSession) -> bool:
         """Returns True if a session's next steps are made at once as well."""
         following = session.next_expansion()
-        if following is None or not session.can_loop(following):
-            return False
-        return self._runner.loop_len(following.max_len) > 0
+        return following is not None and bool(self._runner.loop_lens(session.loop_room(following)))
 
     def _candidates(
         self,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from outrider.core.acceptance import DraftNoise, decides_by_ratio
 from outrider.core.adjustments import Adjustment, TextAdjustments
 from outrider.core.calibration import DraftCalibration, PendingClaims, RetrievalCalibration
+from outrider.core.costs import Waiting, waiting_of
 from outrider.core.drafting.methods import growth_policy
 from outrider.core.drafting.policy import Candidate, Expansion, GrowthPolicy
 from outrider.core.drafting.saguaro import SaguaroGrowth
@@ -32,6 +33,9 @@ from outrider.models.structure import mask_row
 from outrider.speculator.metrics import DraftCounts
 from outrider.speculator.phrases import Phrases
 from outrider.speculator.send_budget import SendBudget
+
+MAX_STEPS_AHEAD = 8
+"""Most forwards of a chain that are made at once while the target verifies: its commit waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,8 @@ class DraftSession:
         self._is_shared = False
         self._counts = counts or DraftCounts()
         self._policy: GrowthPolicy | None = None if spec.begins_paused else growth_policy(spec.speculation)
+        self._is_awaited = _is_awaited(spec.speculation)
+        """True if the target waits for drafts: no commit comes while one grows."""
         calibration_of_claims = None if self.has_raw_scores else draft_calibration or DraftCalibration()
         self._claims = PendingClaims(calibration_of_claims, self.ranking.is_greedy)
         self._next_expansion: Expansion | None = None
@@ -161,6 +167,7 @@ class DraftSession:
             self._policy = None
         elif steering.speculation is not None:
             self._policy = growth_policy(steering.speculation)
+            self._is_awaited = _is_awaited(steering.speculation)
             self._phrases.use(draft_plan(steering.speculation))
         self._forward_us = steering.forward_us or self._forward_us
         self._round_trip_us = steering.round_trip_us or self._round_trip_us
@@ -242,18 +249,18 @@ class DraftSession:
             return not self._slots
         return len(branches) == 1 and branches[0].position == len(self.tree.committed) + len(self._slots)
 
-    def can_loop(self, expansion: Expansion) -> bool:
-        """Returns True if what follows an expansion is a chain whose every token is the draft model's best one: then
-        several forwards need nothing from the session in between."""
-        if self._asks_more or self._phrases.is_used:
-            return False
-        return expansion.num_children == 1 and len(expansion.nodes) == 1
+    def loop_room(self, expansion: Expansion) -> int:
+        """Returns for how many forwards from an expansion on nothing is needed from the session in between: 0, unless
+        what follows is a chain whose every token is the draft model's best one."""
+        if self._asks_more or self._phrases.is_used or expansion.num_children != 1 or len(expansion.nodes) != 1:
+            return 0
+        return expansion.max_len if self._is_awaited else min(expansion.max_len, MAX_STEPS_AHEAD)
 
     def followed(self, expansion: Expansion, token_id: TokenId) -> Expansion | None:
         """Returns what grows behind an expansion, with its row counted as run, if that is this token alone, which has
         been through a forward already, in the slot behind those in the cache. Otherwise returns None."""
         following = self.next_expansion()
-        if following is None or not self.can_loop(following):
+        if following is None or not self.loop_room(following):
             return None
         node = following.nodes[0]
         if node.parent is not expansion.nodes[0] or node.token_id != token_id or not self._is_chain(following.nodes):
@@ -446,3 +453,7 @@ class DraftSession:
         """Counts nodes that could go out and must wait, each of them once."""
         self._num_withheld += sum(node not in self._withheld for node in nodes)
         self._withheld = set(nodes)
+
+
+def _is_awaited(params: SpeculationParams) -> bool:
+    return waiting_of(params.method, params) is Waiting.ALWAYS

@@ -186,8 +186,8 @@ def test_a_segment_that_begins_no_chain_of_steps_is_refused() -> None:
 def test_only_a_runner_with_a_loop_has_steps() -> None:
     with_loop, without = a_runner("llama"), Runner(build("llama"), use_kernels=False)
     without.make_loop()
-    assert [with_loop.loop_len(length) for length in (0, 3, 4, 7, 8, 99)] == [0, 0, 4, 4, 8, 8]
-    assert without.loop_len(99) == 0
+    assert [with_loop.loop_lens(length) for length in (0, 3, 4, 8, 99)] == [[], [], [4], [4, 8], [4, 8, 12]]
+    assert without.loop_lens(99) == []
 
 
 @pytest.mark.interpret

@@ -44,8 +44,9 @@ MAX_SPANS = 256
 """Most sessions whose rows a forward moves first."""
 MAX_DRAWS = 256
 """Most rows that a forward brings to the device how they are drawn from."""
-LOOP_LENS = (4, 8)
-"""Steps of a loop (`outrider.models.cuda.loop`). Each number has graphs of its own."""
+LOOP_LENS = (4, 8, 12)
+"""Steps of a loop (`outrider.models.cuda.loop`), ascending. Each number has graphs of its own. The last one is the
+default of the longest chain of a round."""
 MAX_LOOP_ROWS = 128
 """Most rows of a loop's forwards."""
 Ints = npt.NDArray[np.int32]

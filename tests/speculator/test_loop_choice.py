@@ -106,3 +106,20 @@ def test_how_chains_begin_and_how_they_go_on_are_two_things() -> None:
     assert choice.choose([4, 8]) == 8
     choice.observe(8, 20.0, 20.0 + 8 * STEP_S, num_used=8, goes_on=True)
     assert choice.choose([4, 8]) == 4
+
+
+def test_a_loop_says_nothing_of_steps_beyond_its_own() -> None:
+    choice = LoopChoice()
+    for now in range(3):
+        choice.choose([4, 8, 12])
+        choice.observe(12, now, now + 12 * STEP_S, num_used=12, goes_on=False)
+    for now in range(3):
+        choice.choose([4, 8, 12])
+        choice.observe(4, now, now + 4 * STEP_S, num_used=3, goes_on=False)
+    assert choice.choose([4, 8, 12]) == 4
+    for now in range(30):
+        choice.choose([4, 8, 12])
+        choice.observe(4, now, now + 4 * STEP_S, num_used=4, goes_on=True)
+        choice.choose([8])
+        choice.observe(8, now + 5 * STEP_S, now + 13 * STEP_S, num_used=8, goes_on=False)
+    assert choice.choose([4, 8, 12]) == 12

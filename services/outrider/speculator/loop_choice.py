@@ -27,8 +27,8 @@ class LoopChoice:
 
     def __init__(self) -> None:
         self._begin, self._rest = _Shares(_new_share), _Shares(_new_share)
-        """By a number of steps, the share of the loops in which a chain went on behind so many: of those that begin
-        chains, and of those that go on with one."""
+        """Share of the loops in which a chain went on behind a number of steps: of those that begin chains, and of
+        those that go on with one."""
         self._goes_on = self._begin
         """The one of the two that the latest choice was made by."""
         self._shorter: Sequence[int] = ()

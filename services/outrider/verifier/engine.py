@@ -425,7 +425,8 @@ def ready_sessions(
     Args:
         sessions: Those that may take part.
         now: The time, in seconds, as `VerifySession` is told it.
-        forward_ms: Time of a forward, in milliseconds: rounds that are ready are held for the others for a share of it.
+        forward_ms: Time of a forward, in milliseconds: rounds that are ready are held for the others for a share of it;
+            where all of them take turns with the draft model, until its drafts are there.
 
     Returns:
         The sessions, and None; or no session, and how many seconds others are worth waiting for.
@@ -437,7 +438,7 @@ def ready_sessions(
     if not waiting:
         return ready, None
     until = min(session.deadline for session in waiting)
-    # Those that take turns with the draft model are in step.
+    # Those that take turns with the draft model begin together: a forward of some would slow the others' drafts down.
     if ready and not all(session.takes_turns for session in (*ready, *waiting)):
         held_since = min(session.ready_since or now for session in ready)
         until = min(until, held_since + HOLD_SHARE * forward_ms / 1e3)

@@ -93,7 +93,7 @@ def test_a_layer_in_two_calls_is_what_its_steps_compute_one_by_one(num_rows: int
         hidden = torch.randn(num_rows, size)
         mlp = kind.mlp(steps, output, norm, gate_up, nn.SiLU(), down)
         summand = mlp(hidden, torch.randn(num_rows, attended).bfloat16()).clone()
-        heads = kind.heads(steps, norm, qkv)
+        heads = kind.heads(steps, 0, norm, qkv)
         results.append((summand, heads(hidden, None).clone(), heads(hidden, summand).clone(), hidden))
     for one_call, step_by_step in zip(*results, strict=True):
         assert torch.equal(one_call, step_by_step)

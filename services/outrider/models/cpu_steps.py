@@ -100,10 +100,10 @@ class CpuSteps(Steps[Plan]):
 
         return gate
 
-    def heads(self, norm: Any, qkv: Product) -> Callable[[Tensor, Tensor | None], Tensor]:
+    def heads(self, index: int, norm: Any, qkv: Product) -> Callable[[Tensor, Tensor | None], Tensor]:
         """Makes the norm and the product of heads: one call where the product is by panels."""
         if not isinstance(qkv, PanelProduct):
-            return super().heads(norm, qkv)
+            return super().heads(index, norm, qkv)
         weight, epsilon = as_array(norm.weight.float()), float(norm.variance_epsilon)
         nothing = np.empty((0, len(weight)), dtype=np.uint16)
         num_heads = len(qkv.bias)
@@ -118,7 +118,7 @@ class CpuSteps(Steps[Plan]):
 
     def mlp(
         self, output: Product, norm: Any, gate_up: Product, activation: nn.Module, down: Product
-    ) -> Callable[[Tensor, Tensor], Tensor]:
+    ) -> Callable[[Tensor, Tensor], Tensor | None]:
         """Makes what comes behind attention: one call where all products are by panels."""
         if not (
             isinstance(activation, SILU_TYPES)

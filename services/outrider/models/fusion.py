@@ -152,7 +152,7 @@ class FusedLayer:
         output = make(attention.o_proj.weight, attention.o_proj.bias)
         gate_up = make(*concatenate([mlp.gate_proj, mlp.up_proj]))
         down = make(mlp.down_proj.weight, mlp.down_proj.bias)
-        self._heads = steps.heads(layer.input_layernorm, qkv)
+        self._heads = steps.heads(index, layer.input_layernorm, qkv)
         self._attend = steps.attention(index, attention)
         self._mlp = steps.mlp(output, layer.post_attention_layernorm, gate_up, mlp.act_fn, down)
         size, attended, gated = mlp.gate_proj.in_features, attention.o_proj.in_features, mlp.down_proj.in_features
@@ -164,16 +164,16 @@ class FusedLayer:
         ]
         """Products of the layer, each with its inputs and outputs, for measurements."""
 
-    def __call__(self, hidden: Tensor, summand: Tensor | None, layout: Any) -> Tensor:
+    def __call__(self, hidden: Tensor, summand: Tensor | None, layout: Any) -> Tensor | None:
         """Runs the layer.
 
         Args:
             hidden: [rows, hidden]: the residual stream, written.
-            summand: [rows, hidden]: what the layer before has still to add to it.
+            summand: [rows, hidden]: what the layer before has still to add to it; None if that is nothing.
             layout: What the attention of its steps takes: a `Plan`, for most.
 
         Returns:
-            [rows, hidden]: what this layer has still to add to it.
+            [rows, hidden]: what this layer has still to add to it; None if that is nothing.
         """
         return self._mlp(hidden, self._attend(self._heads(hidden, summand), layout))
 

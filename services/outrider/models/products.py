@@ -42,12 +42,26 @@ def make_product(
         return _make_small(weight, bias)
     if is_on_cpu and _can_be_packed(weight.dtype) and (is_exact or _is_worth_packing(weight)):
         return _make_packed(weight, bias)
-    transposed = weight.contiguous().t()
+    return TorchProduct(weight, bias)
 
-    def plain(x: Tensor) -> Tensor:
-        return torch.mm(x, transposed) if bias is None else torch.addmm(bias, x, transposed)
 
-    return plain
+class TorchProduct:
+    """Computes `x @ weight.T + bias` by torch's own product, [rows, in] to [rows, out]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """
+        Args:
+            weight: [out, in].
+            bias: [out].
+        """
+        self.weight, self.bias = weight.contiguous(), bias
+        self._transposed = self.weight.t()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Computes the product."""
+        if self.bias is None:
+            return torch.mm(x, self._transposed)
+        return torch.addmm(self.bias, x, self._transposed)
 
 
 def make_head(weight: Tensor, bias: Tensor | None, *, is_exact: bool, use_kernels: bool) -> Product:

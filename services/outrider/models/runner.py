@@ -100,7 +100,7 @@ class Runner:
             self._head = make_head(head.weight, head.bias, is_exact=is_exact, use_kernels=self._use_kernels)
             self._stack: Stack
             if self.is_fused:
-                make_steps = partial(self._make_steps, acceleration) if acceleration else None
+                make_steps = partial(self._make_steps, acceleration, is_exact) if acceleration else None
                 self._stack = FusedStack(model, is_exact=is_exact, use_kernels=self._use_kernels, make_steps=make_steps)
             else:
                 self._stack = PlainStack(model)
@@ -126,13 +126,15 @@ class Runner:
         else:
             self._check_attention()
 
-    def _make_steps(self, acceleration: Acceleration, rotary: RotaryTable) -> CudaSteps:
-        self._steps = CudaSteps(rotary, self.dtype, acceleration.kernels, self.max_context_len)
+    def _make_steps(self, acceleration: Acceleration, is_exact: bool, rotary: RotaryTable) -> CudaSteps:
+        kernels = acceleration.kernels
+        self._steps = CudaSteps(rotary, self.dtype, kernels, self.max_context_len, is_exact=is_exact)
         return self._steps
 
     @torch.inference_mode()
     def _make_forwards(self, pool: KVPool, capture: Capture | None) -> Forwards:
-        stack = self._stack
+        stack, acceleration = self._stack, self._acceleration
+        assert acceleration is not None
         assert isinstance(stack, FusedStack), "no other model is accelerated"
         return Forwards(
             lambda inputs, num_layers: stack.all_rows(inputs.token_ids, inputs, num_layers),
@@ -144,6 +146,7 @@ class Runner:
             vocab_size=self.vocab_size,
             buckets=(EXACT_ROWS,) if self.has_one_shape else BUCKETS,
             capture=capture,
+            measure=acceleration.measure,
         )
 
     def _capture(self, acceleration: Acceleration) -> None:

@@ -36,7 +36,7 @@ class Steps(ABC, Generic[Layout]):
     def gate(self, activation: nn.Module) -> Callable[[Tensor], Tensor]:
         """Makes the function of [rows, 2 * size], gate and up, to [rows, size]."""
 
-    def heads(self, norm: Any, qkv: Product) -> Callable[[Tensor, Tensor | None], Tensor]:
+    def heads(self, index: int, norm: Any, qkv: Product) -> Callable[[Tensor, Tensor | None], Tensor]:
         """Makes the function that adds to the residual stream, and returns queries, keys and values of its norm."""
         add_and_norm = self.norm(norm)
 
@@ -47,9 +47,9 @@ class Steps(ABC, Generic[Layout]):
 
     def mlp(
         self, output: Product, norm: Any, gate_up: Product, activation: nn.Module, down: Product
-    ) -> Callable[[Tensor, Tensor], Tensor]:
+    ) -> Callable[[Tensor, Tensor], Tensor | None]:
         """Makes the function of the residual stream, written, and of what was attended to, [rows, query heads *
-        head_dim]. It returns what the layer has still to add to the stream: [rows, hidden]."""
+        head_dim]. It returns what the layer has still to add to the stream: [rows, hidden], or None if that is done."""
         add_and_norm, gate = self.norm(norm), self.gate(activation)
 
         def mlp(hidden: Tensor, attended: Tensor) -> Tensor:

@@ -39,8 +39,8 @@ def _arithmetic_of_a_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
         left, right = _widened(a.data), _widened(b.data)
         found = sums.data.copy()
         # One by one, and so for every row alike.
-        for k in range(left.shape[1]):
-            found += left[:, k, None] * right[k]
+        for k in range(left.shape[-1]):
+            found += left[..., k, None] * right[..., k, None, :]
         return interpreter.TensorHandle(found, sums.dtype.scalar)
 
     def convert_float(values: Any, old: Any, new: Any, rounding: Any) -> Any:

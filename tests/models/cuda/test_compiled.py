@@ -1,6 +1,8 @@
-"""Kernels of a GPU compile for all GPUs that they are meant for, with the shapes of Qwen3-8B."""
+"""Kernels of a GPU compile for all GPUs that they are meant for, with the shapes of Qwen3-8B and Qwen3-0.6B."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
@@ -8,8 +10,9 @@ from tests.models.cuda.compiling import TARGETS, Compiled, compiled
 
 pytest.importorskip("triton")
 
-from outrider.models.cuda import attention, heads, layer, moves
+from outrider.models.cuda import attention, few_rows, heads, layer, moves
 from outrider.models.cuda.inputs import tile_of
+from outrider.models.cuda.steps import FEW_ROWS
 
 pytestmark = pytest.mark.compile
 
@@ -140,3 +143,53 @@ def test_moves_stay_in_registers(capability: int) -> None:
         num_warps=4,
     )
     assert found.num_spilled == found.num_shared == 0
+
+
+@pytest.mark.parametrize("capability", TARGETS)
+@pytest.mark.parametrize("num_rows", FEW_ROWS)
+@pytest.mark.parametrize(
+    ("num_inputs", "num_outputs", "kind"),
+    [
+        (1024, 4096, "HAS_NORM"),
+        (1024, 3072, "HAS_GATE"),
+        (3072, 1024, "ADDS"),
+        (4096, 12288, "HAS_GATE"),
+        (12288, 4096, "ADDS"),
+    ],
+)
+def test_fused_products_read_ahead_and_stay_in_registers(
+    capability: int, num_rows: int, num_inputs: int, num_outputs: int, kind: str
+) -> None:
+    outputs, inputs = few_rows.outputs_of(num_outputs), few_rows.inputs_of(num_inputs)
+    num_tile_rows = num_rows + outputs * (2 if kind == "HAS_GATE" else 1)
+    num_parts = num_inputs // few_rows.outputs_of(num_inputs)
+    found = compiled(
+        few_rows.few_rows_kernel,
+        of_type("bf16", "x", "weight", "bias", "out") | of_type("fp32", "squares"),
+        {"epsilon": "fp32"},
+        {
+            "NUM_INPUTS": num_inputs,
+            "NUM_OUTPUTS": num_outputs,
+            "NUM_ROWS": num_rows,
+            "OUTPUTS": outputs,
+            "GROUPS": few_rows.GROUPS,
+            "INPUTS": inputs,
+            "NUM_PARTS": num_parts,
+            "PARTS": num_parts,
+            "HAS_NORM": kind != "ADDS",
+            "HAS_BIAS": False,
+            "HAS_GATE": kind == "HAS_GATE",
+            "ADDS": kind == "ADDS",
+        },
+        capability,
+        num_warps=few_rows.GROUPS,
+        num_stages=few_rows.stages_of(num_tile_rows * few_rows.GROUPS * inputs * 2),
+    )
+    assert found.num_spilled == 0
+    assert found.num_shared <= MOST_SHARED
+    # A warp computes with its own columns of 16 rows alone: it need not wait for the others between tiles of them.
+    assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in found.ptx
+    assert "ldmatrix.sync.aligned.m8n8.x4" in found.ptx
+    # All that is multiplied is copied while something else is computed with, 16 bytes at a time.
+    assert "cp.async.cg.shared.global" in found.ptx
+    assert len(re.findall("ld.global", found.ptx)) <= 16, "squares of all parts, or the stream"

@@ -31,7 +31,17 @@ from outrider.models.runner import Runner, Segment
 from outrider.models.sampling import Sampler
 from tests.support.tiny_models import text
 
-LAUNCHES_PER_LAYER, OTHER_LAUNCHES = 9, 12
+LAUNCHES_PER_LAYER, FUSED_PER_LAYER, OTHER_LAUNCHES = 9, 6, 12
+KERNELS = (
+    "add_and_norm",
+    "gate_silu",
+    "store_heads",
+    "attend",
+    "move_rows",
+    "norm_multiply",
+    "norm_gate",
+    "multiply_add",
+)
 SAMPLED = SamplingParams(seed=1, temperature=0.7, top_p=0.9)
 GREEDY = SamplingParams(temperature=0.0)
 CONTEXT = 1000
@@ -113,7 +123,7 @@ class _ListCounts(TorchFunctionMode):
 class Device:
     """A model whose device has kernels that do nothing, but are counted."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, *, is_exact: bool = True) -> None:
         self.counts = DeviceCounts()
         config = Qwen3Config(
             hidden_size=size.hidden_size,
@@ -130,14 +140,13 @@ class Device:
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
         kernels = Kernels(
             check_shape=lambda _group, _head_dim: None,
-            **{
-                name: self._kernel(name) for name in ("add_and_norm", "gate_silu", "store_heads", "attend", "move_rows")
-            },
+            **{name: self._kernel(name) for name in KERNELS},
             make_scratch=lambda *_sizes: None,
             best_tokens=self.best_tokens,
             compiler="none",
         )
-        self.runner = Runner(model, num_blocks=400, acceleration=Acceleration(kernels, None))
+        self.num_layers = size.num_layers
+        self.runner = Runner(model, num_blocks=400, is_exact=is_exact, acceleration=Acceleration(kernels, None))
         self.max_launches = LAUNCHES_PER_LAYER * size.num_layers + OTHER_LAUNCHES
 
     def _kernel(self, name: str) -> Callable[..., None]:
@@ -239,6 +248,18 @@ def test_a_loop_copies_once_for_all_of_its_steps(draft: Device, length: int) -> 
     counts = draft.counted(lambda: draft.runner.draft(segments, [SAMPLED] * 3, [5, 6, 7], length))
     assert counts.copies == {"in": 1, "out": 1}
     assert counts.launches.total() <= length * draft.max_launches, counts.launches
+
+
+def test_a_step_with_fused_products_launches_six_kernels_a_layer() -> None:
+    draft = Device(QWEN3_0_6B, is_exact=False)
+    draft.runner._steps.fused_rows |= {16}
+    draft.runner.make_loop()
+    segments = draft.sessions(3)
+    counts = draft.counted(lambda: draft.runner.draft(segments, [SAMPLED] * 3, [5, 6, 7], 4))
+    assert counts.launches.total() <= 4 * (FUSED_PER_LAYER * draft.num_layers + OTHER_LAUNCHES), counts.launches
+    # The first layer's norm and the last one; the products of the first layer's heads, and the head.
+    assert counts.launches["add_and_norm"] == counts.launches["mm"] == 4 * 2
+    assert counts.launches["multiply_add"] == 4 * 2 * draft.num_layers
 
 
 def test_all_logits_of_a_prompt_are_wanted_without_another_copy(target: Device) -> None:

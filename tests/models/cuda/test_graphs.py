@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM, Olmo2Config
 
 from outrider.core.params import SamplingParams, Source
 from outrider.core.tree import DraftTree
-from outrider.models.cuda.graphs import Acceleration, Results
+from outrider.models.cuda import graphs, steps
+from outrider.models.cuda.graphs import Acceleration, Results, measure_replays
 from outrider.models.cuda.rows import RowDraws
 from outrider.models.cuda.steps import Kernels
 from outrider.models.exactness import NotExact, check_rows, make_exact
@@ -35,10 +36,16 @@ def a_runner(family: str, acceleration: Acceleration | None = TWIN_GPU, **argume
     return Runner(build(family), use_kernels=False, num_blocks=64, acceleration=acceleration, **arguments)
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "fused llama", "fused qwen3"])
 def runners(request: pytest.FixtureRequest) -> tuple[Runner, Runner]:
     """One that replays graphs of many sizes, and one that runs as on any device."""
-    return a_runner(request.param, is_exact=False), Runner(build(request.param), use_kernels=False, num_blocks=64)
+    family = request.param.removeprefix("fused ")
+    # Rounding of bfloat16 would hide mistakes.
+    with pytest.MonkeyPatch.context() as patch:
+        if family != request.param:
+            patch.setattr(steps, "FUSED_TYPE", torch.float32)
+        runner = a_runner(family, is_exact=False)
+    return runner, Runner(build(family), use_kernels=False, num_blocks=64)
 
 
 def a_forward(rng: random.Random, runner: Runner, cache: KVCache, token_ids: list[int]) -> tuple[Segment, list[int]]:
@@ -158,6 +165,83 @@ def of_shape(x: Tensor, weight: Tensor) -> Tensor:
     return x[:, :half] @ weight[:, :half].t() + x[:, half:] @ weight[:, half:].t()
 
 
+@pytest.fixture
+def _fuses_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding of bfloat16 would hide mistakes."""
+    monkeypatch.setattr(steps, "FUSED_TYPE", torch.float32)
+
+
+def logits_of_few(runner: Runner) -> Tensor:
+    return runner.forward([Segment(runner.new_cache(), text(12), 12)])
+
+
+@pytest.mark.usefixtures("_fuses_float32")
+@pytest.mark.parametrize(("fused_ms", "fused_rows"), [(0.9, {16, 32}), (1.1, set())])
+def test_products_are_fused_where_that_is_faster(fused_ms: float, fused_rows: set[int]) -> None:
+    launched: list[int] = []
+
+    def multiply_add(x: Tensor, *arguments: Any) -> None:
+        launched.append(len(x))
+        TWINS.multiply_add(x, *arguments)
+
+    acceleration = Acceleration(replace(TWINS, multiply_add=multiply_add), fake_graph, lambda _replays: [1.0, fused_ms])
+    with structlog.testing.capture_logs() as lines:
+        runner = a_runner("llama", acceleration, is_exact=False)
+    assert runner._steps.fused_rows == fused_rows
+    told = [(line["rows"], line["ms"], line["apart_ms"]) for line in lines if line["event"] == "products.fused"]
+    assert told == [(rows, 0.9, 1.0) for rows in sorted(fused_rows, reverse=True)]
+    launched.clear()
+    torch.testing.assert_close(logits_of_few(runner), reference_logits("llama", text(12)), rtol=1e-4, atol=1e-4)
+    # Two in each of three layers.
+    assert launched == ([16] * 6 if fused_rows else [])
+    # What it was tried with is not kept.
+    assert runner.pool.blocks.num_free == runner.pool.blocks.num_blocks - 1
+
+
+@pytest.mark.usefixtures("_fuses_float32")
+def test_fused_products_that_are_wrong_or_fail_are_done_without_and_told_of() -> None:
+    def norm_gate(hidden: Tensor, *arguments: Any) -> None:
+        if len(hidden) == 16:
+            raise ValueError("no such instruction\nmore")
+        TWINS.norm_gate(hidden, *arguments)
+        arguments[-1].mul_(1.5)
+
+    with structlog.testing.capture_logs() as lines:
+        runner = a_runner("llama", replace(TWIN_GPU, kernels=replace(TWINS, norm_gate=norm_gate)), is_exact=False)
+    told = {line["rows"]: line["reason"] for line in lines if line["event"] == "products.not_fused"}
+    assert sorted(told) == [16, 32]
+    assert told[16] == "no such instruction"
+    assert told[32].startswith("results differ by ")
+    assert (runner.graphs, runner._steps.fused_rows) == ("buckets", set())
+    torch.testing.assert_close(logits_of_few(runner), reference_logits("llama", text(12)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("_fuses_float32")
+def test_products_are_never_fused_where_rows_are_exact_or_were_to_be() -> None:
+    runner = a_runner("llama")
+    assert not runner._steps.can_fuse
+    runner.give_up_exactness()
+    assert runner.graphs == "buckets"
+    assert runner._steps.fused_rows == set()
+
+
+def test_products_of_other_types_are_not_fused() -> None:
+    assert not a_runner("llama", is_exact=False)._steps.can_fuse
+
+
+def test_a_replay_takes_what_its_fastest_turn_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    durations_s = {"slow": iter([9.0] * 6 + [3.0] * 6 + [4.0] * 6), "fast": iter([1.0] * 6 + [2.0] * 12)}
+
+    def replay(name: str) -> Results:
+        nonlocal now
+        now += next(durations_s[name])
+        return ()
+
+    monkeypatch.setattr(graphs.time, "perf_counter", lambda: now)
+    assert measure_replays([partial(replay, "slow"), partial(replay, "fast")], num_turns=3) == [3000.0, 1000.0]
+
+
 @pytest.mark.parametrize("is_exact", [False, True])
 def test_rows_of_one_shape_are_exact_where_those_of_many_are_not(*, is_exact: bool) -> None:
     runner = a_runner("llama", EAGER_TWIN, is_exact=is_exact)
@@ -261,13 +345,16 @@ def test_a_block_is_copied_after_the_rows_on_their_way_to_it(runners: tuple[Runn
 
 
 @pytest.mark.interpret
+@pytest.mark.usefixtures("_fuses_float32")
 @pytest.mark.filterwarnings("ignore:invalid value")  # of lanes that are not stored
-def test_the_kernels_themselves_give_the_logits_of_any_other_runner() -> None:
+@pytest.mark.parametrize("fused_rows", [{16, 32}, set()], ids=["fused", "apart"])
+def test_the_kernels_themselves_give_the_logits_of_any_other_runner(fused_rows: set[int]) -> None:
     pytest.importorskip("triton")
     runner, other = (
         a_runner("qwen3", Acceleration(Kernels.load(), None), is_exact=False),
         Runner(build("qwen3"), use_kernels=False),
     )
+    runner._steps.fused_rows |= fused_rows
     ids = text(70)
     found = []
     for each in (runner, other):

@@ -20,9 +20,11 @@ pytest.importorskip("triton")
 
 from outrider.models.cuda.attention import Scratch, attend
 from outrider.models.cuda.device_chains import launch
+from outrider.models.cuda.few_rows import multiply_add, norm_gate, norm_multiply
 from outrider.models.cuda.heads import store_heads
 from outrider.models.cuda.layer import add_and_norm, gate_silu
 from outrider.models.cuda.moves import move_rows
+from outrider.models.cuda.steps import FEW_ROWS
 
 pytestmark = pytest.mark.compile
 
@@ -85,6 +87,17 @@ def test_a_kernel_is_compiled_once_whatever_the_rows_and_the_pool(launched: Mapp
     assert {name: len(hashes) for name, hashes in launched.items()} == dict.fromkeys(
         ["add_and_norm_kernel", "gate_silu_kernel", "store_heads_kernel", "attend_kernel", "move_rows_kernel"], 1
     )
+
+
+def test_a_fused_product_is_compiled_once_for_a_number_of_rows(launched: Mapping[str, set[str]]) -> None:
+    squares = empty(HIDDEN * 32, dtype=torch.float32)
+    for _ in range(2):
+        for num_rows in FEW_ROWS:
+            hidden, inner = empty(num_rows, HIDDEN), empty(num_rows, INNER)
+            norm_multiply(hidden, squares, 1e-6, empty(6144, HIDDEN), None, empty(num_rows, 6144))
+            norm_gate(hidden, squares, 1e-6, empty(2 * INNER, HIDDEN), None, inner)
+            multiply_add(inner, empty(HIDDEN, INNER), None, hidden, squares)
+    assert {name: len(hashes) for name, hashes in launched.items()} == {"few_rows_kernel": 3 * len(FEW_ROWS)}
 
 
 def test_chains_are_judged_by_four_kernels_whatever_their_number_and_nothing_waits(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outrider.core.params import SamplingParams
 from outrider.models.contenders import Best
+from outrider.models.cuda import steps
 from outrider.models.cuda.graphs import Acceleration
 from outrider.models.cuda.inputs import LOOP_LENS
 from outrider.models.cuda.rows import MAX_NUM_BEST, UNSETTLED
@@ -67,6 +68,19 @@ def as_candidates(found: list[list[Best | None]], params: Sequence[SamplingParam
     return [
         [best and ranked(best, MAX_NUM_BEST, is_greedy=p.is_greedy) for best in of_steps]
         for of_steps, p in zip(found, params, strict=True)
+    ]
+
+
+def test_a_loop_with_fused_products_finds_what_as_many_forwards_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "FUSED_TYPE", torch.float32)
+    runner, indices = a_runner(is_exact=False), [0, 7, 100, 3]
+    assert runner._steps.fused_rows
+    expected = one_after_the_other(runner, openings(runner), PARAMS, indices, 4)
+    segments = openings(runner)
+    spoil(runner)
+    found = as_candidates(runner.draft(segments, PARAMS, indices, 4), PARAMS)
+    assert [[[each.token_id for each in of_row] for of_row in of_steps] for of_steps in found] == [
+        [[each.token_id for each in of_row] for of_row in of_steps] for of_steps in expected
     ]
 
 

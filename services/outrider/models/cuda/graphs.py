@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from outrider.models.cuda.inputs import MAX_DRAWS, MAX_PAIRS, MAX_SPANS, Inputs, Packer, Shape
 from outrider.models.cuda.rows import ROW, ROW_WORDS, RowDraws, write_rows
-from outrider.models.cuda.steps import CudaSteps, Kernels
+from outrider.models.cuda.steps import FEW_ROWS, CudaSteps, Kernels
 from outrider.models.kv_cache import KVPool
 from outrider.models.packing import Segment, check_segments
 from outrider.models.products import Product
@@ -31,8 +33,41 @@ Results = tuple[Tensor, ...]
 """Tensors that a graph writes."""
 Body = Callable[[Inputs, int | None], Tensor]
 """Computes the normed hidden states of all rows, by the first layers or, with None, by all."""
-Capture = Callable[[Callable[[], Results]], Callable[[], Results]]
+Replay = Callable[[], Results]
+"""Computes again what was captured, to the same tensors."""
+Capture = Callable[[Replay], Replay]
 """Makes of a function one that does the same again, to the same tensors."""
+Measure = Callable[[Sequence[Replay]], list[float]]
+"""Measures how long each of some replays takes, in milliseconds."""
+MAX_DIFFERENCE = 0.05
+"""Most that results of fused products may differ from those of a library's, as a share of their length. Behind 28
+layers of random weights two orders of sums in bfloat16 differ by .02, and a product that is a tenth too large makes
+.08."""
+
+
+def measure_replays(
+    replays: Sequence[Replay], wait: Callable[[], object] = lambda: None, num_turns: int = 5
+) -> list[float]:
+    """Measures how long each of some replays takes, in milliseconds: the least of several turns, in each of which it
+    runs a few times on end, so that the host is never waited for.
+
+    Args:
+        replays: Ask a device to compute.
+        wait: Returns when the device has done what it was asked for. A CPU has when a call returns.
+        num_turns: Times that all are measured.
+    """
+    num_repeats = 5
+    least = [math.inf] * len(replays)
+    for _ in range(num_turns):
+        for number, replay in enumerate(replays):
+            replay()
+            wait()
+            started = time.perf_counter()
+            for _ in range(num_repeats):
+                replay()
+            wait()
+            least[number] = min(least[number], 1e3 * (time.perf_counter() - started) / num_repeats)
+    return least
 
 
 @dataclass(frozen=True)
@@ -43,6 +78,8 @@ class Acceleration:
     """Functions that launch kernels."""
     capture: Capture | None
     """Captures graphs. None runs the same functions one kernel after the other."""
+    measure: Measure = measure_replays
+    """Measures graphs that compute the same in two ways."""
 
     @classmethod
     def on(cls, device: torch.device, *, use_graphs: bool) -> Acceleration | None:
@@ -59,7 +96,8 @@ class Acceleration:
         # Sums in bfloat16 would depend on how a library splits them; with this workspace it always splits them alike.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        return cls(kernels, capture_cuda(device) if use_graphs else None)
+        wait = partial(torch.cuda.synchronize, device)
+        return cls(kernels, capture_cuda(device) if use_graphs else None, partial(measure_replays, wait=wait))
 
     def suits(self, queries_per_key: int, head_dim: int) -> bool:
         """Returns True if there are kernels for a model's heads."""
@@ -86,6 +124,7 @@ class Forwards:
         vocab_size: int,
         buckets: Sequence[int],
         capture: Capture | None,
+        measure: Measure,
     ) -> None:
         """
         Args:
@@ -98,9 +137,10 @@ class Forwards:
             vocab_size: Width of the logits.
             buckets: Rows of the forwards, ascending.
             capture: Captures graphs. None runs the same functions one kernel after the other.
+            measure: Measures graphs, where there are two ways to compute the same.
         """
-        self._body, self._head = body, head
-        self.steps, self.pool, self.vocab_size = steps, pool, vocab_size
+        self._body, self._head, self._measure = body, head, measure
+        self.steps, self.pool, self.vocab_size, self._max_context_len = steps, pool, vocab_size, max_context_len
         self.shapes = [Shape(rows) for rows in buckets]
         """Shapes of the forwards, ascending."""
         self.packer = Packer(pool, queries_per_key, self.shapes, max_context_len)
@@ -109,7 +149,7 @@ class Forwards:
         """Inputs on the device."""
         steps.use(pool, self.shapes[-1].rows, pool.shape.num_heads * queries_per_key)
         pool.defers_moves = True
-        self._replays: dict[Shape, tuple[Callable[[], Results], Callable[[], Results]]] = {}
+        self._replays: dict[Shape, tuple[Replay, Replay]] = {}
         """Graphs of the body and of the head: pieces of prompts have no use for the second."""
         if capture is not None:
             with self.on_device():
@@ -145,18 +185,53 @@ class Forwards:
             took_s = round(time.perf_counter() - started, 1)
             log.info("graphs.captured", rows=shape.rows, graph=f"{number} of {len(self.shapes)}", took_s=took_s)
 
-    def _captured(self, shape: Shape, capture: Capture) -> tuple[Callable[[], Results], Callable[[], Results]]:
+    def _captured(self, shape: Shape, capture: Capture) -> tuple[Replay, Replay]:
+        replay, hidden = self._captured_body(shape, capture)
+        if self.steps.can_fuse and shape.rows in FEW_ROWS:
+            replay, hidden = self._fused_if_faster(shape, capture, replay, hidden)
+        # The head's graph reads what the last run of the body's capture wrote to.
+        return replay, capture(lambda: (self._logits(self.inputs[shape], hidden),))
+
+    def _captured_body(self, shape: Shape, capture: Capture) -> tuple[Replay, Tensor]:
+        """Captures a body; returns also what it writes to."""
         found: list[Tensor] = []
 
         def body() -> Results:
             found.append(self._moved_and_hidden(shape, None))
             return (found[-1],)
 
-        replay_body = capture(body)
-        # What the last run wrote to, its capture: the head's graph reads from there.
-        hidden = found[-1]
-        found.clear()
-        return replay_body, capture(lambda: (self._logits(self.inputs[shape], hidden),))
+        return capture(body), found[-1]
+
+    def _fused_if_faster(self, shape: Shape, capture: Capture, replay: Replay, hidden: Tensor) -> tuple[Replay, Tensor]:
+        """Captures a body with fused products, too, and returns the faster one of the two. Which one that is depends on
+        the GPU, on its library and on the model, so it is tried with a short text."""
+        cache = self.pool.new_cache()
+        num_rows = min(shape.rows, self._max_context_len)
+        token_ids = [(7 * row + 1) % self.vocab_size for row in range(num_rows)]
+        cache.reserve(num_rows)
+        self.packer.begin(shape)
+        self.packer.add(Segment(cache, token_ids, 0), range(num_rows), 0, num_rows)
+        self.packer.finish([])
+        expected = replay()[0][:num_rows].float()
+        self.steps.fused_rows.add(shape.rows)
+        try:
+            fused, its_hidden = self._captured_body(shape, capture)
+            difference = float((fused()[0][:num_rows].float() - expected).norm() / expected.norm())
+            apart_ms, fused_ms = self._measure([replay, fused])
+        except Exception as error:  # whatever a compiler, a driver or a kernel has to say: there is another way
+            reason = (str(error) or repr(error)).splitlines()[0]
+            difference, apart_ms, fused_ms = math.inf, 0.0, 0.0
+        else:
+            reason = f"results differ by {difference:.0%}"
+        finally:
+            cache.clear()
+        if not difference <= MAX_DIFFERENCE:  # or it is no number
+            log.warning("products.not_fused", rows=shape.rows, reason=reason, advice="a library computes them")
+        elif fused_ms < apart_ms:
+            log.info("products.fused", rows=shape.rows, ms=round(fused_ms, 3), apart_ms=round(apart_ms, 3))
+            return fused, its_hidden
+        self.steps.fused_rows.discard(shape.rows)
+        return replay, hidden
 
     @torch.inference_mode()
     def warm(self) -> None:
@@ -293,7 +368,7 @@ def capture_cuda(device: torch.device) -> Capture:
     memory = torch.cuda.graph_pool_handle()
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def capture(compute: Callable[[], Results]) -> Callable[[], Results]:
+    def capture(compute: Replay) -> Replay:
         # Once outside a graph: kernels are compiled, and libraries take their memory.
         compute()
         torch.cuda.synchronize()

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from outrider.models.cuda.inputs import MAX_SPLIT_ROWS, Inputs
 from outrider.models.kv_cache import KVPool
+from outrider.models.products import Product, TorchProduct
 from outrider.models.rotary import RotaryTable
 from outrider.models.steps import AddAndNorm, Steps
 from outrider.models.torch_steps import SILU_TYPES, interleaved_norms, torch_gate
+
+FEW_ROWS = (16, 32)
+"""Rows that there are fused products for. With more, a program would read more of its rows than of its weights."""
+FUSED_TYPE = torch.bfloat16
+"""Type of weights that there are fused products for. Those of float32 have no units that multiply them; and of float16,
+weights of a norm and of a product may be too small together."""
+FUSED_OUTPUTS, FUSED_INPUTS = 32, 64
+"""Numbers that outputs and inputs of a fused product are multiples of."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,10 @@ class Kernels:
     """See `outrider.models.cuda.moves`."""
     best_tokens: Callable[[Tensor, Tensor, int], Tensor]
     """See `outrider.models.cuda.draws`."""
+    norm_multiply: Callable[[Tensor, Tensor, float, Tensor, Tensor | None, Tensor], None]
+    """See `outrider.models.cuda.few_rows`, as for the two below."""
+    norm_gate: Callable[[Tensor, Tensor, float, Tensor, Tensor | None, Tensor], None]
+    multiply_add: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor], None]
     compiler: str
     """Version of what compiles the kernels."""
 
@@ -42,7 +55,7 @@ class Kernels:
         """Returns the kernels of this package. Raises ImportError if there is no Triton."""
         import triton
 
-        from outrider.models.cuda import attention, draws, heads, layer, moves
+        from outrider.models.cuda import attention, draws, few_rows, heads, layer, moves
 
         return cls(
             check_shape=attention.check_shape,
@@ -53,6 +66,9 @@ class Kernels:
             make_scratch=attention.Scratch.make,
             move_rows=moves.move_rows,
             best_tokens=draws.best_tokens,
+            norm_multiply=few_rows.norm_multiply,
+            norm_gate=few_rows.norm_gate,
+            multiply_add=few_rows.multiply_add,
             compiler=triton.__version__,
         )
 
@@ -60,16 +76,24 @@ class Kernels:
 class CudaSteps(Steps[Inputs]):
     """Makes the steps by the kernels of a GPU. They read what changes from call to call from `Inputs` alone."""
 
-    def __init__(self, rotary: RotaryTable, dtype: torch.dtype, kernels: Kernels, max_context_len: int) -> None:
+    def __init__(
+        self, rotary: RotaryTable, dtype: torch.dtype, kernels: Kernels, max_context_len: int, *, is_exact: bool
+    ) -> None:
         """
         Args:
             rotary: That of the model.
             dtype: Type of the weights, and of the residual stream.
             kernels: What is launched.
             max_context_len: Most slots of a chain.
+            is_exact: True if a row's bits may not depend on the number of rows, so that products stay a library's.
         """
         self._dtype = dtype
         self._kernels = kernels
+        self._is_exact = is_exact
+        self.can_fuse = False
+        """True if some product of the model can be one kernel with what stands before and behind it."""
+        self.fused_rows: set[int] = set()
+        """Numbers of rows, of `FEW_ROWS`, whose products are fused: those where that is faster (`Forwards`)."""
         # All of it now: a graph reads from where it lay when it was captured.
         self._turns = torch.view_as_real(rotary.up_to(max_context_len - 1))
         self._pool: KVPool | None = None
@@ -141,3 +165,66 @@ class CudaSteps(Steps[Inputs]):
             return out
 
         return gate
+
+    def heads(self, index: int, norm: Any, qkv: Product) -> Callable[[Tensor, Tensor | None], Tensor]:
+        """Makes the norm and the product of heads: of few rows one kernel, behind layers that have added all."""
+        apart = super().heads(index, norm, qkv)
+        if not self._takes(qkv):
+            return apart
+        _fold_norm(norm, qkv)
+        weight, bias, epsilon = qkv.weight, qkv.bias, norm.variance_epsilon
+
+        def heads(hidden: Tensor, summand: Tensor | None) -> Tensor:
+            # Nobody has added to the stream of the first layer, and so nobody has added up its squares.
+            if summand is not None or index == 0 or len(hidden) not in self.fused_rows:
+                return apart(hidden, summand)
+            out = hidden.new_empty(len(hidden), len(weight))
+            self._kernels.norm_multiply(hidden, self._squares, epsilon, weight, bias, out)
+            return out
+
+        return heads
+
+    def mlp(
+        self, output: Product, norm: Any, gate_up: Product, activation: nn.Module, down: Product
+    ) -> Callable[[Tensor, Tensor], Tensor | None]:
+        """Makes what comes behind attention: of few rows three kernels, which leave nothing to add to the stream."""
+        apart = super().mlp(output, norm, gate_up, activation, down)
+        is_silu = isinstance(activation, SILU_TYPES)
+        if not (is_silu and self._takes(output) and self._takes(gate_up) and self._takes(down)):
+            return apart
+        if not self.can_fuse:
+            self.can_fuse = True
+            # There are fewer parts than columns. All layers share it: who reads it comes behind who writes it.
+            count = max(FEW_ROWS) * len(down.weight)
+            self._squares = torch.empty(count, dtype=torch.float32, device=down.weight.device)
+        _fold_norm(norm, gate_up)
+        kernels, epsilon, num_gated = self._kernels, norm.variance_epsilon, down.weight.shape[1]
+
+        def mlp(hidden: Tensor, attended: Tensor) -> Tensor | None:
+            if len(hidden) not in self.fused_rows:
+                return apart(hidden, attended)
+            kernels.multiply_add(attended, output.weight, output.bias, hidden, self._squares)
+            gated = hidden.new_empty(len(hidden), num_gated)
+            kernels.norm_gate(hidden, self._squares, epsilon, gate_up.weight, gate_up.bias, gated)
+            kernels.multiply_add(gated, down.weight, down.bias, hidden, self._squares)
+            return None
+
+        return mlp
+
+    def _takes(self, product: Product) -> TypeGuard[TorchProduct]:
+        """Returns True for a product that can be fused."""
+        if self._is_exact or not isinstance(product, TorchProduct) or product.weight.dtype is not FUSED_TYPE:
+            return False
+        num_outputs, num_inputs = product.weight.shape
+        return num_outputs % FUSED_OUTPUTS == 0 and num_inputs % FUSED_INPUTS == 0
+
+
+def _fold_norm(norm: Any, product: TorchProduct) -> None:
+    """Multiplies the weights of a product with those of the norm of its inputs, which are ones from then on.
+
+    Args:
+        norm: The module of an RMS norm.
+        product: The only one that reads what it norms. Its weights are a copy (`FusedLayer`).
+    """
+    product.weight.mul_(norm.weight)
+    norm.weight.fill_(1.0)

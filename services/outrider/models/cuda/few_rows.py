@@ -1,0 +1,192 @@
+"""Products of few rows, each as one kernel with what stands before and behind it: a norm, a gate, a sum.
+
+At a few rows a layer of a small model takes as long as its kernels take to begin and to end, not as its weights take to
+be read: fewer kernels are faster. Sums here go by other tiles than a library's, so these kernels are for models whose
+rows need not be exact, as a draft model's need not.
+
+The factor of an RMS norm is the same for all columns of a row, so it is applied to the row's sums; the weights of the
+norm are part of the product's own (`CudaSteps`). Squares are added up where the stream is written: a program writes
+those of its columns, and who norms the stream reads the sums of all programs.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MANY_OUTPUTS = 4096
+"""Outputs from which on a program computes 32 of them, not 16: there are enough of them for all processors."""
+GROUPS = 4
+"""Parts of a sum, and warps of a program: each of them adds up its own, as one would wait for each of its products."""
+MAX_INPUTS = 64
+"""Most inputs that a warp multiplies at a time."""
+MAX_STAGES = 6
+"""Most tiles that are under way at a time, the one that is computed with among them."""
+MAX_SHARED = 99 * 1024
+"""Bytes of shared memory that a program of a smaller GPU may have."""
+
+
+def norm_multiply(
+    hidden: Tensor, squares: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None, out: Tensor
+) -> None:
+    """Computes `rms_norm(hidden) @ weight.T + bias`, with a norm whose own weights are ones.
+
+    Args:
+        hidden: [rows, in]: as many rows as `FEW_ROWS` of `outrider.models.cuda.steps` has.
+        squares: float32 [at least parts * rows]: sums of squares of `hidden`, as `multiply_add` has written them.
+        epsilon: That of the norm.
+        weight: [out, in].
+        bias: [out].
+        out: [rows, out], written.
+    """
+    _launch(hidden, weight, bias, out, squares, epsilon, has_norm=True)
+
+
+def norm_gate(
+    hidden: Tensor, squares: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None, out: Tensor
+) -> None:
+    """Computes `silu(gate) * up` of `gate, up = rms_norm(hidden) @ weight.T + bias`.
+
+    Args:
+        hidden: [rows, in]: as many rows as `FEW_ROWS` of `outrider.models.cuda.steps` has.
+        squares: float32 [at least parts * rows]: sums of squares of `hidden`, as `multiply_add` has written them.
+        epsilon: That of the norm, whose own weights are ones.
+        weight: [2 * out, in]: gates, and behind them what is gated.
+        bias: [2 * out].
+        out: [rows, out], written.
+    """
+    _launch(hidden, weight, bias, out, squares, epsilon, has_norm=True, has_gate=True)
+
+
+def multiply_add(x: Tensor, weight: Tensor, bias: Tensor | None, hidden: Tensor, squares: Tensor) -> None:
+    """Adds `x @ weight.T + bias` to the residual stream.
+
+    Args:
+        x: [rows, in]: as many rows as `FEW_ROWS` of `outrider.models.cuda.steps` has.
+        weight: [out, in].
+        bias: [out].
+        hidden: [rows, out], written.
+        squares: float32 [at least parts * rows], written: sums of squares of `hidden`, of each part of its columns.
+    """
+    _launch(x, weight, bias, hidden, squares, 0.0, adds=True)
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    squares: Tensor,
+    epsilon: float,
+    *,
+    has_norm: bool = False,
+    has_gate: bool = False,
+    adds: bool = False,
+) -> None:
+    num_rows, num_outputs = out.shape
+    num_inputs = x.shape[1]
+    block, inputs = outputs_of(num_outputs), inputs_of(num_inputs)
+    num_tile_rows = num_rows + (2 if has_gate else 1) * block
+    few_rows_kernel[(num_outputs // block,)](
+        x,
+        weight,
+        weight if bias is None else bias,  # without a bias it is not read
+        out,
+        squares,
+        epsilon,
+        num_inputs,
+        num_outputs,
+        num_rows,
+        block,
+        GROUPS,
+        inputs,
+        num_inputs // outputs_of(num_inputs),
+        triton.next_power_of_2(num_inputs // outputs_of(num_inputs)),
+        has_norm,
+        bias is not None,
+        has_gate,
+        adds,
+        num_warps=GROUPS,
+        num_stages=stages_of(num_tile_rows * GROUPS * inputs * x.element_size()),
+    )
+
+
+def outputs_of(num_outputs: int) -> int:
+    """Returns how many outputs a program computes."""
+    return 32 if num_outputs >= MANY_OUTPUTS else 16
+
+
+def inputs_of(num_inputs: int) -> int:
+    """Returns how many inputs a warp multiplies at a time: the largest power of two that divides all of its own."""
+    own = num_inputs // GROUPS
+    return min(MAX_INPUTS, own & -own)
+
+
+def stages_of(num_bytes: int) -> int:
+    """Returns how many tiles of so many bytes are under way at a time."""
+    return max(2, min(MAX_STAGES, MAX_SHARED // num_bytes))
+
+
+@triton.jit
+def few_rows_kernel(
+    x: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    squares: tl.tensor,
+    epsilon: tl.tensor,
+    NUM_INPUTS: tl.constexpr,
+    NUM_OUTPUTS: tl.constexpr,
+    NUM_ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    PARTS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    ADDS: tl.constexpr,
+) -> None:
+    """Computes some outputs of all rows in each program."""
+    rows = tl.arange(0, NUM_ROWS)
+    outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    columns = tl.arange(0, GROUPS)[:, None, None] * (NUM_INPUTS // GROUPS) + tl.arange(0, INPUTS)
+    given = x + rows[:, None] * NUM_INPUTS + columns
+    own = weight + outputs.to(tl.int64)[:, None] * NUM_INPUTS + columns
+    places = out + rows[:, None] * NUM_OUTPUTS + outputs
+    # What is used at the end is on its way meanwhile.
+    if HAS_NORM:
+        parts = tl.arange(0, PARTS)[:, None]
+        squares_of_parts = tl.load(squares + parts * NUM_ROWS + rows, parts < NUM_PARTS, 0.0)
+    if ADDS:
+        # Nobody else reads or writes these columns of the stream.
+        stream = tl.load(places)
+    sums = tl.zeros((GROUPS, NUM_ROWS, OUTPUTS), tl.float32)
+    ups = tl.zeros((GROUPS, NUM_ROWS, OUTPUTS), tl.float32)
+    for first in range(0, NUM_INPUTS // GROUPS, INPUTS):
+        some = tl.load(given + first)
+        sums = tl.dot(some, tl.permute(tl.load(own + first), 0, 2, 1), sums, input_precision="ieee")
+        if HAS_GATE:
+            above = tl.load(own + NUM_OUTPUTS * NUM_INPUTS + first)
+            ups = tl.dot(some, tl.permute(above, 0, 2, 1), ups, input_precision="ieee")
+    found, up = tl.sum(sums, 0), tl.sum(ups, 0)
+    if HAS_NORM:
+        factor = 1.0 / tl.sqrt_rn(tl.sum(squares_of_parts, 0) / NUM_INPUTS + epsilon)
+        found *= factor[:, None]
+        up *= factor[:, None]
+    if HAS_BIAS:
+        found += tl.load(bias + outputs).to(tl.float32)
+        if HAS_GATE:
+            up += tl.load(bias + NUM_OUTPUTS + outputs).to(tl.float32)
+    if HAS_GATE:
+        found = found / (1.0 + tl.exp(-found)) * up
+    if ADDS:
+        found += stream.to(tl.float32)
+    kept = found.to(out.dtype.element_ty)
+    tl.store(places, kept)
+    if ADDS:
+        # Of the stream as it is kept.
+        wide = kept.to(tl.float32)
+        tl.store(squares + tl.program_id(0) * NUM_ROWS + rows, tl.sum(wide * wide, 1))

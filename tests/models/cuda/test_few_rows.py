@@ -31,8 +31,10 @@ def assert_close(found: Tensor, known: Tensor) -> None:
 
 
 def stream(num_rows: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A residual stream whose rows differ in length, and its squares, as who has added to it leaves them."""
-    hidden = normal(num_rows, size, dtype=dtype) * torch.arange(1, num_rows + 1)[:, None]
+    """A residual stream whose rows differ in length, one of them as short as makes the norm's epsilon count, and its
+    squares, as who has added to it leaves them."""
+    lengths = torch.tensor([0.003, *range(2, num_rows + 1)])
+    hidden = normal(num_rows, size, dtype=dtype) * lengths[:, None]
     hidden, squares = hidden.to(dtype), torch.full((size * num_rows,), float("nan"))
     nothing = torch.zeros(num_rows, 64, dtype=dtype), torch.zeros(size, 64, dtype=dtype)
     multiply_add(*nothing, None, hidden, squares)

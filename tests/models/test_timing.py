@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from outrider.core.costs import AttentionTimes
 from outrider.models import fusion, timing
+from outrider.models.contenders import Best
 from outrider.models.runner import Runner, Segment
 from outrider.models.timing import (
     EventStopwatch,
@@ -16,6 +18,7 @@ from outrider.models.timing import (
     measure_attention,
     measure_buckets,
     measure_products,
+    measure_steps,
     stopwatch_for,
 )
 from tests.support.cuda_twins import EAGER_TWIN
@@ -106,6 +109,25 @@ def test_forwards_that_are_filled_up_are_measured_by_what_they_are_filled_up_to(
     assert min(times_ms.values()) > 0
     assert list(measure_buckets(runner, 17, context, num_repeats=1)) == [16, 32]
     assert Runner(build("llama")).buckets == ()
+
+
+def test_steps_of_a_loop_are_measured_by_sessions_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(build("llama"), use_kernels=False, is_exact=False, num_blocks=16, acceleration=EAGER_TWIN)
+    loops: list[tuple[int, int]] = []
+    draft = runner.draft
+
+    def counted(segments: Sequence[Segment], *arguments: Any) -> list[list[Best | None]]:
+        assert {segment.cache.length for segment in segments} == {100}
+        loops.append((len(segments), arguments[-1]))
+        return draft(segments, *arguments)
+
+    monkeypatch.setattr(runner, "draft", counted)
+    now = iter(range(1000))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: float(next(now)))
+    assert measure_steps(runner, [1, 3], 100, 4, num_repeats=2) == {1: 250.0, 3: 250.0}
+    assert loops == [(1, 4), (3, 4)] * 4
+    assert runner.pool.blocks.num_free == runner.pool.blocks.num_blocks
+    assert measure_steps(Runner(build("llama")), [1], 100, 4) == {}
 
 
 def test_large_products_are_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,11 @@ import torch
 from transformers import AutoTokenizer
 
 from outrider.core.params import SamplingParams
+from outrider.models.cuda.inputs import LOOP_LENS
 from outrider.models.demo.widen import QWEN3_0_6B, QWEN3_8B, Size, randomise, widen
 from outrider.models.loading import DEMO_FOLDER, CannotLoadModel, build_hf_model, check_device, load_model
 from outrider.models.sampling import Sampler
-from outrider.models.timing import measure_forward, measure_products, measure_sessions
+from outrider.models.timing import measure_forward, measure_products, measure_sessions, measure_steps
 from outrider_bench.workers.hf import HfBaseline
 from outrider_bench.workers.memory import NUM_BYTES, bytes_per_token, num_parameters
 from outrider_bench.workers.plain_loop import PlainLoop
@@ -160,9 +161,16 @@ class GpuWorker:
         }
 
     def measure(
-        self, model: str, dtype: str, rows: Sequence[int], sessions: Sequence[int], context: int, num_repeats: int
+        self,
+        model: str,
+        dtype: str,
+        rows: Sequence[int],
+        sessions: Sequence[int],
+        context: int,
+        num_repeats: int,
+        is_draft: bool,
     ) -> dict[str, Any]:
-        """Measure forwards by rows, the products in them, sessions by number and context, and draws.
+        """Measure forwards by rows, the products in them, sessions by number and context, draws, and loops of steps.
 
         Args:
             model: Its folder.
@@ -171,6 +179,7 @@ class GpuWorker:
             sessions: Numbers of sessions, each with a row of a forward.
             context: Tokens that are in the caches already.
             num_repeats: How often each is measured; results are medians.
+            is_draft: True if it makes several steps at once in services.
 
         Returns:
             Milliseconds by number, and rates in GB/s.
@@ -184,6 +193,8 @@ class GpuWorker:
             measure_sessions(runner, sessions, length, num_repeats=num_repeats) for length in (SHORT, context)
         )
         more_bytes = runner.cache_shape.bytes_per_slot * (context - SHORT)
+        length = LOOP_LENS[-1]
+        steps = measure_steps(runner, sessions, context, length, num_repeats=num_repeats) if is_draft else {}
         return {
             "context": context,
             "forward_ms": forwards,
@@ -194,6 +205,8 @@ class GpuWorker:
                 count: count * more_bytes / (ms - short[count]) / 1e6 for count, ms in long.items() if ms > short[count]
             },
             "draw_us": self._draws(runner.vocab_size, rows, num_repeats),
+            "steps_ms": steps,
+            "fused_ms": runner.fused_ms,
         }
 
     def _num_product_weights(self, folder: str) -> int:

@@ -179,6 +179,12 @@ class Runner:
         return "one-shape" if self.has_one_shape else "buckets"
 
     @property
+    def fused_ms(self) -> dict[int, tuple[float, float]]:
+        """Milliseconds below the head by rows of a forward: with fused products, and with a library's. Only of those
+        that both were tried for (`outrider.models.cuda.few_rows`)."""
+        return {} if self._forwards is None else self._forwards.fused_ms
+
+    @property
     def compiler(self) -> str:
         """Version of what compiled a GPU's kernels; empty where none are used."""
         return self._acceleration.kernels.compiler if self._acceleration else ""

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from outrider.core.costs import AttentionTimes
+from outrider.core.params import SamplingParams
 from outrider.models.cuda.graphs import capture_cuda
 from outrider.models.products import Product
 from outrider.models.runner import KVCache, Runner, Segment
@@ -238,6 +239,38 @@ def measure_sessions(
     for cache in caches:
         cache.clear()
     return times_ms
+
+
+def measure_steps(
+    runner: Runner, num_sessions: Sequence[int], context: int, length: int, *, num_repeats: int = 15
+) -> dict[int, float]:
+    """Measures the median time of a step of a draft model's loop by the number of sessions, in milliseconds. Empty
+    where forwards are not graphs.
+
+    Args:
+        runner: The draft model.
+        num_sessions: Sessions that a loop serves.
+        context: Slots in front of their rows.
+        length: Steps of a loop: one of those that `Runner.loop_lens` returns.
+        num_repeats: Loops of each number.
+    """
+    runner.make_loop()
+    if not runner.has_loop:
+        return {}
+    caches = [_filled(runner, context) for _ in range(max(num_sessions))]
+    params = [SamplingParams(seed=number) for number in range(len(caches))]
+    times: dict[int, list[float]] = {n: [] for n in num_sessions}
+    for repeat in range(num_repeats + 2):
+        for n, samples in times.items():
+            started = time.perf_counter()
+            runner.draft([Segment(cache, [1], 1) for cache in caches[:n]], params[:n], [0] * n, length)
+            if repeat >= 2:
+                samples.append(1e3 * (time.perf_counter() - started) / length)
+            for cache in caches[:n]:
+                cache.truncate(context)
+    for cache in caches:
+        cache.clear()
+    return {n: statistics.median(samples) for n, samples in times.items()}
 
 
 def _take_turns(

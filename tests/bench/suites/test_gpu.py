@@ -17,7 +17,7 @@ from outrider_bench.samples import Chunk, GenerationSample, Rounds
 from outrider_bench.suites.gpu import suite
 from outrider_bench.suites.gpu.cells import PEERS, Cell, Kept, cells_of, room_in, tokens_of
 from outrider_bench.suites.gpu.generations import NUM_ALONE, options_of, requests_of, value_of
-from outrider_bench.suites.gpu.report import report_of
+from outrider_bench.suites.gpu.report import micro_tables, report_of
 from outrider_bench.suites.gpu.suite import GpuSuite
 
 CONFIG = GpuConfig(methods=("off", "pearl"), sessions=(1, 8), temperatures=(0.0, 0.7), contexts=(64,), repeats=2)
@@ -198,6 +198,26 @@ def test_a_report_says_what_was_left_out_and_how_far_the_machine_drifted() -> No
     assert any("180.0 to 200.0 tokens/s" in sentence for sentence in report.chapters[0].sentences)
     on_cpu = report_of(results_of([], device="CPU", memory_gib=None))
     assert any("not how fast a GPU is" in note for note in on_cpu.notes)
+
+
+def test_single_parts_show_steps_of_a_draft_model_and_fused_products_where_there_are_any() -> None:
+    value: dict[str, Any] = {
+        "forward_ms": {"1": 2.0},
+        "products_ms": {"1": 1.0},
+        "products_gb_per_s": {"1": 1000.0},
+        "draw_us": {"0": {"1": 5.0}},
+        "sessions_ms": {"1": 2.0, "8": 3.0},
+        "kv_gb_per_s": {"8": 900.0},
+        "steps_ms": {"1": 0.75, "8": 1.0},
+        "fused_ms": {"16": [0.9, 1.25]},
+    }
+    _, sessions, fused = micro_tables({"label": "draft", "context": 64, "value": value})
+    assert [row[-1] for row in sessions.rows] == ["0.750", "1.000"]
+    assert (fused.title, fused.rows) == ("draft, context 64: fused products", [["16", "0.900", "1.250"]])
+    tables = micro_tables({"label": "target", "context": 64, "value": value | {"steps_ms": {}, "fused_ms": {}}})
+    assert len(tables) == 2
+    assert tables[1].columns == ("sessions", "forward ms", "KV GB/s")
+    assert {len(row) for row in tables[1].rows} == {3}
 
 
 def run(*flags: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:

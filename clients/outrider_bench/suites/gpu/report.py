@@ -31,7 +31,10 @@ PEERS_CAPTION = (
 MICRO_SENTENCES = (
     "Products: those of all layers, back to back, and the weights that they read. A draw takes its copy to the host "
     "along.",
-    "Sessions: a forward of one row for each. KV: keys and values that are read beyond those of 64 tokens.",
+    "Sessions: a forward of one row for each. KV: keys and values that are read beyond those of 64 tokens. Step: one "
+    "of several of the draft model in one graph, with what the host does for them.",
+    "Fused products: all layers of a model whose rows need not be exact, with a norm, a gate or a sum in the kernel of "
+    "each product, beside those of a library. The faster ones are used.",
 )
 
 
@@ -107,7 +110,7 @@ def peers_table(cells: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def micro_tables(cell: Mapping[str, Any]) -> list[Table]:
-    """Make a table by rows and one by sessions, of one model and context."""
+    """Make a table by rows and one by sessions, of one model and context, and one of products that may be fused."""
     value, title = cell["value"], f"{cell['label']}, context {cell['context']}"
     rows = [
         [
@@ -120,14 +123,18 @@ def micro_tables(cell: Mapping[str, Any]) -> list[Table]:
         for count, ms in value["forward_ms"].items()
     ]
     draws = [f"draw us, T = {temperature}" for temperature in value["draw_us"]]
+    steps = value["steps_ms"]
     sessions = [
         [count, number_cell(ms, 3), number_cell(value["kv_gb_per_s"].get(count), 0)]
+        + ([number_cell(steps.get(count), 3)] if steps else [])
         for count, ms in value["sessions_ms"].items()
     ]
+    fused = [[count, *(number_cell(ms, 3) for ms in both)] for count, both in value["fused_ms"].items()]
     columns = ("rows", "forward ms", "products ms", "products GB/s", *draws)
     return [
         Table(f"{title}: rows of one session", columns, rows),
-        Table(f"{title}: sessions", ("sessions", "forward ms", "KV GB/s"), sessions),
+        Table(f"{title}: sessions", ("sessions", "forward ms", "KV GB/s", *(["step ms"] if steps else [])), sessions),
+        *([Table(f"{title}: fused products", ("rows", "fused ms", "a library's ms"), fused)] if fused else []),
     ]
 
 

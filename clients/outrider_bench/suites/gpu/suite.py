@@ -182,6 +182,7 @@ class GpuSuite(Suite):
                 continue
             log(f"single parts: {cell.label}, context {cell.context}")
             asked = {"context": cell.context, "num_repeats": 15 if config.size == "8b" else 3}
+            asked["is_draft"] = cell.label == "draft"
             await self._attempt_cell(cell, partial(self._measure_parts, cell, sizes | asked))
 
     async def _measure_parts(self, cell: Cell, asked: dict[str, Any]) -> None:

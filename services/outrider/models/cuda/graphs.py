@@ -149,6 +149,8 @@ class Forwards:
         """Inputs on the device."""
         steps.use(pool, self.shapes[-1].rows, pool.shape.num_heads * queries_per_key)
         pool.defers_moves = True
+        self.fused_ms: dict[int, tuple[float, float]] = {}
+        """Milliseconds below the head by rows: with fused products, and with a library's."""
         self._replays: dict[Shape, tuple[Replay, Replay]] = {}
         """Graphs of the body and of the head: pieces of prompts have no use for the second."""
         if capture is not None:
@@ -218,6 +220,7 @@ class Forwards:
             fused, its_hidden = self._captured_body(shape, capture)
             difference = float((fused()[0][:num_rows].float() - expected).norm() / expected.norm())
             apart_ms, fused_ms = self._measure([replay, fused])
+            self.fused_ms[shape.rows] = fused_ms, apart_ms
         except Exception as error:  # whatever a compiler, a driver or a kernel has to say: there is another way
             reason = (str(error) or repr(error)).splitlines()[0]
             difference, apart_ms, fused_ms = math.inf, 0.0, 0.0

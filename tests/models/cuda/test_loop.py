@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -153,6 +154,41 @@ def test_more_sessions_than_a_graph_has_rows_for_take_several() -> None:
     for number, p in enumerate(params):
         alone = [Segment(runner.new_cache(), text(40, number), 1)]
         assert found[number : number + 1] == one_after_the_other(runner, alone, [p], [0], 4)
+
+
+@pytest.mark.parametrize(
+    ("num_sessions", "num_rows", "wanted"), [(16, 2, (32, 16)), (17, 2, (64, 32)), (17, 1, (32, 32)), (3, 20, (64, 32))]
+)
+def test_steps_behind_the_first_one_have_the_rows_that_sessions_need(
+    num_sessions: int, num_rows: int, wanted: tuple[int, int]
+) -> None:
+    computed: list[int] = []
+
+    def gate_silu(gate_up: Tensor, out: Tensor) -> None:
+        computed.append(len(out))
+        TWINS.gate_silu(gate_up, out)
+
+    runner = a_runner("llama", replace(TWIN_GPU, kernels=replace(TWINS, gate_silu=gate_silu)), is_exact=False)
+    params = [replace(PARAMS[number % 4], seed=number) for number in range(num_sessions)]
+    found = []
+    for loops in (False, True):
+        caches = [runner.new_cache() for _ in params]
+        runner.forward([Segment(cache, text(9, number), 0) for number, cache in enumerate(caches)])
+        segments = [Segment(cache, text(num_rows, number), 1) for number, cache in enumerate(caches)]
+        spoil(runner)
+        computed.clear()
+        arguments = segments, params, [5] * num_sessions, 4
+        draft: Any = runner.draft if loops else partial(one_after_the_other, runner)
+        found.append(draft(*arguments))
+        for cache in caches:
+            cache.clear()
+    known, loops_found = found[0], as_candidates(found[1], params)
+    # Other numbers of rows, other last bits of the scores.
+    assert [[row[0].token_id for row in steps] for steps in loops_found] == [
+        [row[0].token_id for row in steps] for steps in known
+    ]
+    num_layers = runner.cache_shape.num_layers
+    assert computed == [wanted[0]] * num_layers + [wanted[1]] * num_layers * 3
 
 
 def test_a_row_that_kernels_do_not_settle_is_none_and_leaves_the_others_alone() -> None:

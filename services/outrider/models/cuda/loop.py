@@ -7,6 +7,7 @@ out all steps at once and copies them in one go. On the device a step only write
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,15 @@ class DraftLoop:
         """
         self._forwards, self._best_tokens = forwards, best_tokens
         self._shapes = [shape for shape in forwards.shapes if shape.rows <= MAX_LOOP_ROWS]
+        # A session has one row or two in the first step, and one behind it: the next smaller shape is often enough.
+        self._behind = {shape: self._shapes[max(0, index - 1) : index + 1] for index, shape in enumerate(self._shapes)}
         self._steps = {
-            (shape, length): _Steps(forwards, shape, length) for shape in self._shapes for length in LOOP_LENS
+            (shape, behind, length): _Steps(forwards, behind, length)
+            for shape in self._shapes
+            for behind in self._behind[shape]
+            for length in LOOP_LENS
         }
-        self._replays: dict[tuple[Shape, int], Callable[[], Results]] = {}
+        self._replays: dict[tuple[Shape, Shape, int], Callable[[], Results]] = {}
         if capture is not None:
             with forwards.on_device():
                 self._capture_all(capture)
@@ -51,31 +57,32 @@ class DraftLoop:
     @torch.inference_mode()
     def _capture_all(self, capture: Capture) -> None:
         # The largest first: the others use its memory.
-        for shape, length in reversed(self._steps):
+        for key, steps in reversed(self._steps.items()):
+            shape, behind, length = key
             self._forwards.packer.begin(shape)
-            self._steps[shape, length].clear()
+            steps.clear()
             self._forwards.packer.finish([])
             try:
-                self._replays[shape, length] = capture(self._capturable(shape, length))
+                self._replays[key] = capture(partial(self._compute, shape, steps))
             except RuntimeError as error:
                 self._replays.clear()
                 warn_not_captured(error, rows=shape.rows, steps=length)
                 return
-            log.info("graphs.captured", rows=shape.rows, steps=length)
+            log.info("graphs.captured", rows=shape.rows, rows_behind=behind.rows, steps=length)
 
-    def _capturable(self, shape: Shape, length: int) -> Callable[[], Results]:
-        return lambda: self._compute(shape, length)
-
-    def _compute(self, shape: Shape, length: int) -> Results:
-        """Computes the best tokens of all steps, int32 [steps, 2, rows, MAX_NUM_BEST]: ids, and bits of scores."""
-        forwards, steps = self._forwards, self._steps[shape, length]
+    def _compute(self, shape: Shape, steps: _Steps) -> Results:
+        """Computes the best tokens of all steps: int32 [steps, 2, rows behind the first step, MAX_NUM_BEST], ids and
+        bits of scores."""
+        forwards = self._forwards
         forwards.steps.move(forwards.inputs[shape])
         found: list[Tensor] = []
         for number, inputs in enumerate([forwards.inputs[shape], *steps.inputs]):
             if found:
                 # Of rows that are nobody's, or whose best token is not known, some token: nothing is made of it.
                 inputs.token_ids.copy_(found[-1][0, :, 0].clamp(0, forwards.vocab_size - 1))
-            found.append(self._best_tokens(forwards.compute(inputs), steps.words[number], MAX_NUM_BEST))
+            # Of the first step, too, no more are anybody's: one for each session.
+            logits = forwards.compute(inputs)[: steps.num_rows]
+            found.append(self._best_tokens(logits, steps.words[number], MAX_NUM_BEST))
         return (torch.stack(found),)
 
     @torch.inference_mode()
@@ -92,9 +99,12 @@ class DraftLoop:
                 first = len(found)
                 shape, last = self._fitting(segments, first)
                 some = slice(first, last)
-                last = first + self._lay_out(shape, segments[some], params[some], first_indices[some], length)
-                replay = self._replays.get((shape, length))
-                (best,) = self._compute(shape, length) if replay is None else replay()
+                behind = next(each for each in self._behind[shape] if each.rows >= last - first)
+                key = shape, behind, length
+                steps = self._steps[key]
+                last = first + self._lay_out(shape, steps, segments[some], params[some], first_indices[some])
+                replay = self._replays.get(key)
+                (best,) = self._compute(shape, steps) if replay is None else replay()
                 # Waits for the device: what was copied to it may be written again from here on.
                 of_steps = [best_of_rows(of_step, MAX_NUM_BEST) for of_step in best[:, :, : last - first].cpu()]
                 found += [[of_step[row] for of_step in of_steps] for row in range(last - first)]
@@ -117,13 +127,13 @@ class DraftLoop:
     def _lay_out(
         self,
         shape: Shape,
+        steps: _Steps,
         segments: Sequence[Segment],
         params: Sequence[SamplingParams],
         first_indices: Sequence[int],
-        length: int,
     ) -> int:
         """Fills the inputs of all steps, and returns for how many of the segments there was room."""
-        forwards, packer = self._forwards, self._forwards.packer
+        forwards, packer, length = self._forwards, self._forwards.packer, steps.length
         for segment in segments:
             segment.cache.reserve(segment.cache.length + len(segment.token_ids) + length - 1)
         forwards.begin(shape)
@@ -135,7 +145,7 @@ class DraftLoop:
                 break
             wanted.append(packer.num_rows - 1)
         count = len(wanted)
-        self._steps[shape, length].fill(segments[:count], packer.tables, params[:count], first_indices[:count])
+        steps.fill(segments[:count], packer.tables, params[:count], first_indices[:count])
         packer.finish(wanted)
         return count
 
@@ -145,8 +155,18 @@ class _Steps:
     front of the inputs of the first step, and go to the device with them."""
 
     def __init__(self, forwards: Forwards, shape: Shape, length: int) -> None:
-        self._packer, self._pool, self._shape, self._length = forwards.packer, forwards.pool, shape, length
+        """
+        Args:
+            forwards: Run the steps.
+            shape: That of the steps behind the first one.
+            length: Steps, the first one among them.
+        """
+        self._packer, self._pool, self._shape = forwards.packer, forwards.pool, shape
         self._vocab_size = forwards.vocab_size
+        self.length = length
+        """Steps, the first one among them."""
+        self.num_rows = shape.rows
+        """Rows that are drawn from in each step."""
         self._count, self._num_words = shape.num_loop(length), length * shape.rows * ROW_WORDS
         device = self._packer.front(self._count)
         self.words = device[: self._num_words].view(length, shape.rows, ROW_WORDS)
@@ -160,7 +180,7 @@ class _Steps:
     def _take(self) -> tuple[npt.NDArray[Any], dict[str, Ints]]:
         """Returns what is filled in host memory, as nobody's: `ROW` [steps, rows], and the parts of the inputs, with
         the steps behind the first one in front of their own dimensions. Other loops have written there."""
-        array, length, num_rows = self._packer.take_front(self._count), self._length, self._shape.rows
+        array, length, num_rows = self._packer.take_front(self._count), self.length, self.num_rows
         rows = array[: self._num_words].view(ROW).reshape(length, num_rows)
         rows[:] = self._nobodys
         parts = parts_of(array[self._num_words :].reshape(length - 1, -1), self._shape)
@@ -181,7 +201,7 @@ class _Steps:
     ) -> None:
         """Lays out the steps behind segments whose tables begin at these numbers of the buffer."""
         rows, parts = self._take()
-        count, length = len(segments), self._length
+        count, length = len(segments), self.length
         write_rows(rows[0, :count], params, first_indices, self._vocab_size)
         rows[1:, :count] = rows[0, :count]
         indices = [index + step for step in range(1, length) for index in first_indices]

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
 import pytest
+import structlog
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.models.cuda.graphs import Acceleration, Results
 from outrider.models.cuda.steps import FEW_ROWS
+from outrider.models.demo.widen import QWEN3_0_6B, randomise
+from outrider.models.loading import DEMO_FOLDER, build_hf_model
+from outrider.models.runner import Runner, Segment
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 EPSILON = 1e-6
@@ -37,22 +46,55 @@ def test_a_layers_products_are_those_of_a_library(
     stream, attended = normal(num_rows, size), normal(num_rows, attended_size)
     output = normal(size, attended_size, scale=attended_size**-0.5)
     gate_up, heads = normal(2 * gated_size, size, scale=size**-0.5), normal(attended_size, size, scale=size**-0.5)
-    squares = torch.empty(size * num_rows, device=device)
+    norm = 1 + normal(size, scale=0.1)
+    scaled, squares = torch.empty_like(stream), torch.empty(size * num_rows, device=device)
+    biases = [normal(count, scale=0.1) for count in (size, 2 * gated_size, attended_size)]
 
     def run() -> tuple[Tensor, Tensor, Tensor]:
         hidden = stream.clone()
         gated, found = (torch.empty(num_rows, count, device=device).bfloat16() for count in (gated_size, attended_size))
-        multiply_add(attended, output, None, hidden, squares)
-        norm_gate(hidden, squares, EPSILON, gate_up, None, gated)
-        norm_multiply(hidden, squares, EPSILON, heads, None, found)
+        multiply_add(attended, output, biases[0], hidden, norm, scaled, squares)
+        norm_gate(scaled, squares, EPSILON, gate_up, biases[1], gated)
+        norm_multiply(scaled, squares, EPSILON, heads, biases[2], found)
         return hidden, gated, found
 
     hidden, gated, found = run()
-    assert_close(hidden, stream.float() + functional.linear(attended.float(), output.float()))
-    normed = functional.rms_norm(hidden.float(), (size,), None, EPSILON)
-    gate, up = functional.linear(normed, gate_up.float()).chunk(2, 1)
+    assert_close(hidden, stream.float() + functional.linear(attended.float(), output.float(), biases[0].float()))
+    normed = functional.rms_norm(hidden.float(), (size,), norm.float(), EPSILON)
+    gate, up = functional.linear(normed, gate_up.float(), biases[1].float()).chunk(2, 1)
     assert_close(gated, functional.silu(gate) * up)
-    assert_close(found, functional.linear(normed, heads.float()))
+    assert_close(found, functional.linear(normed, heads.float(), biases[2].float()))
     for _ in range(50):
         again = run()
         assert all(map(torch.equal, again, (hidden, gated, found)))
+
+
+def test_a_draft_model_says_the_same_with_fused_products(device: str, tmp_path: Path) -> None:
+    if not device.startswith("cuda"):
+        pytest.skip("these kernels are a GPU's")
+    size = dataclasses.replace(QWEN3_0_6B, num_layers=4, vocab_size=2304)
+    randomise(size, DEMO_FOLDER / "target", tmp_path, device=device, dtype=torch.bfloat16)
+    token_ids = [5 + index * 7 % 2000 for index in range(100)]
+    found = []
+    for fused_ms in (1.0, 3.0):
+
+        def measure(_replays: Sequence[Callable[[], Results]], fused_ms: float = fused_ms) -> list[float]:
+            return [2.0, fused_ms]
+
+        acceleration = Acceleration.on(torch.device(device), use_graphs=True)
+        assert acceleration is not None
+        with structlog.testing.capture_logs() as lines:
+            runner = Runner(
+                build_hf_model(str(tmp_path), "bfloat16", device=device)[0],
+                is_exact=False,
+                num_blocks=64,
+                acceleration=dataclasses.replace(acceleration, measure=measure),
+            )
+        assert [line for line in lines if line["event"] == "products.not_fused"] == []
+        assert set(runner.fused_ms) == {*FEW_ROWS}
+        assert runner._steps.fused_rows == ({*FEW_ROWS} if fused_ms < 2.0 else set())
+        cache = runner.new_cache()
+        runner.forward([Segment(cache, token_ids, 0)])
+        found.append(torch.cat([runner.forward([Segment(cache, token_ids[:count], count)]) for count in (1, 12, 30)]))
+    fused, apart = found
+    assert float(((fused - apart).norm(dim=1) / apart.norm(dim=1)).max()) < 0.05

@@ -91,7 +91,7 @@ def test_a_layer_in_two_calls_is_what_its_steps_compute_one_by_one(num_rows: int
     for kind in (CpuSteps, Steps):
         torch.manual_seed(0)
         hidden = torch.randn(num_rows, size)
-        mlp = kind.mlp(steps, output, norm, gate_up, nn.SiLU(), down)
+        mlp = kind.mlp(steps, 0, output, norm, gate_up, nn.SiLU(), down)
         summand = mlp(hidden, torch.randn(num_rows, attended).bfloat16()).clone()
         heads = kind.heads(steps, 0, norm, qkv)
         results.append((summand, heads(hidden, None).clone(), heads(hidden, summand).clone(), hidden))

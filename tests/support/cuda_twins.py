@@ -36,25 +36,28 @@ def gate_silu(gate_up: Tensor, out: Tensor) -> None:
 
 
 def norm_multiply(
-    hidden: Tensor, squares: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None, out: Tensor
+    scaled: Tensor, squares: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None, out: Tensor
 ) -> None:
-    assert len(hidden) in FEW_ROWS
-    factor = torch.rsqrt(squares[: len(hidden)] / hidden.shape[1] + epsilon)
-    out.copy_(functional.linear((hidden * factor[:, None]).to(hidden.dtype), weight, bias))
+    assert len(scaled) in FEW_ROWS
+    factor = torch.rsqrt(squares[: len(scaled)] / scaled.shape[1] + epsilon)
+    out.copy_(functional.linear((scaled * factor[:, None]).to(scaled.dtype), weight, bias))
 
 
 def norm_gate(
-    hidden: Tensor, squares: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None, out: Tensor
+    scaled: Tensor, squares: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None, out: Tensor
 ) -> None:
-    gate_up = hidden.new_empty(len(hidden), len(weight))
-    norm_multiply(hidden, squares, epsilon, weight, bias, gate_up)
+    gate_up = scaled.new_empty(len(scaled), len(weight))
+    norm_multiply(scaled, squares, epsilon, weight, bias, gate_up)
     gate_silu(gate_up, out)
 
 
-def multiply_add(x: Tensor, weight: Tensor, bias: Tensor | None, hidden: Tensor, squares: Tensor) -> None:
+def multiply_add(
+    x: Tensor, weight: Tensor, bias: Tensor | None, hidden: Tensor, norm: Tensor, scaled: Tensor, squares: Tensor
+) -> None:
     """Writes the squares of all columns as those of one part, and nothing of use behind it."""
     assert len(hidden) in FEW_ROWS
     hidden.add_(functional.linear(x, weight, bias))
+    torch.mul(hidden, norm, out=scaled)
     squares.fill_(float("nan"))
     squares[: len(hidden)] = hidden.square().sum(1)
 

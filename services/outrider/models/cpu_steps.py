@@ -117,7 +117,7 @@ class CpuSteps(Steps[Plan]):
         return heads
 
     def mlp(
-        self, output: Product, norm: Any, gate_up: Product, activation: nn.Module, down: Product
+        self, index: int, output: Product, norm: Any, gate_up: Product, activation: nn.Module, down: Product
     ) -> Callable[[Tensor, Tensor], Tensor | None]:
         """Makes what comes behind attention: one call where all products are by panels."""
         if not (
@@ -126,7 +126,7 @@ class CpuSteps(Steps[Plan]):
             and isinstance(gate_up, PanelProduct)
             and isinstance(down, PanelProduct)
         ):
-            return super().mlp(output, norm, gate_up, activation, down)
+            return super().mlp(index, output, norm, gate_up, activation, down)
         weight, epsilon = as_array(norm.weight.float()), float(norm.variance_epsilon)
         arrays = weight, epsilon, gate_up.panels, gate_up.bias, down.panels, down.bias
         output_panels, output_bias, size = output.panels, output.bias, len(weight)

@@ -154,7 +154,7 @@ class FusedLayer:
         down = make(mlp.down_proj.weight, mlp.down_proj.bias)
         self._heads = steps.heads(index, layer.input_layernorm, qkv)
         self._attend = steps.attention(index, attention)
-        self._mlp = steps.mlp(output, layer.post_attention_layernorm, gate_up, mlp.act_fn, down)
+        self._mlp = steps.mlp(index, output, layer.post_attention_layernorm, gate_up, mlp.act_fn, down)
         size, attended, gated = mlp.gate_proj.in_features, attention.o_proj.in_features, mlp.down_proj.in_features
         self.products = [
             (qkv, size, attended + attention.k_proj.out_features + attention.v_proj.out_features),

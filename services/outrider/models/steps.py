@@ -46,7 +46,7 @@ class Steps(ABC, Generic[Layout]):
         return heads
 
     def mlp(
-        self, output: Product, norm: Any, gate_up: Product, activation: nn.Module, down: Product
+        self, index: int, output: Product, norm: Any, gate_up: Product, activation: nn.Module, down: Product
     ) -> Callable[[Tensor, Tensor], Tensor | None]:
         """Makes the function of the residual stream, written, and of what was attended to, [rows, query heads *
         head_dim]. It returns what the layer has still to add to the stream: [rows, hidden], or None if that is done."""

@@ -245,7 +245,7 @@ def measure_steps(
     runner: Runner, num_sessions: Sequence[int], context: int, length: int, *, num_repeats: int = 15
 ) -> dict[int, float]:
     """Measures the median time of a step of a draft model's loop by the number of sessions, in milliseconds. Empty
-    where forwards are not graphs.
+    where there is no loop.
 
     Args:
         runner: The draft model.

@@ -6,6 +6,8 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -142,6 +144,24 @@ def test_no_cell_begins_that_would_end_beyond_the_budget(monkeypatch: pytest.Mon
     now[0] = 556.0
     assert bench._is_over(cell)
     assert bench.found()["left_out"] == [cell.key] * 2
+
+
+def test_loops_of_steps_are_measured_of_the_draft_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, bool] = {}
+
+    class Worker:
+        async def call(self, name: str, *, model: str, is_draft: bool, **_arguments: Any) -> dict[str, Any]:
+            assert name == "measure"
+            asked[model] = is_draft
+            return {}
+
+    bench = GpuSuite(GpuConfig())
+    monkeypatch.setattr(bench, "_worker", lambda: nullcontext(Worker()))
+    bench._folders = {"target": "T", "draft": "D"}
+    bench._began = time.perf_counter()
+    cells = [Cell("micro", role, context=64) for role in ("target", "draft")]
+    asyncio.run(bench._run_micro(cells, lambda _line: None))
+    assert (asked, bench.failures) == ({"T": False, "D": True}, {})
 
 
 def results_of(cells: list[dict[str, Any]], **more: Any) -> dict[str, Any]:

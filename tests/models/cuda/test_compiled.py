@@ -148,24 +148,26 @@ def test_moves_stay_in_registers(capability: int) -> None:
 @pytest.mark.parametrize("capability", TARGETS)
 @pytest.mark.parametrize("num_rows", FEW_ROWS)
 @pytest.mark.parametrize(
-    ("num_inputs", "num_outputs", "kind"),
+    ("num_inputs", "num_outputs", "kind", "has_bias"),
     [
-        (1024, 4096, "HAS_NORM"),
-        (1024, 3072, "HAS_GATE"),
-        (3072, 1024, "ADDS"),
-        (4096, 12288, "HAS_GATE"),
-        (12288, 4096, "ADDS"),
+        (1024, 4096, "", False),
+        (1024, 3072, "HAS_GATE", False),
+        (3072, 1024, "ADDS", False),
+        (4096, 12288, "HAS_GATE", False),
+        (12288, 4096, "ADDS", False),
+        (3584, 4608, "", True),  # Qwen2.5-7B
     ],
 )
 def test_fused_products_read_ahead_and_stay_in_registers(
-    capability: int, num_rows: int, num_inputs: int, num_outputs: int, kind: str
+    capability: int, num_rows: int, num_inputs: int, num_outputs: int, kind: str, has_bias: bool
 ) -> None:
     outputs, inputs = few_rows.outputs_of(num_outputs), few_rows.inputs_of(num_inputs)
     num_tile_rows = num_rows + outputs * (2 if kind == "HAS_GATE" else 1)
+    num_stages = few_rows.stages_of(num_tile_rows * few_rows.GROUPS * inputs * SIZES["bf16"])
     num_parts = num_inputs // few_rows.outputs_of(num_inputs)
     found = compiled(
         few_rows.few_rows_kernel,
-        of_type("bf16", "x", "weight", "bias", "out") | of_type("fp32", "squares"),
+        of_type("bf16", "x", "weight", "bias", "out", "norm", "scaled") | of_type("fp32", "squares"),
         {"epsilon": "fp32"},
         {
             "NUM_INPUTS": num_inputs,
@@ -175,21 +177,33 @@ def test_fused_products_read_ahead_and_stay_in_registers(
             "GROUPS": few_rows.GROUPS,
             "INPUTS": inputs,
             "NUM_PARTS": num_parts,
-            "PARTS": num_parts,
-            "HAS_NORM": kind != "ADDS",
-            "HAS_BIAS": False,
+            "PARTS": 1 << (num_parts - 1).bit_length(),
+            "HAS_BIAS": has_bias,
             "HAS_GATE": kind == "HAS_GATE",
             "ADDS": kind == "ADDS",
         },
         capability,
         num_warps=few_rows.GROUPS,
-        num_stages=few_rows.stages_of(num_tile_rows * few_rows.GROUPS * inputs * 2),
+        num_stages=num_stages,
     )
     assert found.num_spilled == 0
     assert found.num_shared <= MOST_SHARED
-    # A warp computes with its own columns of 16 rows alone: it need not wait for the others between tiles of them.
     assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in found.ptx
+    # Units for products read 16 bytes a thread at a time, and nothing is laid out anew for them.
     assert "ldmatrix.sync.aligned.m8n8.x4" in found.ptx
-    # All that is multiplied is copied while something else is computed with, 16 bytes at a time.
     assert "cp.async.cg.shared.global" in found.ptx
-    assert len(re.findall("ld.global", found.ptx)) <= 16, "squares of all parts, or the stream"
+    # The loop goes on while tiles behind the next one are under way: x and weights, of a gate two of them.
+    num_groups = 3 if kind == "HAS_GATE" else 2
+    assert min(map(int, re.findall(r"cp\.async\.wait_group\s+(\d+)", loop_of(found.ptx)))) == (
+        num_groups * (num_stages - 2)
+    )
+    assert num_stages > 2
+
+
+def loop_of(ptx: str) -> str:
+    """The instructions between the only label that is jumped back to and the jump."""
+    for label in re.finditer(r"^(\$L__BB\d+_\d+):", ptx, re.MULTILINE):
+        jump = re.search(rf"\bbra(?:\.uni)?\s+{re.escape(label[1])};", ptx[label.end() :])
+        if jump:
+            return ptx[label.end() : label.end() + jump.end()]
+    raise AssertionError("there is no loop")

@@ -45,6 +45,7 @@ def runners(request: pytest.FixtureRequest) -> tuple[Runner, Runner]:
         if family != request.param:
             patch.setattr(steps, "FUSED_TYPE", torch.float32)
         runner = a_runner(family, is_exact=False)
+    assert runner._steps.fused_rows == ({16, 32} if family != request.param else set())
     return runner, Runner(build(family), use_kernels=False, num_blocks=64)
 
 
@@ -191,6 +192,7 @@ def test_products_are_fused_where_that_is_faster(fused_ms: float, fused_rows: se
     event = "products.fused" if fused_rows else "products.apart"
     told = [(line["rows"], line["fused_ms"], line["apart_ms"]) for line in lines if line["event"] == event]
     assert told == [(32, fused_ms, 1.0), (16, fused_ms, 1.0)]
+    assert runner.fused_ms == {32: (fused_ms, 1.0), 16: (fused_ms, 1.0)}
     launched.clear()
     torch.testing.assert_close(logits_of_few(runner), reference_logits("llama", text(12)), rtol=1e-4, atol=1e-4)
     # Two in each of three layers.
@@ -205,15 +207,16 @@ def test_fused_products_that_are_wrong_or_fail_are_done_without_and_told_of() ->
         if len(hidden) == 16:
             raise ValueError("no such instruction\nmore")
         TWINS.norm_gate(hidden, *arguments)
-        arguments[-1].mul_(1.5)
+        # Of a single row.
+        arguments[-1][3].mul_(1.5)
 
     with structlog.testing.capture_logs() as lines:
         runner = a_runner("llama", replace(TWIN_GPU, kernels=replace(TWINS, norm_gate=norm_gate)), is_exact=False)
     told = {line["rows"]: line["reason"] for line in lines if line["event"] == "products.not_fused"}
     assert sorted(told) == [16, 32]
     assert told[16] == "no such instruction"
-    assert told[32].startswith("results differ by ")
-    assert (runner.graphs, runner._steps.fused_rows) == ("buckets", set())
+    assert told[32].startswith("results of a row differ by ")
+    assert (runner.graphs, runner._steps.fused_rows, runner.fused_ms) == ("buckets", set(), {})
     torch.testing.assert_close(logits_of_few(runner), reference_logits("llama", text(12)), rtol=1e-4, atol=1e-4)
 
 
@@ -228,6 +231,22 @@ def test_products_are_never_fused_where_rows_are_exact_or_were_to_be() -> None:
 
 def test_products_of_other_types_are_not_fused() -> None:
     assert not a_runner("llama", is_exact=False)._steps.can_fuse
+
+
+def test_replays_of_a_gpu_are_measured_until_it_has_done_what_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[object] = []
+    monkeypatch.setattr(graphs.Kernels, "load", lambda: TWINS)
+    monkeypatch.setattr(torch.cuda, "synchronize", events.append)
+    acceleration = Acceleration.on(torch.device("cuda:1"), use_graphs=False)
+    assert acceleration is not None
+
+    def replay() -> Results:
+        events.append("asked")
+        return ()
+
+    acceleration.measure([replay])
+    device = torch.device("cuda:1")
+    assert events == ["asked", device, *["asked"] * 5, device] * 5
 
 
 def test_a_replay_takes_what_its_fastest_turn_takes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,13 +123,13 @@ def micro_tables(cell: Mapping[str, Any]) -> list[Table]:
         for count, ms in value["forward_ms"].items()
     ]
     draws = [f"draw us, T = {temperature}" for temperature in value["draw_us"]]
-    steps = value["steps_ms"]
+    steps = value.get("steps_ms", {})
     sessions = [
         [count, number_cell(ms, 3), number_cell(value["kv_gb_per_s"].get(count), 0)]
         + ([number_cell(steps.get(count), 3)] if steps else [])
         for count, ms in value["sessions_ms"].items()
     ]
-    fused = [[count, *(number_cell(ms, 3) for ms in both)] for count, both in value["fused_ms"].items()]
+    fused = [[count, *(number_cell(ms, 3) for ms in both)] for count, both in value.get("fused_ms", {}).items()]
     columns = ("rows", "forward ms", "products ms", "products GB/s", *draws)
     return [
         Table(f"{title}: rows of one session", columns, rows),

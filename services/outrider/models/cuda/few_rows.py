@@ -4,9 +4,9 @@ At a few rows a layer of a small model takes as long as its kernels take to begi
 be read: fewer kernels are faster. Sums here go by other tiles than a library's, so these kernels are for models whose
 rows need not be exact, as a draft model's need not.
 
-The factor of an RMS norm is the same for all columns of a row, so it is applied to the row's sums; the weights of the
-norm are part of the product's own (`CudaSteps`). Squares are added up where the stream is written: a program writes
-those of its columns, and who norms the stream reads the sums of all programs.
+Where the stream is written, it is also written times the weights of the norm that comes next, and its squares are added
+up: a program does that for its columns. The factor of the norm is the same for all columns of a row, so who multiplies
+the normed stream applies it to the row's sums, from the squares of all programs.
 """
 
 from __future__ import annotations
@@ -21,55 +21,60 @@ GROUPS = 4
 """Parts of a sum, and warps of a program: each of them adds up its own, as one would wait for each of its products."""
 MAX_INPUTS = 64
 """Most inputs that a warp multiplies at a time."""
-MAX_STAGES = 6
-"""Most tiles that are under way at a time, the one that is computed with among them."""
+MAX_AHEAD = 5
+"""Most tiles that are under way at a time."""
 MAX_SHARED = 99 * 1024
 """Bytes of shared memory that a program of a smaller GPU may have."""
 
 
 def norm_multiply(
-    hidden: Tensor, squares: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None, out: Tensor
+    scaled: Tensor, squares: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None, out: Tensor
 ) -> None:
-    """Computes `rms_norm(hidden) @ weight.T + bias`, with a norm whose own weights are ones.
+    """Computes `rms_norm(hidden) @ weight.T + bias`.
 
     Args:
-        hidden: [rows, in]: as many rows as `FEW_ROWS` of `outrider.models.cuda.steps` has.
-        squares: float32 [at least parts * rows]: sums of squares of `hidden`, as `multiply_add` has written them.
+        scaled: [rows, in]: `hidden` times the weights of the norm, as `multiply_add` has written it. There are as many
+            rows as `FEW_ROWS` of `outrider.models.cuda.steps` has.
+        squares: float32 [at least parts * rows]: sums of squares of `hidden`, as it has written them.
         epsilon: That of the norm.
         weight: [out, in].
         bias: [out].
         out: [rows, out], written.
     """
-    _launch(hidden, weight, bias, out, squares, epsilon, has_norm=True)
+    _launch(scaled, weight, bias, out, squares, epsilon=epsilon)
 
 
 def norm_gate(
-    hidden: Tensor, squares: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None, out: Tensor
+    scaled: Tensor, squares: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None, out: Tensor
 ) -> None:
     """Computes `silu(gate) * up` of `gate, up = rms_norm(hidden) @ weight.T + bias`.
 
     Args:
-        hidden: [rows, in]: as many rows as `FEW_ROWS` of `outrider.models.cuda.steps` has.
-        squares: float32 [at least parts * rows]: sums of squares of `hidden`, as `multiply_add` has written them.
-        epsilon: That of the norm, whose own weights are ones.
+        scaled: [rows, in]; see `norm_multiply`, as for the next two.
+        squares: float32 [at least parts * rows].
+        epsilon: That of the norm.
         weight: [2 * out, in]: gates, and behind them what is gated.
         bias: [2 * out].
         out: [rows, out], written.
     """
-    _launch(hidden, weight, bias, out, squares, epsilon, has_norm=True, has_gate=True)
+    _launch(scaled, weight, bias, out, squares, epsilon=epsilon, has_gate=True)
 
 
-def multiply_add(x: Tensor, weight: Tensor, bias: Tensor | None, hidden: Tensor, squares: Tensor) -> None:
+def multiply_add(
+    x: Tensor, weight: Tensor, bias: Tensor | None, hidden: Tensor, norm: Tensor, scaled: Tensor, squares: Tensor
+) -> None:
     """Adds `x @ weight.T + bias` to the residual stream.
 
     Args:
         x: [rows, in]: as many rows as `FEW_ROWS` of `outrider.models.cuda.steps` has.
         weight: [out, in].
         bias: [out].
-        hidden: [rows, out], written.
+        hidden: [rows, out], written: the stream.
+        norm: [out]: weights of the norm that comes next.
+        scaled: [rows, out], written: `hidden * norm`.
         squares: float32 [at least parts * rows], written: sums of squares of `hidden`, of each part of its columns.
     """
-    _launch(x, weight, bias, hidden, squares, 0.0, adds=True)
+    _launch(x, weight, bias, hidden, squares, norm=norm, scaled=scaled)
 
 
 def _launch(
@@ -78,11 +83,11 @@ def _launch(
     bias: Tensor | None,
     out: Tensor,
     squares: Tensor,
-    epsilon: float,
     *,
-    has_norm: bool = False,
+    epsilon: float = 0.0,
+    norm: Tensor | None = None,
+    scaled: Tensor | None = None,
     has_gate: bool = False,
-    adds: bool = False,
 ) -> None:
     num_rows, num_outputs = out.shape
     num_inputs = x.shape[1]
@@ -91,8 +96,11 @@ def _launch(
     few_rows_kernel[(num_outputs // block,)](
         x,
         weight,
-        weight if bias is None else bias,  # without a bias it is not read
+        # What there is none of is not read.
+        weight if bias is None else bias,
         out,
+        weight if norm is None else norm,
+        out if scaled is None else scaled,
         squares,
         epsilon,
         num_inputs,
@@ -103,10 +111,9 @@ def _launch(
         inputs,
         num_inputs // outputs_of(num_inputs),
         triton.next_power_of_2(num_inputs // outputs_of(num_inputs)),
-        has_norm,
         bias is not None,
         has_gate,
-        adds,
+        scaled is not None,
         num_warps=GROUPS,
         num_stages=stages_of(num_tile_rows * GROUPS * inputs * x.element_size()),
     )
@@ -124,8 +131,8 @@ def inputs_of(num_inputs: int) -> int:
 
 
 def stages_of(num_bytes: int) -> int:
-    """Returns how many tiles of so many bytes are under way at a time."""
-    return max(2, min(MAX_STAGES, MAX_SHARED // num_bytes))
+    """Returns the stages of a loop over tiles of so many bytes: the compiler keeps a tile fewer under way."""
+    return 1 + max(1, min(MAX_AHEAD, MAX_SHARED // num_bytes))
 
 
 @triton.jit
@@ -134,6 +141,8 @@ def few_rows_kernel(
     weight: tl.tensor,
     bias: tl.tensor,
     out: tl.tensor,
+    norm: tl.tensor,
+    scaled: tl.tensor,
     squares: tl.tensor,
     epsilon: tl.tensor,
     NUM_INPUTS: tl.constexpr,
@@ -144,7 +153,6 @@ def few_rows_kernel(
     INPUTS: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     PARTS: tl.constexpr,
-    HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_GATE: tl.constexpr,
     ADDS: tl.constexpr,
@@ -157,12 +165,12 @@ def few_rows_kernel(
     own = weight + outputs.to(tl.int64)[:, None] * NUM_INPUTS + columns
     places = out + rows[:, None] * NUM_OUTPUTS + outputs
     # What is used at the end is on its way meanwhile.
-    if HAS_NORM:
-        parts = tl.arange(0, PARTS)[:, None]
-        squares_of_parts = tl.load(squares + parts * NUM_ROWS + rows, parts < NUM_PARTS, 0.0)
     if ADDS:
         # Nobody else reads or writes these columns of the stream.
-        stream = tl.load(places)
+        stream, norm_weight = tl.load(places), tl.load(norm + outputs)
+    else:
+        parts = tl.arange(0, PARTS)[:, None]
+        squares_of_parts = tl.load(squares + parts * NUM_ROWS + rows, parts < NUM_PARTS, 0.0)
     sums = tl.zeros((GROUPS, NUM_ROWS, OUTPUTS), tl.float32)
     ups = tl.zeros((GROUPS, NUM_ROWS, OUTPUTS), tl.float32)
     for first in range(0, NUM_INPUTS // GROUPS, INPUTS):
@@ -172,7 +180,7 @@ def few_rows_kernel(
             above = tl.load(own + NUM_OUTPUTS * NUM_INPUTS + first)
             ups = tl.dot(some, tl.permute(above, 0, 2, 1), ups, input_precision="ieee")
     found, up = tl.sum(sums, 0), tl.sum(ups, 0)
-    if HAS_NORM:
+    if not ADDS:
         factor = 1.0 / tl.sqrt_rn(tl.sum(squares_of_parts, 0) / NUM_INPUTS + epsilon)
         found *= factor[:, None]
         up *= factor[:, None]
@@ -190,3 +198,5 @@ def few_rows_kernel(
         # Of the stream as it is kept.
         wide = kept.to(tl.float32)
         tl.store(squares + tl.program_id(0) * NUM_ROWS + rows, tl.sum(wide * wide, 1))
+        its_scaled = wide * norm_weight.to(tl.float32)
+        tl.store(scaled + rows[:, None] * NUM_OUTPUTS + outputs, its_scaled.to(scaled.dtype.element_ty))

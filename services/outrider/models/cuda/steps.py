@@ -19,8 +19,8 @@ from outrider.models.torch_steps import SILU_TYPES, interleaved_norms, torch_gat
 FEW_ROWS = (16, 32)
 """Rows that there are fused products for. With more, a program would read more of its rows than of its weights."""
 FUSED_TYPE = torch.bfloat16
-"""Type of weights that there are fused products for. Those of float32 have no units that multiply them; and of float16,
-weights of a norm and of a product may be too small together."""
+"""Type of weights that there are fused products for. For those of float32 there are no units that multiply them; and in
+float16 a stream may be too large times the weights of its norm, before its length is taken out."""
 FUSED_OUTPUTS, FUSED_INPUTS = 32, 64
 """Numbers that outputs and inputs of a fused product are multiples of."""
 
@@ -46,7 +46,7 @@ class Kernels:
     norm_multiply: Callable[[Tensor, Tensor, float, Tensor, Tensor | None, Tensor], None]
     """See `outrider.models.cuda.few_rows`, as for the two below."""
     norm_gate: Callable[[Tensor, Tensor, float, Tensor, Tensor | None, Tensor], None]
-    multiply_add: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor], None]
+    multiply_add: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor], None]
     compiler: str
     """Version of what compiles the kernels."""
 
@@ -91,9 +91,14 @@ class CudaSteps(Steps[Inputs]):
         self._kernels = kernels
         self._is_exact = is_exact
         self.can_fuse = False
-        """True if some product of the model can be one kernel with what stands before and behind it."""
+        """True if the products of some layer's MLP can be one kernel each with what stands before and behind them."""
         self.fused_rows: set[int] = set()
         """Numbers of rows, of `FEW_ROWS`, whose products are fused: those where that is faster (`Forwards`)."""
+        self._input_norms: dict[int, Tensor] = {}
+        """Weights of the norm before each layer."""
+        # All layers share them: who reads them comes behind who writes them.
+        self._scaled = self._squares = torch.empty(0)
+        """The stream times the weights of its next norm, and its squares: see `outrider.models.cuda.few_rows`."""
         # All of it now: a graph reads from where it lay when it was captured.
         self._turns = torch.view_as_real(rotary.up_to(max_context_len - 1))
         self._pool: KVPool | None = None
@@ -169,9 +174,9 @@ class CudaSteps(Steps[Inputs]):
     def heads(self, index: int, norm: Any, qkv: Product) -> Callable[[Tensor, Tensor | None], Tensor]:
         """Makes the norm and the product of heads: of few rows one kernel, behind layers that have added all."""
         apart = super().heads(index, norm, qkv)
+        self._input_norms[index] = norm.weight
         if not self._takes(qkv):
             return apart
-        _fold_norm(norm, qkv)
         weight, bias, epsilon = qkv.weight, qkv.bias, norm.variance_epsilon
 
         def heads(hidden: Tensor, summand: Tensor | None) -> Tensor:
@@ -179,34 +184,37 @@ class CudaSteps(Steps[Inputs]):
             if summand is not None or index == 0 or len(hidden) not in self.fused_rows:
                 return apart(hidden, summand)
             out = hidden.new_empty(len(hidden), len(weight))
-            self._kernels.norm_multiply(hidden, self._squares, epsilon, weight, bias, out)
+            self._kernels.norm_multiply(self._scaled[: len(hidden)], self._squares, epsilon, weight, bias, out)
             return out
 
         return heads
 
     def mlp(
-        self, output: Product, norm: Any, gate_up: Product, activation: nn.Module, down: Product
+        self, index: int, output: Product, norm: Any, gate_up: Product, activation: nn.Module, down: Product
     ) -> Callable[[Tensor, Tensor], Tensor | None]:
         """Makes what comes behind attention: of few rows three kernels, which leave nothing to add to the stream."""
-        apart = super().mlp(output, norm, gate_up, activation, down)
+        apart = super().mlp(index, output, norm, gate_up, activation, down)
         is_silu = isinstance(activation, SILU_TYPES)
         if not (is_silu and self._takes(output) and self._takes(gate_up) and self._takes(down)):
             return apart
+        size, num_gated = down.weight.shape
         if not self.can_fuse:
             self.can_fuse = True
-            # There are fewer parts than columns. All layers share it: who reads it comes behind who writes it.
-            count = max(FEW_ROWS) * len(down.weight)
-            self._squares = torch.empty(count, dtype=torch.float32, device=down.weight.device)
-        _fold_norm(norm, gate_up)
-        kernels, epsilon, num_gated = self._kernels, norm.variance_epsilon, down.weight.shape[1]
+            self._scaled = down.weight.new_zeros(max(FEW_ROWS), size)
+            # There are fewer parts than columns.
+            self._squares = torch.zeros(max(FEW_ROWS) * size, dtype=torch.float32, device=down.weight.device)
+        kernels, epsilon = self._kernels, norm.variance_epsilon
 
         def mlp(hidden: Tensor, attended: Tensor) -> Tensor | None:
             if len(hidden) not in self.fused_rows:
                 return apart(hidden, attended)
-            kernels.multiply_add(attended, output.weight, output.bias, hidden, self._squares)
+            scaled, squares = self._scaled[: len(hidden)], self._squares
+            kernels.multiply_add(attended, output.weight, output.bias, hidden, norm.weight, scaled, squares)
             gated = hidden.new_empty(len(hidden), num_gated)
-            kernels.norm_gate(hidden, self._squares, epsilon, gate_up.weight, gate_up.bias, gated)
-            kernels.multiply_add(gated, down.weight, down.bias, hidden, self._squares)
+            kernels.norm_gate(scaled, squares, epsilon, gate_up.weight, gate_up.bias, gated)
+            # Behind the last layer nobody reads what was scaled.
+            next_norm = self._input_norms.get(index + 1, norm.weight)
+            kernels.multiply_add(gated, down.weight, down.bias, hidden, next_norm, scaled, squares)
             return None
 
         return mlp
@@ -217,14 +225,3 @@ class CudaSteps(Steps[Inputs]):
             return False
         num_outputs, num_inputs = product.weight.shape
         return num_outputs % FUSED_OUTPUTS == 0 and num_inputs % FUSED_INPUTS == 0
-
-
-def _fold_norm(norm: Any, product: TorchProduct) -> None:
-    """Multiplies the weights of a product with those of the norm of its inputs, which are ones from then on.
-
-    Args:
-        norm: The module of an RMS norm.
-        product: The only one that reads what it norms. Its weights are a copy (`FusedLayer`).
-    """
-    product.weight.mul_(norm.weight)
-    norm.weight.fill_(1.0)

@@ -126,7 +126,7 @@ def test_a_file_says_what_llama_cpp_must_know_beside_the_weights(tmp_path: Path)
         "block_count": 3,
         "context_length": 512,
         "embedding_length": 64,
-        "feed_forward_length": 96,
+        "feed_forward_length": 128,
         "attention.head_count": 4,
         "attention.head_count_kv": 2,
         "attention.key_length": 32,

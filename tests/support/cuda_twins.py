@@ -26,7 +26,7 @@ GARBAGE = 2**30
 
 def add_and_norm(hidden: Tensor, summand: Tensor | None, weight: Tensor, epsilon: float, out: Tensor) -> None:
     if summand is not None:
-        hidden.add_(summand)
+        hidden.add_(summand if summand.dim() == 2 else summand.sum(0))
     out.copy_(functional.rms_norm(hidden, weight.shape, weight, epsilon))
 
 
@@ -60,6 +60,16 @@ def multiply_add(
     torch.mul(hidden, norm, out=scaled)
     squares.fill_(float("nan"))
     squares[: len(hidden)] = hidden.square().sum(1)
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """Multiplies row by row, as the bits of a row may depend on nothing but what it is."""
+    parts = out if out.dim() == 3 else out[None]
+    size = weight.shape[1] // len(parts)
+    for number, part in enumerate(parts):
+        own = slice(number * size, (number + 1) * size)
+        for row, result in zip(x, part, strict=True):
+            result.copy_(functional.linear(row[own], weight[:, own], None if number else bias))
 
 
 def store_heads(
@@ -179,6 +189,10 @@ TWINS = Kernels(
     norm_multiply=norm_multiply,
     norm_gate=norm_gate,
     multiply_add=multiply_add,
+    # For matrices of 16 bits alone, as kernels have it.
+    takes_invariant=lambda weight: weight.itemsize == 2,
+    parts_of=lambda _num_outputs, num_inputs: 2 - num_inputs % 2,
+    multiply=multiply,
     compiler="torch",
 )
 TWIN_GPU = Acceleration(TWINS, fake_graph, last_is_fastest)

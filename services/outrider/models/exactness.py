@@ -85,8 +85,8 @@ def make_exact(runner: Runner, fingerprint: str) -> Exactness:
         fingerprint: Hash of the weights.
     """
     started = time.perf_counter()
-    if runner.has_one_shape:
-        return _exactness_of_one_shape(runner, fingerprint)
+    if runner.compiler:
+        return _exactness_on_a_gpu(runner, fingerprint)
     reason = ""
     for min_rows in PADDINGS:
         runner.min_rows = min_rows
@@ -103,15 +103,20 @@ def make_exact(runner: Runner, fingerprint: str) -> Exactness:
     return Exactness(reason=reason)
 
 
-def _exactness_of_one_shape(runner: Runner, fingerprint: str) -> Exactness:
-    """Tries a runner whose forwards all have the same number of rows already; lets it vary if that is no use."""
-    try:
-        check_rows(runner)
-    except NotExact as error:
-        runner.give_up_exactness()
-        return Exactness(reason=str(error))
-    log.info("model.exact", graphs=runner.graphs)
-    return Exactness(numerics_id=numerics_id(runner, fingerprint))
+def _exactness_on_a_gpu(runner: Runner, fingerprint: str) -> Exactness:
+    """Tries the ways to exact rows that the runner has there, one after the other."""
+    reason = "no way to exact rows is left"
+    while runner.is_invariant or runner.has_one_shape:
+        try:
+            check_rows(runner)
+        except NotExact as error:
+            reason = str(error)
+            log.info("model.not_exact_yet", graphs=runner.graphs, reason=reason)
+            runner.give_up_exactness()
+        else:
+            log.info("model.exact", graphs=runner.graphs)
+            return Exactness(numerics_id=numerics_id(runner, fingerprint))
+    return Exactness(reason=reason)
 
 
 def numerics_id(runner: Runner, fingerprint: str) -> str:
@@ -136,7 +141,8 @@ def _of_a_gpu(runner: Runner) -> list[str]:
     if not runner.compiler:
         return []
     sources = sorted(Path(__file__).with_name("cuda").glob("*.py"))
-    return [runner.compiler, str(torch.version.cuda), *(source.read_text() for source in sources)]
+    versions = [runner.compiler, str(torch.version.cuda), str(runner.is_invariant)]
+    return [*versions, *(source.read_text() for source in sources)]
 
 
 def _processor(device: torch.device) -> str:

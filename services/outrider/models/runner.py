@@ -15,7 +15,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from outrider.core.params import SamplingParams
 from outrider.models.contenders import Best
-from outrider.models.cuda.graphs import BUCKETS, EXACT_ROWS, Acceleration, Capture, Forwards
+from outrider.models.cuda.graphs import BUCKETS, EXACT_ROWS, INVARIANT_BUCKETS, Acceleration, Capture, Forwards
 from outrider.models.cuda.inputs import LOOP_LENS
 from outrider.models.cuda.loop import DraftLoop
 from outrider.models.cuda.rows import MAX_NUM_BEST, RowDraws
@@ -104,7 +104,11 @@ class Runner:
                 self._stack = FusedStack(model, is_exact=is_exact, use_kernels=self._use_kernels, make_steps=make_steps)
             else:
                 self._stack = PlainStack(model)
-        self.has_one_shape = acceleration is not None and is_exact
+        if acceleration and self.is_fused:
+            self._head = self._steps.head(self._head)
+        self.is_invariant = acceleration is not None and self._steps.is_invariant
+        """True if a GPU's products are batch-invariant, so that rows are exact in forwards of any number of them."""
+        self.has_one_shape = acceleration is not None and is_exact and not self.is_invariant
         """True if all forwards have the same number of rows, so that libraries compute each row alike."""
         self._forwards: Forwards | None = None
         self._loop: DraftLoop | None = None
@@ -144,7 +148,7 @@ class Runner:
             queries_per_key=self._queries_per_key,
             max_context_len=self.max_context_len,
             vocab_size=self.vocab_size,
-            buckets=(EXACT_ROWS,) if self.has_one_shape else BUCKETS,
+            buckets=(EXACT_ROWS,) if self.has_one_shape else INVARIANT_BUCKETS if self.is_invariant else BUCKETS,
             capture=capture,
             measure=acceleration.measure,
         )
@@ -157,9 +161,11 @@ class Runner:
         self._forwards = self._make_forwards(self.pool, acceleration.capture)
 
     def give_up_exactness(self) -> None:
-        """Runs forwards of the fewest rows from here on, where all had the same number to be exact."""
-        if self.has_one_shape and self._acceleration is not None:
-            self.has_one_shape = False
+        """Takes the next way to exact rows on a GPU from here on, and the fastest one where none is left: behind
+        batch-invariant products come forwards that all have the same number of rows, and behind these the fewest."""
+        if self._acceleration is not None and (self.is_invariant or self.has_one_shape):
+            self.has_one_shape, self.is_invariant = self.is_invariant, False
+            self._steps.is_invariant = False
             self._capture(self._acceleration)
 
     @property

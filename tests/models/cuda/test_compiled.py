@@ -10,7 +10,7 @@ from tests.models.cuda.compiling import TARGETS, Compiled, compiled
 
 pytest.importorskip("triton")
 
-from outrider.models.cuda import attention, few_rows, heads, layer, moves
+from outrider.models.cuda import attention, few_rows, heads, invariant, layer, moves
 from outrider.models.cuda.inputs import tile_of
 from outrider.models.cuda.steps import FEW_ROWS
 
@@ -81,12 +81,13 @@ def test_attention_fits_into_the_shared_memory_of_a_small_gpu(capability: int, t
 
 @pytest.mark.parametrize("capability", TARGETS)
 @pytest.mark.parametrize("type_", ["bf16", "fp32"])
-def test_a_norm_stays_in_registers(capability: int, type_: str) -> None:
+@pytest.mark.parametrize("num_parts", [1, 4])
+def test_a_norm_stays_in_registers(capability: int, type_: str, num_parts: int) -> None:
     found = compiled(
         layer.add_and_norm_kernel,
-        of_type(type_, "hidden", "weight") | of_type("bf16", "summand", "out"),
-        {"epsilon": "fp32"},
-        {"SIZE": HIDDEN, "BLOCK": HIDDEN, "HAS_SUMMAND": True},
+        of_type(type_, "hidden", "weight") | {"summand": "bf16" if num_parts == 1 else "fp32", "out": "bf16"},
+        {"epsilon": "fp32", "part_stride": "i64"},
+        {"SIZE": HIDDEN, "BLOCK": HIDDEN, "NUM_PARTS": num_parts},
         capability,
         num_warps=layer.norm_warps(HIDDEN),
     )
@@ -207,3 +208,34 @@ def loop_of(ptx: str) -> str:
         if jump:
             return ptx[label.end() : label.end() + jump.end()]
     raise AssertionError("there is no loop")
+
+
+@pytest.mark.parametrize("num_rows", [16, 32, 64, 128, 512])
+@pytest.mark.parametrize(
+    ("num_outputs", "num_parts", "type_"), [(6144, 1, "bf16"), (24_576, 1, "bf16"), (4096, 4, "fp32")]
+)
+def test_invariant_products_read_ahead_and_stay_in_registers(
+    num_rows: int, num_outputs: int, num_parts: int, type_: str
+) -> None:
+    rows, outputs, inputs, num_warps = invariant.tile_of(num_rows, num_outputs, num_parts)
+    num_stages = invariant.stages_of(rows, outputs, inputs)
+    found = compiled(
+        invariant.multiply_kernel,
+        of_type("bf16", "x", "weight", "bias") | of_type(type_, "out"),
+        {"part_stride": "i64", **of_type("i32", "num_inputs", "num_outputs", "part_size")},
+        {
+            "ROWS": rows,
+            "OUTPUTS": outputs,
+            "INPUTS": inputs,
+            "HAS_BIAS": False,
+        },
+        10 * invariant.CAPABILITY,
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )
+    assert found.num_spilled == 0
+    assert found.num_shared <= 227 * 1024
+    assert num_stages > 2
+    # Tiles of weights are the tall side, so that what computes a row is the same for any number of them.
+    assert f"wgmma.mma_async.sync.aligned.m64n{rows}k16" in found.ptx
+    assert "cp.async.cg.shared.global" in found.ptx

@@ -41,6 +41,7 @@ KERNELS = (
     "norm_multiply",
     "norm_gate",
     "multiply_add",
+    "multiply",
 )
 SAMPLED = SamplingParams(seed=1, temperature=0.7, top_p=0.9)
 GREEDY = SamplingParams(temperature=0.0)
@@ -123,7 +124,7 @@ class _ListCounts(TorchFunctionMode):
 class Device:
     """A model whose device has kernels that do nothing, but are counted."""
 
-    def __init__(self, size: Size, *, is_exact: bool = True) -> None:
+    def __init__(self, size: Size, *, is_exact: bool = True, is_invariant: bool = False) -> None:
         self.counts = DeviceCounts()
         config = Qwen3Config(
             hidden_size=size.hidden_size,
@@ -143,6 +144,8 @@ class Device:
             **{name: self._kernel(name) for name in KERNELS},
             make_scratch=lambda *_sizes: None,
             best_tokens=self.best_tokens,
+            takes_invariant=lambda _weight: is_invariant,
+            parts_of=lambda _num_outputs, _num_inputs: 4,
             compiler="none",
         )
         self.num_layers = size.num_layers
@@ -248,6 +251,17 @@ def test_a_loop_copies_once_for_all_of_its_steps(draft: Device, length: int) -> 
     counts = draft.counted(lambda: draft.runner.draft(segments, [SAMPLED] * 3, [5, 6, 7], length))
     assert counts.copies == {"in": 1, "out": 1}
     assert counts.launches.total() <= length * draft.max_launches, counts.launches
+
+
+def test_a_round_with_batch_invariant_products_launches_as_few_kernels_and_one_for_each_product() -> None:
+    target = Device(QWEN3_8B, is_invariant=True)
+    assert target.runner.is_invariant
+    counts = a_round(target, [Round(GREEDY, range(5, 9))])
+    assert counts.copies == {"in": 1, "out": 1}
+    assert counts.launches.total() <= target.max_launches, counts.launches
+    # Four in each layer, and the head.
+    assert counts.launches["multiply"] == 4 * target.num_layers + 1
+    assert counts.launches["mm"] == 0
 
 
 def test_a_step_with_fused_products_launches_six_kernels_a_layer() -> None:

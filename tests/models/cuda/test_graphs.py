@@ -20,8 +20,9 @@ from transformers import AutoModelForCausalLM, Olmo2Config
 
 from outrider.core.params import SamplingParams, Source
 from outrider.core.tree import DraftTree
+from outrider.models import products
 from outrider.models.cuda import graphs, steps
-from outrider.models.cuda.graphs import Acceleration, Results, measure_replays
+from outrider.models.cuda.graphs import INVARIANT_BUCKETS, Acceleration, Capture, Results, measure_replays
 from outrider.models.cuda.rows import RowDraws
 from outrider.models.cuda.steps import Kernels
 from outrider.models.exactness import NotExact, check_rows, make_exact
@@ -36,16 +37,27 @@ def a_runner(family: str, acceleration: Acceleration | None = TWIN_GPU, **argume
     return Runner(build(family), use_kernels=False, num_blocks=64, acceleration=acceleration, **arguments)
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "fused llama", "fused qwen3"])
+def invariant_twin(capture: Capture | None = None, **kernels: Any) -> Acceleration:
+    """Has batch-invariant products of float32, too: rounding of bfloat16 would hide mistakes."""
+    return replace(EAGER_TWIN, kernels=replace(TWINS, takes_invariant=lambda _weight: True, **kernels), capture=capture)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3", "fused llama", "fused qwen3", "invariant qwen3"])
 def runners(request: pytest.FixtureRequest) -> tuple[Runner, Runner]:
     """One that replays graphs of many sizes, and one that runs as on any device."""
-    family = request.param.removeprefix("fused ")
+    *kinds, family = request.param.split()
+    if kinds == ["invariant"]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(products, "_can_be_packed", lambda _dtype: False)
+            runner = a_runner(family, invariant_twin(fake_graph))
+        assert runner.is_invariant
+        return runner, Runner(build(family), use_kernels=False, num_blocks=64)
     # Rounding of bfloat16 would hide mistakes.
     with pytest.MonkeyPatch.context() as patch:
-        if family != request.param:
+        if kinds:
             patch.setattr(steps, "FUSED_TYPE", torch.float32)
         runner = a_runner(family, is_exact=False)
-    assert runner._steps.fused_rows == ({16, 32} if family != request.param else set())
+    assert runner._steps.fused_rows == ({16, 32} if kinds else set())
     return runner, Runner(build(family), use_kernels=False, num_blocks=64)
 
 
@@ -260,6 +272,55 @@ def test_a_replay_takes_what_its_fastest_turn_takes(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(graphs.time, "perf_counter", lambda: now)
     assert measure_replays([partial(replay, "slow"), partial(replay, "fast")], num_turns=3) == [3000.0, 1000.0]
+
+
+@pytest.fixture
+def _has_products_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU has others where rows are exact."""
+    monkeypatch.setattr(products, "_can_be_packed", lambda _dtype: False)
+
+
+@pytest.mark.usefixtures("_has_products_of_torch")
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("acceleration", [invariant_twin(), invariant_twin(fake_graph)])
+def test_batch_invariant_products_compute_what_others_do(family: str, acceleration: Acceleration) -> None:
+    runner = a_runner(family, acceleration)
+    assert runner.is_invariant
+    assert runner.buckets == INVARIANT_BUCKETS
+    for length in (1, 12, 100, 300):
+        found = runner.forward([Segment(runner.new_cache(), text(length), length)])
+        torch.testing.assert_close(found, reference_logits(family, text(length)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("_has_products_of_torch")
+def test_rows_are_exact_in_forwards_of_any_size_where_products_are_batch_invariant() -> None:
+    runner = a_runner("llama", invariant_twin())
+    assert make_exact(runner, "").is_exact
+    assert (runner.is_invariant, runner.has_one_shape) == (True, False)
+
+
+@pytest.mark.usefixtures("_has_products_of_torch")
+def test_forwards_of_one_shape_are_tried_where_batch_invariant_products_are_not_exact() -> None:
+    def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        TWINS.multiply(x, weight, bias, out)
+        out.mul_(1 + 1e-6 * len(x))
+
+    runner = a_runner("llama", invariant_twin(multiply=multiply))
+    other = a_runner("llama", EAGER_TWIN)
+    with structlog.testing.capture_logs() as lines:
+        found, known = make_exact(runner, ""), make_exact(other, "")
+    assert [line["event"] for line in lines] == ["model.not_exact_yet", "model.exact", "model.exact"]
+    assert found == known
+    assert (runner.is_invariant, runner.has_one_shape, runner.buckets) == (False, True, (128,))
+
+
+@pytest.mark.usefixtures("_has_products_of_torch")
+def test_a_model_with_one_matrix_that_has_no_batch_invariant_product_has_none() -> None:
+    head = build("llama").get_output_embeddings().weight.shape  # type: ignore[no-untyped-call]
+    kernels = replace(TWINS, takes_invariant=lambda weight: weight.shape != head)
+    runner = a_runner("llama", replace(EAGER_TWIN, kernels=kernels))
+    assert (runner.is_invariant, runner.has_one_shape) == (False, True)
+    torch.testing.assert_close(logits_of_few(runner), reference_logits("llama", text(12)), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("is_exact", [False, True])

@@ -26,8 +26,11 @@ log = structlog.get_logger(__name__)
 
 BUCKETS = (16, 32, 64, 128, 256, 512, 2048)
 """Rows of forwards that need not be exact: the smallest that fits is taken."""
+INVARIANT_BUCKETS = (16, 32, 64, 128, 256, 512)
+"""Rows of forwards whose products are batch-invariant (`outrider.models.cuda.invariant`)."""
 EXACT_ROWS = 128
-"""Rows of every forward where they are exact. So libraries see one shape, and compute each row alike."""
+"""Rows of every forward whose rows are exact though a library computes its products. So it sees one shape, and
+computes each row alike."""
 
 Results = tuple[Tensor, ...]
 """Tensors that a graph writes."""

@@ -15,7 +15,8 @@ def add_and_norm(hidden: Tensor, summand: Tensor | None, weight: Tensor, epsilon
 
     Args:
         hidden: [rows, size], written where there is a summand.
-        summand: [rows, size], or None if nothing is added.
+        summand: [rows, size], or None if nothing is added; or float32 [parts, rows, size]: parts of a sum, which are
+            added up in this order first.
         weight: [size].
         epsilon: That of the norm.
         out: [rows, size], written.
@@ -25,7 +26,16 @@ def add_and_norm(hidden: Tensor, summand: Tensor | None, weight: Tensor, epsilon
     added = hidden if summand is None else summand
     block = triton.next_power_of_2(size)
     add_and_norm_kernel[(num_rows,)](
-        hidden, added, weight, out, epsilon, size, block, summand is not None, num_warps=norm_warps(size)
+        hidden,
+        added,
+        weight,
+        out,
+        epsilon,
+        num_rows * size,
+        size,
+        block,
+        0 if summand is None else (1 if summand.dim() == 2 else len(summand)),
+        num_warps=norm_warps(size),
     )
 
 
@@ -41,18 +51,21 @@ def add_and_norm_kernel(
     weight: tl.tensor,
     out: tl.tensor,
     epsilon: tl.tensor,
+    part_stride: tl.int64,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    HAS_SUMMAND: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
 ) -> None:
     """Computes `add_and_norm` of one row in each program."""
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
     offsets = tl.program_id(0).to(tl.int64) * SIZE + columns
     stream = tl.load(hidden + offsets, inside, 0.0)
-    if HAS_SUMMAND:
-        added = tl.load(summand + offsets, inside, 0.0)
-        stream = (stream.to(tl.float32) + added.to(tl.float32)).to(hidden.dtype.element_ty)
+    if NUM_PARTS > 0:
+        added = tl.load(summand + offsets, inside, 0.0).to(tl.float32)
+        for part in tl.static_range(1, NUM_PARTS):
+            added += tl.load(summand + part * part_stride + offsets, inside, 0.0).to(tl.float32)
+        stream = (stream.to(tl.float32) + added).to(hidden.dtype.element_ty)
         tl.store(hidden + offsets, stream, inside)
     # Of the stream as it is kept: the next layer adds to what was rounded.
     x = stream.to(tl.float32)

@@ -47,6 +47,10 @@ class Kernels:
     """See `outrider.models.cuda.few_rows`, as for the two below."""
     norm_gate: Callable[[Tensor, Tensor, float, Tensor, Tensor | None, Tensor], None]
     multiply_add: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor], None]
+    takes_invariant: Callable[[Tensor], bool]
+    """See `takes` of `outrider.models.cuda.invariant`, as for the next two."""
+    parts_of: Callable[[int, int], int]
+    multiply: Callable[[Tensor, Tensor, Tensor | None, Tensor], None]
     compiler: str
     """Version of what compiles the kernels."""
 
@@ -55,7 +59,7 @@ class Kernels:
         """Returns the kernels of this package. Raises ImportError if there is no Triton."""
         import triton
 
-        from outrider.models.cuda import attention, draws, few_rows, heads, layer, moves
+        from outrider.models.cuda import attention, draws, few_rows, heads, invariant, layer, moves
 
         return cls(
             check_shape=attention.check_shape,
@@ -69,6 +73,9 @@ class Kernels:
             norm_multiply=few_rows.norm_multiply,
             norm_gate=few_rows.norm_gate,
             multiply_add=few_rows.multiply_add,
+            takes_invariant=invariant.takes,
+            parts_of=invariant.parts_of,
+            multiply=invariant.multiply,
             compiler=triton.__version__,
         )
 
@@ -85,11 +92,15 @@ class CudaSteps(Steps[Inputs]):
             dtype: Type of the weights, and of the residual stream.
             kernels: What is launched.
             max_context_len: Most slots of a chain.
-            is_exact: True if a row's bits may not depend on the number of rows, so that products stay a library's.
+            is_exact: True if a row's bits may not depend on the number of rows: products are batch-invariant ones then,
+                or a library's, never fused ones.
         """
         self._dtype = dtype
         self._kernels = kernels
         self._is_exact = is_exact
+        self.is_invariant = is_exact
+        """True if all products are batch-invariant (`outrider.models.cuda.invariant`): until there is one that cannot
+        be, or until somebody switches it off before forwards are captured."""
         self.can_fuse = False
         """True if the products of some layer's MLP can be one kernel each with what stands before and behind them."""
         self.fused_rows: set[int] = set()
@@ -173,7 +184,7 @@ class CudaSteps(Steps[Inputs]):
 
     def heads(self, index: int, norm: Any, qkv: Product) -> Callable[[Tensor, Tensor | None], Tensor]:
         """Makes the norm and the product of heads: of few rows one kernel, behind layers that have added all."""
-        apart = super().heads(index, norm, qkv)
+        apart = super().heads(index, norm, self._invariant(qkv))
         self._input_norms[index] = norm.weight
         if not self._takes(qkv):
             return apart
@@ -193,7 +204,8 @@ class CudaSteps(Steps[Inputs]):
         self, index: int, output: Product, norm: Any, gate_up: Product, activation: nn.Module, down: Product
     ) -> Callable[[Tensor, Tensor], Tensor | None]:
         """Makes what comes behind attention: of few rows three kernels, which leave nothing to add to the stream."""
-        apart = super().mlp(index, output, norm, gate_up, activation, down)
+        in_parts = [self._invariant(product, in_parts=True) for product in (output, down)]
+        apart = super().mlp(index, in_parts[0], norm, self._invariant(gate_up), activation, in_parts[1])
         is_silu = isinstance(activation, SILU_TYPES)
         if not (is_silu and self._takes(output) and self._takes(gate_up) and self._takes(down)):
             return apart
@@ -218,6 +230,39 @@ class CudaSteps(Steps[Inputs]):
             return None
 
         return mlp
+
+    def head(self, product: Product) -> Product:
+        """Makes the product of the head, whose logits are float32."""
+        return self._invariant(product, torch.float32)
+
+    def _invariant(self, product: Product, dtype: torch.dtype | None = None, *, in_parts: bool = False) -> Product:
+        """Returns a product that is batch-invariant while all are.
+
+        Args:
+            product: As a library computes it.
+            dtype: Type of its results. None means that of the weights.
+            in_parts: True if who adds it to the stream takes it in parts: float32 [parts, rows, out].
+        """
+        if not self.is_invariant:
+            return product
+        if not isinstance(product, TorchProduct) or not self._kernels.takes_invariant(product.weight):
+            self.is_invariant = False
+            return product
+        weight, bias = product.weight, product.bias
+        num_outputs, num_inputs = weight.shape
+        num_parts = self._kernels.parts_of(num_outputs, num_inputs) if in_parts else 1
+
+        def multiply(x: Tensor) -> Tensor:
+            if not self.is_invariant:
+                return product(x)
+            if num_parts > 1:
+                out = x.new_empty(num_parts, len(x), num_outputs, dtype=torch.float32)
+            else:
+                out = x.new_empty(len(x), num_outputs, dtype=dtype or weight.dtype)
+            self._kernels.multiply(x, weight, bias, out)
+            return out
+
+        return multiply
 
     def _takes(self, product: Product) -> TypeGuard[TorchProduct]:
         """Returns True for a product that can be fused."""

@@ -1,0 +1,135 @@
+"""Batch-invariant products: the bits of a row do not depend on the rows beside it, nor on how many there are.
+
+A library chooses another kernel for another number of rows, and with it another order of sums. Here a sum goes over its
+inputs in one order, sixteen at a time: weights are the tall side of each tile, and rows the wide one, which alone grows
+with their number. A matrix with too few outputs for all processors has its inputs split among programs; into how many
+parts is a property of the matrix. Their sums stay apart, and who adds them to the residual stream does so in ascending
+order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TYPES = (torch.bfloat16, torch.float16)
+"""Types of weights that there are such products for."""
+CAPABILITY = 9
+"""Major compute capability of the GPUs that they are for: those of Hopper, as nobody has measured them on others. A100
+and smaller ones have no room for their tiles."""
+MIN_ROWS, MAX_ROWS = 16, 128
+"""Rows of a tile, least and most. Of more rows there are several tiles."""
+INPUTS = 128
+"""Number that the inputs of a matrix are a multiple of, in each of its parts."""
+MAX_PARTS = 8
+"""Most parts that a matrix's inputs are split into."""
+ENOUGH_PROGRAMS = 96
+"""Programs beyond which inputs are not split any further."""
+MANY_OUTPUTS = 2**14
+"""Outputs from which on tiles of 128 are enough for all processors without splitting inputs."""
+SHARED = 200_000
+"""Bytes of shared memory that tiles on their way to a processor take."""
+
+
+def takes(weight: Tensor) -> bool:
+    """Returns True if there is a product for a matrix on its device.
+
+    Args:
+        weight: [out, in].
+    """
+    if weight.dtype not in TYPES or weight.shape[1] % INPUTS or weight.device.type != "cuda":
+        return False
+    return torch.cuda.get_device_capability(weight.device)[0] == CAPABILITY
+
+
+def parts_of(num_outputs: int, num_inputs: int) -> int:
+    """Returns into how many parts a matrix's inputs are split where someone adds them up."""
+    num_parts = 1
+    while (
+        num_outputs // 128 * num_parts < ENOUGH_PROGRAMS
+        and num_parts < MAX_PARTS
+        and num_inputs % (2 * num_parts * INPUTS) == 0
+    ):
+        num_parts *= 2
+    return num_parts
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """Computes `x @ weight.T + bias`.
+
+    Args:
+        x: [rows, in]: 16, 32 or 64 rows, or a multiple of 128.
+        weight: [out, in].
+        bias: [out].
+        out: [rows, out], written; or float32 [parts, rows, out]: sums over that many parts of the inputs, the first of
+            them with the bias.
+    """
+    (num_rows, num_inputs), num_outputs = x.shape, len(weight)
+    num_parts = 1 if out.dim() == 2 else len(out)
+    rows, outputs, inputs, num_warps = tile_of(num_rows, num_outputs, num_parts)
+    multiply_kernel[(num_rows // rows, triton.cdiv(num_outputs, outputs), num_parts)](
+        x,
+        weight,
+        # What there is none of is not read.
+        weight if bias is None else bias,
+        out,
+        num_rows * num_outputs,
+        num_inputs,
+        num_outputs,
+        num_inputs // num_parts,
+        rows,
+        outputs,
+        inputs,
+        bias is not None,
+        num_warps=num_warps,
+        num_stages=stages_of(rows, outputs, inputs),
+    )
+
+
+def tile_of(num_rows: int, num_outputs: int, num_parts: int) -> tuple[int, int, int, int]:
+    """Returns rows, outputs and inputs of a tile, and the warps of a program. They change no bits."""
+    rows = min(MAX_ROWS, max(MIN_ROWS, num_rows))
+    if num_parts == 1 and num_outputs < MANY_OUTPUTS:
+        return rows, 64, 128, 4
+    return (rows, 128, 64, 4) if rows == MAX_ROWS else (rows, 128, 128, 8)
+
+
+def stages_of(rows: int, outputs: int, inputs: int) -> int:
+    """Returns how many tiles are on their way at a time, the one that is computed with among them."""
+    return min(8, SHARED // (2 * (rows + outputs) * inputs))
+
+
+@triton.jit
+def multiply_kernel(
+    x: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    part_stride: tl.int64,
+    num_inputs: tl.int32,
+    num_outputs: tl.int32,
+    part_size: tl.int32,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+) -> None:
+    """Computes some outputs of some rows, of one part of the inputs, in each program."""
+    # Programs with the same weights stand together: those behind the first one find them in the cache.
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    outputs = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    inside = outputs < num_outputs
+    columns = tl.program_id(2) * part_size + tl.arange(0, INPUTS)
+    # Beyond the last output it is computed again, and not kept.
+    own = weight + tl.minimum(outputs, num_outputs - 1).to(tl.int64)[:, None] * num_inputs + columns
+    given = x + rows.to(tl.int64)[:, None] * num_inputs + columns
+    sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    for first in range(0, part_size, INPUTS):
+        sums = tl.dot(tl.load(own + first), tl.trans(tl.load(given + first)), sums)
+    if HAS_BIAS:
+        added = tl.load(bias + outputs, inside, 0.0).to(tl.float32)
+        sums += tl.where(tl.program_id(2) == 0, added, 0.0)[:, None]
+    places = out + tl.program_id(2) * part_stride + rows.to(tl.int64)[None, :] * num_outputs + outputs[:, None]
+    tl.store(places, sums.to(out.dtype.element_ty), inside[:, None])

@@ -126,6 +126,8 @@ class Device:
 
     def __init__(self, size: Size, *, is_exact: bool = True, is_invariant: bool = False) -> None:
         self.counts = DeviceCounts()
+        self.products: Counter[tuple[int, torch.dtype]] = Counter()
+        """Batch-invariant products, by the dimensions and the type of what they write."""
         config = Qwen3Config(
             hidden_size=size.hidden_size,
             intermediate_size=size.intermediate_size,
@@ -153,8 +155,10 @@ class Device:
         self.max_launches = LAUNCHES_PER_LAYER * size.num_layers + OTHER_LAUNCHES
 
     def _kernel(self, name: str) -> Callable[..., None]:
-        def launch(*_arguments: Any) -> None:
+        def launch(*arguments: Any) -> None:
             self.counts.launches[name] += 1
+            if name == "multiply":
+                self.products[arguments[-1].dim(), arguments[-1].dtype] += 1
 
         return launch
 
@@ -172,6 +176,7 @@ class Device:
     def counted(self, ask: Callable[[], object]) -> DeviceCounts:
         self.counts.launches.clear()
         self.counts.copies.clear()
+        self.products.clear()
         with self.counts, _ListCounts(self.counts):
             ask()
         return self.counts
@@ -259,8 +264,12 @@ def test_a_round_with_batch_invariant_products_launches_as_few_kernels_and_one_f
     counts = a_round(target, [Round(GREEDY, range(5, 9))])
     assert counts.copies == {"in": 1, "out": 1}
     assert counts.launches.total() <= target.max_launches, counts.launches
-    # Four in each layer, and the head.
-    assert counts.launches["multiply"] == 4 * target.num_layers + 1
+    # Of each layer the heads and the gate; what is added to the stream, in parts; and the logits.
+    assert target.products == {
+        (2, torch.bfloat16): 2 * target.num_layers,
+        (3, torch.float32): 2 * target.num_layers,
+        (2, torch.float32): 1,
+    }
     assert counts.launches["mm"] == 0
 
 

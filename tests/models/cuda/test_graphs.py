@@ -301,7 +301,10 @@ def test_rows_are_exact_in_forwards_of_any_size_where_products_are_batch_invaria
 
 @pytest.mark.usefixtures("_has_products_of_torch")
 def test_forwards_of_one_shape_are_tried_where_batch_invariant_products_are_not_exact() -> None:
+    rows: list[int] = []
+
     def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        rows.append(len(x))
         TWINS.multiply(x, weight, bias, out)
         out.mul_(1 + 1e-6 * len(x))
 
@@ -312,6 +315,11 @@ def test_forwards_of_one_shape_are_tried_where_batch_invariant_products_are_not_
     assert [line["event"] for line in lines] == ["model.not_exact_yet", "model.exact", "model.exact"]
     assert found == known
     assert (runner.is_invariant, runner.has_one_shape, runner.buckets) == (False, True, (128,))
+    rows.clear()
+    torch.testing.assert_close(logits_of_few(runner), reference_logits("llama", text(12)), rtol=1e-4, atol=1e-4)
+    assert rows == [], "a library multiplies from here on"
+    # Its bits are others than those of a replica that has not given up.
+    assert known != make_exact(a_runner("llama", invariant_twin()), "")
 
 
 @pytest.mark.usefixtures("_has_products_of_torch")

@@ -47,17 +47,16 @@ def test_a_norm_is_that_of_the_sum(dtype: torch.dtype, size: int) -> None:
 
 @pytest.mark.parametrize("num_parts", [2, 4])
 def test_parts_of_a_sum_are_added_up_in_their_order_before_they_are_added_to_the_stream(num_parts: int) -> None:
-    hidden, weight = normal(3, 100, dtype=torch.bfloat16), normal(100, seed=2)
+    hidden, weight = normal(3, 100), normal(100, seed=2)
     # Of very different size, so that another order has other bits.
     parts = normal(num_parts, 3, 100, seed=1) * torch.tensor([1e4, 1.0, -1e4, 1e-2])[:num_parts, None, None]
     summand = parts[0].clone()
     for part in parts[1:]:
         summand += part
-    stream = (hidden.float() + summand).bfloat16()
-    out = torch.empty_like(hidden)
+    stream, out = hidden + summand, torch.empty_like(hidden)
     add_and_norm(hidden, parts, weight, EPSILON, out)
     assert torch.equal(hidden, stream)
-    assert_close(out, functional.rms_norm(stream.float(), (100,), weight, EPSILON).bfloat16())
+    assert_close(out, functional.rms_norm(stream, (100,), weight, EPSILON))
 
 
 def test_a_norm_of_nothing_added_leaves_the_stream_as_it_is() -> None:

@@ -196,6 +196,10 @@ class _SelfTest:
         for depth in (1, 3, 7):
             self._compare(f"trees of depth {depth}", partial(self._in_trees, depth))
         self._compare("rows beside those of other sessions", self._beside_others)
+        for num_rows in self._runner.buckets:
+            # Of smaller forwards there are enough above.
+            if num_rows > 2 * TILE and self._has_room(num_rows):
+                self._compare(f"the last of {num_rows} rows", partial(self._behind_others, num_rows))
         for size in (13, 3 * TILE):
             self._read_prefix(size)
             self._compare(f"a prompt read in pieces of {size}", partial(self._in_chains, 4))
@@ -240,6 +244,22 @@ class _SelfTest:
         segments = [Segment(cache, piece, len(piece)) for cache, piece in zip(caches, pieces, strict=True)]
         found = self._runner.forward(segments, self._num_layers)[:2]
         for cache in others:
+            cache.clear()
+        return [found]
+
+    def _has_room(self, num_rows: int) -> bool:
+        pool = self._runner.pool
+        num_blocks = -(-self._length // pool.block_size)
+        return -(-num_rows // self._length) * num_blocks < pool.blocks.num_free
+
+    def _behind_others(self, num_rows: int) -> Sequence[Tensor]:
+        """Two rows of the text behind so many of other sessions that the forward has `num_rows`."""
+        lengths = [min(self._length, num_rows - 2 - first) for first in range(0, num_rows - 2, self._length)]
+        others = [(self._runner.new_cache(), self._token_ids[:length]) for length in lengths]
+        segments = [Segment(cache, piece, len(piece)) for cache, piece in others]
+        segments.append(Segment(self._cache, self._token_ids[self._start : self._start + 2], 2))
+        found = self._runner.forward(segments, self._num_layers)[-2:]
+        for cache, _ in others:
             cache.clear()
         return [found]
 

@@ -169,11 +169,12 @@ class FusedLayer:
 
         Args:
             hidden: [rows, hidden]: the residual stream, written.
-            summand: [rows, hidden]: what the layer before has still to add to it; None if that is nothing.
+            summand: [rows, hidden], or as its steps have it: what the layer before has still to add to it; None if that
+                is nothing.
             layout: What the attention of its steps takes: a `Plan`, for most.
 
         Returns:
-            [rows, hidden]: what this layer has still to add to it; None if that is nothing.
+            The same for this layer.
         """
         return self._mlp(hidden, self._attend(self._heads(hidden, summand), layout))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -104,8 +105,8 @@ class Runner:
                 self._stack = FusedStack(model, is_exact=is_exact, use_kernels=self._use_kernels, make_steps=make_steps)
             else:
                 self._stack = PlainStack(model)
-        if acceleration and self.is_fused:
-            self._head = self._steps.head(self._head)
+        if acceleration:
+            self._take_invariant_products()
         self.is_invariant = acceleration is not None and self._steps.is_invariant
         """True if a GPU's products are batch-invariant, so that rows are exact in forwards of any number of them."""
         self.has_one_shape = acceleration is not None and is_exact and not self.is_invariant
@@ -129,6 +130,14 @@ class Runner:
             self._capture(acceleration)
         else:
             self._check_attention()
+
+    @torch.inference_mode()
+    def _take_invariant_products(self) -> None:
+        self._head = self._steps.head(self._head)
+        # Launches go to the thread's current device.
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            if self._steps.is_invariant:
+                self._steps.try_invariant(INVARIANT_BUCKETS)
 
     def _make_steps(self, acceleration: Acceleration, is_exact: bool, rotary: RotaryTable) -> CudaSteps:
         kernels = acceleration.kernels
@@ -161,8 +170,8 @@ class Runner:
         self._forwards = self._make_forwards(self.pool, acceleration.capture)
 
     def give_up_exactness(self) -> None:
-        """Takes the next way to exact rows on a GPU from here on, and the fastest one where none is left: behind
-        batch-invariant products come forwards that all have the same number of rows, and behind these the fewest."""
+        """Takes the next way to exact rows on a GPU from here on: behind batch-invariant products come forwards that
+        all have the same number of rows, and behind these, which are the last way, forwards of the fewest."""
         if self._acceleration is not None and (self.is_invariant or self.has_one_shape):
             self.has_one_shape, self.is_invariant = self.is_invariant, False
             self._steps.is_invariant = False

@@ -49,7 +49,8 @@ class Steps(ABC, Generic[Layout]):
         self, index: int, output: Product, norm: Any, gate_up: Product, activation: nn.Module, down: Product
     ) -> Callable[[Tensor, Tensor], Tensor | None]:
         """Makes the function of the residual stream, written, and of what was attended to, [rows, query heads *
-        head_dim]. It returns what the layer has still to add to the stream: [rows, hidden], or None if that is done."""
+        head_dim]. It returns what the layer has still to add to the stream, as the steps' own norms take it, mostly
+        [rows, hidden]; None if that is done."""
         add_and_norm, gate = self.norm(norm), self.gate(activation)
 
         def mlp(hidden: Tensor, attended: Tensor) -> Tensor:

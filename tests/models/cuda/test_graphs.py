@@ -38,7 +38,7 @@ def a_runner(family: str, acceleration: Acceleration | None = TWIN_GPU, **argume
 
 
 def invariant_twin(capture: Capture | None = None, **kernels: Any) -> Acceleration:
-    """Has batch-invariant products of float32, too: rounding of bfloat16 would hide mistakes."""
+    """Returns a GPU whose batch-invariant products take float32, too: rounding of bfloat16 would hide mistakes."""
     return replace(EAGER_TWIN, kernels=replace(TWINS, takes_invariant=lambda _weight: True, **kernels), capture=capture)
 
 
@@ -276,7 +276,7 @@ def test_a_replay_takes_what_its_fastest_turn_takes(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def _has_products_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU has others where rows are exact."""
+    """Has a CPU multiply as a GPU does, by `TorchProduct`; else it has other products where rows are exact."""
     monkeypatch.setattr(products, "_can_be_packed", lambda _dtype: False)
 
 
@@ -320,6 +320,41 @@ def test_forwards_of_one_shape_are_tried_where_batch_invariant_products_are_not_
     assert rows == [], "a library multiplies from here on"
     # Its bits are others than those of a replica that has not given up.
     assert known != make_exact(a_runner("llama", invariant_twin()), "")
+
+
+@pytest.mark.usefixtures("_has_products_of_torch")
+@pytest.mark.parametrize("num_rows", [33, 129, 257])
+def test_the_self_test_runs_forwards_of_all_sizes(num_rows: int) -> None:
+    def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        TWINS.multiply(x, weight, bias, out)
+        if len(x) >= num_rows:
+            out.mul_(1.01)
+
+    runner = a_runner("llama", invariant_twin(multiply=multiply))
+    assert make_exact(runner, "").is_exact
+    assert (runner.is_invariant, runner.has_one_shape) == (False, True)
+
+
+def test_the_self_test_leaves_out_forwards_that_a_pool_has_no_room_for() -> None:
+    runner = Runner(build("llama"), use_kernels=False, num_blocks=8, acceleration=EAGER_TWIN, is_exact=False)
+    check_rows(runner)
+    assert runner.pool.blocks.num_free == 8
+
+
+@pytest.mark.usefixtures("_has_products_of_torch")
+@pytest.mark.parametrize("capture", [None, fake_graph])
+def test_batch_invariant_products_that_fail_are_done_without_and_told_of(capture: Capture | None) -> None:
+    def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        if len(x) == 64:
+            raise ValueError("out of resource: shared memory\nmore")
+        TWINS.multiply(x, weight, bias, out)
+
+    with structlog.testing.capture_logs() as lines:
+        runner = a_runner("llama", invariant_twin(capture, multiply=multiply))
+    told = [line["reason"] for line in lines if line["event"] == "products.not_invariant"]
+    assert told == ["out of resource: shared memory"]
+    assert (runner.is_invariant, runner.has_one_shape) == (False, True)
+    torch.testing.assert_close(logits_of_few(runner), reference_logits("llama", text(12)), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("_has_products_of_torch")

@@ -58,5 +58,29 @@ def test_inputs_are_split_until_there_are_programs_enough(num_outputs: int, num_
     assert invariant.parts_of(num_outputs, num_inputs) == num_parts
 
 
-def test_only_matrices_of_16_bits_on_a_gpu_are_taken() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "num_inputs", "capability", "has_product"),
+    [
+        (torch.bfloat16, 4096, (9, 0), True),
+        (torch.float16, 128, (9, 0), True),
+        (torch.float32, 4096, (9, 0), False),
+        # The loop would read on into the next row.
+        (torch.bfloat16, 960, (9, 0), False),
+        (torch.bfloat16, 4096, (8, 0), False),
+        (torch.bfloat16, 4096, (10, 0), False),
+    ],
+)
+def test_matrices_of_16_bits_and_whole_tiles_have_products_on_hopper(
+    dtype: torch.dtype, num_inputs: int, capability: tuple[int, int], has_product: bool
+) -> None:
+    assert invariant.are_for(dtype, num_inputs, capability) == has_product
+
+
+def test_a_cpu_has_none() -> None:
     assert not invariant.takes(normal(64, 128, seed=0))
+
+
+def test_rows_that_fill_no_tile_are_refused() -> None:
+    x, weight = normal(192, 128, seed=0), normal(64, 128, seed=1)
+    with pytest.raises(AssertionError, match="whole tiles are computed, got 192"):
+        invariant.multiply(x, weight, None, torch.empty(192, 64))

@@ -2,9 +2,9 @@
 
 A library chooses another kernel for another number of rows, and with it another order of sums. Here a sum goes over its
 inputs in one order, sixteen at a time: weights are the tall side of each tile, and rows the wide one, which alone grows
-with their number. A matrix with too few outputs for all processors has its inputs split among programs; into how many
-parts is a property of the matrix. Their sums stay apart, and who adds them to the residual stream does so in ascending
-order.
+with their number. Where results are added to the residual stream, a matrix with too few outputs for all processors has
+its inputs split among programs; into how many parts is a property of the matrix. Their sums stay apart, and who adds
+them to the stream does so in ascending order.
 """
 
 from __future__ import annotations
@@ -39,9 +39,14 @@ def takes(weight: Tensor) -> bool:
     Args:
         weight: [out, in].
     """
-    if weight.dtype not in TYPES or weight.shape[1] % INPUTS or weight.device.type != "cuda":
+    if weight.device.type != "cuda":
         return False
-    return torch.cuda.get_device_capability(weight.device)[0] == CAPABILITY
+    return are_for(weight.dtype, weight.shape[1], torch.cuda.get_device_capability(weight.device))
+
+
+def are_for(dtype: torch.dtype, num_inputs: int, capability: tuple[int, int]) -> bool:
+    """Returns True if there are products for matrices of a type and of so many inputs on such GPUs."""
+    return dtype in TYPES and num_inputs % INPUTS == 0 and capability[0] == CAPABILITY
 
 
 def parts_of(num_outputs: int, num_inputs: int) -> int:
@@ -69,6 +74,8 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Non
     (num_rows, num_inputs), num_outputs = x.shape, len(weight)
     num_parts = 1 if out.dim() == 2 else len(out)
     rows, outputs, inputs, num_warps = tile_of(num_rows, num_outputs, num_parts)
+    # Others would be left unwritten.
+    assert num_rows % rows == 0, f"rows of whole tiles are computed, got {num_rows}"
     multiply_kernel[(num_rows // rows, triton.cdiv(num_outputs, outputs), num_parts)](
         x,
         weight,

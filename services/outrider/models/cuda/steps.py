@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+import structlog
 import torch
 from torch import Tensor, nn
 
-from outrider.models.cuda.inputs import MAX_SPLIT_ROWS, Inputs
+from outrider.models.cuda.inputs import MAX_SPLIT_ROWS, MAX_WANTED, Inputs
 from outrider.models.kv_cache import KVPool
 from outrider.models.products import Product, TorchProduct
 from outrider.models.rotary import RotaryTable
 from outrider.models.steps import AddAndNorm, Steps
 from outrider.models.torch_steps import SILU_TYPES, interleaved_norms, torch_gate
+
+log = structlog.get_logger(__name__)
 
 FEW_ROWS = (16, 32)
 """Rows that there are fused products for. With more, a program would read more of its rows than of its weights."""
@@ -101,6 +105,8 @@ class CudaSteps(Steps[Inputs]):
         self.is_invariant = is_exact
         """True if all products are batch-invariant (`outrider.models.cuda.invariant`): until there is one that cannot
         be, or until somebody switches it off before forwards are captured."""
+        self._invariants: dict[tuple[object, ...], tuple[Product, Tensor]] = {}
+        """One of each kind of them, and its weights."""
         self.can_fuse = False
         """True if the products of some layer's MLP can be one kernel each with what stands before and behind them."""
         self.fused_rows: set[int] = set()
@@ -235,13 +241,29 @@ class CudaSteps(Steps[Inputs]):
         """Makes the product of the head, whose logits are float32."""
         return self._invariant(product, torch.float32)
 
+    def try_invariant(self, buckets: Sequence[int]) -> None:
+        """Runs a batch-invariant product of each kind with so many rows, which compiles their kernels. If one fails, a
+        library computes all, and the log says so."""
+        # Of more rows no logits are computed at a time.
+        numbers = [num_rows for num_rows in buckets if num_rows <= MAX_WANTED]
+        try:
+            for num_rows, (multiply, weight) in itertools.product(numbers, self._invariants.values()):
+                multiply(weight.new_zeros(num_rows, weight.shape[1]))
+        except Exception as error:  # whatever a compiler or a driver has to say: there is another way
+            self.is_invariant = False
+            reason = (str(error) or repr(error)).splitlines()[0]
+            log.warning("products.not_invariant", reason=reason, advice="all forwards have the same number of rows")
+        if self._turns.is_cuda:
+            # A fault of the device is raised here: it computes nothing from then on.
+            torch.cuda.synchronize(self._turns.device)
+
     def _invariant(self, product: Product, dtype: torch.dtype | None = None, *, in_parts: bool = False) -> Product:
         """Returns a product that is batch-invariant while all are.
 
         Args:
             product: As a library computes it.
             dtype: Type of its results. None means that of the weights.
-            in_parts: True if who adds it to the stream takes it in parts: float32 [parts, rows, out].
+            in_parts: True if who adds it to the stream takes it in parts, where it has some: float32 [parts, rows, out].
         """
         if not self.is_invariant:
             return product
@@ -262,6 +284,7 @@ class CudaSteps(Steps[Inputs]):
             self._kernels.multiply(x, weight, bias, out)
             return out
 
+        self._invariants.setdefault((weight.shape, bias is None, num_parts, dtype), (multiply, weight))
         return multiply
 
     def _takes(self, product: Product) -> TypeGuard[TorchProduct]:

@@ -263,7 +263,7 @@ class CudaSteps(Steps[Inputs]):
         Args:
             product: As a library computes it.
             dtype: Type of its results. None means that of the weights.
-            in_parts: True if who adds it to the stream takes it in parts, where it has some: float32 [parts, rows, out].
+            in_parts: True if who adds it to the stream takes it in parts, if it has any: float32 [parts, rows, out].
         """
         if not self.is_invariant:
             return product

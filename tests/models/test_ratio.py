@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,10 +11,11 @@ import torch
 from outrider.core.acceptance import TOTAL_WEIGHT, sparse_row
 from outrider.core.drafting.policy import Candidate
 from outrider.core.params import SamplingParams
+from outrider.core.structure import StructuredText
 from outrider.core.tree import SparseRow
 from outrider.models import ratio
 from outrider.models.chains import Chain, judge
-from outrider.models.ratio import DraftDraw, Round, candidates, draft_candidates, emitted
+from outrider.models.ratio import DraftDraw, Round, begin_rounds, candidates, draft_candidates, emitted
 from outrider.models.sampling import Sampler
 from tests.support.ratio_cases import FILTERS, assert_drawn_from, distribution, logits_of, words
 
@@ -136,9 +137,27 @@ def test_a_device_is_told_of_all_rounds_before_it_is_waited_for(monkeypatch: pyt
         wait = begin(*arguments)
         return lambda: [told.append("wait"), wait()][1]
 
-    draw = sampler.draw
+    begin_drawing = sampler.begin
     monkeypatch.setattr(ratio, "begin_judging", begin_judging)
-    monkeypatch.setattr(sampler, "draw", lambda *arguments: [told.append("draw"), draw(*arguments)][1])
+    monkeypatch.setattr(sampler, "begin", lambda *arguments: [told.append("draw"), begin_drawing(*arguments)][1])
     params = SamplingParams(seed=3)
-    emitted(sampler, logits_of(1, rows=3), [Round(params, [0]), Round(params, [4, 5], [Candidate(1, -1.0)])])
-    assert told[:3] == ["judge", "draw", "wait"]
+    rounds = [Round(params, [0]), Round(params, [4, 5], [Candidate(1, -1.0)])]
+    pending = begin_rounds(sampler, logits_of(1, rows=3), rounds)
+    assert told == ["judge", "draw"]
+    pending.wait()
+    assert told[2] == "wait"
+
+
+def test_only_draws_that_are_all_that_rounds_emit_may_be_gone_on_from_before_they_are_known() -> None:
+    drawn, logits = Round(SamplingParams(seed=3), [4, 5]), logits_of(1, rows=2)
+    for params in (drawn.sampling, SamplingParams(temperature=0.0)):
+        pending = begin_rounds(Sampler(), logits, [drawn._replace(sampling=params)])
+        assert pending.drawn is not None
+        assert [pending.drawn.on_device.tolist()] == pending.wait()
+    for decided in (
+        drawn._replace(chain=[Candidate(1, -1.0)]),
+        drawn._replace(adjustments=[None, None]),
+        drawn._replace(structured=cast(StructuredText, object())),
+    ):
+        assert begin_rounds(Sampler(), logits, [decided]).drawn is None
+        assert begin_rounds(Sampler(), logits[[0, 1, 0, 1]], [drawn, decided]).drawn is None

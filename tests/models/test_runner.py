@@ -132,6 +132,16 @@ def test_positions_beyond_the_first_rotary_table_are_right() -> None:
     torch.testing.assert_close(logits, reference_logits(family, ids), rtol=2e-2, atol=2e-2)
 
 
+def test_rows_go_on_from_tokens_that_the_host_has_not_read(family_and_runner: tuple[str, Runner]) -> None:
+    family, runner = family_and_runner
+    texts = [text(length, seed) for seed, length in enumerate((9, 14))]
+    caches = [runner.new_cache() for _ in texts]
+    runner.forward([Segment(cache, ids[:-1], 0) for cache, ids in zip(caches, texts, strict=True)])
+    drawn = torch.tensor([texts[1][-1], -1, texts[0][-1]])
+    logits = runner.forward([Segment(caches[0], [2], 1), Segment(caches[1], [0], 1)], drawn=drawn)
+    assert_close(logits, torch.cat([reference_logits(family, ids)[-1:] for ids in texts]))
+
+
 def test_no_segments_give_no_logits() -> None:
     assert Runner(build("llama")).forward([]).shape == (0, VOCAB_SIZE)
 

@@ -19,7 +19,7 @@ from outrider.core.params import SamplingParams, Source
 from outrider.core.structure import Structure, StructureBroken, StructuredText, StructureKind
 from outrider.core.tree import DraftTree
 from outrider.models.ratio import Round, emitted
-from outrider.models.sampling import Sampler
+from outrider.models.sampling import DrawnTokens, Sampler
 from outrider.models.structure import (
     MANY_ALLOWED,
     MAX_DESCRIPTION_BYTES,
@@ -295,15 +295,15 @@ def test_where_no_draw_counts_before_the_mask_only_rows_that_are_reached_are_dra
     sampled: list[int] = []
 
     class CountingSampler(Sampler):
-        def draw(
+        def begin(
             self,
             logits: torch.Tensor,
             params: Sequence[SamplingParams],
             output_indices: Sequence[int],
             rows: torch.Tensor | None = None,
-        ) -> list[int]:
+        ) -> DrawnTokens:
             sampled.extend(index for each, index in zip(params, output_indices, strict=True) if not each.is_greedy)
-            return super().draw(logits, params, output_indices, rows)
+            return super().begin(logits, params, output_indices, rows)
 
     random = torch.Generator().manual_seed(1)
     logits = 3 * torch.randn(4, target_model().vocab_size, generator=random)

@@ -62,21 +62,23 @@ def test_a_host_that_waits_measures_the_work_and_not_the_asking() -> None:
     device = Device()
     stopwatch = HostStopwatch(device.wait, lambda: device.now_s)
     device.ask(5.0)  # of something else
-    stopwatch.start()
+    timing = stopwatch.start()
     device.ask(0.02)
-    stopwatch.stop()
-    assert round(stopwatch.elapsed_ms(), 6) == 20.0
+    timing.stop()
+    assert round(timing.elapsed_ms(), 6) == 20.0
 
 
-def test_events_measure_the_work_without_a_wait() -> None:
+def test_events_measure_forwards_one_behind_the_other_without_a_wait() -> None:
     device = Device()
     stopwatch = EventStopwatch(lambda: Event(device), lambda: device)
     device.ask(5.0)
-    stopwatch.start()
-    device.ask(0.02)
-    stopwatch.stop()
+    timings = []
+    for work_s in (0.02, 0.03):
+        timings.append(stopwatch.start())
+        device.ask(work_s)
+        timings[-1].stop()
     assert device.now_s == 0.0, "the host has gone on at once"
-    assert round(stopwatch.elapsed_ms(), 6) == 20.0
+    assert [round(timing.elapsed_ms(), 6) for timing in timings] == [20.0, 30.0]
 
 
 def test_events_are_told_of_the_stream_of_the_models_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,19 +87,19 @@ def test_events_are_told_of_the_stream_of_the_models_own_device(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "Event", lambda *, enable_timing: Event(second))
     monkeypatch.setattr(torch.cuda, "current_stream", devices.get)
     stopwatch = stopwatch_for(torch.device("cuda:1"))
-    stopwatch.start()
+    timing = stopwatch.start()
     devices[torch.device("cuda:0")].ask(5.0)
     second.ask(0.02)
-    stopwatch.stop()
-    assert round(stopwatch.elapsed_ms(), 6) == 20.0
+    timing.stop()
+    assert round(timing.elapsed_ms(), 6) == 20.0
 
 
 def test_a_cpu_needs_no_more_than_the_hosts_clock() -> None:
     stopwatch = stopwatch_for(torch.device("cpu"))
     assert isinstance(stopwatch, HostStopwatch)
-    stopwatch.start()
-    stopwatch.stop()
-    assert stopwatch.elapsed_ms() >= 0
+    timing = stopwatch.start()
+    timing.stop()
+    assert timing.elapsed_ms() >= 0
 
 
 def test_forwards_that_are_filled_up_are_measured_by_what_they_are_filled_up_to() -> None:

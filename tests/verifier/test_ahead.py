@@ -1,13 +1,15 @@
-"""Texts of an engine that asks its device for the next forward before it makes the verdicts of the last one."""
+"""Texts of an engine that asks its device for the next forward before it knows the draws of the last one."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
+from outrider.models.sampling import DrawnTokens, Sampler
 from outrider.verifier.engine import Engine
 from outrider_client.client import Client
 from tests.support.crowded_pool import PROMPTS, crowded_model
@@ -36,10 +38,10 @@ def num_ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     counts: list[int] = []
     ask_ahead = Engine._ask_ahead
 
-    def counted(self: Engine, *of_forward: Any) -> Collection[Any]:
-        going = ask_ahead(self, *of_forward)
-        counts.append(len(going))
-        return going
+    def counted(self: Engine, forward: Any) -> Any:
+        ahead = ask_ahead(self, forward)
+        counts.append(0 if ahead is None else len(ahead.work))
+        return ahead
 
     monkeypatch.setattr(Engine, "_ask_ahead", counted)
     return counts
@@ -67,6 +69,28 @@ async def test_texts_are_those_of_an_engine_that_waits(
         assert not any(num_ahead)
         monkeypatch.setattr(verifier.engine, "works_on", True)
         assert await texts(client, work) == expected
+        assert sum(map(bool, num_ahead)) > 10
+
+
+async def test_rows_that_the_host_draws_for_change_no_text(
+    monkeypatch: pytest.MonkeyPatch, num_ahead: list[int]
+) -> None:
+    begin, num_left = Sampler.begin, [0]
+
+    def leaving_some(self: Sampler, *arguments: Any) -> DrawnTokens:
+        token_ids = begin(self, *arguments).wait()
+        left = [row for row, token_id in enumerate(token_ids) if token_id % 5 == 0]
+        num_left[0] += len(left)
+        on_device = [-1 if row in left else token_id for row, token_id in enumerate(token_ids)]
+        return DrawnTokens(torch.tensor(on_device), lambda rows: [token_ids[row] for row in rows])
+
+    work = [WORK[number] for number in (1, 2, 4, 8, 8)]
+    async with running_verifier(model=crowded_model()) as verifier, Client(verifier.address) as client:
+        expected = await texts(client, work)
+        monkeypatch.setattr(verifier.engine, "works_on", True)
+        monkeypatch.setattr(Sampler, "begin", leaving_some)
+        assert await texts(client, work) == expected
+        assert num_left[0] > 10
         assert sum(map(bool, num_ahead)) > 10
 
 

@@ -21,6 +21,7 @@ from outrider.core.statistics import Absence, Peer
 from outrider.core.tree import Draft
 from outrider.models.cuda.rows import RowDraws
 from outrider.models.kv_cache import CacheShape, KVPool
+from outrider.models.ratio import PendingRounds
 from outrider.models.timing import HostStopwatch
 from outrider.verifier.engine import HOLD_SHARE, Engine
 from outrider.verifier.listener import PeerRequests
@@ -184,20 +185,24 @@ def test_none_is_held_back_for_drafts_but_among_those_that_take_turns_with_the_d
 
 
 class Asynchronous:
-    """A device that is told of a forward at once and ends it when its draws are read: runner, stopwatch and sampler."""
+    """A device that is told of a forward and of its draws at once, and ends both when they are read: runner, stopwatch
+    and sampler."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
         self.happened: list[str] = []
         self.forward_ms = 10.0
         self.logits = torch.zeros(0)
         self.draws: RowDraws | None = None
+        self.unsettled: list[int] = []
+        """Rows of the next forward that is read that the host draws for."""
         monkeypatch.setattr(engine, "_runner", SimpleNamespace(forward=self._forward))
         monkeypatch.setattr(engine, "_stopwatch", self)
         monkeypatch.setattr(engine, "_loop", SimpleNamespace(call_soon_threadsafe=lambda *_: None))
-        monkeypatch.setattr("outrider.verifier.engine.emitted", self._emitted)
+        monkeypatch.setattr("outrider.verifier.engine.begin_rounds", self._begin)
 
-    def start(self) -> None:
+    def start(self) -> Asynchronous:
         self.happened.append("start")
+        return self
 
     def stop(self) -> None:
         self.happened.append("stop")
@@ -206,7 +211,7 @@ class Asynchronous:
         self.happened.append("elapsed")
         return self.forward_ms
 
-    def _forward(self, segments: list[Any], draws: RowDraws | None) -> torch.Tensor:
+    def _forward(self, segments: list[Any], draws: RowDraws | None, drawn: object) -> torch.Tensor:
         self.happened.append("forward")
         self.draws = draws
         for segment in segments:
@@ -214,9 +219,16 @@ class Asynchronous:
             segment.cache.append(range(first, first + len(segment.token_ids)))
         return self.logits
 
-    def _emitted(self, sampler: object, logits: object, rounds: list[Any], draws: object) -> list[list[int]]:
-        self.happened.append("draws")
-        return [[7] * len(each.output_indices) for each in rounds]
+    def _begin(self, sampler: object, logits: object, rounds: list[Any], draws: object) -> PendingRounds:
+        drawn = SimpleNamespace(on_device=self.logits, unsettled=())
+
+        def wait() -> list[list[int]]:
+            self.happened.append("draws")
+            drawn.unsettled, self.unsettled = self.unsettled, []
+            return [[7] * len(each.output_indices) for each in rounds]
+
+        is_known = any(each.adjustments for each in rounds)
+        return PendingRounds(wait, None if is_known else cast(Any, drawn))
 
 
 @pytest.fixture
@@ -318,40 +330,117 @@ def test_the_loop_is_told_at_once_where_the_datastore_is_asked(
     assert late[-1] == "told of 2"
 
 
-def test_a_device_that_works_on_is_asked_for_the_next_forward_before_verdicts_are_made(
+def test_a_device_that_works_on_is_asked_for_the_next_forward_before_it_is_waited_for(
     engine: Engine, late: list[str]
 ) -> None:
     sessions = [add_session(engine, Method.OFF, 3, 2, SamplingParams(seed=4)) for _ in range(2)]
     asked = ["start", "forward", "stop"]
     engine.step(sessions)
-    assert late == [*asked, "draws", "elapsed", *asked, "told of 2"]
+    assert late == [*asked, *asked, "draws", "elapsed", "told of 2"]
     assert [session.session.num_output_tokens for session in sessions] == [1, 1]
     for count in (2, 3):
         late.clear()
         assert engine.plan(OPENED_AT) == (sessions, None)
         engine.step(sessions)
-        assert late == ["draws", "elapsed", *asked, "told of 2"]
+        assert late == [*asked, "draws", "elapsed", "told of 2"]
         assert [session.session.num_output_tokens for session in sessions] == [count] * 2
         assert [session.cache.length - session.num_missing for session in sessions] == [3 + count] * 2
 
 
-def test_a_row_that_is_asked_for_ahead_is_the_token_just_drawn_and_is_drawn_from_as_the_next_one(
-    engine: Engine, device: Asynchronous, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def rows(engine: Engine, device: Asynchronous, monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[object, ...]]]:
+    """Rows of each forward of a device that works on: token id, or place of the token that it goes on from, with True
+    for a place; its slot; and how many tokens were put out before the one that is drawn behind it."""
     monkeypatch.setattr(engine, "works_on", True)
-    rows: list[list[int]] = []
+    found: list[list[tuple[object, ...]]] = []
     runner = cast(Any, engine)._runner
     forward = runner.forward
 
-    def watched(segments: list[Any], draws: RowDraws) -> torch.Tensor:
-        rows.append([*segments[0].token_ids, segments[0].cache.length, *draws.output_indices])
-        return cast(torch.Tensor, forward(segments, draws))
+    def watched(segments: list[Any], draws: RowDraws, drawn: object) -> torch.Tensor:
+        tokens = [(*segment.token_ids, drawn is not None, segment.cache.length) for segment in segments]
+        found.append([(*each, index) for each, index in zip(tokens, draws.output_indices, strict=True)])
+        return cast(torch.Tensor, forward(segments, draws, drawn))
 
     monkeypatch.setattr(runner, "forward", watched)
-    engine.step([add_session(engine, Method.OFF, 3, 2, SamplingParams(seed=4))])
+    return found
+
+
+SAMPLED = SamplingParams(seed=4)
+
+
+def test_a_row_that_is_asked_for_ahead_goes_on_from_the_draw_and_is_drawn_from_as_the_next_one(
+    engine: Engine, rows: list[list[tuple[object, ...]]]
+) -> None:
+    sessions = [add_session(engine, Method.OFF, length, length - 1, SAMPLED) for length in (3, 5)]
+    engine.step(sessions)
     engine.step([])
-    # Token, its slot, and how many tokens were put out before the one that is drawn behind it.
-    assert rows == [[2, 2, 0], [7, 3, 1], [7, 4, 2]]
+    assert rows == [
+        [(2, False, 2, 0), (4, False, 4, 0)],
+        [(0, True, 3, 1), (1, True, 5, 1)],
+        [(0, True, 4, 2), (1, True, 6, 2)],
+    ]
+
+
+def test_who_ends_by_its_length_or_is_paused_is_not_asked_for_ahead(
+    engine: Engine, rows: list[list[tuple[object, ...]]]
+) -> None:
+    ending, paused, going = (add_session(engine, Method.OFF, 3, 2, SAMPLED) for _ in range(3))
+    ending.session.spec = replace(ending.session.spec, max_tokens=1)
+    paused.is_paused = True
+    engine.step([ending, paused, going])
+    assert rows[1] == [(2, True, 3, 1)]
+    assert list(engine.sessions.values()) == [paused, going]
+    assert [session.session.num_output_tokens for session in (paused, going)] == [1, 1]
+
+
+def test_a_row_of_a_session_that_has_ended_is_in_vain(engine: Engine, rows: list[list[tuple[object, ...]]]) -> None:
+    ending, going = (add_session(engine, Method.OFF, 3, 2, SAMPLED) for _ in range(2))
+    ending.session.spec = replace(ending.session.spec, stop_token_ids=frozenset({7}))
+    engine.step([ending, going])
+    assert len(rows[1]) == 2
+    assert list(engine.sessions.values()) == [going]
+    engine.step([])
+    assert rows[2] == [(1, True, 4, 2)]
+    assert (ending.session.num_output_tokens, going.session.num_output_tokens) == (0, 2)
+
+
+def test_who_comes_during_a_forward_is_in_the_one_behind_the_next(
+    engine: Engine, rows: list[list[tuple[object, ...]]]
+) -> None:
+    first = add_session(engine, Method.OFF, 3, 2, SAMPLED)
+    engine.step([first])
+    second = add_session(engine, Method.OFF, 9, 8, SAMPLED)
+    assert engine.plan(OPENED_AT) == ([first], None)
+    engine.step([first])
+    assert len(rows) == 2
+    assert engine.plan(time.perf_counter()) == ([first, second], None)
+    engine.step([first, second])
+    assert rows[2:] == [[(7, False, 4, 2), (8, False, 8, 0)], [(0, True, 5, 3), (1, True, 9, 1)]]
+
+
+def test_a_row_whose_token_the_host_has_drawn_is_run_again(
+    engine: Engine, device: Asynchronous, rows: list[list[tuple[object, ...]]]
+) -> None:
+    left, going = (add_session(engine, Method.OFF, 3, 2, SAMPLED) for _ in range(2))
+    device.unsettled = [0]
+    engine.step([left, going])
+    assert [session.session.num_output_tokens for session in (left, going)] == [1, 1]
+    engine.step([])
+    assert [session.session.num_output_tokens for session in (left, going)] == [1, 2]
+    assert engine.plan(time.perf_counter()) == ([left, going], None)
+    engine.step([left, going])
+    assert rows[2] == [(7, False, 3, 1), (7, False, 4, 2)]
+    assert [session.session.num_output_tokens for session in (left, going)] == [2, 3]
+
+
+def test_while_others_wait_for_room_forwards_are_asked_for_ahead(
+    engine: Engine, rows: list[list[tuple[object, ...]]]
+) -> None:
+    sessions = [add_session(engine, Method.OFF, 3, 2, SAMPLED) for _ in range(2)]
+    engine.residency.preempt(sessions[1])
+    engine.step(sessions[:1])
+    assert engine.residency.waiting
+    assert len(rows) == 2
 
 
 @pytest.mark.parametrize("works_on", [True, False])
@@ -393,7 +482,7 @@ def test_who_has_chosen_plain_rounds_is_asked_for_ahead_as_well(engine: Engine, 
     choose(session, PLAIN)
     for count in (1, 2, 3):
         engine.step([session])
-        assert late[-4:] == ["start", "forward", "stop", "told of 1"]
+        assert late[-6:] == ["start", "forward", "stop", "draws", "elapsed", "told of 1"]
         assert session.session.num_output_tokens == count
     (plain,) = session.choice.decisions()
     assert (plain.strategy, plain.num_rounds) == (PLAIN, 2)  # the first one has read the prompt
@@ -432,7 +521,7 @@ def test_who_had_drafts_in_a_round_is_not_asked_for_ahead_when_the_drafter_leave
 
 
 @pytest.mark.parametrize("is_stop", [True, False], ids=["by a stop token", "by its length"])
-def test_nothing_is_asked_for_a_text_that_ends(engine: Engine, late: list[str], *, is_stop: bool) -> None:
+def test_nobody_waits_for_a_row_of_a_text_that_has_ended(engine: Engine, late: list[str], *, is_stop: bool) -> None:
     going, ending = add_session(engine, Method.OFF, 3, 2), add_session(engine, Method.OFF, 3, 2)
     spec = ending.session.spec
     ending.session.spec = replace(spec, stop_token_ids=frozenset({7})) if is_stop else replace(spec, max_tokens=1)
@@ -454,27 +543,28 @@ def test_who_is_closed_while_its_next_row_is_computed_breaks_no_step(engine: Eng
     assert engine.plan(OPENED_AT) == ([other], None)
 
 
-def test_who_is_paused_has_no_row_in_the_next_forward(engine: Engine, late: list[str]) -> None:
-    paused, other = (add_session(engine, Method.OFF, 3, 2) for _ in range(2))
+def test_who_is_paused_while_its_next_row_is_computed_has_no_row_behind_it(
+    engine: Engine, rows: list[list[tuple[object, ...]]]
+) -> None:
+    paused, other = (add_session(engine, Method.OFF, 3, 2, SAMPLED) for _ in range(2))
     engine.post(paused.session.spec.session_id, lambda session: setattr(session, "is_paused", True))
     engine.step([paused, other])
-    assert engine.plan(OPENED_AT) == ([other], None)
+    engine.step([])
+    assert rows[2] == [(1, True, 4, 2)]
+    assert paused.session.num_output_tokens == 2
     assert paused.num_missing == 1
 
 
 @pytest.mark.parametrize(
     "kind",
-    ["drafting", "retrieving", "penalised", "reading", "reported", "reported and over", "prompt", "waiting", "no room"],
+    ["drafting", "retrieving", "penalised", "reading", "reported", "reported and over", "prompt", "no room"],
 )
 def test_a_forward_is_asked_for_ahead_only_if_it_is_known_to_be_the_next_one(
     engine: Engine, device: Asynchronous, late: list[str], kind: str
 ) -> None:
     plain = add_session(engine, Method.OFF, 3, 2)
     work = [plain]
-    if kind == "waiting":
-        cast(Any, engine.residency)._max_num_residents = 1
-        add_session(engine, Method.OFF, 3, 0)
-    elif kind == "no room":
+    if kind == "no room":
         blocks = pool_of(engine).blocks
         plain.cache.append(range(2, 63))  # the row of now takes the last slot of its block
         plain.session.tree.commit(range(61))

@@ -106,6 +106,17 @@ class Segment(NamedTuple):
             raise ValueError(f"visible must be {(rows, self.cache.length + rows)}, got {self.visible.shape}")
 
 
+def tokens_at(places: Tensor, drawn: Tensor) -> Tensor:
+    """Returns the tokens that were drawn at some places, where a device has them.
+
+    Args:
+        places: Whole numbers [rows], below the length of `drawn`.
+        drawn: Whole numbers [draws]: token ids, below 0 where the device has none. Those count as 0.
+    """
+    # There must be some embedding: nothing is made of it.
+    return drawn.to(places.device).index_select(0, places).clamp_min_(0)
+
+
 def check_segments(segments: Sequence[Segment]) -> None:
     """Raises ValueError if a segment of a forward is malformed, or two of them share a cache."""
     # Both would be given the same slots.
@@ -128,7 +139,13 @@ class Plan:
     """Lays out all segments of one packed forward, and computes the attention over them."""
 
     def __init__(
-        self, segments: Sequence[Segment], queries_per_key: int, min_rows: int = 1, *, use_kernels: bool = False
+        self,
+        segments: Sequence[Segment],
+        queries_per_key: int,
+        min_rows: int = 1,
+        *,
+        use_kernels: bool = False,
+        drawn: Tensor | None = None,
     ) -> None:
         """
         Args:
@@ -136,6 +153,7 @@ class Plan:
             queries_per_key: Query heads that share a key-value head.
             min_rows: Least rows of the forward. Fewer are filled up with rows that belong to nobody.
             use_kernels: True if attention runs by `outrider.models.kernels`.
+            drawn: See `Runner.forward`.
 
         Raises:
             ValueError: A segment is malformed, or two segments share a cache.
@@ -189,6 +207,8 @@ class Plan:
         self.position_array: npt.NDArray[np.int64] = rows[1]
         """Position of each row, for the kernels of a CPU."""
         self.token_ids, self.position_ids = torch.from_numpy(rows).to(device).unbind(0)
+        if drawn is not None:
+            self.token_ids = tokens_at(self.token_ids, drawn)
 
     def _reserve(self) -> npt.NDArray[np.int64]:
         """Makes room for the rows in their caches, and returns where they go."""

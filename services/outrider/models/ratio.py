@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from outrider.core.tree import Node
 from outrider.models.adjustments import adjusted
 from outrider.models.chains import Chain, begin_judging, judge
 from outrider.models.cuda.rows import RowDraws
-from outrider.models.sampling import Sampler, tempered_and_filtered
+from outrider.models.sampling import DrawnTokens, Sampler, tempered_and_filtered
 from outrider.models.structure import draw_allowed, mask_row
 
 _GREEDY = SamplingParams(temperature=0.0)
@@ -162,6 +162,16 @@ def draws_of(rounds: Sequence[Round]) -> RowDraws:
     )
 
 
+class PendingRounds(NamedTuple):
+    """Describes what rounds emit while a device may still be at it."""
+
+    wait: Callable[[], list[list[int]]]
+    """Waits for the device; returns what `emitted` does. To be called once."""
+    drawn: DrawnTokens | None = None
+    """Draws of all rows of the logits, where rounds emit nothing else. Then the next rounds can follow on the device
+    before these are known to the host. None means that the host decides what is emitted."""
+
+
 def emitted(
     sampler: Sampler, logits: Tensor, rounds: Sequence[Round], draws: RowDraws | None = None
 ) -> list[list[int]]:
@@ -173,39 +183,61 @@ def emitted(
         rounds: One for each session; both rules may be among them.
         draws: What `draws_of` says of them, if that is known already.
     """
+    return begin_rounds(sampler, logits, rounds, draws).wait()
+
+
+def begin_rounds(
+    sampler: Sampler, logits: Tensor, rounds: Sequence[Round], draws: RowDraws | None = None
+) -> PendingRounds:
+    """Tells a device to draw for rounds, see `emitted`, and does not wait for it."""
+    draws = draws or draws_of(rounds)
     if not any(each.adjustments for each in rounds):
-        return _emitted(sampler, logits, rounds, draws or draws_of(rounds))
+        return _begin(sampler, logits, rounds, draws)
     of_rows = [each.adjustments or [None] * len(each.output_indices) for each in rounds]
-    with adjusted(logits, [adjustment for of_round in of_rows for adjustment in of_round]):
-        return _emitted(sampler, logits, rounds, draws or draws_of(rounds))
+
+    def wait() -> list[list[int]]:
+        # Logits are as they were behind that, and rows may be drawn again by the host: all of it is done there.
+        with adjusted(logits, [adjustment for of_round in of_rows for adjustment in of_round]):
+            return _begin(sampler, logits, rounds, draws).wait()
+
+    return PendingRounds(wait)
 
 
-def _emitted(sampler: Sampler, logits: Tensor, rounds: Sequence[Round], draws: RowDraws) -> list[list[int]]:
+def _begin(sampler: Sampler, logits: Tensor, rounds: Sequence[Round], draws: RowDraws) -> PendingRounds:
     ends = list(accumulate(len(each.output_indices) for each in rounds))
     spans = [(end - len(each.output_indices), end) for each, end in zip(rounds, ends, strict=True)]
-    drawn = [number for number, each in enumerate(rounds) if each.is_drawn]
-    found: dict[int, list[int]] = {}
+    of_draws = [number for number, each in enumerate(rounds) if each.is_drawn]
     chains = {
         number: Chain(each.chain, span[0], each.sampling, each.output_indices[0])
         for number, (each, span) in enumerate(zip(rounds, spans, strict=True))
         if each.chain is not None and each.structured is None
     }
     # A device is told of all before it is waited for.
-    wait = begin_judging(sampler, logits, list(chains.values())) if chains else None
-    if drawn:
+    judged = begin_judging(sampler, logits, list(chains.values())) if chains else None
+    drawn = None
+    if of_draws:
         # Copied only where another kind of round is among them.
-        rows = logits if len(drawn) == len(rounds) else torch.cat([logits[slice(*spans[number])] for number in drawn])
-        tokens = iter(sampler.draw(rows, draws.params, draws.output_indices, draws.on_device))
-        for number in drawn:
-            found[number] = list(islice(tokens, len(rounds[number].output_indices)))
-    if wait is not None:
-        found.update(zip(chains, wait(), strict=True))
-    for number, (each, span) in enumerate(zip(rounds, spans, strict=True)):
-        if each.structured is not None:
-            rows = logits[slice(*span)]
-            tokens_as_drawn = _likeliest(sampler, rows) if each.redraws_all else found.get(number, [])
-            found[number] = _structured(sampler, rows, each, each.structured, tokens_as_drawn)
-    return [found[number] for number in range(len(rounds))]
+        is_all = len(of_draws) == len(rounds)
+        rows = logits if is_all else torch.cat([logits[slice(*spans[number])] for number in of_draws])
+        drawn = sampler.begin(rows, draws.params, draws.output_indices, draws.on_device)
+
+    def wait() -> list[list[int]]:
+        found: dict[int, list[int]] = {}
+        if drawn is not None:
+            tokens = iter(drawn.wait())
+            for number in of_draws:
+                found[number] = list(islice(tokens, len(rounds[number].output_indices)))
+        if judged is not None:
+            found.update(zip(chains, judged(), strict=True))
+        for number, (each, span) in enumerate(zip(rounds, spans, strict=True)):
+            if each.structured is not None:
+                own_rows = logits[slice(*span)]
+                tokens_as_drawn = _likeliest(sampler, own_rows) if each.redraws_all else found.get(number, [])
+                found[number] = _structured(sampler, own_rows, each, each.structured, tokens_as_drawn)
+        return [found[number] for number in range(len(rounds))]
+
+    is_as_drawn = len(of_draws) == len(rounds) and all(each.structured is None for each in rounds)
+    return PendingRounds(wait, drawn if is_as_drawn else None)
 
 
 def _likeliest(sampler: Sampler, logits: Tensor) -> list[int]:

@@ -210,7 +210,11 @@ class Runner:
 
     @torch.inference_mode()
     def forward(
-        self, segments: Sequence[Segment], num_layers: int | None = None, draws: RowDraws | None = None
+        self,
+        segments: Sequence[Segment],
+        num_layers: int | None = None,
+        draws: RowDraws | None = None,
+        drawn: Tensor | None = None,
     ) -> Tensor:
         """Appends the rows of every segment to its cache, and returns the logits that are wanted.
 
@@ -220,6 +224,9 @@ class Runner:
                 the library has it runs all in any case.
             draws: Describes how some of the wanted rows will be drawn from: a GPU is told so in the one copy that
                 brings the inputs of its forward. None tells it nothing.
+            drawn: Whole numbers [draws]: tokens that the device draws, or has drawn, without the host having read them.
+                The token ids of the segments are places in it then. What is below 0 counts as some token, so that its
+                rows mean nothing. None means that token ids are token ids.
 
         Returns:
             float32 [sum of num_logits, vocab_size], in the order of the segments.
@@ -230,9 +237,9 @@ class Runner:
         if not segments:
             return torch.empty(0, self.vocab_size, device=self.device)
         if self._forwards is not None:
-            found = self._forwards.forward(segments, num_layers, draws)
+            found = self._forwards.forward(segments, num_layers, draws, drawn)
             return torch.empty(0, self.vocab_size, device=self.device) if found is None else found
-        plan = Plan(segments, self._queries_per_key, self.min_rows, use_kernels=self._use_kernels)
+        plan = Plan(segments, self._queries_per_key, self.min_rows, use_kernels=self._use_kernels, drawn=drawn)
         hidden = self._stack(plan, num_layers)
         plan.commit()
         if not plan.wanted_rows:

@@ -8,8 +8,8 @@ The most probable token always stays. Among equally probable tokens the lower id
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -22,6 +22,7 @@ from outrider.core.drafting.policy import Candidate
 from outrider.core.noise import gumbel, row_key
 from outrider.core.params import SamplingParams
 from outrider.models.contenders import Best, Contenders
+from outrider.models.host_copy import HostCopy
 from outrider.models.noise import NoiseRows
 
 if TYPE_CHECKING:
@@ -54,6 +55,31 @@ FOLDS = 32
 them a rougher choice."""
 
 
+class DrawnTokens:
+    """Holds the tokens that were drawn, one for each row. A device may still be at it."""
+
+    def __init__(self, on_device: Tensor, redraw: Callable[[Sequence[int]], Sequence[int]] | None = None) -> None:
+        """
+        Args:
+            on_device: Whole numbers [rows], on the device that draws. Below 0 where it leaves a row to the host.
+            redraw: Draws for these rows on the host. None means that none is left to it.
+        """
+        self.on_device = on_device
+        """Whole numbers [rows]: the tokens where they were drawn, but for `unsettled`, which are below 0."""
+        self.unsettled: Sequence[int] = ()
+        """Rows that the host had to draw for. To be asked for behind `wait`."""
+        self._copy, self._redraw = HostCopy(on_device), redraw
+
+    def wait(self) -> list[int]:
+        """Returns a token id for each row when they are there."""
+        token_ids: list[int] = self._copy.wait().tolist()
+        if self._redraw is not None and min(token_ids, default=0) < 0:
+            self.unsettled = [row for row, token_id in enumerate(token_ids) if token_id < 0]
+            for row, token_id in zip(self.unsettled, self._redraw(self.unsettled), strict=True):
+                token_ids[row] = token_id
+        return token_ids
+
+
 class Sampler:
     """Draws for every row of a packed forward. A draw is a pure function; the only state is noise that is kept."""
 
@@ -63,7 +89,6 @@ class Sampler:
         self._contenders: Contenders | None = None
         self._device_draws: DeviceDraws | None = None
 
-    @torch.inference_mode()
     def draw(
         self,
         logits: Tensor,
@@ -82,13 +107,30 @@ class Sampler:
         Returns:
             A token id for each row.
         """
-        if all(p.is_greedy for p in params):
-            return _argmax(logits)
-        if _is_lazy(logits):
-            return [token_ids[0] for token_ids, _ in self._lazy_best(logits, params, output_indices, 1)]
-        if has_kernels(logits):
-            return [token_ids[0] for token_ids, _ in self._device_best(logits, params, output_indices, 1, rows)]
-        return _argmax(self._perturbed(logits, params, output_indices))
+        return self.begin(logits, params, output_indices, rows).wait()
+
+    @torch.inference_mode()
+    def begin(
+        self,
+        logits: Tensor,
+        params: Sequence[SamplingParams],
+        output_indices: Sequence[int],
+        rows: Tensor | None = None,
+    ) -> DrawnTokens:
+        """Begins to draw the target's token for every row, see `draw`. A GPU is told of it, and not waited for."""
+        is_greedy = all(p.is_greedy for p in params)
+        if is_greedy and logits.device.type != "cpu":
+            return DrawnTokens(logits.argmax(-1))
+        if not is_greedy and has_kernels(logits):
+            best = self._kernels().begin(logits, params, output_indices, 1, rows)
+            return DrawnTokens(best[0, :, 0], partial(self._redrawn, logits, params, output_indices))
+        if is_greedy:
+            token_ids = _argmax(logits)
+        elif _is_lazy(logits):
+            token_ids = [token_ids[0] for token_ids, _ in self._lazy_best(logits, params, output_indices, 1)]
+        else:
+            token_ids = _argmax(self._perturbed(logits, params, output_indices))
+        return DrawnTokens(torch.tensor(token_ids, dtype=torch.long))
 
     @torch.inference_mode()
     def candidates(
@@ -175,6 +217,15 @@ class Sampler:
             for row, (p, index) in enumerate(zip(params, output_indices, strict=True))
         ]
 
+    def _kernels(self) -> DeviceDraws:
+        if self._device_draws is None:
+            # Here, because only an installation for CUDA has Triton.
+            from outrider.models.cuda import draws
+            from outrider.models.cuda.device_draws import DeviceDraws
+
+            self._device_draws = DeviceDraws(draws.best_tokens)
+        return self._device_draws
+
     def _device_best(
         self,
         logits: Tensor,
@@ -184,21 +235,26 @@ class Sampler:
         rows: Tensor | None,
     ) -> list[Best]:
         """Finds the best tokens of every row, and their scores, by kernels: the best of `_perturbed`, at most k."""
-        if self._device_draws is None:
-            # Here, because only an installation for CUDA has Triton.
-            from outrider.models.cuda import draws
-            from outrider.models.cuda.device_draws import DeviceDraws
-
-            self._device_draws = DeviceDraws(draws.best_tokens)
-        found = self._device_draws.best(logits, params, output_indices, k, rows)
+        found = self._kernels().best(logits, params, output_indices, k, rows)
         left = [row for row, of_row in enumerate(found) if of_row is None]
         if not left:
             return [of_row for of_row in found if of_row is not None]
-        scores = self._perturbed(logits[left], [params[row] for row in left], [output_indices[row] for row in left])
-        # `argmax` promises the first of equals, `topk` does not.
-        rest = [([token_id], [0.0]) for token_id in _argmax(scores)] if k == 1 else _topk(scores, k)
-        of_left = dict(zip(left, rest, strict=True))
+        of_left = dict(zip(left, _topk(self._scores_of(left, logits, params, output_indices), k), strict=True))
         return [of_left[row] if of_row is None else of_row for row, of_row in enumerate(found)]
+
+    @torch.inference_mode()
+    def _redrawn(
+        self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int], rows: Sequence[int]
+    ) -> list[int]:
+        """Draws for some rows without kernels."""
+        # `argmax` promises the first of equals, `topk` does not.
+        return _argmax(self._scores_of(rows, logits, params, output_indices))
+
+    def _scores_of(
+        self, rows: Sequence[int], logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]
+    ) -> Tensor:
+        """Returns the perturbed scores of some rows."""
+        return self._perturbed(logits[rows], [params[row] for row in rows], [output_indices[row] for row in rows])
 
     def _perturbed(self, logits: Tensor, params: Sequence[SamplingParams], output_indices: Sequence[int]) -> Tensor:
         """Returns logits / temperature + noise, minus infinity where not allowed; greedy rows as they are."""
@@ -224,7 +280,6 @@ class Sampler:
         return self._noise
 
 
-@torch.inference_mode()
 def most_probable(logits: Tensor, temperatures: Sequence[float | None], k: int) -> list[list[tuple[int, int]]]:
     """Finds the k most probable tokens of rows, without noise and filters. The logits stay as they are.
 
@@ -237,20 +292,37 @@ def most_probable(logits: Tensor, temperatures: Sequence[float | None], k: int) 
         For each row token ids and weights, the most probable first: per mille of these tokens' probability, 1 at least.
         An empty list where nothing is wanted.
     """
+    return begin_most_probable(logits, temperatures, k)()
+
+
+@torch.inference_mode()
+def begin_most_probable(
+    logits: Tensor, temperatures: Sequence[float | None], k: int
+) -> Callable[[], list[list[tuple[int, int]]]]:
+    """Tells a device to find the most probable tokens, without waiting for it; returns what waits, and has the result
+    of `most_probable`."""
     found: list[list[tuple[int, int]]] = [[] for _ in temperatures]
     wanted = {row: temperature or 1.0 for row, temperature in enumerate(temperatures) if temperature is not None}
     if not wanted:
-        return found
-    rows = logits if len(wanted) == len(found) else logits[list(wanted)]
+        return lambda: found
+    places = list(wanted)
+    # Which rows are wanted a device would have to be told, and that be waited for.
+    if logits.device.type == "cpu" and len(wanted) < len(found):
+        logits, places = logits[places], list(range(len(places)))
     # What is left to do with so few goes without another copy to a device.
-    values, token_ids = (leading.cpu() for leading in leading_values(rows, min(k, logits.shape[-1])))
-    divisors = [[min(max(divisor, LEAST_TEMPERATURE), GREATEST_TEMPERATURE)] for divisor in wanted.values()]
-    shares = (values.double() / torch.tensor(divisors, dtype=torch.double)).softmax(-1)
-    # Of a row that is not a number the shares are none either: they count as 0.
-    weights = (1000 * shares.nan_to_num(0.0)).round().clamp_min(1).long()
-    for row, ids, of_row in zip(wanted, token_ids.tolist(), weights.tolist(), strict=True):
-        found[row] = list(zip(ids, of_row, strict=True))
-    return found
+    copies = [HostCopy(leading) for leading in leading_values(logits, min(k, logits.shape[-1]))]
+
+    def wait() -> list[list[tuple[int, int]]]:
+        values, token_ids = (copy.wait()[places] for copy in copies)
+        divisors = [[min(max(divisor, LEAST_TEMPERATURE), GREATEST_TEMPERATURE)] for divisor in wanted.values()]
+        shares = (values.double() / torch.tensor(divisors, dtype=torch.double)).softmax(-1)
+        # Of a row that is not a number the shares are none either: they count as 0.
+        weights = (1000 * shares.nan_to_num(0.0)).round().clamp_min(1).long()
+        for row, ids, of_row in zip(wanted, token_ids.tolist(), weights.tolist(), strict=True):
+            found[row] = list(zip(ids, of_row, strict=True))
+        return found
+
+    return wait
 
 
 def leading_values(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

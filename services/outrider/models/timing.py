@@ -23,18 +23,22 @@ from outrider.models.runner import KVCache, Runner, Segment
 K = TypeVar("K", bound=Hashable)
 
 
-class Stopwatch(Protocol):
-    """Measures how long a device works on a forward, one at a time."""
-
-    def start(self) -> None:
-        """Called before the forward."""
+class Timing(Protocol):
+    """Measures how long a device works on one forward."""
 
     def stop(self) -> None:
         """Called when the forward was asked for. The device may still be at it."""
 
     def elapsed_ms(self) -> float:
-        """Returns the milliseconds between the two. To be called when the forward's results have been read; before
-        that, it may wait for them."""
+        """Returns the milliseconds from the beginning until `stop`. To be called when the forward's results have been
+        read; before that, it may wait for them."""
+
+
+class Stopwatch(Protocol):
+    """Measures how long a device works on forwards."""
+
+    def start(self) -> Timing:
+        """Called before a forward. The device may still be at others."""
 
 
 class HostStopwatch:
@@ -49,23 +53,26 @@ class HostStopwatch:
             clock: Returns the time in seconds.
         """
         self._wait, self._clock = wait, clock
-        self._started = self._stopped = 0.0
 
-    def start(self) -> None:
+    def start(self) -> Timing:
         """See `Stopwatch`."""
-        self._started = self._now()
-
-    def stop(self) -> None:
-        """See `Stopwatch`."""
-        self._stopped = self._now()
-
-    def elapsed_ms(self) -> float:
-        """See `Stopwatch`."""
-        return (self._stopped - self._started) * 1e3
+        return _HostTiming(self._now)
 
     def _now(self) -> float:
         self._wait()
         return self._clock()
+
+
+class _HostTiming:
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._started = self._stopped = now()
+
+    def stop(self) -> None:
+        self._stopped = self._now()
+
+    def elapsed_ms(self) -> float:
+        return (self._stopped - self._started) * 1e3
 
 
 class EventStopwatch:
@@ -78,19 +85,22 @@ class EventStopwatch:
             current_stream: Returns the stream that forwards of the calling thread go to: an event that is told of none
                 takes that of the thread's current device, which need not be the model's.
         """
-        self._first, self._last = make_event(), make_event()
-        self._current_stream = current_stream
+        self._make_event, self._current_stream = make_event, current_stream
 
-    def start(self) -> None:
+    def start(self) -> Timing:
         """See `Stopwatch`."""
-        self._first.record(self._current_stream())
+        return _EventTiming(self._make_event(), self._make_event(), self._current_stream)
+
+
+class _EventTiming:
+    def __init__(self, first: Any, last: Any, current_stream: Callable[[], Any]) -> None:
+        self._first, self._last, self._current_stream = first, last, current_stream
+        first.record(current_stream())
 
     def stop(self) -> None:
-        """See `Stopwatch`."""
         self._last.record(self._current_stream())
 
     def elapsed_ms(self) -> float:
-        """See `Stopwatch`."""
         self._last.synchronize()  # returns at once if the results were read; without it, `elapsed_time` may raise
         return float(self._first.elapsed_time(self._last))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -20,18 +20,16 @@ from outrider.core.retrieval.recycling import NUM_NEXT
 from outrider.core.retrieval.retriever import TierSource
 from outrider.core.session import SessionSpec, Verdict
 from outrider.core.statistics import Statistics
-from outrider.core.tree import TokenId
-from outrider.models.cuda.rows import RowDraws
 from outrider.models.engine import EngineThread
 from outrider.models.loading import LoadedModel
 from outrider.models.logprobs import round_logprobs, without_prompts
 from outrider.models.packing import Segment
 from outrider.models.prefill import PrefillTurns
-from outrider.models.ratio import Round, draws_of, emitted
+from outrider.models.ratio import PendingRounds, Round, begin_rounds, draws_of
 from outrider.models.residency import Residency
-from outrider.models.sampling import Logits, Sampler, most_probable
+from outrider.models.sampling import DrawnTokens, Logits, Sampler, begin_most_probable
 from outrider.models.text import TextCodec
-from outrider.models.timing import Stopwatch, stopwatch_for
+from outrider.models.timing import Stopwatch, Timing, stopwatch_for
 from outrider.verifier.listener import GenerationListener, PeerRequests
 from outrider.verifier.metrics import RoundCounts
 from outrider.verifier.session import VerifySession
@@ -41,7 +39,7 @@ _Delivery = tuple[GenerationListener, Verdict, Statistics, PeerRequests]
 
 
 class _Forward(NamedTuple):
-    """A forward that the device has been asked for."""
+    """A forward that the device has been asked for, and for the draws behind it."""
 
     work: Sequence[VerifySession]
     segments: Sequence[Segment]
@@ -50,10 +48,20 @@ class _Forward(NamedTuple):
     """Those of the sessions that get a verdict."""
     rounds: Sequence[Round]
     """For each of these, how it is drawn for."""
-    draws: RowDraws
+    contexts: Contexts
     logits: Logits
+    """Those that are drawn from."""
+    draws: PendingRounds
+    next_tokens: Callable[[], Sequence[list[Follower]]]
+    """Waits for the most probable next tokens of every row: none for rows of whose sessions nobody wants them, an empty
+    list if none does."""
+    timing: Timing
     started: float
     """Time at which the step began."""
+    asked: float
+    """Time at which the device was asked."""
+    void: Collection[VerifySession] = ()
+    """Those of the sessions whose rows mean nothing: the host has drawn other tokens for them."""
 
 
 class Engine(EngineThread[VerifySession, VerifySession]):
@@ -71,6 +79,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         max_num_sessions: int = 64,
         queue_timeout_s: float = 30.0,
         stopwatch: Stopwatch | None = None,
+        sampler: Sampler | None = None,
         stream_priority: int | None = None,
     ) -> None:
         """
@@ -84,12 +93,13 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             max_num_sessions: Most sessions that have room in the pool at a time; others wait.
             queue_timeout_s: Longest that a new session waits for room.
             stopwatch: Times the forwards. None means the one for the target's device.
+            sampler: Draws. None means one of its own.
             stream_priority: See `EngineThread`.
         """
         super().__init__("verifier-engine", model.runner, stream_priority, loop)
         self.counts = RoundCounts()
         self._timings = EngineTimings(forward_times, max_num_rows)
-        self._sampler = Sampler()
+        self._sampler = sampler or Sampler()
         self._codec = TextCodec(model.tokenizer)
         self._stopwatch = stopwatch or stopwatch_for(model.runner.device)
         self._loop = loop
@@ -103,8 +113,10 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         it runs. The loop is told of verdicts then, too: told before, it would take the interpreter from this thread."""
         self._ahead: _Forward | None = None
         """The forward of the next step, if the device was asked for it in the step before."""
-        self._drawn_at: float | None = None
+        self._idle_since: float | None = None
         """Time since which the device waits for this process alone. None means that it does not."""
+        self._done_at = 0.0
+        """Time at which the device has ended the latest forward that was waited for, as far as its duration tells."""
         self.residency: Residency[VerifySession] = Residency(model.runner.pool, max_num_sessions)
         """Sessions by age, those with room in the pool and those that wait for it. Others may read its counts."""
         self.start()  # last: the thread reads all of the above
@@ -161,13 +173,15 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         activities = [Activity.of(session.choice.strategy) for session in residents]
         self._timings.set_sessions(activities, sum(session.cache.length for session in residents))
         if self._ahead is not None:
-            return list(self._ahead.work), None
+            if left := [session for session in self._ahead.work if self.residency.has(session)]:
+                return left, None
+            self._ahead = None  # nobody waits for it
         # Paused sessions need no deadline: their reader's progress is posted.
         running = [session for session in residents if not session.is_paused]
         ready, wait_s = ready_sessions(running, now, self._timings.forward_ms.get(0.0))
         if wait_s is None and ready:
             return ready, None
-        self._drawn_at = None  # drafts or requests are waited for
+        self._idle_since = None  # drafts or requests are waited for
         if wait_s is None:
             return [], until_refused
         return [], min(wait_s, math.inf if until_refused is None else until_refused)
@@ -230,101 +244,135 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         drawing: Sequence[VerifySession],
         rounds: Sequence[Round],
         started: float,
+        drawn: DrawnTokens | None = None,
     ) -> _Forward:
-        """Asks the device for a forward."""
-        draws = draws_of(rounds)
-        self._stopwatch.start()
-        logits = self._runner.forward(segments, draws=None if draws.is_greedy else draws)
-        self._stopwatch.stop()
-        if self._drawn_at is not None:
-            self.counts.gaps.add(time.perf_counter() - self._drawn_at)
-            self._drawn_at = None
+        """Asks the device for a forward, and for all that is read of it; waits for nothing.
+
+        Args:
+            work: The sessions.
+            segments: Rows of each; their token ids are places in `drawn`, if that is given.
+            drawing: Those of the sessions that get a verdict.
+            rounds: For each of these, how it is drawn for.
+            started: Time at which the step began.
+            drawn: Tokens of the forward before. None means that token ids are known.
+        """
+        contexts = Contexts(sum(segment.cache.length for segment in segments), len(segments))
+        known = draws_of(rounds)
+        timing = self._stopwatch.start()
+        on_device = None if drawn is None else drawn.on_device
+        logits = self._runner.forward(segments, draws=None if known.is_greedy else known, drawn=on_device)
+        timing.stop()
+        logits = _without_prompts(logits, work, segments)
+        draws = begin_rounds(self._sampler, logits, rounds, known)
+        next_tokens = _begin_next_tokens(logits, drawing)
+        asked = time.perf_counter()
+        if self._idle_since is not None:
+            self.counts.gaps.add(asked - self._idle_since)
+            self._idle_since = None
         self._deliver()
-        return _Forward(work, segments, drawing, rounds, draws, logits, started)
+        return _Forward(work, segments, drawing, rounds, contexts, logits, draws, next_tokens, timing, started, asked)
 
     def _finish(self, forward: _Forward) -> None:
-        """Waits for a forward, draws, and makes the verdicts."""
-        work, segments, drawing, rounds, known, logits, started = forward
-        logits = _without_prompts(logits, work, segments)
-        draws = emitted(self._sampler, logits, rounds, known)
-        self._drawn_at = time.perf_counter() if drawing else None
-        next_tokens = _next_tokens(logits, drawing)
+        """Asks for the next forward if it is known, waits for this one, and makes the verdicts."""
+        self._ahead = self._ask_ahead(forward)
+        draws = forward.draws.wait()
+        is_idle = bool(forward.drawing) and self._ahead is None
+        self._idle_since = time.perf_counter() if is_idle else None
+        going_on = self._going_on(forward)
+        next_tokens = forward.next_tokens()
         # Asked behind the draws: an asynchronous device has only been told of the forward when that returns. Pieces of
         # prompts alone have no draws, and nothing waits for them.
-        forward_ms = self._stopwatch.elapsed_ms() if drawing else 0.0
+        forward_ms = forward.timing.elapsed_ms() if forward.drawing else 0.0
+        # It has begun when it was asked for, or behind the one before.
+        self._done_at = max(self._done_at, forward.started) + forward_ms / 1e3
+        if self._ahead is not None:
+            self.counts.gaps.add(max(0.0, self._ahead.asked - self._done_at))
         # Drafts that came during the forward: the verdict counts as a hit if they have its next token, and the next
         # round goes on from them.
         self.take_posted(0.0)
         now = time.perf_counter()
-        is_decoding = _is_decoding(work, segments)
-        num_rows = self._measure(segments, forward_ms, num_verdicts=len(drawing), is_decoding=is_decoding)
-        ahead = self._ask_ahead(forward, draws, now)
+        is_decoding = _is_decoding(forward.work, forward.segments)
+        num_rows = self._measure(forward, forward_ms, is_decoding=is_decoding)
         first_row, is_urgent = 0, not self.works_on or self._ahead is not None
-        for session, round_, token_ids in zip(drawing, rounds, draws, strict=True):
-            num_logits = len(round_.output_indices)
-            rows = slice(first_row, first_row + num_logits)
-            first_row += num_logits
-            if not self.residency.has(session):
-                continue  # closed a moment ago, by what was posted during the forward: its cache is empty
+        for session, round_, token_ids in zip(forward.drawing, forward.rounds, draws, strict=True):
+            rows = slice(first_row, first_row + len(round_.output_indices))
+            first_row = rows.stop
+            if session in forward.void or not self.residency.has(session):
+                continue  # drawn for already; or closed a moment ago, by what was posted: its cache is empty
             if round_.structured is not None and round_.structured.error:
                 self._loop.call_soon_threadsafe(session.listener.on_broken, round_.structured.error)
                 self.remove(session.session.spec.session_id)
                 continue
             verdict = session.apply(
-                token_ids, forward_ms, started, now, next_tokens[rows], num_rows, is_ahead=session in ahead
+                token_ids, forward_ms, forward.started, now, next_tokens[rows], num_rows, is_ahead=session in going_on
             )
             report = session.session.spec.report
             if report.logprobs is not None:
-                verdict = verdict._replace(logprobs=round_logprobs(logits[rows], round_, verdict, report))
-            requests = session.peer_requests()
-            self._verdicts.append((session.listener, verdict, session.session.statistics, requests))
-            # Peers go on from a verdict: they are told at once.
-            is_urgent = is_urgent or session.is_drafting or requests.question is not None
-            if verdict.finish_reason is not None:
-                self.remove(session.session.spec.session_id)
-        self._end_step(drawing, now, is_typical=is_decoding)
+                logprobs = round_logprobs(forward.logits[rows], round_, verdict, report)
+                verdict = verdict._replace(logprobs=logprobs)
+            is_urgent = self._take_verdict(session, verdict) or is_urgent
+        self._end_step(forward.drawing, now, is_typical=is_decoding)
         if is_urgent:
             self._deliver()
 
-    def _ask_ahead(
-        self, forward: _Forward, draws: Sequence[Sequence[TokenId]], now: float
-    ) -> Collection[VerifySession]:
-        """Asks a device that works on by itself for the next forward, if that is known to be of these sessions alone:
-        what is left to be done for the one before is then done meanwhile.
+    def _take_verdict(self, session: VerifySession, verdict: Verdict) -> bool:
+        """Takes a verdict to tell the loop of; returns True if that is urgent."""
+        requests = session.peer_requests()
+        self._verdicts.append((session.listener, verdict, session.session.statistics, requests))
+        if verdict.finish_reason is not None:
+            self.remove(session.session.spec.session_id)
+        # Peers go on from a verdict: they are told at once.
+        return session.is_drafting or requests.question is not None
+
+    def _ask_ahead(self, forward: _Forward) -> _Forward | None:
+        """Asks a device that works on by itself for the forward behind one that it is still at, if that is known to be
+        of these sessions alone: their tokens go on from where they are drawn, and the host does all that it has to do
+        meanwhile. A session that ends by its token has a row in vain.
 
         Args:
-            forward: A forward, none of whose verdicts is made yet.
-            draws: What was drawn from its rows.
-            now: The time.
+            forward: None of its draws is known, and none of its verdicts made yet.
 
         Returns:
-            The sessions of the next forward.
+            The next forward. None where it has to be planned.
         """
-        if not self.works_on or self.residency.waiting:
-            return ()
+        drawn = forward.draws.drawn
+        if not self.works_on or drawn is None or any(len(each.output_indices) > 1 for each in forward.rounds):
+            return None
         sharing = {session for session in self.residency.residents if not session.is_paused}
-        if not sharing.issubset(forward.drawing):
-            return ()
+        if not sharing.issubset(forward.drawing) or not sharing.isdisjoint(forward.void):
+            return None
         going, segments, rounds = [], [], []
-        for session, round_, token_ids in zip(forward.drawing, forward.rounds, draws, strict=True):
-            generation = session.session
-            # A round with nodes had another strategy: what came during it may have changed that.
-            if session.nodes or not (generation.is_as_drawn and session.choice.goes_on_plain):
-                return ()
-            # The next logits come where these are: nobody may still want to know how probable the tokens were.
-            if generation.spec.report.logprobs is not None or session.num_prompt_rows:
-                return ()
-            if session not in sharing or not generation.may_go_on_behind(token_ids[0]):
+        for place, (session, round_) in enumerate(zip(forward.drawing, forward.rounds, strict=True)):
+            if session not in sharing:
                 continue
-            segment = Segment(session.cache, token_ids, 1)
+            generation = session.session
+            # What came since this round was asked for may have changed its strategy.
+            if not (generation.is_as_drawn and session.choice.goes_on_plain):
+                return None
+            # What is read of these logits would be waited for behind the next ones.
+            if generation.spec.report.logprobs is not None or session.num_prompt_rows:
+                return None
+            if generation.num_wanted <= 1:
+                continue
+            segment = Segment(session.cache, [place], 1)
             if not self._has_free_room(segment):
-                return ()
+                return None
             going.append(session)
             segments.append(segment)
             rounds.append(round_._replace(output_indices=[round_.output_indices[0] + 1]))
-        if going:
-            self._ahead = self._ask(going, segments, going, rounds, now)
-        return set(going)
+        if not going:
+            return None
+        return self._ask(going, segments, going, rounds, time.perf_counter(), drawn)
+
+    def _going_on(self, forward: _Forward) -> Collection[VerifySession]:
+        """Returns the sessions of a forward whose rows are in the next one, which the device has been asked for."""
+        if self._ahead is None or forward.draws.drawn is None:
+            return ()
+        unsettled = {forward.drawing[row] for row in forward.draws.drawn.unsettled}
+        if unsettled:
+            # The device has gone on from other tokens.
+            self._ahead = self._ahead._replace(void=unsettled)
+        return set(self._ahead.work) - unsettled
 
     def _deliver(self) -> None:
         """Tells the loop of the verdicts since the last time."""
@@ -380,18 +428,17 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             return False
         return True
 
-    def _measure(self, segments: Sequence[Segment], forward_ms: float, *, num_verdicts: int, is_decoding: bool) -> int:
+    def _measure(self, forward: _Forward, forward_ms: float, *, is_decoding: bool) -> int:
         """Counts a forward and its time; returns its rows."""
-        num_rows = sum(len(segment.token_ids) for segment in segments)
-        if num_verdicts:
+        num_rows = sum(len(segment.token_ids) for segment in forward.segments)
+        if forward.drawing:
             self.counts.add_forward(forward_ms, num_rows)
         # A drafter that is only tried may slow the forward down: it would seem to be no slower than a plain one.
         if any(session.choice.is_probing for session in self.sessions.values()):
             return num_rows
         if is_decoding:
             self._timings.forward_ms.add(forward_ms)
-            num_slots = sum(segment.cache.length - len(segment.token_ids) for segment in segments)
-            self._timings.forward_times.observe(num_rows, forward_ms, Contexts(num_slots, len(segments)))
+            self._timings.forward_times.observe(num_rows, forward_ms, forward.contexts)
         return num_rows
 
 
@@ -447,13 +494,12 @@ def ready_sessions(
     return [], max(0.0, until - now)
 
 
-def _next_tokens(logits: Logits, drawing: Sequence[VerifySession]) -> list[list[Follower]]:
-    """Returns the most probable next tokens of every row, none for rows of whose sessions nobody wants them; an empty
-    list if none does."""
+def _begin_next_tokens(logits: Logits, drawing: Sequence[VerifySession]) -> Callable[[], Sequence[list[Follower]]]:
+    """Tells the device to find what `_Forward.next_tokens` returns."""
     if not any(session.wants_next_tokens for session in drawing):
-        return []
+        return tuple
     wanted = [temperature for session in drawing for temperature in wanted_temperatures(session)]
-    return most_probable(logits, wanted, NUM_NEXT)
+    return begin_most_probable(logits, wanted, NUM_NEXT)
 
 
 def wanted_temperatures(session: VerifySession) -> list[float | None]:
@@ -470,7 +516,8 @@ def round_of(session: VerifySession) -> Round:
     # Minus the length of the prompt: what follows position p has the output index p + 1 + offset.
     offset = first - len(generation.committed)
     indices = [first, *[node.position + 1 + offset for node in session.nodes]]
-    chain = session.nodes if generation.decides_by_ratio else None
+    # Without a drafted token there is nothing to judge: the next one is drawn as it is under the match rule.
+    chain = (session.nodes or None) if generation.decides_by_ratio else None
     sampling, structured = generation.spec.sampling, generation.structured
     return Round(sampling, indices, chain, session.adjustments(), session.nodes, structured)
 

@@ -62,7 +62,7 @@ class RoundCounts(Counts):
     """Durations in seconds of the target's forwards that a round came of."""
     gaps: Histogram = field(default_factory=lambda: Histogram(GAP_BOUNDS_S))
     """Seconds from the draws of a forward until the next one was asked for, where nothing but this process was waited
-    for: a GPU has nothing to do meanwhile."""
+    for: a GPU has nothing to do meanwhile. 0 where it was asked for before that."""
     num_rows: int = 0
     """Rows of these forwards, those of prompts included."""
     rounds: dict[Method, int] = field(default_factory=lambda: dict.fromkeys(Method, 0))
@@ -176,7 +176,7 @@ def read_rounds(counts: RoundCounts, max_chain_len: int) -> Metrics:
     yield HistogramMetric(
         "outrider_verify_gap_seconds",
         "From the draws of a forward until the next one was asked for, where neither drafts nor requests were waited "
-        "for: the host's share, in which a GPU has nothing to do.",
+        "for: the host's share, in which a GPU has nothing to do. 0 where it was asked for ahead.",
         counts.gaps,
     )
     yield counter("outrider_verify_rows_total", "Rows of these forwards, those of prompts included.", counts.num_rows)

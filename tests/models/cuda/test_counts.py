@@ -26,9 +26,9 @@ from outrider.models.cuda.inputs import LOOP_LENS
 from outrider.models.cuda.rows import RowDraws
 from outrider.models.cuda.steps import Kernels
 from outrider.models.demo.widen import QWEN3_0_6B, QWEN3_8B, Size
-from outrider.models.ratio import Round, draws_of, emitted
+from outrider.models.ratio import Round, begin_rounds, draws_of, emitted
 from outrider.models.runner import Runner, Segment
-from outrider.models.sampling import Sampler
+from outrider.models.sampling import Sampler, begin_most_probable
 from tests.support.tiny_models import text
 
 LAUNCHES_PER_LAYER, FUSED_PER_LAYER, OTHER_LAUNCHES = 9, 6, 12
@@ -82,6 +82,8 @@ class DeviceCounts(TorchDispatchMode):
         self.launches: Counter[str] = Counter()
         self.copies: Counter[str] = Counter()
         """Copies `in` and `out`, by their direction; and tensors that are made from a `list`."""
+        self.num_waits = 0
+        """Copies out that the host waits for when it asks for them."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket._qualified_op_name.removeprefix("aten::")
@@ -93,6 +95,7 @@ class DeviceCounts(TorchDispatchMode):
             way = (named or sources)[0], sources[-1]
             if way == ("cpu", "meta"):
                 self.copies["out"] += 1
+                self.num_waits += not (kwargs or {}).get("non_blocking", False)
                 return torch.zeros(args[-1].shape, dtype=args[-1].dtype)
             if way == ("meta", "cpu"):
                 self.copies["in"] += 1
@@ -176,6 +179,7 @@ class Device:
     def counted(self, ask: Callable[[], object]) -> DeviceCounts:
         self.counts.launches.clear()
         self.counts.copies.clear()
+        self.counts.num_waits = 0
         self.products.clear()
         with self.counts, _ListCounts(self.counts):
             ask()
@@ -221,6 +225,29 @@ def test_a_round_of_a_target_copies_once_to_its_device_and_once_from_it(target: 
     counts = a_round(target, [Round(params, range(first, first + 4)) for first in (5, 70)])
     assert counts.copies == {"in": 1, "out": 1}
     assert counts.launches.total() <= target.max_launches, counts.launches
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_forward_behind_draws_that_are_not_known_waits_for_nothing(target: Device, params: SamplingParams) -> None:
+    segments, sampler = target.sessions(3), target.sampler()
+    rounds = [Round(params, [index]) for index in (5, 70, 8)]
+
+    def run() -> None:
+        known = draws_of(rounds)
+        logits = target.runner.forward(segments, draws=None if known.is_greedy else known)
+        pending = begin_rounds(sampler, logits, rounds, known)
+        # What nobody wants of a row is no reason to tell the device of those that are wanted.
+        begin_most_probable(logits, [0.8, None, 0.0], 8)
+        assert pending.drawn is not None
+        behind = [Segment(segment.cache, [place], 1) for place, segment in enumerate(segments)]
+        target.runner.forward(behind, drawn=pending.drawn.on_device)
+
+    counts = target.counted(run)
+    assert counts.copies == {"in": 2, "out": 3}
+    assert counts.num_waits == 0
+    # What is drawn becomes token ids; and the copies out.
+    num_more = sum(counts.launches[name] for name in ("index_select", "clamp_min_", "topk", "_to_copy")) - 2
+    assert counts.launches.total() <= 2 * (target.max_launches - 2) + num_more, counts.launches
 
 
 def test_a_tree_whose_rows_were_accepted_is_moved_without_another_copy(target: Device) -> None:

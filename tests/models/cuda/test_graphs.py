@@ -163,6 +163,28 @@ def test_rows_are_drawn_from_as_a_forward_has_brought_it(num_rows: int) -> None:
     assert found == Sampler().draw(logits, draws.params, draws.output_indices)
 
 
+@pytest.mark.parametrize("num_sessions", [3, 40], ids=["one forward", "several forwards"])
+def test_rows_go_on_from_tokens_where_they_were_drawn(num_sessions: int) -> None:
+    runner, other = a_runner("llama"), Runner(build("llama"), use_kernels=False)
+    num_rows = 4 * num_sessions
+    token_ids = torch.tensor(text(num_rows), dtype=torch.int32)
+    places = torch.tensor([(7 * number + 1) % num_rows for number in range(num_rows)])
+    drawn = torch.full((num_rows,), -1, dtype=torch.int32).index_copy(0, places, token_ids)
+    found, expected = (
+        each.forward([Segment(each.new_cache(), row, 4) for row in rows.view(-1, 4).tolist()], drawn=of_rows)
+        for each, rows, of_rows in ((runner, places, drawn), (other, token_ids, None))
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_token_that_was_not_drawn_makes_some_row_and_spoils_no_other() -> None:
+    runner = a_runner("llama")
+    drawn = torch.tensor([-1, 7])
+    found = runner.forward([Segment(runner.new_cache(), [place], 1) for place in (0, 1)], drawn=drawn)
+    assert found.isfinite().all()
+    assert torch.equal(found[1:], runner.forward([Segment(runner.new_cache(), [7], 1)]))
+
+
 def test_more_draws_than_there_is_room_for_are_left_to_who_draws() -> None:
     runner = a_runner("llama", is_exact=False)
     draws = RowDraws([SamplingParams()] * 300, range(300))

@@ -13,12 +13,11 @@ from outrider.models.cuda.rows import MAX_NUM_BEST, ROW, ROW_WORDS, best_of_rows
 
 
 class DeviceDraws:
-    """Finds the best perturbed scores of rows, and keeps the host's buffer from one call to the next."""
+    """Finds the best perturbed scores of rows."""
 
     def __init__(self, best_tokens: Callable[[Tensor, Tensor, int], Tensor]) -> None:
         """Draws by a function; see `outrider.models.cuda.draws`."""
         self._best_tokens = best_tokens
-        self._host = torch.empty(0, ROW_WORDS, dtype=torch.int32)
 
     def best(
         self,
@@ -42,16 +41,26 @@ class DeviceDraws:
             For each row k token ids and their scores, the best first, equals by the lower id; scores of minus infinity
             stand for tokens that are not there. None if kernels do not settle it.
         """
+        return best_of_rows(self.begin(logits, params, output_indices, k, rows).cpu(), k)
+
+    def begin(
+        self,
+        logits: Tensor,
+        params: Sequence[SamplingParams],
+        output_indices: Sequence[int],
+        k: int,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Tells the device to find the k best, see `best`, and does not wait for it; returns what `best_of_rows`
+        reads."""
         if rows is None:
             rows = self._copied(params, output_indices, logits)
-        return best_of_rows(self._best_tokens(logits, rows, 1 if k == 1 else MAX_NUM_BEST).cpu(), k)
+        return self._best_tokens(logits, rows, 1 if k == 1 else MAX_NUM_BEST)
 
-    def _copied(self, params: Sequence[SamplingParams], output_indices: Sequence[int], logits: Tensor) -> Tensor:
+    @staticmethod
+    def _copied(params: Sequence[SamplingParams], output_indices: Sequence[int], logits: Tensor) -> Tensor:
         num_rows, vocab_size = logits.shape
-        if num_rows > len(self._host):
-            # What is copied from it is waited for by who asks, so one buffer is enough.
-            size = max(64, 2 * num_rows)
-            self._host = torch.empty(size, ROW_WORDS, dtype=torch.int32, pin_memory=logits.is_cuda)
-        host = self._host[:num_rows]
+        # Torch keeps pinned memory for whoever wants some next, but not before it was copied.
+        host = torch.empty(num_rows, ROW_WORDS, dtype=torch.int32, pin_memory=logits.is_cuda)
         write_rows(host.numpy().view(ROW)[:, 0], params, output_indices, vocab_size)
         return host.to(logits.device, non_blocking=True)

@@ -19,7 +19,7 @@ from outrider.models.cuda.inputs import MAX_DRAWS, MAX_PAIRS, MAX_SPANS, Inputs,
 from outrider.models.cuda.rows import ROW, ROW_WORDS, RowDraws, write_rows
 from outrider.models.cuda.steps import FEW_ROWS, CudaSteps, Kernels
 from outrider.models.kv_cache import KVPool
-from outrider.models.packing import Segment, check_segments
+from outrider.models.packing import Segment, check_segments, tokens_at
 from outrider.models.products import Product
 
 log = structlog.get_logger(__name__)
@@ -272,7 +272,11 @@ class Forwards:
         return self._head(hidden.index_select(0, inputs.wanted[first : first + inputs.shape.wanted])).float()
 
     def forward(
-        self, segments: Sequence[Segment], num_layers: int | None = None, draws: RowDraws | None = None
+        self,
+        segments: Sequence[Segment],
+        num_layers: int | None = None,
+        draws: RowDraws | None = None,
+        drawn: Tensor | None = None,
     ) -> Tensor | None:
         """Appends the rows of every segment to its cache, and returns the wanted logits, None if there are none; see
         `Runner.forward`. A forward that has no room for all rows leaves some to others behind it."""
@@ -294,7 +298,7 @@ class Forwards:
                 if draws is not None and not left:
                     # With the last one, because each writes over what another has brought.
                     self._add_draws(draws)
-                logits += self._run(shape, wanted, num_layers)
+                logits += self._run(shape, wanted, num_layers, drawn)
         for segment, position_ids in zip(segments, positions, strict=True):
             segment.cache.append(position_ids)
         if not logits:
@@ -345,9 +349,12 @@ class Forwards:
             write_rows(rows, draws.params, draws.output_indices, self.vocab_size)
             draws.on_device = self.packer.front(count * ROW_WORDS).view(count, ROW_WORDS)
 
-    def _run(self, shape: Shape, wanted: list[int], num_layers: int | None) -> list[Tensor]:
+    def _run(self, shape: Shape, wanted: list[int], num_layers: int | None, drawn: Tensor | None) -> list[Tensor]:
         """Runs what was laid out; returns the logits of the wanted rows, in pieces."""
         self.packer.finish(wanted)
+        if drawn is not None:
+            token_ids = self.inputs[shape].token_ids
+            token_ids.copy_(tokens_at(token_ids, drawn))
         replays = self._replays.get(shape) if num_layers is None else None
         hidden = self._moved_and_hidden(shape, num_layers) if replays is None else replays[0]()[0]
         self.pool.moves.clear()

@@ -19,10 +19,11 @@ def test_a_way_that_there_is_not_is_refused(
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 async def test_drafts_of_the_stub_are_right_and_the_time_of_each_process_is_told(way: str) -> None:
-    cost = await measure(way, num_sessions=1, num_tokens=60)
+    cost = await measure(way, num_sessions=1, num_tokens=60, forward_ms=2.0)
     # On a busy machine a round may not wait until the chain of 5 is there.
     assert 1 < cost.tokens <= 6 if way in {"speculator", "in-process"} else cost.tokens == 1
+    assert cost.wall_ms >= 2.0
     if cost.tokens == 1:
-        assert 0 < cost.gap_ms < cost.wall_ms
+        assert 0 <= cost.gap_ms < cost.wall_ms
     assert 0 < cost.engine_cpu_ms < 1.1 * cost.verifier_cpu_ms
     assert way == "speculator" or cost.speculator_cpu_ms == 0

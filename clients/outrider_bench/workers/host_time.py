@@ -1,8 +1,9 @@
 """Print what a round costs the host, without any model: ``python -m outrider_bench.workers.host_time``.
 
-Both models are stubs whose forwards look their logits up in one table, so that every draft is right and all the time is
-that of the services: packing as for a GPU, draws, trees, threads and, with the speculator in a process of its own,
-messages. The verifier's generations are driven directly: what clients' streams cost is left out.
+Both models are stubs whose forwards look their logits up in one table, so that every draft is right. The target's take
+the time that they are given, on a device that works on by itself, and the draft model's none. All else is the time of
+the services: packing as for a GPU, draws, trees, threads and, with the speculator in a process of its own, messages.
+The verifier's generations are driven directly: what clients' streams cost is left out.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from outrider.core.params import Method, SamplingParams, SpeculationParams
 from outrider.core.session import SessionSpec, Verdict
 from outrider.models.cuda.inputs import Packer, Shape
 from outrider.models.loading import LoadedModel, load_model
-from outrider.models.packing import Segment
+from outrider.models.packing import Segment, tokens_at
 from outrider.models.runner import Runner
-from outrider.server.process import SWITCH_INTERVAL_S
+from outrider.models.sampling import DrawnTokens, Sampler
+from outrider.server.process import SWITCH_INTERVAL_S, freeze_gc
 from outrider.speculator.service import SpeculatorService
 from outrider.speculator.settings import SpeculatorSettings
 from outrider.verifier.engine import Engine
@@ -51,21 +53,75 @@ SHAPES = (Shape(128), Shape(MAX_NUM_SESSIONS * 64))
 QUERIES_PER_KEY = 4
 """Those of Qwen3-8B."""
 WARM_UP_TOKENS = 64
+SPIN_S = 2e-4
+"""Time before the end of a wait from which on it is looked at without a pause."""
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class StubDevice:
+    """A device that works on by itself, with the same time for every forward: a stopwatch, too."""
+
+    def __init__(self, forward_ms: float) -> None:
+        self._forward_ms = forward_ms
+        self.free_at = 0.0
+        """Time at which it has done all that it was asked for."""
+
+    def begin(self) -> None:
+        """Ask for a forward."""
+        self.free_at = max(time.perf_counter(), self.free_at) + self._forward_ms / 1e3
+
+    def start(self) -> StubDevice:
+        """See `Stopwatch`."""
+        return self
+
+    def stop(self) -> None:
+        """See `Timing`."""
+
+    def elapsed_ms(self) -> float:
+        """See `Timing`."""
+        return self._forward_ms
+
+
+class LateTokens(DrawnTokens):
+    """Tokens that are there at a time, not before."""
+
+    def __init__(self, on_device: Tensor, at: float) -> None:
+        super().__init__(on_device)
+        self._at = at
+
+    def wait(self) -> list[int]:
+        """See `DrawnTokens`."""
+        # Sleep comes too late by some time; a device is waited for to the microsecond, without the interpreter.
+        time.sleep(max(0.0, self._at - time.perf_counter() - SPIN_S))
+        while time.perf_counter() < self._at:
+            time.sleep(0)
+        return super().wait()
+
+
+class StubSampler(Sampler):
+    """A sampler whose draws are there when the device has done what it was asked for."""
+
+    def __init__(self, device: StubDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def begin(self, *of_rows: Any) -> DrawnTokens:
+        """See `Sampler.begin`."""
+        return LateTokens(super().begin(*of_rows).on_device, self._device.free_at)
 
 
 class StubRunner:
     """A runner whose forwards keep the books and compute nothing: the logits of a row depend on its token alone."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self, runner: Runner, device: StubDevice) -> None:
+        self._runner, self._device = runner, device
         self._packer = Packer(runner.pool, QUERIES_PER_KEY, SHAPES, runner.max_context_len)
         self._table = torch.randn(runner.vocab_size, runner.vocab_size, generator=torch.Generator().manual_seed(1))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def forward(self, segments: Sequence[Segment], **_options: Any) -> Tensor:
+    def forward(self, segments: Sequence[Segment], *, drawn: Tensor | None = None, **_options: Any) -> Tensor:
         """See `Runner.forward`."""
         num_rows_of_all = sum(len(segment.token_ids) for segment in segments)
         self._packer.begin(next(shape for shape in SHAPES if num_rows_of_all <= shape.rows))
@@ -78,7 +134,9 @@ class StubRunner:
             segment.cache.append(position_ids)
             wanted.extend(segment.token_ids[num_rows - segment.num_logits :])
         self._packer.finish(range(len(wanted)))
-        return self._table[wanted]
+        self._device.begin()
+        rows = torch.tensor(wanted, dtype=torch.long)
+        return self._table[rows if drawn is None else tokens_at(rows, drawn)]
 
 
 class Cost(NamedTuple):
@@ -86,7 +144,7 @@ class Cost(NamedTuple):
 
     wall_ms: float
     gap_ms: float
-    """Mean time from the draws of a forward until the next one is asked for: what a GPU waits for. Rounds that wait for
+    """Mean time from the end of a forward until the next one is asked for: what a GPU waits for. Rounds that wait for
     drafts have none."""
     engine_cpu_ms: float
     """CPU time of the thread that the target's engine is."""
@@ -97,16 +155,27 @@ class Cost(NamedTuple):
     """Tokens of all sessions."""
 
 
-def stub_model(name: str) -> LoadedModel:
+def stub_model(name: str, device: StubDevice) -> LoadedModel:
     """Load a demo model and take its arithmetic away."""
     model = load_model(name, dtype="float32", num_tokens=MAX_NUM_SESSIONS * 1024, num_sessions=MAX_NUM_SESSIONS)
-    return replace(model, runner=StubRunner(model.runner))  # type: ignore[arg-type]  # it runs as one does
+    return replace(model, runner=StubRunner(model.runner, device))  # type: ignore[arg-type]  # it runs as one does
 
 
-async def measure(way: str, num_sessions: int, num_tokens: int, method: Method = Method.SPECULATIVE) -> Cost:
-    """Run so many generations side by side, after a short one of each; `method` is that of the ways that draft."""
+async def measure(
+    way: str, num_sessions: int, num_tokens: int, method: Method = Method.SPECULATIVE, forward_ms: float = 0.0
+) -> Cost:
+    """Run so many generations side by side, after a short one of each.
+
+    Args:
+        way: One of `WAYS`.
+        num_sessions: Generations.
+        num_tokens: Tokens of each.
+        method: That of the ways that draft.
+        forward_ms: Time of the target's forwards.
+    """
+    target = StubDevice(forward_ms)
     if way == "alone":
-        return _measure_alone(num_sessions, num_tokens)
+        return _measure_alone(target, num_sessions, num_tokens)
     method = Method.OFF if way == "off" else method
     with _speculator(way) as (address, process):
         settings = VerifierSettings.model_validate(
@@ -116,13 +185,14 @@ async def measure(way: str, num_sessions: int, num_tokens: int, method: Method =
                 "max_num_sessions": MAX_NUM_SESSIONS,
             }
         )
-        draft = stub_model("demo/draft") if way == "in-process" else None
-        service = VerifierService(settings, stub_model("demo/target"), {1: 5.0}, draft_model=draft)
+        draft = stub_model("demo/draft", StubDevice(0.0)) if way == "in-process" else None
+        service = VerifierService(settings, stub_model("demo/target", target), {1: 5.0}, draft_model=draft)
         await service.load()
+        freeze_gc()  # as services do
         try:
             assert service.serving is not None
             engine = service.serving.engine
-            engine.works_on = True  # as a GPU does
+            _use(engine, target)
             await _generate_all(service, method, num_sessions, WARM_UP_TOKENS)
             counted, before = _counted(engine), _times_s(process)
             await _generate_all(service, method, num_sessions, num_tokens)
@@ -132,13 +202,19 @@ async def measure(way: str, num_sessions: int, num_tokens: int, method: Method =
     return _cost(engine, counted, before, after, num_sessions * num_tokens)
 
 
-def _measure_alone(num_sessions: int, num_tokens: int) -> Cost:
+def _use(engine: Engine, device: StubDevice) -> None:
+    """Have an engine work as on this device, which works on by itself as a GPU does."""
+    engine.works_on, engine.stopwatch, engine.sampler = True, device, StubSampler(device)
+
+
+def _measure_alone(device: StubDevice, num_sessions: int, num_tokens: int) -> Cost:
     """Step an engine by hand whose verdicts go nowhere."""
-    model = stub_model("demo/target")
+    model = stub_model("demo/target", device)
     loop = SimpleNamespace(call_soon_threadsafe=lambda *_: None)
     engine = Engine(model, cast(Any, loop), forward_times=ForwardTimes({1: 5.0}), max_num_sessions=MAX_NUM_SESSIONS)
     engine.stop()  # its thread
-    engine.works_on = True
+    _use(engine, device)
+    freeze_gc()
     listener = SimpleNamespace(on_admitted=None, on_verdict=None, on_failure=None)
     for tokens in (WARM_UP_TOKENS, num_tokens):
         for number in range(num_sessions):
@@ -227,8 +303,9 @@ def _cpu_s(process: subprocess.Popen[str] | None) -> float:
 async def _serve() -> None:
     """Serve drafts of the stub until the process is killed."""
     settings = SpeculatorSettings.model_validate({"max_num_sessions": MAX_NUM_SESSIONS, "keep_warm_ms": 0})
-    service = SpeculatorService(settings, stub_model("demo/draft"))
+    service = SpeculatorService(settings, stub_model("demo/draft", StubDevice(0.0)))
     await service.load()
+    freeze_gc()
     server = grpc.aio.server()
     service.register(server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -245,6 +322,7 @@ def main() -> None:
     methods = [method.value for method in Method]
     parser.add_argument("--method", choices=methods, default="speculative", help="that of the ways that draft")
     parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--forward-ms", type=float, default=5.0, help="time of the target's forwards")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     ways = options.ways.split(",")
@@ -257,14 +335,25 @@ def main() -> None:
         asyncio.run(_serve())
         return
     method = Method(options.method)
-    titles = ("sessions", "ms a round", "GPU waits", "engine's CPU", "CPU ms", "+ speculator", "us/token", "tokens")
+    titles = (
+        "sessions",
+        "ms a round",
+        "host adds",
+        "GPU waits",
+        "engine's CPU",
+        "CPU ms",
+        "+ speculator",
+        "us/token",
+        "tokens",
+    )
     print(f"{'way':12}" + "".join(f"{title:>{2 + len(title)}}" for title in titles))
     for way in ways:
         for num_sessions in map(int, options.sessions.split(",")):
-            cost = asyncio.run(measure(way, num_sessions, options.tokens, method))
+            cost = asyncio.run(measure(way, num_sessions, options.tokens, method, options.forward_ms))
             us = 1e3 * (cost.verifier_cpu_ms + cost.speculator_cpu_ms) / cost.tokens
             print(
-                f"{way:12}{num_sessions:10}{cost.wall_ms:12.2f}{cost.gap_ms:11.2f}{cost.engine_cpu_ms:14.2f}{cost.verifier_cpu_ms:8.2f}"
+                f"{way:12}{num_sessions:10}{cost.wall_ms:12.2f}{cost.wall_ms - options.forward_ms:11.2f}"
+                f"{cost.gap_ms:11.2f}{cost.engine_cpu_ms:14.2f}{cost.verifier_cpu_ms:8.2f}"
                 f"{cost.speculator_cpu_ms:14.2f}{us:10.0f}{cost.tokens:8.1f}",
                 flush=True,
             )

@@ -38,6 +38,18 @@ from outrider.verifier.timings import Activity, EngineTimings
 _Delivery = tuple[GenerationListener, Verdict, Statistics, PeerRequests]
 
 
+class _Times(NamedTuple):
+    """Holds the times of a forward that the device has been asked for."""
+
+    timing: Timing
+    started: float
+    """Time at which the step began."""
+    timed: float
+    """Time from which `timing` measures, if the device had nothing else to do then."""
+    asked: float
+    """Time at which the device had been asked."""
+
+
 class _Forward(NamedTuple):
     """A forward that the device has been asked for, and for the draws behind it."""
 
@@ -55,11 +67,7 @@ class _Forward(NamedTuple):
     next_tokens: Callable[[], Sequence[list[Follower]]]
     """Waits for the most probable next tokens of every row: none for rows of whose sessions nobody wants them, an empty
     list if none does."""
-    timing: Timing
-    started: float
-    """Time at which the step began."""
-    asked: float
-    """Time at which the device was asked."""
+    times: _Times
     void: Collection[VerifySession] = ()
     """Those of the sessions whose rows mean nothing: the host has drawn other tokens for them."""
 
@@ -79,7 +87,6 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         max_num_sessions: int = 64,
         queue_timeout_s: float = 30.0,
         stopwatch: Stopwatch | None = None,
-        sampler: Sampler | None = None,
         stream_priority: int | None = None,
     ) -> None:
         """
@@ -93,15 +100,16 @@ class Engine(EngineThread[VerifySession, VerifySession]):
             max_num_sessions: Most sessions that have room in the pool at a time; others wait.
             queue_timeout_s: Longest that a new session waits for room.
             stopwatch: Times the forwards. None means the one for the target's device.
-            sampler: Draws. None means one of its own.
             stream_priority: See `EngineThread`.
         """
         super().__init__("verifier-engine", model.runner, stream_priority, loop)
         self.counts = RoundCounts()
         self._timings = EngineTimings(forward_times, max_num_rows)
-        self._sampler = sampler or Sampler()
+        self.sampler = Sampler()
+        """Draws. Another one may take its place before the first session."""
         self._codec = TextCodec(model.tokenizer)
-        self._stopwatch = stopwatch or stopwatch_for(model.runner.device)
+        self.stopwatch = stopwatch or stopwatch_for(model.runner.device)
+        """Times the forwards. Another one may take its place before the first session."""
         self._loop = loop
         self._prefill_turns: PrefillTurns[VerifySession] = PrefillTurns(prefill_chunk)
         self._max_rows = max_rows
@@ -258,19 +266,21 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         """
         contexts = Contexts(sum(segment.cache.length for segment in segments), len(segments))
         known = draws_of(rounds)
-        timing = self._stopwatch.start()
         on_device = None if drawn is None else drawn.on_device
+        timing = self.stopwatch.start()
+        timed = time.perf_counter()
         logits = self._runner.forward(segments, draws=None if known.is_greedy else known, drawn=on_device)
         timing.stop()
-        logits = _without_prompts(logits, work, segments)
-        draws = begin_rounds(self._sampler, logits, rounds, known)
-        next_tokens = _begin_next_tokens(logits, drawing)
         asked = time.perf_counter()
+        logits = _without_prompts(logits, work, segments)
+        draws = begin_rounds(self.sampler, logits, rounds, known)
+        next_tokens = _begin_next_tokens(logits, drawing)
         if self._idle_since is not None:
             self.counts.gaps.add(asked - self._idle_since)
             self._idle_since = None
         self._deliver()
-        return _Forward(work, segments, drawing, rounds, contexts, logits, draws, next_tokens, timing, started, asked)
+        times = _Times(timing, started, timed, asked)
+        return _Forward(work, segments, drawing, rounds, contexts, logits, draws, next_tokens, times)
 
     def _finish(self, forward: _Forward) -> None:
         """Asks for the next forward if it is known, waits for this one, and makes the verdicts."""
@@ -282,17 +292,18 @@ class Engine(EngineThread[VerifySession, VerifySession]):
         next_tokens = forward.next_tokens()
         # Asked behind the draws: an asynchronous device has only been told of the forward when that returns. Pieces of
         # prompts alone have no draws, and nothing waits for them.
-        forward_ms = forward.timing.elapsed_ms() if forward.drawing else 0.0
+        forward_ms = forward.times.timing.elapsed_ms() if forward.drawing else 0.0
         # It has begun when it was asked for, or behind the one before.
-        self._done_at = max(self._done_at, forward.started) + forward_ms / 1e3
+        self._done_at = max(self._done_at, forward.times.timed) + forward_ms / 1e3
         if self._ahead is not None:
-            self.counts.gaps.add(max(0.0, self._ahead.asked - self._done_at))
+            self.counts.gaps.add(max(0.0, self._ahead.times.asked - self._done_at))
         # Drafts that came during the forward: the verdict counts as a hit if they have its next token, and the next
         # round goes on from them.
         self.take_posted(0.0)
         now = time.perf_counter()
         is_decoding = _is_decoding(forward.work, forward.segments)
         num_rows = self._measure(forward, forward_ms, is_decoding=is_decoding)
+        started = forward.times.started
         first_row, is_urgent = 0, not self.works_on or self._ahead is not None
         for session, round_, token_ids in zip(forward.drawing, forward.rounds, draws, strict=True):
             rows = slice(first_row, first_row + len(round_.output_indices))
@@ -304,7 +315,7 @@ class Engine(EngineThread[VerifySession, VerifySession]):
                 self.remove(session.session.spec.session_id)
                 continue
             verdict = session.apply(
-                token_ids, forward_ms, forward.started, now, next_tokens[rows], num_rows, is_ahead=session in going_on
+                token_ids, forward_ms, started, now, next_tokens[rows], num_rows, is_ahead=session in going_on
             )
             report = session.session.spec.report
             if report.logprobs is not None:

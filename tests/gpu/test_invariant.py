@@ -28,7 +28,7 @@ def test_a_row_has_the_bits_that_it_has_among_any_other_number_of_rows(
     bias = torch.randn(num_outputs, device=device, generator=generator).to(dtype)
     if not invariant.takes(weight):
         pytest.skip("no GPU that these products are for")
-    num_parts = invariant.parts_of(num_outputs, num_inputs) if in_parts else 1
+    num_parts = invariant.splits_of(num_outputs, num_inputs) if in_parts else 1
     found = {}
     for num_rows in (16, 32, 64, 128, 256, 512):
         size = (num_parts, num_rows, num_outputs) if in_parts else (num_rows, num_outputs)

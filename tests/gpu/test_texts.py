@@ -47,6 +47,27 @@ async def test_every_method_says_what_off_says_alone_and_beside_others(
             assert dict(zip(prompts, texts, strict=True)) == alone, variant
 
 
+async def test_a_text_is_that_of_an_engine_that_asks_for_nothing_ahead(
+    target: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not target.exactness.is_exact:
+        pytest.skip(f"rows are not exact here: {target.exactness.reason}")
+    prompts = [prompt.text for prompt in default_prompts()[:6]]
+    async with running_verifier(model=target) as verifier, Client(verifier.address) as client:
+
+        async def text_of(number: int) -> tuple[int, ...]:
+            # Some end by a token of their text, and so with a row in vain; the others go on.
+            stops = {"stop_token_ids": [13, 199]} if number % 2 else {"ignore_eos": True}
+            options = {"temperature": 0.4 * (number % 3), "max_tokens": 60 + 20 * number, "method": "off"}
+            return (await client.complete(prompts[number], seed=number, **options, **stops)).token_ids
+
+        together = await asyncio.gather(*map(text_of, range(len(prompts))))
+        assert verifier.engine.works_on
+        monkeypatch.setattr(verifier.engine, "works_on", False)
+        assert together == [await text_of(number) for number in range(len(prompts))]
+        assert together == await asyncio.gather(*map(text_of, range(len(prompts))))
+
+
 async def test_sessions_that_displace_each_other_in_a_tiny_pool_say_what_they_say_alone(device: str) -> None:
     # Room for ten blocks, of which each of the ten sessions wants three.
     crowded = load_model("demo/target", dtype="bfloat16", device=device, exact="auto", num_tokens=640)

@@ -62,7 +62,7 @@ def multiply_add(
     squares[: len(hidden)] = hidden.square().sum(1)
 
 
-def twin_parts_of(num_outputs: int, num_inputs: int) -> int:
+def twin_splits_of(num_outputs: int, num_inputs: int) -> int:
     """Two of a matrix that is not square, one of any other."""
     return 1 if num_outputs == num_inputs else 2
 
@@ -70,7 +70,7 @@ def twin_parts_of(num_outputs: int, num_inputs: int) -> int:
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """Multiplies row by row, as the bits of a row may depend on nothing but what it is."""
     parts = out if out.dim() == 3 else out[None]
-    assert len(parts) in (1, twin_parts_of(*weight.shape))
+    assert len(parts) in (1, twin_splits_of(*weight.shape))
     size = weight.shape[1] // len(parts)
     for number, part in enumerate(parts):
         own = slice(number * size, (number + 1) * size)
@@ -197,7 +197,7 @@ TWINS = Kernels(
     multiply_add=multiply_add,
     # For matrices of 16 bits alone, as kernels have it.
     takes_invariant=lambda weight: weight.itemsize == 2,
-    parts_of=twin_parts_of,
+    splits_of=twin_splits_of,
     multiply=multiply,
     compiler="torch",
 )

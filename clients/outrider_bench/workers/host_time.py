@@ -59,7 +59,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class StubDevice:
-    """A device that works on by itself, with the same time for every forward: a stopwatch, too."""
+    """A device that works on by itself, with the same time for every forward. It has a stopwatch."""
 
     def __init__(self, forward_ms: float) -> None:
         self._forward_ms = forward_ms
@@ -70,16 +70,26 @@ class StubDevice:
         """Ask for a forward."""
         self.free_at = max(time.perf_counter(), self.free_at) + self._forward_ms / 1e3
 
-    def start(self) -> StubDevice:
+    def start(self) -> StubTiming:
         """See `Stopwatch`."""
-        return self
+        return StubTiming(self)
+
+
+class StubTiming:
+    """The time that a stub of a device takes for a forward."""
+
+    def __init__(self, device: StubDevice) -> None:
+        self._device = device
+        # As an event does: now, or behind all that was asked for before.
+        self._begun = self._ended = max(time.perf_counter(), device.free_at)
 
     def stop(self) -> None:
         """See `Timing`."""
+        self._ended = self._device.free_at
 
     def elapsed_ms(self) -> float:
         """See `Timing`."""
-        return self._forward_ms
+        return (self._ended - self._begun) * 1e3
 
 
 class LateTokens(DrawnTokens):

@@ -167,7 +167,7 @@ class Session:
         self._endings = [each for each in (self.structured, ending) if each is not None]
         self.is_as_drawn = self.structured is None and not spec.sampling.has_adjustments
         """True if a token has no influence on the next draw but as the row that it is drawn from: without drafts, the
-        next round is known as soon as this one's token is, unless the text ends (`may_go_on_behind`)."""
+        next round can go on from this one's token before anybody has looked at it."""
         self.committed: Sequence[TokenId] = self.tree.committed
         """Prompt and output so far. Append-only."""
         self._num_prompt_tokens = len(spec.prompt_token_ids)
@@ -191,11 +191,6 @@ class Session:
     def max_chain_len(self) -> int:
         """Longest chain of the next round: never more than can still be emitted beside the next token."""
         return min(self.spec.speculation.num_speculative_tokens, self.num_wanted - 1)
-
-    def may_go_on_behind(self, token_id: TokenId) -> bool:
-        """Returns False if a generation without structure ends with this token as its next one, for another reason than
-        a string."""
-        return self.num_wanted > 1 and token_id not in self.spec.stop_token_ids
 
     def next_chain(self) -> list[Node]:
         """Returns the chain for the next round, possibly empty."""

@@ -107,8 +107,6 @@ class Runner:
                 self._stack = PlainStack(model)
         if acceleration:
             self._take_invariant_products()
-        self.is_invariant = acceleration is not None and self._steps.is_invariant
-        """True if a GPU's products are batch-invariant, so that rows are exact in forwards of any number of them."""
         self.has_one_shape = acceleration is not None and is_exact and not self.is_invariant
         """True if all forwards have the same number of rows, so that libraries compute each row alike."""
         self._forwards: Forwards | None = None
@@ -173,9 +171,14 @@ class Runner:
         """Takes the next way to exact rows on a GPU from here on: behind batch-invariant products come forwards that
         all have the same number of rows, and behind these, which are the last way, forwards of the fewest."""
         if self._acceleration is not None and (self.is_invariant or self.has_one_shape):
-            self.has_one_shape, self.is_invariant = self.is_invariant, False
+            self.has_one_shape = self.is_invariant
             self._steps.is_invariant = False
             self._capture(self._acceleration)
+
+    @property
+    def is_invariant(self) -> bool:
+        """True if a GPU's products are batch-invariant, so that rows are exact in forwards of any number of them."""
+        return self._acceleration is not None and self._steps.is_invariant
 
     @property
     def buckets(self) -> tuple[int, ...]:

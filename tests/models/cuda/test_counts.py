@@ -150,7 +150,7 @@ class Device:
             make_scratch=lambda *_sizes: None,
             best_tokens=self.best_tokens,
             takes_invariant=lambda _weight: is_invariant,
-            parts_of=lambda _num_outputs, _num_inputs: 4,
+            splits_of=lambda _num_outputs, _num_inputs: 4,
             compiler="none",
         )
         self.num_layers = size.num_layers

@@ -55,7 +55,7 @@ def test_parts_are_sums_over_parts_of_the_inputs_the_first_with_the_bias(num_row
     ],
 )
 def test_inputs_are_split_until_there_are_programs_enough(num_outputs: int, num_inputs: int, num_parts: int) -> None:
-    assert invariant.parts_of(num_outputs, num_inputs) == num_parts
+    assert invariant.splits_of(num_outputs, num_inputs) == num_parts
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 A library chooses another kernel for another number of rows, and with it another order of sums. Here a sum goes over its
 inputs in one order, sixteen at a time: weights are the tall side of each tile, and rows the wide one, which alone grows
 with their number. Where results are added to the residual stream, a matrix with too few outputs for all processors has
-its inputs split among programs; into how many parts is a property of the matrix. Their sums stay apart, and who adds
+its inputs split among programs; into how many splits is a property of the matrix. Their sums stay apart, and who adds
 them to the stream does so in ascending order.
 """
 
@@ -22,9 +22,9 @@ and smaller ones have no room for their tiles."""
 MIN_ROWS, MAX_ROWS = 16, 128
 """Rows of a tile, least and most. Of more rows there are several tiles."""
 INPUTS = 128
-"""Number that the inputs of a matrix are a multiple of, in each of its parts."""
-MAX_PARTS = 8
-"""Most parts that a matrix's inputs are split into."""
+"""Number that the inputs of a matrix are a multiple of, in each of its splits."""
+MAX_SPLITS = 8
+"""Most splits of a matrix's inputs."""
 ENOUGH_PROGRAMS = 96
 """Programs beyond which inputs are not split any further."""
 MANY_OUTPUTS = 2**14
@@ -49,16 +49,16 @@ def are_for(dtype: torch.dtype, num_inputs: int, capability: tuple[int, int]) ->
     return dtype in TYPES and num_inputs % INPUTS == 0 and capability[0] == CAPABILITY
 
 
-def parts_of(num_outputs: int, num_inputs: int) -> int:
-    """Returns into how many parts a matrix's inputs are split where someone adds them up."""
-    num_parts = 1
+def splits_of(num_outputs: int, num_inputs: int) -> int:
+    """Returns the number of splits of a matrix's inputs where someone adds up what comes of them."""
+    num_splits = 1
     while (
-        num_outputs // 128 * num_parts < ENOUGH_PROGRAMS
-        and num_parts < MAX_PARTS
-        and num_inputs % (2 * num_parts * INPUTS) == 0
+        num_outputs // 128 * num_splits < ENOUGH_PROGRAMS
+        and num_splits < MAX_SPLITS
+        and num_inputs % (2 * num_splits * INPUTS) == 0
     ):
-        num_parts *= 2
-    return num_parts
+        num_splits *= 2
+    return num_splits
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -68,15 +68,15 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Non
         x: [rows, in]: 16, 32 or 64 rows, or a multiple of 128.
         weight: [out, in].
         bias: [out].
-        out: [rows, out], written; or float32 [parts, rows, out]: sums over that many parts of the inputs, the first of
-            them with the bias.
+        out: [rows, out], written; or float32 [splits, rows, out]: sums over that many splits of the inputs, the
+            first of them with the bias.
     """
     (num_rows, num_inputs), num_outputs = x.shape, len(weight)
-    num_parts = 1 if out.dim() == 2 else len(out)
-    rows, outputs, inputs, num_warps = tile_of(num_rows, num_outputs, num_parts)
+    num_splits = 1 if out.dim() == 2 else len(out)
+    rows, outputs, inputs, num_warps = tile_of(num_rows, num_outputs, num_splits)
     # Others would be left unwritten.
     assert num_rows % rows == 0, f"rows of whole tiles are computed, got {num_rows}"
-    multiply_kernel[(num_rows // rows, triton.cdiv(num_outputs, outputs), num_parts)](
+    multiply_kernel[(num_rows // rows, triton.cdiv(num_outputs, outputs), num_splits)](
         x,
         weight,
         # What there is none of is not read.
@@ -85,7 +85,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Non
         num_rows * num_outputs,
         num_inputs,
         num_outputs,
-        num_inputs // num_parts,
+        num_inputs // num_splits,
         rows,
         outputs,
         inputs,
@@ -95,10 +95,10 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Non
     )
 
 
-def tile_of(num_rows: int, num_outputs: int, num_parts: int) -> tuple[int, int, int, int]:
+def tile_of(num_rows: int, num_outputs: int, num_splits: int) -> tuple[int, int, int, int]:
     """Returns rows, outputs and inputs of a tile, and the warps of a program. They change no bits."""
     rows = min(MAX_ROWS, max(MIN_ROWS, num_rows))
-    if num_parts == 1 and num_outputs < MANY_OUTPUTS:
+    if num_splits == 1 and num_outputs < MANY_OUTPUTS:
         return rows, 64, 128, 4
     return (rows, 128, 64, 4) if rows == MAX_ROWS else (rows, 128, 128, 8)
 

@@ -53,7 +53,7 @@ class Kernels:
     multiply_add: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor], None]
     takes_invariant: Callable[[Tensor], bool]
     """See `takes` of `outrider.models.cuda.invariant`, as for the next two."""
-    parts_of: Callable[[int, int], int]
+    splits_of: Callable[[int, int], int]
     multiply: Callable[[Tensor, Tensor, Tensor | None, Tensor], None]
     compiler: str
     """Version of what compiles the kernels."""
@@ -78,7 +78,7 @@ class Kernels:
             norm_gate=few_rows.norm_gate,
             multiply_add=few_rows.multiply_add,
             takes_invariant=invariant.takes,
-            parts_of=invariant.parts_of,
+            splits_of=invariant.splits_of,
             multiply=invariant.multiply,
             compiler=triton.__version__,
         )
@@ -263,7 +263,7 @@ class CudaSteps(Steps[Inputs]):
         Args:
             product: As a library computes it.
             dtype: Type of its results. None means that of the weights.
-            in_parts: True if who adds it to the stream takes it in parts, if it has any: float32 [parts, rows, out].
+            in_parts: True if who adds it to the stream takes the sum of each split: float32 [splits, rows, out].
         """
         if not self.is_invariant:
             return product
@@ -272,19 +272,19 @@ class CudaSteps(Steps[Inputs]):
             return product
         weight, bias = product.weight, product.bias
         num_outputs, num_inputs = weight.shape
-        num_parts = self._kernels.parts_of(num_outputs, num_inputs) if in_parts else 1
+        num_splits = self._kernels.splits_of(num_outputs, num_inputs) if in_parts else 1
 
         def multiply(x: Tensor) -> Tensor:
             if not self.is_invariant:
                 return product(x)
-            if num_parts > 1:
-                out = x.new_empty(num_parts, len(x), num_outputs, dtype=torch.float32)
+            if num_splits > 1:
+                out = x.new_empty(num_splits, len(x), num_outputs, dtype=torch.float32)
             else:
                 out = x.new_empty(len(x), num_outputs, dtype=dtype or weight.dtype)
             self._kernels.multiply(x, weight, bias, out)
             return out
 
-        self._invariants.setdefault((weight.shape, bias is None, num_parts, dtype), (multiply, weight))
+        self._invariants.setdefault((weight.shape, bias is None, num_splits, dtype), (multiply, weight))
         return multiply
 
     def _takes(self, product: Product) -> TypeGuard[TorchProduct]:

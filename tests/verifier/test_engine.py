@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -455,6 +454,22 @@ def test_a_gap_is_between_two_forwards_that_wait_for_nothing_else(
         assert engine.counts.gaps.num_observations == num_gaps - (not works_on)
 
 
+def test_a_device_that_was_asked_ahead_has_waited_since_it_had_done_all_that_it_was_asked_for(
+    engine: Engine, late: list[str], device: Asynchronous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=OPENED_AT)
+    monkeypatch.setattr("outrider.verifier.engine.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    device.forward_ms = 10_000.0
+    session = add_session(engine, Method.OFF, 3, 2)
+    gaps_s = []
+    # The first two forwards are asked for at once, and the second one is done after 20 seconds.
+    for after_s in (0, 15, 35):
+        clock.now = OPENED_AT + after_s
+        engine.step([session])
+        gaps_s.append(engine.counts.gaps.total)
+    assert gaps_s == [0, 0, 5]
+
+
 def test_there_is_no_gap_where_a_draft_a_request_or_a_prompt_was_waited_for(
     engine: Engine, device: Asynchronous
 ) -> None:
@@ -507,14 +522,14 @@ def test_what_is_chosen_while_a_plain_round_runs_is_judged_by_those_behind_it(
     assert learnt == [PLAIN, found]
 
 
-def test_who_had_drafts_in_a_round_is_not_asked_for_ahead_when_the_drafter_leaves_during_it(
+def test_who_has_drafts_in_a_round_is_not_asked_for_ahead_if_its_drafter_has_left_since_they_came(
     engine: Engine, late: list[str]
 ) -> None:
     session = add_session(engine, Method.AUTO, 3, 2)
     session.add_draft(Draft(3, 1, [0], [7], [-0.1], Source.DRAFT), OPENED_AT)
     assert session.is_ready(OPENED_AT)
     assert session.nodes
-    engine.post(session.session.spec.session_id, partial(choose, strategy=PLAIN))
+    choose(session, PLAIN)
     engine.step([session])
     assert engine._ahead is None
     assert session.session.num_output_tokens == 2

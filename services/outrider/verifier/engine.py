@@ -527,8 +527,7 @@ def round_of(session: VerifySession) -> Round:
     # Minus the length of the prompt: what follows position p has the output index p + 1 + offset.
     offset = first - len(generation.committed)
     indices = [first, *[node.position + 1 + offset for node in session.nodes]]
-    # Without a drafted token there is nothing to judge: the next one is drawn as it is under the match rule.
-    chain = (session.nodes or None) if generation.decides_by_ratio else None
+    chain = session.nodes if generation.decides_by_ratio else None
     sampling, structured = generation.spec.sampling, generation.structured
     return Round(sampling, indices, chain, session.adjustments(), session.nodes, structured)
 

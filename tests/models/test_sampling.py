@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -273,6 +274,13 @@ def test_the_most_probable_tokens_of_each_row_have_weights_by_their_probability(
         shares = np.exp(row[best] / (temperature or 1.0))
         weights = np.maximum(1, np.round(1000 * shares / shares.sum()))
         assert of_row == [(int(token), int(weight)) for token, weight in zip(best, weights, strict=True)]
+
+
+def test_a_device_looks_at_all_rows_and_those_that_are_wanted_are_told() -> None:
+    logits = random_rows(4)
+    wanted = [None, 0.7, None, 0.0]
+    on_device = SimpleNamespace(device=SimpleNamespace(type="cuda"), shape=logits.shape, topk=logits.topk)
+    assert most_probable(cast(torch.Tensor, on_device), wanted, 8) == most_probable(logits, wanted, 8)
 
 
 def test_the_most_probable_tokens_of_rows_that_are_no_numbers_or_short_are_some_tokens() -> None:
